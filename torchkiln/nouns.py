@@ -1,0 +1,281 @@
+"""The nouns of the pipeline: frozen, typed, hashable. This module imports nothing of ours.
+
+Each noun's file form is its `to_json`/`from_json` in the module named after the arrow that makes it.
+Sizes are bytes, times seconds, digests ``sha256:<64 hex digits>``, versions PEP 440 strings.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, NewType
+
+Digest = NewType("Digest", str)
+Flavor = Literal["runtime", "devel"]
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def parse_digest(text: str) -> Digest:
+    """*text* as a digest.
+
+    :raises ValueError: it is not ``sha256:`` and 64 lower-case hex digits.
+    """
+    if not _DIGEST.fullmatch(text):
+        raise ValueError(f"not a sha256 digest: {text!r}")
+    return Digest(text)
+
+
+# --- what was asked -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One square of the matrix: what somebody asked for."""
+
+    torch: str  # exact release, "2.7.1"
+    cuda: str  # major.minor, "12.1"
+    flavor: Flavor
+    os: str  # "debian12"
+    python: str  # the OS's own, "3.11"
+
+
+# --- what it resolves to --------------------------------------------------------------------------
+
+
+class Status(str, Enum):
+    """How a cell can be had (DESIGN section 3)."""
+
+    NATIVE = "native"
+    MINOR_COMPAT = "minor-compat"
+    UNAVAILABLE = "unavailable"
+
+
+class Source(str, Enum):
+    """The index that serves the cell's torch wheel."""
+
+    DEFAULT = "default-index"
+    PYTORCH = "pytorch"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """A sentence a user should know, with the id of the fact it rests on."""
+
+    text: str
+    fact: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Build:
+    """One build of torch: a wheel variant that exists somewhere."""
+
+    version: str  # "2.7.1+cu126"
+    variant: str  # "cu126"
+    cuda: str  # "12.6"
+    source: Source
+    archs: tuple[str, ...]  # ("sm_50", ..., "compute_120")
+    cudnn: str | None  # "9.5.1.17"; None where the facts do not tell
+    nccl: str | None  # "2.26.2"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolution:
+    """A cell's answer. For an unavailable cell `build`, the drivers and `requirements` are empty."""
+
+    cell: Cell
+    status: Status
+    reason: str  # one sentence
+    build: Build | None
+    alternatives: tuple[Build, ...]  # same major, not chosen
+    min_driver: str | None  # the floor, "525.60.13"
+    full_driver: str | None  # from here on no compatibility mode, "560.35.05"
+    requirements: tuple[str, ...]  # what `lock` asks the index for, PEP 508
+    constraints: tuple[Note, ...]  # bounds with the trap each avoids; text is PEP 508
+    limits: tuple[Note, ...]
+    nearest: tuple[tuple[str, str], ...]  # (torch, cuda) of the nearest cells that work
+    lockable: bool  # the default index alone is enough
+
+
+# --- every byte named -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedWheel:
+    """One wheel, by content. No URL: where it lies is the index's affair."""
+
+    name: str  # normalized, "nvidia-cublas-cu12"
+    version: str
+    filename: str
+    sha256: str  # hex
+    size: int
+    index: Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OsPackage:
+    """One package of the base."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedBase:
+    """The base as an artefact: one layer blob and what is in it."""
+
+    os: str  # "debian12"
+    python: str  # full version of its interpreter, "3.11.2"
+    digest: Digest  # of the compressed blob
+    diff_id: Digest
+    size: int
+    unpacked: int
+    encoder: str  # "libdeflate 0.9.0 level 6"
+    packages: tuple[OsPackage, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedLayer:
+    """A layer that was built once from this lock: later builds must give the same."""
+
+    title: str
+    digest: Digest
+    diff_id: Digest
+    size: int
+    unpacked: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedCell:
+    """A resolution with every byte named."""
+
+    resolution: Resolution
+    wheels: tuple[LockedWheel, ...]  # sorted by name
+    base: LockedBase
+    as_of: str  # ISO date: newer releases did not take part
+    epoch: int  # seconds; stands in config, history and overlay
+    inputs: Digest  # of matrix, facts and recipe: what `lock --check` compares
+    layers: tuple[LockedLayer, ...]  # empty until recorded
+
+
+# --- what the image will be -----------------------------------------------------------------------
+
+LayerKind = Literal["base", "wheels", "overlay"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverlayFile:
+    """One file that goes into the image as it is."""
+
+    path: str  # relative to /, "etc/torchkiln/image.json"
+    mode: int
+    data: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerSpec:
+    """One layer, told by what goes into it."""
+
+    kind: LayerKind
+    title: str  # "torch 2.7.1", "the rest (98 wheels)"
+    wheels: tuple[LockedWheel, ...] = ()
+    files: tuple[OverlayFile, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Healthcheck:
+    """Docker's extension of the image config; times in seconds."""
+
+    command: tuple[str, ...]
+    interval: int
+    timeout: int
+    start_period: int
+    retries: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageConfig:
+    """The part of an image that is not files."""
+
+    env: tuple[tuple[str, str], ...]
+    entrypoint: tuple[str, ...]
+    cmd: tuple[str, ...]
+    workdir: str
+    ports: tuple[str, ...]  # "8888/tcp"
+    volumes: tuple[str, ...]
+    labels: tuple[tuple[str, str], ...]
+    stop_signal: str
+    healthcheck: Healthcheck | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImagePlan:
+    """Ordered layers and config, for either engine. A pure function of the lock."""
+
+    locked: LockedCell
+    tag: str
+    aliases: tuple[str, ...]
+    layers: tuple[LayerSpec, ...]
+    config: ImageConfig
+    epoch: int
+    recipe: int  # numbered behaviour: raise it when the same lock would give other bytes
+
+
+# --- what came out --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltLayer:
+    """A layer as it lies in the store."""
+
+    title: str
+    digest: Digest
+    diff_id: Digest
+    size: int
+    unpacked: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltImage:
+    """An image in an OCI layout: `ref` is its name in index.json."""
+
+    tag: str
+    manifest: Digest
+    config: Digest
+    layout: str  # path of the layout folder
+    ref: str
+    layers: tuple[BuiltLayer, ...]
+    base_moved: tuple[str, ...] = ()  # packages by which a rebuilt base differs from the lock
+
+
+# --- what was seen inside it ----------------------------------------------------------------------
+
+Outcome = Literal["passed", "failed", "skipped", "not-applicable"]
+Verdict = Literal["pass", "fail", "inconclusive"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One check's outcome; `measured` and `threshold` are JSON texts."""
+
+    id: str
+    tier: int
+    outcome: Outcome
+    seconds: float
+    message: str
+    measured: str
+    threshold: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SmokeReport:
+    """What the checks saw inside one image, bound to its manifest digest."""
+
+    image: Digest
+    tag: str
+    suite: Digest
+    runtime: str
+    findings: tuple[Finding, ...]
+    verdict: Verdict
+    host: str  # JSON text: kernel, cores, driver, GPUs
