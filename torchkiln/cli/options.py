@@ -1,0 +1,47 @@
+"""Options and folders that several commands share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def cache_root() -> Path:
+    """The cache folder: $TORCHKILN_CACHE, else the platform's cache folder for torchkiln."""
+    if set_by_user := os.environ.get("TORCHKILN_CACHE"):
+        return Path(set_by_user).absolute()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("torchkiln"))
+
+
+def selection(command: F) -> F:
+    """The options that choose cells: --torch, --cuda, --flavor, --os (each several times), --all, --matrix."""
+    for option in (
+        click.option("--torch", "torch", multiple=True, metavar="X[,Y]", help="torch releases: 2.7 or 2.7.1"),
+        click.option("--cuda", "cuda", multiple=True, metavar="X[,Y]", help="CUDA versions: 12.1"),
+        click.option("--flavor", "flavor", multiple=True, metavar="F", help="runtime (default), devel"),
+        click.option("--os", "os_names", multiple=True, metavar="OS", help="debian12 (default), ubuntu22.04"),
+        click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
+        click.option(
+            "--matrix",
+            "matrix_file",
+            type=click.Path(path_type=Path, dir_okay=False),
+            default=Path("matrix.yaml"),
+            show_default=True,
+            help="the version matrix",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def split(values: tuple[str, ...]) -> tuple[str, ...]:
+    """`("2.6,2.7", "2.8")` as `("2.6", "2.7", "2.8")`."""
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
