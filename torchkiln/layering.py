@@ -1,0 +1,97 @@
+"""Locked wheels -> wheel layers: what shares a layer, and in which order layers stand.
+
+A host shares extracted layers only as prefixes, so what most images have in common comes first: the CUDA
+libraries of one toolkit, then NVIDIA's libraries with a version of their own, then what follows torch.
+Names never hang on a CUDA suffix: newer wheels drop it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from torchkiln.errors import BuildFailed
+from torchkiln.nouns import LayerSpec, LockedWheel
+from torchkiln.recipe import BIG_WHEEL, MAX_LAYER
+
+_OWN_CADENCE = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not versioned with the toolkit
+_COMPANIONS = frozenset({"torchvision", "torchaudio", "numpy", "pillow", "tqdm"})
+_NAMED_IN_TITLE = 5  # a title tells so many wheels by name, more by number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Family:
+    title: str
+    holds: Callable[[str], bool]
+
+
+def _is_nvidia(name: str) -> bool:
+    return name.startswith(("nvidia-", "cuda-"))
+
+
+def _stem(name: str) -> str:
+    """`"cudnn"` of `"nvidia-cudnn-cu12"` and of `"nvidia-cudnn"`."""
+    return re.sub(r"-cu\d+$", "", name.removeprefix("nvidia-"))
+
+
+_FAMILIES = (
+    _Family(
+        title="CUDA libraries",
+        holds=lambda name: _is_nvidia(name) and _stem(name) not in _OWN_CADENCE,
+    ),
+    _Family(title="NVIDIA libraries", holds=_is_nvidia),
+    _Family(title="triton", holds=lambda name: name in {"triton", "pytorch-triton"}),
+    _Family(title="torch", holds=lambda name: name == "torch"),
+    _Family(title="companions", holds=_COMPANIONS.__contains__),
+    _Family(title="the rest", holds=lambda _name: True),
+)
+
+
+def wheel_layers(wheels: Iterable[LockedWheel]) -> tuple[LayerSpec, ...]:
+    """Every wheel in exactly one layer: the small ones of a family together, each big one alone.
+
+    The order depends on names and sizes only, never on the order of *wheels*.
+
+    :raises BuildFailed: a single wheel is larger than a registry takes.
+    """
+    families: dict[str, list[LockedWheel]] = {family.title: [] for family in _FAMILIES}
+    for wheel in sorted(wheels, key=lambda wheel: wheel.name):
+        if wheel.size > MAX_LAYER:
+            raise BuildFailed(
+                f"{wheel.filename} has {wheel.size} bytes; a layer may have {MAX_LAYER}",
+                hint="registries refuse such a layer; choose another build of it",
+            )
+        families[next(family.title for family in _FAMILIES if family.holds(wheel.name))].append(wheel)
+    return tuple(layer for title, members in families.items() for layer in _layers(title, members))
+
+
+def _layers(family: str, wheels: list[LockedWheel]) -> Iterator[LayerSpec]:
+    small = [wheel for wheel in wheels if wheel.size < BIG_WHEEL]
+    for group in _portions(small):
+        yield LayerSpec(kind="wheels", title=_title(family, group), wheels=tuple(group))
+    for wheel in wheels:
+        if wheel.size >= BIG_WHEEL:
+            yield LayerSpec(kind="wheels", title=f"{wheel.name} {wheel.version}", wheels=(wheel,))
+
+
+def _portions(wheels: list[LockedWheel]) -> Iterator[list[LockedWheel]]:
+    """*wheels* in order, cut before a portion grows over the limit of a layer."""
+    portion: list[LockedWheel] = []
+    size = 0
+    for wheel in wheels:
+        if portion and size + wheel.size > MAX_LAYER:
+            yield portion
+            portion, size = [], 0
+        portion.append(wheel)
+        size += wheel.size
+    if portion:
+        yield portion
+
+
+def _title(family: str, wheels: list[LockedWheel]) -> str:
+    if len(wheels) == 1:
+        return f"{wheels[0].name} {wheels[0].version}"
+    if len(wheels) > _NAMED_IN_TITLE:
+        return f"{family} ({len(wheels)} wheels)"
+    return f"{family}: " + ", ".join(f"{_stem(wheel.name)} {wheel.version}" for wheel in wheels)

@@ -1,0 +1,225 @@
+"""LockedCell -> ImagePlan: the ordered layers and the config, for either engine; pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from torchkiln.errors import ConfigError
+from torchkiln.files import pretty_json
+from torchkiln.layering import wheel_layers
+from torchkiln.nouns import (
+    Build,
+    Digest,
+    Healthcheck,
+    ImageConfig,
+    ImagePlan,
+    LayerSpec,
+    LockedCell,
+    OverlayFile,
+)
+from torchkiln.recipe import PREFIX, RECIPE
+
+SCHEMA = 1
+IMAGE_JSON = "etc/torchkiln/image.json"
+
+# The folder stays a volume so that work in it outlives `docker restart`, is off the slow overlay and is
+# writable under --read-only; BuildKit keeps what a derived Dockerfile puts there.
+_WORKSPACE = "/workspace"
+
+
+def plan(
+    locked: LockedCell,
+    overlay: Sequence[OverlayFile],
+    *,
+    tag: str,
+    aliases: Sequence[str],
+    lock_digest: Digest,
+    require_cuda: str,
+) -> ImagePlan:
+    """What *locked* becomes: base, wheels (see layering), then *overlay* with image.json on top.
+
+    *require_cuda* is the value of NVIDIA_REQUIRE_CUDA, from the driver's floor, e.g. ``cuda>=12.0``.
+
+    :raises ConfigError: the cell has no build, or *overlay* brings its own image.json.
+    :raises BuildFailed: a wheel is too large for a layer.
+    """
+    build = _build_of(locked)
+    if any(file.path == IMAGE_JSON for file in overlay):
+        raise ConfigError(f"rootfs/{IMAGE_JSON}: this file is made by the plan", hint="delete it")
+    facts = OverlayFile(
+        path=IMAGE_JSON, mode=0o644, data=pretty_json(_image_facts(locked, build, tag, lock_digest))
+    )
+    files = tuple(sorted((*overlay, facts), key=lambda file: file.path))
+    base = LayerSpec(kind="base", title=f"{locked.base.os} base ({len(locked.base.packages)} packages)")
+    top = LayerSpec(kind="overlay", title=f"torchkiln ({len(files)} files)", files=files)
+    return ImagePlan(
+        locked=locked,
+        tag=tag,
+        aliases=tuple(aliases),
+        layers=(base, *wheel_layers(locked.wheels), top),
+        config=_config(locked, build, tag, lock_digest, require_cuda),
+        epoch=locked.epoch,
+        recipe=RECIPE,
+    )
+
+
+def _build_of(locked: LockedCell) -> Build:
+    cell = locked.resolution.cell
+    if locked.resolution.build is None:
+        raise ConfigError(
+            f"torch {cell.torch} x CUDA {cell.cuda} is {locked.resolution.status.value}: no build to plan",
+            hint=f"run: torchkiln explain --torch {cell.torch} --cuda {cell.cuda}",
+        )
+    return locked.resolution.build
+
+
+def _config(
+    locked: LockedCell, build: Build, tag: str, lock_digest: Digest, require_cuda: str
+) -> ImageConfig:
+    return ImageConfig(
+        env=(
+            # The last folder is where Kubernetes services such as GKE mount the driver's programs.
+            (
+                "PATH",
+                f"{PREFIX}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin",
+            ),
+            ("LANG", "C.UTF-8"),
+            ("VIRTUAL_ENV", PREFIX),
+            ("PYTHONUNBUFFERED", "1"),  # `docker logs` and `nohup ... &` show a training's lines as they come
+            # ... and its libraries: those hosts neither bind them into the library folders nor run ldconfig.
+            ("LD_LIBRARY_PATH", "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"),
+            ("NVIDIA_VISIBLE_DEVICES", "all"),
+            ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
+            ("NVIDIA_REQUIRE_CUDA", require_cuda),
+        ),
+        entrypoint=("/usr/bin/tini", "--", "/opt/torchkiln/entrypoint"),
+        cmd=(),
+        workdir=_WORKSPACE,
+        ports=("22/tcp", "6006/tcp", "8888/tcp"),
+        volumes=(_WORKSPACE,),
+        labels=_labels(locked, build, tag, lock_digest),
+        stop_signal="SIGTERM",
+        healthcheck=Healthcheck(
+            command=("/opt/torchkiln/healthcheck",), interval=30, timeout=5, start_period=30, retries=3
+        ),
+    )
+
+
+def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> tuple[tuple[str, str], ...]:
+    resolution, cell = locked.resolution, locked.resolution.cell
+    created = datetime.fromtimestamp(locked.epoch, tz=timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    labels = {
+        "org.opencontainers.image.title": f"PyTorch {cell.torch} for CUDA {cell.cuda}",
+        "org.opencontainers.image.description": (
+            f"PyTorch {build.version} for NVIDIA drivers {resolution.min_driver} and newer,"
+            " with JupyterLab, SSH and a C compiler."
+        ),
+        "org.opencontainers.image.version": tag,
+        "org.opencontainers.image.created": created,
+        "torchkiln.torch": build.version,
+        "torchkiln.cuda": cell.cuda,
+        "torchkiln.wheel_cuda": build.cuda,
+        "torchkiln.status": resolution.status.value,
+        "torchkiln.min_driver": resolution.min_driver,
+        "torchkiln.full_driver": resolution.full_driver,
+        "torchkiln.archs": " ".join(build.archs),
+        "torchkiln.cudnn": build.cudnn,
+        "torchkiln.nccl": build.nccl,
+        "torchkiln.python": locked.base.python,
+        "torchkiln.os": cell.os,
+        "torchkiln.flavor": cell.flavor,
+        "torchkiln.limits": " ".join(" ".join(note.text.split()) for note in resolution.limits),
+        "torchkiln.lock": lock_digest,
+        "torchkiln.base": locked.base.digest,
+        "torchkiln.recipe": str(RECIPE),
+    }
+    return tuple(sorted((key, value) for key, value in labels.items() if value))
+
+
+def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> dict[str, Any]:
+    """What the image tells about itself at /etc/torchkiln/image.json."""
+    resolution, cell = locked.resolution, locked.resolution.cell
+    return {
+        "schema": SCHEMA,
+        "tag": tag,
+        "torch": build.version,
+        "cuda": cell.cuda,
+        "wheel_cuda": build.cuda,
+        "status": resolution.status.value,
+        "reason": resolution.reason,
+        "flavor": cell.flavor,
+        "os": cell.os,
+        "python": locked.base.python,
+        "cudnn": build.cudnn,
+        "nccl": build.nccl,
+        "min_driver": resolution.min_driver,
+        "full_driver": resolution.full_driver,
+        "archs": list(build.archs),
+        "limits": [note.text for note in resolution.limits],
+        "lock": lock_digest,
+        "base": locked.base.digest,
+        "recipe": RECIPE,
+        "wheels": [
+            {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in locked.wheels
+        ],
+    }
+
+
+def to_json(plan: ImagePlan) -> dict[str, Any]:
+    """The file form, as in images/<tag>/plan.json: overlay files by hash, sizes in bytes."""
+    config = plan.config
+    check = config.healthcheck
+    return {
+        "schema": SCHEMA,
+        "tag": plan.tag,
+        "aliases": list(plan.aliases),
+        "recipe": plan.recipe,
+        "epoch": plan.epoch,
+        "layers": [_layer_json(layer, plan.locked) for layer in plan.layers],
+        "config": {
+            "env": dict(config.env),
+            "entrypoint": list(config.entrypoint),
+            "cmd": list(config.cmd),
+            "workdir": config.workdir,
+            "ports": list(config.ports),
+            "volumes": list(config.volumes),
+            "stop_signal": config.stop_signal,
+            "healthcheck": check
+            and {
+                "command": list(check.command),
+                "interval": check.interval,
+                "timeout": check.timeout,
+                "start_period": check.start_period,
+                "retries": check.retries,
+            },
+            "labels": dict(config.labels),
+        },
+    }
+
+
+def layer_bytes(layer: LayerSpec, locked: LockedCell) -> int:
+    """Bytes that go into *layer*: the base's blob, the wheels' files, or the overlay's data."""
+    if layer.kind == "base":
+        return locked.base.size
+    return sum(wheel.size for wheel in layer.wheels) + sum(len(file.data) for file in layer.files)
+
+
+def _layer_json(layer: LayerSpec, locked: LockedCell) -> dict[str, Any]:
+    told: dict[str, Any] = {"kind": layer.kind, "title": layer.title, "bytes": layer_bytes(layer, locked)}
+    if layer.kind == "base":
+        told["digest"] = locked.base.digest
+    if layer.wheels:
+        told["wheels"] = [wheel.filename for wheel in layer.wheels]
+    if layer.files:
+        told["files"] = [
+            {
+                "path": file.path,
+                "mode": f"{file.mode:04o}",
+                "sha256": hashlib.sha256(file.data).hexdigest(),
+            }
+            for file in layer.files
+        ]
+    return told
