@@ -1,0 +1,215 @@
+"""lock of a base → the base at hand: from the cache, from a file, or built again.
+
+An archive keeps only its newest packages, so a base cannot be rebuilt for ever: it is kept as a blob, and
+its lock is the committed file ``images/base-<os>/base.json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torchkiln.base.contents import inspect
+from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR, build
+from torchkiln.base.recipe import BaseRecipe, recipe
+from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.files import pretty_json, write_atomic
+from torchkiln.nouns import LockedBase, OsPackage, parse_digest
+from torchkiln.oci.encode import ENCODER, encode
+from torchkiln.oci.gunzip import open_gzip
+from torchkiln.store import Store
+
+SCHEMA = 1
+_STAND_INS = "bases"
+_NEWER = "make the present archive the lock's base with: torchkiln lock --upgrade-base"
+
+
+def lock_path(images: Path, os_name: str) -> Path:
+    """Where under *images* the base's lock stands."""
+    return images / f"base-{os_name}" / "base.json"
+
+
+def to_json(base: LockedBase) -> bytes:
+    """The committed form; packages as name → version."""
+    fields = asdict(base) | {"packages": {package.name: package.version for package in base.packages}}
+    return pretty_json({"schema": SCHEMA, **fields})
+
+
+def from_json(data: bytes, *, where: str = "base.json") -> LockedBase:
+    """The inverse of `to_json`.
+
+    :raises ConfigError: *data* is no lock of a base, or of another schema; names *where*.
+    """
+    try:
+        value: dict[str, Any] = json.loads(data)
+        if value["schema"] != SCHEMA:
+            raise ValueError(f"schema {value['schema']}, not {SCHEMA}")
+        return LockedBase(
+            os=str(value["os"]),
+            python=str(value["python"]),
+            digest=parse_digest(value["digest"]),
+            diff_id=parse_digest(value["diff_id"]),
+            size=int(value["size"]),
+            unpacked=int(value["unpacked"]),
+            encoder=str(value["encoder"]),
+            packages=tuple(OsPackage(name=name, version=text) for name, text in value["packages"].items()),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{where} is not the lock of a base: {error!r}", hint="restore it from git"
+        ) from error
+
+
+def read_lock(images: Path, os_name: str) -> LockedBase | None:
+    """The committed lock of *os_name*'s base; None when there is none yet."""
+    path = lock_path(images, os_name)
+    try:
+        return from_json(path.read_bytes(), where=str(path))
+    except FileNotFoundError:
+        return None
+
+
+def write_lock(images: Path, base: LockedBase) -> Path:
+    """Make *base* the lock of its OS."""
+    path = lock_path(images, base.os)
+    write_atomic(path, to_json(base))
+    return path
+
+
+def ensure(
+    locked: LockedBase | None,
+    store: Store,
+    *,
+    os_name: str,
+    base_file: Path | None = None,
+    locked_only: bool = False,
+    environ: Mapping[str, str] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[LockedBase, tuple[str, ...]]:
+    """The base to build on, its blob being in *store*; and the packages in which it differs from *locked*.
+
+    In this order: the cache by digest; *base_file*; the base that once stood in for this lock; the archive.
+    What the archive gives today may differ from the lock. It is then kept as the lock's stand-in on this
+    machine, so that the next build is the same and quick; it goes out of use with the lock, or by `rebuild`.
+    Without *locked* the archive is asked always.
+
+    :raises BuildFailed: *base_file* is not the locked base; or the archive gives another one than the locked
+        and *locked_only* is set.
+    :raises ToolMissing: it must be built and mmdebstrap or the keys are missing.
+    """
+    environ = os.environ if environ is None else environ
+    wanted = recipe(os_name)
+    if locked is None:
+        return (
+            adopt(base_file, store, os_name=os_name)
+            if base_file
+            else rebuild(wanted, store, environ=environ, say=say)
+        ), ()
+    if base_file is not None:
+        adopt(base_file, store, os_name=os_name, locked=locked)
+    if store.has_blob(locked.digest, locked.size):
+        return locked, ()
+    with store.lock(f"base-{os_name}"):
+        if store.has_blob(locked.digest, locked.size):  # another process was at it
+            return locked, ()
+        base = _stand_in(wanted, locked, store, environ)
+        if base is None:
+            say(f"the locked base of {os_name} is not in the cache; building it from the archive")
+            base = build(wanted, store, environ=environ, say=say)
+            if base.digest == locked.digest:
+                return locked, ()
+            store.put_record(_STAND_INS, _key(wanted, locked, environ), json.loads(to_json(base)))
+    changes = moved(locked.packages, base.packages)
+    if locked_only:
+        raise BuildFailed(
+            f"the base of {os_name} is locked as {locked.digest}, and the archive now gives another one:\n"
+            + "\n".join(f"  {change}" for change in changes or ("the same packages, other bytes",)),
+            hint=f"hand over the locked base with --base FILE, or {_NEWER}",
+        )
+    return base, changes or ("the same packages, other bytes",)
+
+
+def rebuild(
+    wanted: BaseRecipe,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    locked: LockedBase | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> LockedBase:
+    """Ask the archive now, whatever the cache holds; from here on the result stands in for *locked*."""
+    with store.lock(f"base-{wanted.os}"):
+        base = build(wanted, store, environ=environ, say=say)
+        if locked is not None and locked.digest != base.digest:
+            store.put_record(_STAND_INS, _key(wanted, locked, environ), json.loads(to_json(base)))
+    return base
+
+
+def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None = None) -> LockedBase:
+    """Take a base from *file*, a layer blob or its bare tar, into the store.
+
+    :raises BuildFailed: it is not the *locked* one, or no base at all; nothing is kept.
+    """
+    temporary = store.temporary(f"base-{os_name}")
+    try:
+        with file.open("rb") as stream:
+            gzipped = stream.read(2) == b"\x1f\x8b"
+        # Encoded anew in any case: what another tool compressed has the same tar, so it gives the locked blob.
+        with open_gzip(file) if gzipped else file.open("rb") as tar:
+            encoded = encode(tar, temporary)
+        if locked is not None and encoded.digest != locked.digest:
+            raise BuildFailed(
+                f"{file} is not the locked base: {encoded.digest}, locked is {locked.digest}",
+                hint="export the right one where it was locked: torchkiln base export FILE",
+            )
+        contents = inspect(temporary)
+        store.adopt(temporary, store.blob(encoded.digest))
+    except (OSError, EOFError) as error:
+        raise BuildFailed(f"{file} cannot be read as a base: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return locked or LockedBase(
+        os=os_name,
+        python=contents.python,
+        digest=encoded.digest,
+        diff_id=encoded.diff_id,
+        size=encoded.size,
+        unpacked=encoded.unpacked,
+        encoder=ENCODER,
+        packages=contents.packages,
+    )
+
+
+def moved(before: tuple[OsPackage, ...], after: tuple[OsPackage, ...]) -> tuple[str, ...]:
+    """What differs between two package lists, a phrase each, by name: "openssl 3.0.18 → 3.0.19". Pure."""
+    old = {package.name: package.version for package in before}
+    new = {package.name: package.version for package in after}
+    return tuple(
+        f"{name} {old.get(name, '(new)')} → {new.get(name, '(gone)')}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    )
+
+
+def _stand_in(
+    wanted: BaseRecipe, locked: LockedBase, store: Store, environ: Mapping[str, str]
+) -> LockedBase | None:
+    record = store.record(_STAND_INS, _key(wanted, locked, environ))
+    if record is None:
+        return None
+    try:
+        base = from_json(json.dumps(record).encode())
+    except ConfigError:  # written by another release of ours
+        return None
+    return base if store.has_blob(base.digest, base.size) else None
+
+
+def _key(wanted: BaseRecipe, locked: LockedBase, environ: Mapping[str, str]) -> str:
+    """With another mirror the locked base may be had after all, so it is worth asking again."""
+    asked = (wanted.key(), locked.digest, environ.get(MIRROR, ""), environ.get(SECURITY_MIRROR, ""))
+    return hashlib.sha256("\n".join(asked).encode()).hexdigest()

@@ -1,0 +1,113 @@
+"""OS name → BaseRecipe: what a base is made of, as a frozen value. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+
+from torchkiln.errors import ConfigError
+
+EPOCH = 1_735_689_600
+"""Seconds, 2025-01-01: no file of a base is younger. Constant, so that the day of the build does not show."""
+
+PREFIX = "/opt/venv"
+"""Where the virtual environment of every image lies."""
+
+_PACKAGES = (
+    *("python3", "python3-venv", "python3-dev"),
+    *("gcc", "g++", "libc6-dev"),
+    *("openssh-server", "tini", "git", "tmux", "screen"),
+    *("procps", "psmisc", "iproute2", "nano", "curl", "less", "ca-certificates"),
+)
+
+# Manuals and translations are a sixth of the base and nobody reads them in a container; licences stay.
+# Debian's own slim images leave out the same.
+_DPKG_OPTIONS = (
+    "path-exclude=/usr/share/doc/*",
+    "path-include=/usr/share/doc/*/copyright",
+    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/locale/*",
+    "path-include=/usr/share/locale/locale.alias",
+    "path-exclude=/usr/share/man/*",
+)
+
+# Run by sh with the new root as "$1", after the packages.
+_HOOKS = (
+    # Empty, and made by the base's own Python: wheels are only added to it.
+    f'chroot "$1" env PYTHONDONTWRITEBYTECODE=1 python3 -m venv --without-pip {PREFIX}',
+    'install -d -m 0755 "$1/workspace"',
+    # The build host's name and resolver; identities that every container must make for itself.
+    'rm -f "$1/etc/resolv.conf" "$1/etc/hostname" "$1/etc/hosts" "$1/etc/machine-id" "$1"/etc/ssh/ssh_host_*',
+    # Second copies that tools keep of files they changed.
+    'rm -f "$1"/etc/passwd- "$1"/etc/group- "$1"/etc/shadow- "$1"/etc/gshadow- "$1"/etc/sub[ug]id-',
+    'rm -f "$1"/var/lib/dpkg/*-old "$1"/var/cache/debconf/*-old "$1/var/cache/ldconfig/aux-cache"',
+    # Logs: those that login programs expect stay, empty.
+    'find "$1/var/log" -type f \\( -name "*.log" -o -name "*.xz" \\) -delete',
+    'find "$1/var/log" -type f -exec truncate -s 0 {} +',
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaseRecipe:
+    """Everything that decides a base, but for the day's state of the archive."""
+
+    os: str  # "debian12"
+    suite: str  # "bookworm"
+    components: tuple[str, ...]
+    keyring: PurePosixPath  # on the build host
+    keyring_package: str  # what brings it there
+    python: str  # major.minor of the suite's interpreter
+    packages: tuple[str, ...]
+    dpkg_options: tuple[str, ...]
+    hooks: tuple[str, ...]
+    epoch: int
+
+    def key(self) -> str:
+        """64 hex digits that change when any field does."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()
+
+
+_RECIPES = {
+    recipe.os: recipe
+    for recipe in (
+        BaseRecipe(
+            os="debian12",
+            suite="bookworm",
+            components=("main",),
+            keyring=PurePosixPath("/usr/share/keyrings/debian-archive-keyring.gpg"),
+            keyring_package="debian-archive-keyring",
+            python="3.11",
+            packages=_PACKAGES,
+            dpkg_options=_DPKG_OPTIONS,
+            hooks=_HOOKS,
+            epoch=EPOCH,
+        ),
+        BaseRecipe(
+            os="ubuntu22.04",
+            suite="jammy",
+            components=("main", "universe"),  # tini and python3-venv are in universe
+            keyring=PurePosixPath("/usr/share/keyrings/ubuntu-archive-keyring.gpg"),
+            keyring_package="ubuntu-keyring",
+            python="3.10",
+            packages=_PACKAGES,
+            dpkg_options=_DPKG_OPTIONS,
+            hooks=_HOOKS,
+            epoch=EPOCH,
+        ),
+    )
+}
+
+
+def recipe(os_name: str) -> BaseRecipe:
+    """The recipe of *os_name*.
+
+    :raises ConfigError: there is none.
+    """
+    try:
+        return _RECIPES[os_name]
+    except KeyError:
+        raise ConfigError(
+            f"no base is known for os {os_name!r}", hint=f"known: {', '.join(_RECIPES)}"
+        ) from None

@@ -1,0 +1,133 @@
+"""`torchkiln base`: build, show, export and import the base of an OS."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import click
+
+from torchkiln.cli.options import cache_root
+from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.nouns import LockedBase
+from torchkiln.store import Store
+
+_os = click.option("--os", "os_name", default="debian12", show_default=True, help="debian12, ubuntu22.04")
+_images = click.option(
+    "--images",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("images"),
+    show_default=True,
+    help="the folder of generated files, where the base's lock is",
+)
+
+
+def _say(line: str) -> None:
+    click.echo(f"base: {line}", err=True)
+
+
+@click.group("base")
+def base() -> None:
+    """The base of an OS: one layer, made from the distribution's packages, shared by all its images."""
+
+
+@base.command("build")
+@_os
+@_images
+@click.option("--lock", "relock", is_flag=True, help="make the result the lock's base")
+def build(os_name: str, images: Path, relock: bool) -> None:
+    """Build the base from the archive's present state; print its digest.
+
+    The first base of an OS becomes its lock. Later ones are only compared, unless --lock is given.
+    """
+    from torchkiln.base import artefact
+    from torchkiln.base.recipe import recipe
+
+    locked = artefact.read_lock(images, os_name)
+    built = artefact.rebuild(
+        recipe(os_name), Store(cache_root()), environ=os.environ, locked=locked, say=_say
+    )
+    if locked is None or (relock and built != locked):
+        _say(f"locked in {artefact.write_lock(images, built)}")
+    if locked is not None and built.digest != locked.digest:
+        _say(f"differs from the lock ({locked.digest})")
+        for change in artefact.moved(locked.packages, built.packages):
+            _say(f"  {change}")
+    click.echo(built.digest)
+
+
+@base.command("show")
+@_os
+@_images
+@click.option("--json", "as_json", is_flag=True, help="the whole lock")
+def show(os_name: str, images: Path, as_json: bool) -> None:
+    """Show the locked base and whether it is in the cache."""
+    from torchkiln.base import artefact
+
+    locked = _locked(images, os_name)
+    if as_json:
+        click.echo(artefact.to_json(locked), nl=False)
+        return
+    store = Store(cache_root())
+    at_hand = store.has_blob(locked.digest, locked.size)
+    for name, value in (
+        ("os", locked.os),
+        ("digest", locked.digest),
+        ("diff_id", locked.diff_id),
+        ("size", f"{locked.size:,} bytes, unpacked {locked.unpacked:,}"),
+        ("python", locked.python),
+        ("encoder", locked.encoder),
+        ("packages", str(len(locked.packages))),
+        ("cache", str(store.blob(locked.digest)) if at_hand else "not there"),
+    ):
+        click.echo(f"{name:<9} {value}")
+
+
+@base.command("export")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@_os
+@_images
+def export(file: Path, os_name: str, images: Path) -> None:
+    """Write the locked base to FILE, a gzipped tar that `base import` and --base take."""
+    locked, store = _locked(images, os_name), Store(cache_root())
+    if not store.has_blob(locked.digest, locked.size):
+        raise BuildFailed(
+            f"the locked base of {os_name} is not in the cache", hint="build it: torchkiln base build"
+        )
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(store.blob(locked.digest), temporary)
+        temporary.replace(file)
+    except OSError as error:
+        raise BuildFailed(f"{file} cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    click.echo(locked.digest)
+
+
+@base.command("import")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@_os
+@_images
+def import_(file: Path, os_name: str, images: Path) -> None:
+    """Take the locked base from FILE into the cache; without a lock, FILE becomes the lock's base."""
+    from torchkiln.base import artefact
+
+    locked = artefact.read_lock(images, os_name)
+    taken = artefact.adopt(file, Store(cache_root()), os_name=os_name, locked=locked)
+    if locked is None:
+        _say(f"locked in {artefact.write_lock(images, taken)}")
+    click.echo(taken.digest)
+
+
+def _locked(images: Path, os_name: str) -> LockedBase:
+    from torchkiln.base import artefact
+
+    locked = artefact.read_lock(images, os_name)
+    if locked is None:
+        raise ConfigError(
+            f"no base of {os_name} is locked: {artefact.lock_path(images, os_name)} is not there",
+            hint="build one: torchkiln base build",
+        )
+    return locked
