@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,10 @@ class Store:
         for path in (self.root / "tmp").glob("*"):
             pid = path.name.partition("-")[0]
             if pid.isdigit() and not _alive(int(pid)):
-                path.unlink(missing_ok=True)
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
                 swept += 1
         return swept
 

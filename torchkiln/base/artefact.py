@@ -159,7 +159,7 @@ def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None =
     try:
         with file.open("rb") as stream:
             gzipped = stream.read(2) == b"\x1f\x8b"
-        # Encoded anew in any case: what another tool compressed has the same tar, so it gives the locked blob.
+        # Encoded anew in any case: what another tool compressed has the same tar and gives the locked blob.
         with open_gzip(file) if gzipped else file.open("rb") as tar:
             encoded = encode(tar, temporary)
         if locked is not None and encoded.digest != locked.digest:

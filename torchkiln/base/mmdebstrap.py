@@ -117,7 +117,7 @@ def command(recipe: BaseRecipe, environ: Mapping[str, str], *, unprivileged: boo
         f"--components={','.join(recipe.components)}",
         f"--include={','.join(recipe.packages)}",
         *(f"--dpkgopt={option}" for option in recipe.dpkg_options),
-        # The keyring is named above; naming it in sources.list too would hang on the keys that the host trusts.
+        # The keyring is named above; whether sources.list names it too would hang on what the host trusts.
         "--skip=check/signed-by,output/dev",
         *(f"--setup-hook={hook}" for hook in setup),
         *(f"--customize-hook={hook}" for hook in (*restore, *recipe.hooks)),

@@ -1,9 +1,9 @@
 """tar → tar+gzip blob, by the one pinned encoder.
 
 Layers that are not wheels (base, toolkit, overlay) have no deflate streams to take over, so they are
-compressed here. The same tar gives the same bytes on every machine: it is cut into members of a fixed length,
-each compressed by the libdeflate inside the PyPI package `deflate`, whose output hangs neither on the processor
-nor on the system's zlib, nor on the number of threads.
+compressed here. The same tar gives the same bytes on every machine: it is cut into members of a fixed
+length, each compressed by the libdeflate inside the PyPI package `deflate`, whose output hangs neither on the
+processor nor on the system's zlib, nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchkiln.errors import ToolMissing
 from torchkiln.nouns import Digest
 
 LEVEL = 6
-"""Of 12. The base (510 MB) on two cores, seconds and MB: 3: 2.4, 180.0; 6: 3.5, 173.8; 7: 4.3, 173.1; 9: 10, 172.5."""
+"""Of 12. The 510 MB base on two cores, s and MB: 3: 2.4, 180.0; 6: 3.5, 173.8; 7: 4.3, 173.1; 9: 10, 172.5."""
 
 MEMBER = 4 << 20
 """Bytes of tar in a gzip member; 1 MiB costs 0.2 % more, and more than 4 MiB only memory."""
