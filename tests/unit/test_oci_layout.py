@@ -1,0 +1,301 @@
+"""An image under a name in a layout, and what can come between."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.oci_samples import BlobFolder, digest, files, plan, tar_of
+from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
+from torchkiln.nouns import BuiltImage, Digest
+from torchkiln.oci import layout as module
+from torchkiln.oci.layout import open_layout, prune, write_image
+
+
+def build(folder: Path, tag: str = "a", *, content: bytes = b"x", refs: tuple[str, ...] = ()) -> BuiltImage:
+    """One image of a shared layer and one of its own in folder/layout."""
+    store = BlobFolder(folder / "store")
+    layers = (
+        store.layer("base", tar_of(files(base=b"base"))),
+        store.layer("own", tar_of(files(own=content))),
+    )
+    return write_image(folder / "layout", plan(tag, titles=("base", "own")), layers, store.path, refs=refs)
+
+
+def blobs(folder: Path) -> set[str]:
+    """The names in folder/layout/blobs/sha256."""
+    return {path.name for path in (folder / "layout/blobs/sha256").iterdir()}
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    """Ref, digests, sizes and config come back as they went in."""
+    built = build(tmp_path)
+
+    found = open_layout(tmp_path / "layout").image("a")
+
+    assert (found.ref, found.manifest, found.config_digest) == ("a", built.manifest, built.config)
+    assert [(layer.digest, layer.diff_id, layer.size) for layer in found.layers] == [
+        (layer.digest, layer.diff_id, layer.size) for layer in built.layers
+    ]
+    assert found.config["config"]["WorkingDir"] == "/workspace"
+    assert digest(found.layers[1].path.read_bytes()) == built.layers[1].digest
+    assert found == open_layout(tmp_path / "layout").image()
+    assert found == open_layout(tmp_path / "layout").image(built.manifest)
+
+
+def test_layers_are_hard_links_into_the_store(tmp_path: Path) -> None:
+    """A layer takes no second place on the disk."""
+    built = build(tmp_path)
+
+    path = open_layout(tmp_path / "layout").blob(built.layers[0].digest)
+
+    assert path.samefile(BlobFolder(tmp_path / "store").path(built.layers[0].digest))
+
+
+def test_across_file_systems_layers_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no hard link can be made, the bytes are the same, and no temporary stays."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    built = build(tmp_path)
+
+    path = open_layout(tmp_path / "layout").blob(built.layers[0].digest)
+
+    assert digest(path.read_bytes()) == built.layers[0].digest
+    assert path.stat().st_nlink == 1
+    assert len(blobs(tmp_path)) == 4
+
+
+def test_the_layout_is_a_function_of_its_images(tmp_path: Path) -> None:
+    """Two orders of building give the same files, byte for byte."""
+    for order in ("ab", "ba"):
+        for tag in order:
+            build(tmp_path / order, tag, content=tag.encode())
+
+    first, second = tmp_path / "ab/layout", tmp_path / "ba/layout"
+
+    assert (first / "index.json").read_bytes() == (second / "index.json").read_bytes()
+    assert blobs(tmp_path / "ab") == blobs(tmp_path / "ba")
+
+
+def test_images_share_blobs(tmp_path: Path) -> None:
+    """Two images of one base: one base blob; the documents do not know the tag."""
+    build(tmp_path, "a", content=b"1")
+    build(tmp_path, "b", content=b"2")
+
+    assert list(open_layout(tmp_path / "layout").refs()) == ["a", "b"]
+    assert len(blobs(tmp_path)) == 3 + 2 * 2
+
+
+def test_aliases_are_written_when_asked(tmp_path: Path) -> None:
+    """One manifest under several names; without `refs` only the tag."""
+    built = build(tmp_path, "a", refs=("a", "v2.7", "latest"))
+
+    assert open_layout(tmp_path / "layout").refs() == dict.fromkeys(("a", "latest", "v2.7"), built.manifest)
+    assert built.ref == "a"
+
+
+def test_a_replaced_name_drops_its_blobs(tmp_path: Path) -> None:
+    """What only the old image needed goes; what its neighbour needs stays."""
+    build(tmp_path, "a", content=b"1")
+    neighbour = build(tmp_path, "b", content=b"2")
+    replaced = build(tmp_path, "a", content=b"3")
+
+    layout = open_layout(tmp_path / "layout")
+
+    assert layout.refs() == {"a": replaced.manifest, "b": neighbour.manifest}
+    assert len(blobs(tmp_path)) == 3 + 2 * 2
+    assert all(layer.path.is_file() for name in "ab" for layer in layout.image(name).layers)
+
+
+def test_nothing_is_dropped_beside_a_manifest_that_cannot_be_read(tmp_path: Path) -> None:
+    """Who cannot be asked may need anything; the new image is written all the same."""
+    build(tmp_path, "a", content=b"1")
+    broken = build(tmp_path, "b", content=b"2")
+    open_layout(tmp_path / "layout").blob(broken.manifest).write_text("{}")
+    before = blobs(tmp_path)
+
+    built = build(tmp_path, "a", content=b"3")
+
+    assert before < blobs(tmp_path)
+    assert open_layout(tmp_path / "layout").image("a").manifest == built.manifest
+    with pytest.raises(VerificationFailed, match="not what its digest says"):
+        prune(tmp_path / "layout")
+
+
+def test_prune_takes_only_what_no_name_needs(tmp_path: Path) -> None:
+    """A stray blob and a dead writer's temporaries go, and the freed bytes are told."""
+    build(tmp_path)
+    before = blobs(tmp_path)
+    (tmp_path / "layout/blobs/sha256" / ("f" * 64)).write_bytes(b"stray")
+    (tmp_path / "layout/.index.json.0123abcd").write_bytes(b"half")
+
+    assert prune(tmp_path / "layout") == 9
+    assert blobs(tmp_path) == before
+    assert not (tmp_path / "layout/.index.json.0123abcd").exists()
+
+
+@pytest.mark.parametrize("stop_at", range(4))
+def test_an_interrupted_write_leaves_the_old_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    """Wherever it stops, the index is the old one, the old image whole, and the next build succeeds."""
+    old = build(tmp_path, "a", content=b"1")
+    done = 0
+    replace = os.replace
+
+    def fail_later(source: Path, target: Path) -> None:
+        nonlocal done
+        if done == stop_at:
+            raise KeyboardInterrupt
+        done += 1
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links")))
+        patch.setattr(module.os, "replace", fail_later)
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path, "a", content=b"2")
+
+    assert open_layout(tmp_path / "layout").refs() == {"a": old.manifest}
+    assert all(layer.path.is_file() for layer in open_layout(tmp_path / "layout").image("a").layers)
+    assert not [path for path in (tmp_path / "layout").rglob(".*") if path.name != ".lock"]
+    again = build(tmp_path, "a", content=b"2")
+    assert open_layout(tmp_path / "layout").image("a").manifest == again.manifest
+
+
+def test_a_layer_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
+    """A store that lost bytes gives no image, and no name."""
+    store = BlobFolder(tmp_path / "store")
+    layer = store.layer("torch 2.7.1", tar_of(files(a=b"a")))
+    store.path(layer.digest).write_bytes(b"short")
+
+    with pytest.raises(BuildFailed, match=r"'torch 2\.7\.1'.*not in the store"):
+        write_image(tmp_path / "layout", plan("a"), (layer,), store.path)
+
+    assert open_layout(tmp_path / "layout").refs() == {}
+
+
+def test_a_blob_of_the_wrong_size_is_replaced(tmp_path: Path) -> None:
+    """A truncated blob in the layout is mended by the next build, without touching the store's."""
+    built = build(tmp_path)
+    path = open_layout(tmp_path / "layout").blob(built.layers[0].digest)
+    path.unlink()
+    path.write_bytes(b"half")
+
+    build(tmp_path)
+
+    assert digest(path.read_bytes()) == built.layers[0].digest
+
+
+def test_an_unknown_name_tells_the_nearest(tmp_path: Path) -> None:
+    """A typo is answered with what was probably meant."""
+    build(tmp_path, "2.7.1-cuda12.1-runtime")
+
+    with pytest.raises(ConfigError, match=r"no image is called '2\.7\.1-cuda12\.2-runtime'") as caught:
+        open_layout(tmp_path / "layout").image("2.7.1-cuda12.2-runtime")
+
+    assert caught.value.hint == "did you mean 2.7.1-cuda12.1-runtime?"
+
+
+def test_several_images_want_a_name(tmp_path: Path) -> None:
+    """Which one is a question for the user, with the answers in it."""
+    build(tmp_path, "a", content=b"1")
+    build(tmp_path, "b", content=b"2")
+
+    with pytest.raises(ConfigError) as caught:
+        open_layout(tmp_path / "layout").image()
+
+    assert "it holds a, b" in caught.value.hint
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+    """`--output $HOME` does not become a layout."""
+    (tmp_path / "layout").mkdir()
+    (tmp_path / "layout/thesis.tex").write_text("years")
+
+    with pytest.raises(VerificationFailed, match="not empty and no OCI layout"):
+        build(tmp_path)
+
+    assert {path.name for path in (tmp_path / "layout").iterdir()} <= {"thesis.tex", ".lock"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("oci-layout", '{"imageLayoutVersion":"2.0.0"}', "unknown layout version '2.0.0'"),
+        ("oci-layout", "[]", "not a JSON object"),
+        ("index.json", "{", "not JSON"),
+        ("index.json", "{}", "manifests is not a list"),
+        ("index.json", '{"manifests":[{"digest":"sha256:12"}]}', r"manifests\[0\] is not a descriptor"),
+        ("index.json", "[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_malformed_layout_is_told_by_file(tmp_path: Path, name: str, text: str, words: str) -> None:
+    """The message names the file and what is wrong in it."""
+    build(tmp_path)
+    (tmp_path / "layout" / name).write_text(text)
+
+    with pytest.raises(VerificationFailed, match=f"{name}: .*{words}"):
+        open_layout(tmp_path / "layout").image("a")
+
+
+def test_a_missing_folder_is_a_usage_error(tmp_path: Path) -> None:
+    """Nothing there is not the same as something broken."""
+    with pytest.raises(ConfigError, match="no such folder"):
+        open_layout(tmp_path / "nowhere")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just("sha256:" + "a" * 64),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["manifests", "digest", "size", "mediaType", "annotations", "x"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(value=json_values)
+def test_no_json_makes_the_reader_stumble(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
+    """Any index gives refs or VerificationFailed, nothing else."""
+    folder = tmp_path_factory.getbasetemp() / "fuzzed"
+    folder.mkdir(exist_ok=True)
+    (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+    (folder / "index.json").write_text(json.dumps(value))
+    with contextlib.suppress(VerificationFailed):
+        layout = open_layout(folder)
+        for ref in layout.refs():
+            layout.image(ref)
+        layout.needed()
+
+
+@given(
+    contents=st.lists(st.binary(max_size=200), min_size=1, max_size=4, unique=True),
+    tag=st.from_regex(r"[a-z0-9][a-z0-9._-]{0,40}", fullmatch=True),
+)
+def test_every_image_round_trips(
+    tmp_path_factory: pytest.TempPathFactory, contents: list[bytes], tag: str
+) -> None:
+    """Write, read: the same layers in the same order, under the tag, with the same bytes."""
+    folder = tmp_path_factory.mktemp("round")
+    store = BlobFolder(folder / "store")
+    layers = [
+        store.layer(f"layer {number}", tar_of(files(name=data))) for number, data in enumerate(contents)
+    ]
+    built = write_image(folder / "layout", plan(tag), layers, store.path)
+
+    found = open_layout(folder / "layout").image(tag)
+
+    assert found.manifest == built.manifest == Digest(digest(found.manifest_path.read_bytes()))
+    assert [layer.diff_id for layer in found.layers] == [layer.diff_id for layer in layers]
+    assert [digest(layer.path.read_bytes()) for layer in found.layers] == [layer.digest for layer in layers]

@@ -1,0 +1,117 @@
+"""ImagePlan and BuiltLayers -> the config and manifest bytes of an OCI image, which name it for ever."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from torchkiln.nouns import BuiltLayer, Digest, Healthcheck, ImageConfig, ImagePlan
+
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
+PLATFORM = {"architecture": "amd64", "os": "linux"}
+
+_ANNOTATED = "org.opencontainers.image."
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageDocuments:
+    """The two JSON blobs of an image."""
+
+    config: bytes
+    manifest: bytes
+
+    @property
+    def config_digest(self) -> Digest:
+        """Of the config: what Docker's classic store calls the image id."""
+        return digest_of(self.config)
+
+    @property
+    def manifest_digest(self) -> Digest:
+        """Of the manifest: the image's one true name."""
+        return digest_of(self.manifest)
+
+
+def describe(plan: ImagePlan, layers: Sequence[BuiltLayer]) -> ImageDocuments:
+    """Config and manifest of *plan* with its *layers*, lowest first.
+
+    Neither tag nor alias goes in: a re-tag moves no byte.
+    """
+    config = canonical_json(_config(plan, layers))
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": descriptor(CONFIG_TYPE, digest_of(config), len(config)),
+        "layers": [descriptor(LAYER_TYPE, layer.digest, layer.size) for layer in layers],
+        "annotations": _annotations(plan),
+    }
+    return ImageDocuments(config=config, manifest=canonical_json(manifest))
+
+
+def descriptor(media_type: str, digest: Digest, size: int) -> dict[str, Any]:
+    """How one OCI document names another blob."""
+    return {"mediaType": media_type, "digest": digest, "size": size}
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one form of our image documents: sorted keys, no blanks, UTF-8."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def digest_of(data: bytes) -> Digest:
+    """The digest of *data*."""
+    return Digest("sha256:" + hashlib.sha256(data).hexdigest())
+
+
+def _config(plan: ImagePlan, layers: Sequence[BuiltLayer]) -> dict[str, Any]:
+    created = _rfc3339(plan.epoch)
+    return {
+        **PLATFORM,
+        "created": created,
+        "config": _runtime_config(plan.config),
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        "history": [{"created": created, "created_by": f"torchkiln: {layer.title}"} for layer in layers],
+    }
+
+
+def _runtime_config(config: ImageConfig) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "Env": [f"{name}={value}" for name, value in config.env],
+        "Entrypoint": list(config.entrypoint),
+        "Cmd": list(config.cmd),
+        "WorkingDir": config.workdir,
+        "ExposedPorts": {port: {} for port in config.ports},
+        "Volumes": {volume: {} for volume in config.volumes},
+        "Labels": dict(config.labels),
+        "StopSignal": config.stop_signal,
+    }
+    if config.healthcheck is not None:
+        found["Healthcheck"] = _healthcheck(config.healthcheck)
+    # An empty member is left out, as every engine leaves it out when it writes a config back.
+    return {key: value for key, value in found.items() if value}
+
+
+def _healthcheck(check: Healthcheck) -> dict[str, Any]:
+    return {
+        "Test": ["CMD", *check.command],
+        "Interval": check.interval * _NANOSECONDS,
+        "Timeout": check.timeout * _NANOSECONDS,
+        "StartPeriod": check.start_period * _NANOSECONDS,
+        "Retries": check.retries,
+    }
+
+
+def _annotations(plan: ImagePlan) -> dict[str, str]:
+    """The labels that registries also show as annotations, and the date."""
+    shown = {name: value for name, value in plan.config.labels if name.startswith(_ANNOTATED)}
+    return {**shown, _ANNOTATED + "created": _rfc3339(plan.epoch)}
+
+
+def _rfc3339(epoch: int) -> str:
+    return datetime.fromtimestamp(epoch, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
