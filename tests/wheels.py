@@ -1,0 +1,163 @@
+"""WheelSpec -> a real wheel, by Python's zipfile: what pip and ours are both given in the tests."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import random
+import re
+import stat
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from unittest.mock import patch
+
+Scheme = Literal["", "purelib", "platlib", "headers", "scripts", "data"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One file of a wheel. `scheme`: "" is the root, others lie under `<name>-<version>.data/<scheme>/`."""
+
+    path: str
+    data: bytes
+    scheme: Scheme = ""
+    mode: int = 0o644
+    stored: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelSpec:
+    """All that a wheel is made of; METADATA, WHEEL, entry_points.txt and RECORD are made from it."""
+
+    name: str
+    version: str = "1.0"
+    files: tuple[File, ...]
+    console: tuple[tuple[str, str], ...] = ()  # ("tool", "package.module:main")
+    gui: tuple[tuple[str, str], ...] = ()
+    requires: tuple[str, ...] = ()
+    tag: str = "py3-none-any"
+    purelib: bool = True  # Root-Is-Purelib
+    folders: bool = False  # entries for the folders too, as some build tools write them
+    streamed: bool = False  # sizes and CRC in data descriptors behind the data
+    zip64: bool = False  # every size and offset in a zip64 field
+    shuffle: int | None = None  # entries out of order, by this seed; RECORD may come first
+
+    @property
+    def stem(self) -> str:
+        """`name-version` as it stands in file names."""
+        return f"{re.sub(r'[-_.]+', '_', self.name)}-{self.version}"
+
+    @property
+    def filename(self) -> str:
+        """What the wheel is called."""
+        return f"{self.stem}-{self.tag}.whl"
+
+
+def make_wheel(
+    folder: Path,
+    name: str,
+    version: str,
+    files: Mapping[str, bytes],
+    *,
+    executable: Iterable[str] = (),
+    **options: object,
+) -> Path:
+    """A wheel of *files* in *folder*; paths may lie in `.data`; *options*: WheelSpec's fields."""
+    runs = frozenset(executable)
+    listed = tuple(
+        File(path=path, data=data, mode=0o755 if path in runs else 0o644) for path, data in files.items()
+    )
+    return write_wheel(WheelSpec(name=name, version=version, files=listed, **options), folder)  # type: ignore[arg-type]
+
+
+def write_wheel(spec: WheelSpec, folder: Path) -> Path:
+    """The wheel that *spec* tells, in *folder*; the same bytes every time."""
+    entries = [_placed(spec, file) for file in (*spec.files, *_metadata(spec))]
+    entries.append(_record(spec, entries))
+    if spec.folders:
+        entries = [*_folders(entries), *entries]
+    if spec.shuffle is not None:
+        random.Random(spec.shuffle).shuffle(entries)
+    out = io.BytesIO()
+    # zipfile goes to zip64 above a limit; below zero everything is above it.
+    limit = -1 if spec.zip64 else zipfile.ZIP64_LIMIT
+    target = _Pipe(out) if spec.streamed else out
+    with patch("zipfile.ZIP64_LIMIT", limit), zipfile.ZipFile(target, "w") as archive:  # type: ignore[arg-type]
+        for entry in entries:
+            _write(archive, entry, zip64=spec.zip64)
+    path = folder / spec.filename
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(out.getvalue())
+    return path
+
+
+class _Pipe:
+    """A stream that can only be written, so that zipfile uses data descriptors."""
+
+    def __init__(self, out: io.BytesIO) -> None:
+        self.write, self.flush = out.write, out.flush
+
+
+def _write(archive: zipfile.ZipFile, entry: File, *, zip64: bool) -> None:
+    info = zipfile.ZipInfo(entry.path, (1980, 1, 1, 0, 0, 0))
+    folder = entry.path.endswith("/")
+    kind = stat.S_IFDIR if folder else stat.S_IFREG
+    info.create_system = 3
+    info.external_attr = (kind | entry.mode) << 16 | (0x10 if folder else 0)
+    info.compress_type = zipfile.ZIP_STORED if entry.stored else zipfile.ZIP_DEFLATED
+    info.file_size = len(entry.data)
+    with archive.open(info, "w", force_zip64=zip64) as out:
+        out.write(entry.data)
+
+
+def _placed(spec: WheelSpec, file: File) -> File:
+    if not file.scheme:
+        return file
+    path = f"{spec.stem}.data/{file.scheme}/{file.path}"
+    return File(path=path, data=file.data, mode=file.mode, stored=file.stored)
+
+
+def _metadata(spec: WheelSpec) -> list[File]:
+    metadata = ["Metadata-Version: 2.1", f"Name: {spec.name}", f"Version: {spec.version}"]
+    metadata += [f"Requires-Dist: {requirement}" for requirement in spec.requires]
+    root = "true" if spec.purelib else "false"
+    wheel = [
+        "Wheel-Version: 1.0",
+        "Generator: torchkiln-tests",
+        f"Root-Is-Purelib: {root}",
+        f"Tag: {spec.tag}",
+    ]
+    points: list[str] = []
+    for group, listed in (("console_scripts", spec.console), ("gui_scripts", spec.gui)):
+        if listed:
+            points += [f"[{group}]", *(f"{name} = {target}" for name, target in listed), ""]
+    texts = {"METADATA": metadata, "WHEEL": wheel, "entry_points.txt": points}
+    return [
+        File(path=f"{spec.stem}.dist-info/{name}", data="\n".join([*lines, ""]).encode())
+        for name, lines in texts.items()
+        if lines
+    ]
+
+
+def _record(spec: WheelSpec, entries: Iterable[File]) -> File:
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    for entry in entries:
+        digest = base64.urlsafe_b64encode(hashlib.sha256(entry.data).digest()).decode().rstrip("=")
+        rows.writerow((entry.path, f"sha256={digest}", len(entry.data)))
+    path = f"{spec.stem}.dist-info/RECORD"
+    rows.writerow((path, "", ""))
+    return File(path=path, data=out.getvalue().encode())
+
+
+def _folders(entries: Iterable[File]) -> list[File]:
+    found: dict[str, None] = {}
+    for entry in entries:
+        parts = entry.path.split("/")[:-1]
+        found.update(dict.fromkeys("/".join(parts[:depth]) + "/" for depth in range(1, len(parts) + 1)))
+    return [File(path=path, data=b"", mode=0o755, stored=True) for path in found]
