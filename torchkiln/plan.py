@@ -21,6 +21,8 @@ from torchkiln.nouns import (
     OverlayFile,
 )
 from torchkiln.recipe import PREFIX, RECIPE
+from torchkiln.resolve import require_buildable, require_cuda
+from torchkiln.tags import tag_of
 
 SCHEMA = 1
 IMAGE_JSON = "etc/torchkiln/image.json"
@@ -34,19 +36,20 @@ def plan(
     locked: LockedCell,
     overlay: Sequence[OverlayFile],
     *,
-    tag: str,
     aliases: Sequence[str],
     lock_digest: Digest,
-    require_cuda: str,
 ) -> ImagePlan:
     """What *locked* becomes: base, wheels (see layering), then *overlay* with image.json on top.
 
-    *require_cuda* is the value of NVIDIA_REQUIRE_CUDA, from the driver's floor, e.g. ``cuda>=12.0``.
+    *aliases* follow from the matrix as a whole, so they are told (`tags.aliases_of`); *lock_digest* names
+    the lock without the layers that were recorded in it.
 
-    :raises ConfigError: the cell has no build, or *overlay* brings its own image.json.
+    :raises ConfigError: *overlay* brings its own image.json.
+    :raises Unresolvable: the cell is unavailable.
     :raises BuildFailed: a wheel is too large for a layer.
     """
-    build = _build_of(locked)
+    build = require_buildable(locked.resolution)
+    tag = tag_of(locked.resolution)
     if any(file.path == IMAGE_JSON for file in overlay):
         raise ConfigError(f"rootfs/{IMAGE_JSON}: this file is made by the plan", hint="delete it")
     facts = OverlayFile(
@@ -60,25 +63,13 @@ def plan(
         tag=tag,
         aliases=tuple(aliases),
         layers=(base, *wheel_layers(locked.wheels), top),
-        config=_config(locked, build, tag, lock_digest, require_cuda),
+        config=_config(locked, build, tag, lock_digest),
         epoch=locked.epoch,
         recipe=RECIPE,
     )
 
 
-def _build_of(locked: LockedCell) -> Build:
-    cell = locked.resolution.cell
-    if locked.resolution.build is None:
-        raise ConfigError(
-            f"torch {cell.torch} x CUDA {cell.cuda} is {locked.resolution.status.value}: no build to plan",
-            hint=f"run: torchkiln explain --torch {cell.torch} --cuda {cell.cuda}",
-        )
-    return locked.resolution.build
-
-
-def _config(
-    locked: LockedCell, build: Build, tag: str, lock_digest: Digest, require_cuda: str
-) -> ImageConfig:
+def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> ImageConfig:
     return ImageConfig(
         env=(
             # The last folder is where Kubernetes services such as GKE mount the driver's programs.
@@ -93,7 +84,7 @@ def _config(
             ("LD_LIBRARY_PATH", "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"),
             ("NVIDIA_VISIBLE_DEVICES", "all"),
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
-            ("NVIDIA_REQUIRE_CUDA", require_cuda),
+            ("NVIDIA_REQUIRE_CUDA", require_cuda(locked.resolution)),
         ),
         entrypoint=("/usr/bin/tini", "--", "/opt/torchkiln/entrypoint"),
         cmd=(),

@@ -1,0 +1,145 @@
+"""ImagePlan -> Dockerfile, and the other files of images/<tag>/ that a build by it needs; pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+
+from torchkiln.errors import ConfigError
+from torchkiln.files import pretty_json
+from torchkiln.nouns import ImagePlan, LayerSpec, OverlayFile
+from torchkiln.plan import IMAGE_JSON, to_json
+from torchkiln.recipe import DOCKER_BASES, PREFIX, site
+
+ENTRY = "Dockerfile.j2"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _WheelLayer:
+    title: str
+    requirements: str  # file name under requirements/
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Copy:
+    """Files of one mode that go to one folder."""
+
+    mode: str
+    sources: tuple[str, ...]
+    folder: str
+
+
+def load_templates(folder: Path) -> dict[str, str]:
+    """The templates below *folder* by their name there: the one function here that reads files.
+
+    :raises ConfigError: the main template is missing.
+    """
+    found = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.j2")}
+    if ENTRY not in found:
+        raise ConfigError(
+            f"{folder / ENTRY}: no such file", hint="torchkiln runs from its checkout; clone it anew"
+        )
+    return found
+
+
+def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[str]) -> str:
+    """The Dockerfile of *plan*; *os_packages* are what the base must hold.
+
+    :raises ConfigError: a template is wrong, or the lock has no pip to install with.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.DictLoader(templates),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["quote"] = quote
+    environment.filters["exec"] = lambda words: json.dumps(list(words))
+    cell = plan.locked.resolution.cell
+    try:
+        return environment.get_template(ENTRY).render(
+            plan=plan,
+            cell=cell,
+            config=plan.config,
+            docker_base=DOCKER_BASES[cell.os],
+            os_packages=sorted(os_packages),
+            prefix=PREFIX,
+            site=site(cell.python),
+            pip=_pip(plan),
+            wheel_layers=[
+                _WheelLayer(title=layer.title, requirements=name) for name, layer in _requirement_files(plan)
+            ],
+            copies=list(_copies(plan)),
+        )
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"templates: {error}", hint="mend the template") from error
+
+
+def render_folder(
+    plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[str]
+) -> dict[str, bytes]:
+    """Every generated file of images/<tag>/ by its path there, but for the lock's own.
+
+    :raises ConfigError: as `render` does.
+    """
+    image_json = next(file.data for file in plan.layers[-1].files if file.path == IMAGE_JSON)
+    return {
+        "Dockerfile": render(plan, templates, os_packages).encode(),
+        "image.json": image_json,
+        "plan.json": pretty_json(to_json(plan)),
+        **{f"requirements/{name}": _requirements(layer) for name, layer in _requirement_files(plan)},
+    }
+
+
+def quote(value: str) -> str:
+    """*value* as a quoted word of ENV or LABEL: nothing in it is expanded.
+
+    :raises ConfigError: it holds a line break, which no such word can.
+    """
+    if "\n" in value or "\r" in value:
+        raise ConfigError(f"a label or variable holds a line break: {value!r}", hint="tell it in one line")
+    return '"' + re.sub(r'(["\\$])', r"\\\1", value) + '"'
+
+
+def _pip(plan: ImagePlan) -> str:
+    """The locked pip's file name: it installs all wheels, itself included, from within its own wheel."""
+    for wheel in plan.locked.wheels:
+        if wheel.name == "pip":
+            return wheel.filename
+    raise ConfigError(
+        f"the lock of {plan.tag} has no pip", hint="name pip among the companions in matrix.yaml"
+    )
+
+
+def _requirement_files(plan: ImagePlan) -> Iterator[tuple[str, LayerSpec]]:
+    """Each wheel layer with the name of its requirements file, in order."""
+    layers = (layer for layer in plan.layers if layer.kind == "wheels")
+    for number, layer in enumerate(layers, start=1):
+        told = layer.wheels[0].name if len(layer.wheels) == 1 else re.split(r":| \(", layer.title)[0]
+        yield f"{number:02}-{re.sub(r'[^a-z0-9]+', '-', told.lower())}.txt", layer
+
+
+def _requirements(layer: LayerSpec) -> bytes:
+    lines = (f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in layer.wheels)
+    return "".join(lines).encode()
+
+
+def _copies(plan: ImagePlan) -> Iterator[_Copy]:
+    """The files of rootfs/ by mode and folder: COPY sets one mode, and would set it on folders too."""
+
+    def place(file: OverlayFile) -> tuple[str, str]:
+        return str(PurePosixPath(file.path).parent), f"{file.mode:04o}"
+
+    files = sorted(
+        (f for f in plan.layers[-1].files if f.path != IMAGE_JSON), key=lambda f: (place(f), f.path)
+    )
+    for (folder, mode), group in groupby(files, key=place):
+        yield _Copy(mode=mode, sources=tuple(file.path for file in group), folder=f"/{folder}/")
