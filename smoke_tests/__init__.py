@@ -1,0 +1,1 @@
+"""The checks that run inside an image. Never on sys.path: runner.py and one.py load it by its place."""

@@ -1,0 +1,59 @@
+"""Suite folder -> the checks in it, read without importing them.
+
+A check is a function ``test_<name>`` with ``@pytest.mark.tier(n)``; its id is the name with hyphens.
+Reading the source keeps the list the same where torch does not even import, and lets the host know what
+must have run without asking the image.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import NamedTuple
+
+DEFAULT_LIMIT = 300.0  # seconds
+
+
+class Check(NamedTuple):
+    """One check: where it is and how long it may take."""
+
+    id: str
+    tier: int
+    file: str
+    function: str
+    limit: float  # seconds
+
+
+def catalogue(folder: Path) -> tuple[Check, ...]:
+    """Every check of the suite in *folder*, in the order of tier and id.
+
+    :raises ValueError: a test function has no tier, or two have one id.
+    """
+    found: dict[str, Check] = {}
+    for path in sorted(folder.glob("test_*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
+                continue
+            marks = _marks(node)
+            if "tier" not in marks:
+                raise ValueError(f"{path.name}: {node.name} has no @pytest.mark.tier(n)")
+            name = node.name.removeprefix("test_").replace("_", "-")
+            if name in found:
+                raise ValueError(f"{path.name}: a second check named {name}")
+            found[name] = Check(
+                name, int(marks["tier"]), path.name, node.name, marks.get("limit", DEFAULT_LIMIT)
+            )
+    return tuple(sorted(found.values(), key=lambda check: (check.tier, check.id)))
+
+
+def _marks(function: ast.FunctionDef) -> dict[str, float]:
+    """`@pytest.mark.NAME(number)` of *function* as {NAME: number}."""
+    return {
+        item.func.attr: float(item.args[0].value)
+        for item in function.decorator_list
+        if isinstance(item, ast.Call)
+        and isinstance(item.func, ast.Attribute)
+        and item.args
+        and isinstance(item.args[0], ast.Constant)
+        and isinstance(item.args[0].value, (int, float))
+    }

@@ -1,0 +1,37 @@
+"""One check in this process: `python -I -B one.py SUITE WHEELS FILE::FUNCTION FACTS RESULT`.
+
+The folder of pytest's wheels is *appended* to sys.path and the suite is loaded by its place, so that
+whatever the image has is found first and nothing of the image is shadowed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def load_suite(folder: Path) -> None:
+    """Make *folder* importable as smoke_tests, without an entry on sys.path."""
+    spec = importlib.util.spec_from_file_location(
+        "smoke_tests", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["smoke_tests"] = module
+    spec.loader.exec_module(module)
+
+
+def main(suite: str, wheels: str, node: str, facts: str, result: str) -> int:
+    """Run the check; pytest's exit code."""
+    load_suite(Path(suite))
+    sys.path.append(wheels)
+    import pytest
+
+    arguments = ["-q", "-c", f"{suite}/pytest.ini", "--rootdir", suite, f"{suite}/{node}"]
+    return int(pytest.main([*arguments, f"--kiln-facts={facts}", f"--kiln-result={result}"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

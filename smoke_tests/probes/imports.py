@@ -1,0 +1,19 @@
+"""Import what an image promises, each timed; then one trip from NumPy to torch and back."""
+
+import importlib
+import json
+import time
+
+seconds, versions = {}, {}
+for name in ("torch", "numpy", "torchvision", "torchaudio"):
+    began = time.perf_counter()
+    versions[name] = str(importlib.import_module(name).__version__)
+    seconds[name] = round(time.perf_counter() - began, 3)
+
+import numpy  # noqa: E402
+import torch  # noqa: E402
+
+# An image with NumPy 2 under a torch built for 1 imports fine and fails here.
+bridge = torch.from_numpy(numpy.arange(3)).add(1).numpy().tolist()
+config = torch.__config__.show()
+print(json.dumps({"seconds": seconds, "versions": versions, "bridge": bridge, "config": config}))

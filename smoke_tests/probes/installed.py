@@ -1,0 +1,95 @@
+"""Every distribution of this environment; every file on disk against its RECORD, .pyc too."""
+
+import base64
+import csv
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SITE = Path(sysconfig.get_path("purelib"))
+UNHASHED = re.compile(r"\.pyc$|\.dist-info/RECORD(\.jws|\.p7s)?$")  # the specification lets these go without
+
+
+def digest(path):
+    """A file's hash as RECORD writes it."""
+    seen = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(1 << 20):
+            seen.update(chunk)
+    return "sha256=" + base64.urlsafe_b64encode(seen.digest()).rstrip(b"=").decode()
+
+
+def judge(row):
+    """What is wrong with one RECORD row, or None: (kind of fault, path)."""
+    name, wanted, size = row
+    path = SITE / name
+    if not path.is_file():
+        return "absent", name
+    if not wanted:
+        if not UNHASHED.search(name):
+            return "unhashed", name
+        return ("stale", name) if stale(path) else None
+    if size and path.stat().st_size != int(size):
+        return "changed", name
+    return ("changed", name) if digest(path) != wanted else None
+
+
+def stale(path):
+    """Whether a hash-based .pyc was made from another source: unchecked ones run without a look at it."""
+    if path.suffix != ".pyc":
+        return False
+    head = path.open("rb").read(16)
+    if head[:4] != importlib.util.MAGIC_NUMBER:
+        return True
+    source = Path(importlib.util.source_from_cache(str(path)))
+    hash_based = head[4] & 1
+    return bool(hash_based) and (
+        not source.is_file() or importlib.util.source_hash(source.read_bytes()) != head[8:]
+    )
+
+
+installed, rows, broken = {}, {}, []
+for found in importlib.metadata.distributions(path=[str(SITE)]):
+    name = re.sub(r"[-_.]+", "-", found.metadata["Name"] or "").lower()
+    if name in installed:
+        broken.append(f"{name}: installed twice")
+    installed[name] = found.version
+    record = found.read_text("RECORD")
+    if record is None:
+        broken.append(f"{name}: no RECORD")
+        continue
+    for row in csv.reader(record.splitlines()):
+        known = rows.setdefault(row[0], tuple(row))
+        if known[1] and row[1] and known[1] != row[1]:
+            broken.append(f"{row[0]}: two distributions disagree about it")
+
+recorded = {os.path.normpath(SITE / name) for name in rows}
+unowned = [
+    os.path.relpath(os.path.join(folder, name), SITE)
+    for folder, _, names in os.walk(SITE)
+    for name in names
+    if os.path.join(folder, name) not in recorded
+]
+faults = {"absent": [], "changed": [], "unhashed": [], "stale": []}
+longest_first = sorted(rows.values(), key=lambda row: -int(row[2] or 0))
+with ThreadPoolExecutor(os.cpu_count()) as pool:
+    for fault in filter(None, pool.map(judge, longest_first)):
+        faults[fault[0]].append(fault[1])
+print(
+    json.dumps(
+        {
+            "installed": installed,
+            "files": len(rows),
+            "bytes": sum(int(row[2] or 0) for row in rows.values()),
+            "broken": sorted(broken),
+            "unowned": sorted(unowned),
+            **{kind: sorted(names) for kind, names in faults.items()},
+        }
+    )
+)

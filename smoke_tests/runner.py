@@ -1,0 +1,155 @@
+"""Suite, facts -> one JSON object a line on stdout: the host, then each check as it starts and ends.
+
+Started as `python -I -B runner.py`. Every check has a process group of its own: what dies, hangs or leaves
+children behind is that check's failure and nobody else's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+GRACE = 3.0  # seconds between asking for a traceback (SIGABRT) and SIGKILL
+
+
+def main() -> int:
+    """Run the selected checks; 0 whatever they say, for the findings say it."""
+    options = _options()
+    _load_suite()
+    from smoke_tests.applicable import not_applicable
+    from smoke_tests.catalogue import catalogue
+    from smoke_tests.host import faults, host_facts
+
+    facts = json.loads(Path(options.facts).read_bytes())
+    host = host_facts()
+    lacking = faults(host)
+    tell("host", **host)
+    ends = time.monotonic() + options.limit
+    for check in catalogue(HERE):
+        if check.tier > options.tier or (options.only and check.id not in options.only):
+            continue
+        tell("start", id=check.id)
+        began = time.monotonic()
+        if fact := not_applicable(check.id, facts):
+            found = finding("not-applicable", fact)
+        elif check.id in lacking:
+            found = finding("skipped", lacking[check.id])
+        elif began >= ends:
+            found = finding("failed", f"not started: the suite's limit of {options.limit:g} s was used up")
+        else:
+            found = in_own_process(check, options, min(check.limit, ends - began))
+        tell("finding", id=check.id, tier=check.tier, seconds=round(time.monotonic() - began, 3), **found)
+    tell("end")
+    return 0
+
+
+def in_own_process(check: Any, options: argparse.Namespace, limit: float) -> dict[str, Any]:
+    """Run one check and read its result; no result is a failure that says how the process ended."""
+    scratch = Path(tempfile.mkdtemp(prefix="kiln-check-"))
+    try:
+        result, output = scratch / "result.json", scratch / "output"
+        command = [sys.executable, "-I", "-B", str(HERE / "one.py"), str(HERE), options.wheels]
+        command += [f"{check.file}::{check.function}", options.facts, str(result)]
+        with output.open("wb") as sink:
+            code = ended_by(command, environment(scratch), sink, limit)
+        return judge(code, result, output.read_text("utf-8", "replace"), limit)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def judge(code: int | None, result: Path, output: str, limit: float) -> dict[str, Any]:
+    """A process's end and its result file as a finding; only a whole, clean run can pass."""
+    from smoke_tests.probe import ending, tail
+
+    try:
+        left = json.loads(result.read_bytes())
+    except (OSError, ValueError):
+        left = {"outcome": "failed", "message": "", "measured": {}, "threshold": {}, "ran": False}
+    values = {"measured": left["measured"], "threshold": left["threshold"]}
+    if code is None:
+        return finding("failed", f"no end within {limit:g} s; killed\n{tail(output)}", **values)
+    if code < 0:
+        return finding("failed", f"the process {ending(code)}\n{tail(output)}", **values)
+    if left["outcome"] != "passed" and left["message"]:
+        return finding("failed", left["message"], **values)
+    if code != 0 or not left["ran"]:
+        return finding("failed", f"no result: the process {ending(code)}\n{tail(output)}", **values)
+    return finding(left["outcome"], left["message"], **values)
+
+
+def ended_by(command: list[str], env: dict[str, str], sink: Any, limit: float) -> int | None:
+    """The exit status, negative for a signal; None when *limit* seconds were not enough.
+
+    Output goes to a file, for a pipe would stay open in the children that a check leaves behind.
+    """
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=env, start_new_session=True
+    )
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        _signal_group(process.pid, signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+        return None
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    """The container's own environment; caches and temporary files go to *scratch*, away from the image."""
+    own = {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the image's anyio brings a plugin
+        "TMPDIR": str(scratch),
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        "TRITON_CACHE_DIR": str(scratch / "triton"),
+    }
+    return {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | own
+
+
+def finding(outcome: str, message: str, **values: Any) -> dict[str, Any]:
+    """A finding as it stands on a line."""
+    return {"outcome": outcome, "message": message, "measured": {}, "threshold": {}} | values
+
+
+def tell(event: str, **values: Any) -> None:
+    """One line on stdout, at once: what was said before a crash stays said."""
+    print(json.dumps({"event": event, **values}), flush=True)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def _load_suite() -> None:
+    """smoke_tests as a package by its place (see one.py, which cannot be imported before this)."""
+    import runpy
+
+    runpy.run_path(str(HERE / "one.py"), run_name="one")["load_suite"](HERE)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="runner.py")
+    parser.add_argument("--facts", required=True, help="JSON file: what the outside says of the image")
+    parser.add_argument("--wheels", required=True, help="folder of pytest and what it needs")
+    parser.add_argument("--tier", type=int, default=0, help="run this tier and those below")
+    parser.add_argument("--only", action="append", default=[], metavar="ID", help="run only this check")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds for the whole suite")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+"""Tag -> its parts."""
+
+from __future__ import annotations
+
+import re
+
+DEFAULT_OS = "debian12"
+_TAG = re.compile(
+    r"(?P<torch>[\d.]+)-cuda(?P<cuda>[\d.]+)-cudnn(?P<cudnn>\d+)-(?P<flavor>runtime|devel)(?:-(?P<os>[a-z]+[\d.]+))?"
+)
+
+
+def parse_tag(tag: str) -> dict[str, str | None]:
+    """`2.7.1-cuda12.1-cudnn9-runtime` by its parts; all None for what is no such tag."""
+    found = _TAG.fullmatch(tag)
+    if not found:
+        return dict.fromkeys(("torch", "cuda", "cudnn", "flavor", "os"))
+    return found.groupdict() | {"os": found["os"] or DEFAULT_OS}

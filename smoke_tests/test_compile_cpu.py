@@ -1,0 +1,35 @@
+"""compile-cpu: torch.compile makes machine code with the image's own compiler, and it is right."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.tier(0)
+@pytest.mark.limit(300)
+def test_compile_cpu(measure):
+    """The result agrees, and a library built from the kernel lies in the cache: falling back leaves none."""
+    import torch
+
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 1000), torch.randn(64, 1000)
+    compiled = torch.compile(_fused, fullgraph=True)
+    difference = (compiled(x, y) - _fused(x, y)).abs().max().item()
+
+    libraries = _kernel_libraries(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    measure("max_difference", difference, at_most=1e-5)
+    measure("kernel_libraries", len(libraries), at_least=1)
+
+
+def _fused(x, y):
+    return (x * y).sin() + (x - y).relu()
+
+
+def _kernel_libraries(cache):
+    """Built libraries with the kernel's source beside them; Inductor's probe of vector units is none."""
+    return [
+        library
+        for library in cache.rglob("*.so")
+        if any("sin" in source.read_text("utf-8", "replace") for source in library.parent.glob("*.cpp"))
+    ]

@@ -1,0 +1,58 @@
+"""cpu-train: a network learns on the CPU, fed by DataLoader workers through shared memory."""
+
+import os
+
+import pytest
+
+
+@pytest.mark.tier(0)
+@pytest.mark.limit(300)
+def test_cpu_train(measure):
+    """The weights move and the loss falls tenfold; each batch came whole from another process."""
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader
+
+    torch.manual_seed(0)
+    rows, width, steps = 512, 16, 200
+    inputs = torch.randn(rows, width)
+    targets = inputs @ torch.randn(width, 1)
+    model = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 1))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    moved = [float((now - then).abs().max()) for now, then in zip(model.parameters(), before)]  # noqa: B905
+
+    loader = DataLoader(Rows(inputs), batch_size=64, num_workers=2)
+    batches, workers, shared = [], set(), 0
+    for batch, pids in loader:
+        batches.append(batch)
+        workers |= set(pids.tolist())
+        shared += batch.is_shared()
+
+    measure("loss", [losses[0], losses[-1]])
+    measure("loss_ratio", losses[-1] / losses[0], at_most=0.1)
+    measure("least_moved_weight", min(moved), at_least=1e-4)
+    measure("threads", torch.get_num_threads())
+    measure("loader_workers", len(workers - {os.getpid()}), equals=2)
+    measure("loader_batches_shared", shared, equals=rows // 64)
+    measure("loader_exact", bool(torch.equal(torch.cat(batches), inputs)), equals=True)
+
+
+class Rows:
+    """The rows of a tensor, each with the process that read it."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, at):
+        return self.rows[at], os.getpid()

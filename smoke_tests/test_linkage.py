@@ -1,0 +1,34 @@
+"""linkage: every library that an ELF file of the environment needs is there when it is needed."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from smoke_tests.allowed import allowed_unresolved
+from smoke_tests.linkage import read_linkage, sonames
+from smoke_tests.probe import probe
+
+# The driver's: bound in by the container runtime, never part of an image.
+DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1"}
+
+
+@pytest.mark.tier(0)
+@pytest.mark.limit(600)
+def test_linkage(facts, measure):
+    """Found by the loader, loaded by `import torch`, or the driver's; the rest is listed with its reason."""
+    prefix = Path(sys.prefix)
+    linkage = read_linkage(prefix)
+    try:
+        loaded, told = sonames(probe("loaded")), ""
+    except AssertionError as error:
+        loaded, told = set(), str(error)
+    unmet = [pair for pair in linkage.unfound if pair[1] not in loaded] + list(linkage.unfound_programs)
+    unresolved = sorted([file, soname] for file, soname in unmet if soname not in DRIVER)
+
+    measure("files", linkage.files, at_least=1)
+    measure("needed", linkage.needed)
+    measure("found_by_torch_only", [pair for pair in linkage.unfound if pair[1] in loaded])
+    measure("import_torch", told, equals="")
+    measure("unresolved", unresolved, equals=allowed_unresolved(facts["wheels"], facts["claims"]["python"]))
+    measure("unversioned", list(linkage.unversioned), equals=[])
