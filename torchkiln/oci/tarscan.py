@@ -1,7 +1,7 @@
 """A tar's bytes as they pass → its entries' names, kinds and link targets; nothing is held back or copied.
 
-Faster than a tar reader because it skips contents by arithmetic; it knows ustar, pax and GNU long names, which
-is what layers are made of.
+Faster than a tar reader, for it skips contents by arithmetic; it knows ustar, pax and GNU long names, as
+layers have them.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def unpack(layers: Sequence[LayerBlob], into: Path) -> None:
     """Unpack *layers*, lowest first, to the folder *into*, which appears whole or not at all.
 
     As root the owners are the image's; else everything is the caller's, which a user namespace maps to root.
-    Later layers may add and replace, not delete: whiteouts are refused, as are device nodes and whatever would
-    be written through a link of an earlier layer.
+    Later layers may add and replace, not delete: whiteouts are refused, as are device nodes and whatever
+    would be written through a link of an earlier layer.
 
     :raises VerificationFailed: a layer is damaged, not what its diff_id says, or refused; names it.
     :raises BuildFailed: the disk is full or not writable.

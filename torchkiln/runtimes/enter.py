@@ -1,0 +1,243 @@
+"""Spec → a process inside an unpacked image. Runs as a program of its own, with the standard library alone.
+
+    python -I -S enter.py SPEC_FD FAULT_FD
+
+The spec is JSON on SPEC_FD. A fault before the command runs is told on FAULT_FD, which closes when it runs.
+It makes namespaces for mounts, processes, host name and IPC (as a user other than root: one for users too),
+lays an overlay over the image, makes that the root, fills /proc, /dev, /sys and the few files of /etc that
+belong to a machine, and executes the command as process 1. All mounts are private and end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+# From <sched.h>, <sys/mount.h>, <sys/prctl.h> and the x86-64 system call table.
+_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
+_RDONLY, _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
+_DETACH = 2
+_PR_SET_PDEATHSIG = 1
+_SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = 155, 442
+_AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
+
+# A GPU's nodes join these, and its driver's libraries the binds, when the runtime serves GPUs.
+_NODES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEV_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+_OLD = "/.torchkiln-host"
+
+
+def main(spec_fd: int, fault_fd: int) -> NoReturn:
+    """Prepare, run the command, end as it ended: its code, or 128 and the number of its signal."""
+    os.set_inheritable(spec_fd, False)
+    os.set_inheritable(fault_fd, False)
+    with os.fdopen(spec_fd, "rb") as source:
+        spec = json.load(source)
+    try:
+        _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        private_user = os.geteuid() != 0
+        _unshare(private_user)
+        child = os.fork()
+        if child == 0:
+            # Whoever ends us ends process 1, and with it everything in the namespace.
+            _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            _prepare(spec, private_user)
+            _execute(spec, private_user)
+    except (OSError, ValueError) as error:
+        os.write(fault_fd, str(error).encode())
+        os._exit(125)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+    for ignored in (signal.SIGINT, signal.SIGQUIT):  # typed at a terminal: they are the command's
+        signal.signal(ignored, signal.SIG_IGN)
+    os.close(fault_fd)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _unshare(private_user: bool) -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    flags = _NEWNS | _NEWPID | _NEWUTS | _NEWIPC
+    _call("unshare", flags | _NEWUSER if private_user else flags)
+    if private_user:
+        _map_ids(f"0 {uid} 1", f"0 {gid} 1")
+
+
+def _map_ids(uid_line: str, gid_line: str) -> None:
+    for name, text in (("setgroups", "deny"), ("uid_map", uid_line), ("gid_map", gid_line)):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _prepare(spec: dict[str, Any], private_user: bool) -> None:
+    _mount(None, "/", None, _REC | _PRIVATE)
+    # Held open, because names change their meaning on the way; opened here, because a mount of another
+    # namespace cannot be bound.
+    image = os.open(spec["root"], os.O_PATH | os.O_DIRECTORY)
+    nodes = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _NODES}
+    binds = [(os.open(source, os.O_PATH), target, writable) for source, target, writable in spec["binds"]]
+    files = {"etc/hosts": _hosts(spec["hostname"]), "etc/hostname": spec["hostname"] + "\n"}
+    files["etc/resolv.conf"] = _resolver()
+
+    top = spec["scratch"]
+    if not spec["scratch_is_ours"]:
+        _mount("tmpfs", top, "tmpfs", _NOSUID | _NODEV, "mode=755")
+    root = f"{top}/root"
+    for folder in ("upper", "work", "root"):
+        os.mkdir(f"{top}/{folder}")
+    os.chdir(top)  # so that no path with a comma or a colon stands among the options
+    options = f"lowerdir=/proc/self/fd/{image},upperdir=upper,workdir=work"
+    _mount("overlay", root, "overlay", 0, options + (",userxattr" if private_user else ""))
+    os.chmod(root, 0o755)
+
+    os.mkdir(root + _OLD, 0o700)
+    _call("syscall", _SYS_PIVOT_ROOT, root.encode(), (root + _OLD).encode())
+    os.chdir("/")
+    # From here on every path is resolved inside the image: its links cannot lead to the host.
+    for folder in ("proc", "sys", "dev", "etc", "tmp"):
+        os.makedirs(f"/{folder}", exist_ok=True)
+    _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+    _mount(f"{_OLD}/sys", "/sys", None, _BIND | _REC)
+    _read_only("/sys")
+    _devices(nodes, spec["shm_size"], private_user)
+    for name, text in files.items():
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"/{name}")
+        with open(f"/{name}", "w") as file:
+            file.write(text)
+    for source, target, writable in binds:
+        _bind(source, target)
+        if not writable:
+            _read_only(target)
+    _call("umount2", _OLD.encode(), _DETACH)
+    os.rmdir(_OLD)
+    _call("sethostname", spec["hostname"].encode(), len(spec["hostname"].encode()))
+
+
+def _devices(nodes: dict[str, int], shm_size: int, private_user: bool) -> None:
+    _mount("tmpfs", "/dev", "tmpfs", _NOSUID, "mode=755,size=64k")
+    for name, source in nodes.items():
+        _bind(source, f"/dev/{name}")
+    for name, target in _DEV_LINKS.items():
+        os.symlink(target, f"/dev/{name}")
+    os.mkdir("/dev/shm")
+    _mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={shm_size}")
+    os.mkdir("/dev/pts")
+    # Group 5 is tty in every Debian; in a user namespace of one user it does not exist.
+    options = "newinstance,ptmxmode=0666,mode=0620" + ("" if private_user else ",gid=5")
+    _mount("devpts", "/dev/pts", "devpts", _NOSUID | _NOEXEC, options)
+
+
+def _bind(source: int, target: str) -> None:
+    """Bind an open file or folder to *target*, which is made when it is not there."""
+    if not os.path.exists(target):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.isdir(f"/proc/self/fd/{source}"):
+            os.mkdir(target)
+        else:
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o644))
+    _mount(f"/proc/self/fd/{source}", target, None, _BIND | _REC)
+
+
+def _read_only(target: str) -> None:
+    """*target* and all mounts under it."""
+    attributes = (ctypes.c_uint64 * 4)(_RDONLY, 0, 0, 0)  # struct mount_attr: set, clear, propagation, userns
+    descriptor = os.open(target, os.O_PATH)
+    try:
+        _call(
+            "syscall",
+            _SYS_MOUNT_SETATTR,
+            descriptor,
+            b"",
+            _AT_EMPTY_PATH | _AT_RECURSIVE,
+            attributes,
+            ctypes.sizeof(attributes),
+        )
+    finally:
+        os.close(descriptor)
+
+
+def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
+    uid, gid = spec["user"]
+    env = spec["env"]
+    env.setdefault("HOME", _home(uid))
+    os.umask(0o022)
+    for name in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, commands do not expect that
+        signal.signal(name, signal.SIG_DFL)
+    if private_user:
+        if (uid, gid) != (0, 0):
+            _call("unshare", _NEWUSER)
+            _map_ids(f"{uid} 0 1", f"{gid} 0 1")
+    else:
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user has cleared it
+    os.makedirs(spec["workdir"], exist_ok=True)
+    os.chdir(spec["workdir"])
+    try:
+        os.execvpe(spec["argv"][0], spec["argv"], env)
+    except OSError as error:
+        # As shells and container engines do: 127 not there, 126 not to be executed.
+        sys.stderr.write(f"{spec['argv'][0]}: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _home(uid: int) -> str:
+    with contextlib.suppress(OSError), open("/etc/passwd") as file:
+        for line in file:
+            fields = line.rstrip("\n").split(":")
+            if len(fields) > 5 and fields[2] == str(uid):
+                return fields[5]
+    return "/"
+
+
+def _hosts(hostname: str) -> str:
+    # The mapped address spares c10d a reverse look-up that takes 15 s without a name server.
+    addresses = (("127.0.0.1", "localhost"), ("::1", "localhost"), ("127.0.1.1", hostname))
+    return "".join(f"{ip}\t{name}\n" for ip, name in (*addresses, ("::ffff:127.0.0.1", "localhost")))
+
+
+def _resolver() -> str:
+    try:
+        with open("/etc/resolv.conf") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    _call(
+        "mount",
+        source.encode() if source else None,
+        target.encode(),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        options.encode() or None,
+    )
+
+
+def _call(name: str, *arguments: object) -> None:
+    """A function of the C library; OSError when it says -1, naming what was asked."""
+    if getattr(_LIBC, name)(*arguments) == -1:
+        number = ctypes.get_errno()
+        asked = " ".join(part.decode() for part in arguments if isinstance(part, bytes))
+        raise OSError(number, os.strerror(number), f"{name} {asked}".strip())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

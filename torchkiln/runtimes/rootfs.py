@@ -1,0 +1,163 @@
+"""Unpacked image, command → how it ended: containers without an engine, in namespaces of their own.
+
+The image's root is never written: the command sees an overlay whose upper side is forgotten when it ends. The
+network is the host's. This separates, it does not confine: run only what you would run without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.oci.unpack import remove
+
+_ENTER = Path(__file__).with_name("enter.py")
+_PATIENCE = 10.0  # seconds from the order to end until force
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exited:
+    """How a command ended. `code` is 128 and the signal's number where a signal ended it."""
+
+    code: int
+    stdout: bytes  # empty where it was passed through
+    stderr: bytes
+    timed_out: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bind:
+    """A file or folder of the host at a path inside."""
+
+    source: Path
+    target: str
+    writable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RootfsRuntime:
+    """Runs commands in unpacked images; needs Linux and root, or user namespaces for everybody."""
+
+    shm_size: int = 1 << 30  # bytes of /dev/shm: DataLoader workers and NCCL want room
+    hostname: str = "torchkiln"
+    scratch: Path | None = None  # where what the command writes goes; None: memory
+
+    def run(
+        self,
+        image_root: Path,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        binds: Sequence[Bind] = (),
+        workdir: str = "/",
+        user: tuple[int, int] = (0, 0),
+        timeout_s: float | None = None,
+        capture: bool = True,
+        stdin: bytes | None = None,
+    ) -> Exited:
+        """Run *argv* as *user* (uid, gid) with exactly *env*; HOME is added where *env* has none.
+
+        With *capture* its output comes back and its input is *stdin*, else all three are the caller's own.
+        After *timeout_s* seconds everything it started is killed.
+
+        :raises ConfigError: a path or bind is not usable.
+        :raises ToolMissing: this host does not let us make the namespaces.
+        """
+        _check(image_root, argv, binds, workdir)
+        spec_read, spec_write = os.pipe()
+        fault_read, fault_write = os.pipe()
+        with self._scratch() as scratch, os.fdopen(fault_read, "rb") as faults:
+            spec = {
+                "root": str(image_root.absolute()),
+                "argv": list(argv),
+                "env": dict(env),
+                "binds": [(str(bind.source.absolute()), bind.target, bind.writable) for bind in binds],
+                "workdir": workdir,
+                "user": user,
+                "hostname": self.hostname,
+                "shm_size": self.shm_size,
+                # A tmpfs goes over this folder, which is there on every host, in our own namespace only.
+                "scratch": str(scratch or Path(tempfile.gettempdir()).absolute()),
+                "scratch_is_ours": scratch is not None,
+            }
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_ENTER), str(spec_read), str(fault_write)],
+                stdin=subprocess.PIPE if capture else None,
+                stdout=subprocess.PIPE if capture else None,
+                stderr=subprocess.PIPE if capture else None,
+                pass_fds=(spec_read, fault_write),
+                start_new_session=capture,
+            )
+            try:
+                os.close(spec_read)
+                os.close(fault_write)
+                with contextlib.suppress(BrokenPipeError), os.fdopen(spec_write, "wb") as sink:
+                    sink.write(json.dumps(spec).encode())
+                out, err, timed_out = _wait(process, stdin, timeout_s)
+            finally:
+                _end(process)
+            trouble = faults.read().decode(errors="replace")
+        if trouble:
+            raise ToolMissing(
+                f"the rootfs runtime cannot prepare the image: {trouble}",
+                hint="run as root, or where users may make namespaces (sysctl user.max_user_namespaces)",
+            )
+        return Exited(code=process.returncode, stdout=out, stderr=err, timed_out=timed_out)
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[Path | None]:
+        if self.scratch is None:
+            yield None
+            return
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="run-", dir=self.scratch.absolute()))
+        try:
+            yield folder
+        finally:
+            remove(folder)
+
+
+def _check(image_root: Path, argv: Sequence[str], binds: Sequence[Bind], workdir: str) -> None:
+    faults = [] if argv else ["no command was given"]
+    if not image_root.is_dir():
+        faults.append(f"{image_root}: no such folder, so no unpacked image")
+    if not workdir.startswith("/"):
+        faults.append(f"the working folder must be absolute: {workdir!r}")
+    for bind in binds:
+        if not bind.source.exists():
+            faults.append(f"bind {bind.source}: no such file or folder")
+        if not bind.target.startswith("/") or bind.target.rstrip("/") == "":
+            faults.append(f"bind {bind.source}: the place inside must be absolute and not /: {bind.target!r}")
+    if faults:
+        raise ConfigError.of(faults)
+
+
+def _wait(
+    process: subprocess.Popen[bytes], stdin: bytes | None, timeout_s: float | None
+) -> tuple[bytes, bytes, bool]:
+    try:
+        out, err = process.communicate(stdin, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        out, err = process.communicate()  # what it had said until then
+        return out or b"", err or b"", True
+    return out or b"", err or b"", False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """TERM makes enter.py kill process 1 of the namespace, and with that the kernel ends all the others."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
