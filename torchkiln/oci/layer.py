@@ -1,0 +1,125 @@
+"""Files → a `tar+gzip` layer, written once, hashed on the way: digest and diff_id in one pass.
+
+What is small and ours (headers, paddings, generated files) is gathered into stored members. What comes
+compressed already is copied into a gzip member of its own: the caller hands over deflate bytes and, beside
+them, what they inflate to. Nothing is compressed here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from torchkiln.nouns import Digest
+from torchkiln.oci import gzip, tar
+
+_GATHER = 1 << 20  # flush gathered plain bytes beyond this many: bounds memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """What one finished layer is: `digest` and `size` of the blob, `diff_id` and `unpacked` of its tar."""
+
+    digest: Digest
+    diff_id: Digest
+    size: int
+    unpacked: int
+
+
+class LayerWriter:
+    """Writes one layer to *out*. Every folder is written once, before what is in it, with mode 0755."""
+
+    def __init__(self, out: BinaryIO, *, mtime: int) -> None:
+        self._out = out
+        self._mtime = mtime
+        self._blob = hashlib.sha256()
+        self._tar = hashlib.sha256()
+        self._size = self._unpacked = 0
+        self._plain: list[bytes] = []
+        self._gathered = 0
+        self._seen: set[str] = set()
+
+    def file(self, path: str, mode: int, data: bytes) -> None:
+        """A whole file, kept uncompressed."""
+        self._enter(path)
+        self._gather(tar.header(path, mode=mode, size=len(data), mtime=self._mtime))
+        self._gather(data)
+        self._gather(tar.padding(len(data)))
+
+    @contextmanager
+    def entry(self, path: str, mode: int, *, size: int, crc: int) -> Iterator[Member]:
+        """A file of *size* bytes with CRC-32 *crc*, handed over piece by piece inside the block."""
+        self._enter(path)
+        self._gather(tar.header(path, mode=mode, size=size, mtime=self._mtime))
+        member = Member(self)
+        yield member
+        if member.open:
+            self._emit(gzip.trailer(crc, size))
+        self._gather(tar.padding(size))
+
+    def finish(self) -> Written:
+        """Close the archive."""
+        self._gather(tar.END)
+        self._flush()
+        return Written(
+            digest=Digest(f"sha256:{self._blob.hexdigest()}"),
+            diff_id=Digest(f"sha256:{self._tar.hexdigest()}"),
+            size=self._size,
+            unpacked=self._unpacked,
+        )
+
+    def _enter(self, path: str) -> None:
+        if path in self._seen:
+            raise ValueError(f"two files at {path}")
+        for folder in tar.parents(path):
+            if folder not in self._seen:
+                self._seen.add(folder)
+                self._gather(tar.header(folder, mode=0o755, mtime=self._mtime, directory=True))
+        self._seen.add(path)
+
+    def _gather(self, data: bytes) -> None:
+        if data:
+            self._plain.append(data)
+            self._gathered += len(data)
+            if self._gathered >= _GATHER:
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._plain:
+            plain = b"".join(self._plain)
+            self._plain, self._gathered = [], 0
+            self._tar.update(plain)
+            self._unpacked += len(plain)
+            self._emit(gzip.stored(plain))
+
+    def _emit(self, data: bytes | memoryview) -> None:
+        self._out.write(data)
+        self._blob.update(data)
+        self._size += len(data)
+
+
+class Member:
+    """One file being written: all its pieces `plain`, or all of them `spliced`."""
+
+    def __init__(self, layer: LayerWriter) -> None:
+        self._layer = layer
+        self.open = False
+
+    def plain(self, content: bytes) -> None:
+        """The next bytes, kept uncompressed."""
+        self._layer._gather(content)
+
+    def spliced(self, deflate: bytes, content: bytes) -> None:
+        """The next bytes of the deflate stream, copied as they stand, and what they inflate to."""
+        layer = self._layer
+        if not self.open:
+            layer._flush()
+            layer._emit(gzip.HEADER)
+            self.open = True
+        if deflate:
+            layer._emit(deflate)
+        layer._tar.update(content)
+        layer._unpacked += len(content)

@@ -1,0 +1,253 @@
+"""Where a wheel's files go, and what an installer adds: the wheel specification as pure functions.
+
+Paths are relative to the image's root. Where the specification leaves room we do as pip does, for pip's
+own installation is what the other engine gives: modes, script launchers, RECORD's form and order.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import email.parser
+import hashlib
+import io
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from torchkiln.errors import BadWheel
+
+INSTALLER = b"torchkiln\n"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scheme:
+    """The folders of one environment; `python` is the version whose folders these are, "3.11"."""
+
+    prefix: str  # "/opt/venv"
+    python: str
+
+    @property
+    def site(self) -> str:
+        return f"{self.prefix[1:]}/lib/python{self.python}/site-packages"
+
+    @property
+    def scripts(self) -> str:
+        return f"{self.prefix[1:]}/bin"
+
+    def folder(self, key: str, distribution: str) -> str | None:
+        """The folder of the data scheme *key*; None for a key that does not exist."""
+        return {
+            "purelib": self.site,
+            "platlib": self.site,
+            "scripts": self.scripts,
+            "data": self.prefix[1:],
+            "headers": f"{self.prefix[1:]}/include/site/python{self.python}/{distribution}",
+        }.get(key)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WheelName:
+    """What the file name says."""
+
+    filename: str
+    distribution: str  # as written, "nvidia_cublas_cu12"
+    version: Version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One line of RECORD, already in pip's notation."""
+
+    path: str  # relative to site-packages
+    hash: str  # "sha256=..." or empty
+    size: str
+
+
+def parse_name(filename: str) -> WheelName:
+    """:raises BadWheel: the file name is not that of a wheel."""
+    try:
+        _, version, _, _ = parse_wheel_filename(filename)
+    except InvalidWheelFilename as error:
+        raise BadWheel(filename, "not the file name of a wheel") from error
+    return WheelName(filename=filename, distribution=filename.split("-")[0], version=version)
+
+
+def destination(name: str, wheel: WheelName, scheme: Scheme) -> str:
+    """Where the entry *name* goes.
+
+    :raises BadWheel: a `.data` folder with a scheme that does not exist.
+    """
+    top, _, rest = name.partition("/")
+    if not top.endswith(".data") or not rest:
+        return f"{scheme.site}/{name}"
+    key, _, path = rest.partition("/")
+    folder = scheme.folder(key, wheel.distribution)
+    if folder is None or not path:
+        raise BadWheel(wheel.filename, f"entry {name!r}: no such data scheme")
+    return f"{folder}/{path}"
+
+
+def is_script(name: str) -> bool:
+    """Whether the entry lies in the scripts scheme, where a `#!python` line is rewritten."""
+    parts = name.split("/", 2)
+    return len(parts) == 3 and parts[0].endswith(".data") and parts[1] == "scripts"
+
+
+def with_interpreter(script: bytes, scheme: Scheme) -> bytes:
+    """*script* with its `#!python` line pointing at the environment's interpreter."""
+    if not script.startswith(b"#!python"):
+        return script
+    _, newline, rest = script.partition(b"\n")
+    return f"#!{scheme.prefix}/bin/python\n".encode() + (rest if newline else b"")
+
+
+def dist_info(names: Iterable[str], wheel: WheelName) -> str:
+    """The one `.dist-info` folder.
+
+    :raises BadWheel: none, several, or that of another distribution.
+    """
+    folders = {name.split("/")[0] for name in names if name.split("/")[0].endswith(".dist-info")}
+    if len(folders) != 1:
+        raise BadWheel(wheel.filename, f"{len(folders)} .dist-info folders; a wheel has one")
+    folder = folders.pop()
+    if canonicalize_name(folder.split("-")[0]) != canonicalize_name(wheel.distribution):
+        raise BadWheel(wheel.filename, f"its metadata folder is {folder}")
+    return folder
+
+
+def check_metadata(wheel_file: bytes, metadata: bytes, wheel: WheelName) -> None:
+    """WHEEL's version is one we know; METADATA names this distribution and version.
+
+    :raises BadWheel: if not.
+    """
+    parser = email.parser.BytesHeaderParser()
+    format_version = str(parser.parsebytes(wheel_file).get("Wheel-Version", "")).strip()
+    if format_version.split(".")[0] != "1":
+        raise BadWheel(wheel.filename, f"Wheel-Version {format_version or 'missing'}; only 1.x is known")
+    fields = parser.parsebytes(metadata)
+    name, version = str(fields.get("Name", "")).strip(), str(fields.get("Version", "")).strip()
+    # A local version (2.7.1+cu126) may be left out of the file name: the default index allows none there.
+    stated = {str(wheel.version), wheel.version.public}
+    ours = _canonical(version)
+    if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not ours & stated:
+        raise BadWheel(wheel.filename, f"METADATA is that of {name} {version}")
+
+
+def _canonical(version: str) -> set[str]:
+    try:
+        parsed = Version(version)
+    except ValueError:
+        return set()
+    return {str(parsed), parsed.public}
+
+
+_ENTRY_POINT = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<attribute>[\w.]+))?\s*(\[[\w.,\s-]*\])?", re.ASCII)
+_SCRIPT_NAME = re.compile(r"[\w.+-]+( [\w.+-]+)*", re.ASCII)
+
+
+def launchers(entry_points: bytes, wheel: WheelName, scheme: Scheme) -> dict[str, bytes]:
+    """The scripts that entry_points.txt asks for: path → content, to be mode 0755.
+
+    :raises BadWheel: a name or a reference that is not plain (it would become a path or code).
+    """
+    sections = _sections(entry_points, wheel)
+    console = _versioned(sections.get("console_scripts", {}), scheme)
+    wanted = {**console, **sections.get("gui_scripts", {})}
+    made = {}
+    for name, reference in wanted.items():
+        match = _ENTRY_POINT.fullmatch(reference)
+        if not match or not match["attribute"] or not _SCRIPT_NAME.fullmatch(name) or name.startswith("."):
+            raise BadWheel(wheel.filename, f"entry point {name!r} = {reference!r} is not plain")
+        module, attribute = match["module"], match["attribute"]
+        made[f"{scheme.scripts}/{name}"] = (
+            f"#!{scheme.prefix}/bin/python\n"
+            "import sys\n"
+            f"from {module} import {attribute.split('.')[0]}\n"
+            "if __name__ == '__main__':\n"
+            "    sys.argv[0] = sys.argv[0].removesuffix('.exe')\n"
+            f"    sys.exit({attribute}())\n"
+        ).encode()
+    return made
+
+
+def _sections(entry_points: bytes, wheel: WheelName) -> dict[str, dict[str, str]]:
+    """entry_points.txt as section → name → reference; names keep their case, a later line wins."""
+    sections: dict[str, dict[str, str]] = {}
+    current: dict[str, str] | None = None
+    try:
+        text = entry_points.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadWheel(wheel.filename, "entry_points.txt is not UTF-8") from error
+    for line in text.splitlines():
+        line = line.strip()
+        if not line or line[0] in "#;":
+            continue
+        if line.startswith("[") and line.endswith("]"):
+            current = sections.setdefault(line[1:-1].strip(), {})
+        elif current is not None and "=" in line:
+            name, _, reference = line.partition("=")
+            current[name.strip()] = reference.strip()
+        else:
+            raise BadWheel(wheel.filename, f"entry_points.txt has a line that is no entry: {line!r}")
+    return sections
+
+
+def _versioned(console: Mapping[str, str], scheme: Scheme) -> dict[str, str]:
+    """pip's own wheel carries launchers named after the Python that built it: give it ours instead."""
+    if "pip" not in console:
+        return dict(console)
+    kept = {name: ref for name, ref in console.items() if not re.fullmatch(r"pip\d+(\.\d+)?", name)}
+    major = scheme.python.split(".")[0]
+    return {**kept, f"pip{major}": console["pip"], f"pip{scheme.python}": console["pip"]}
+
+
+def parse_record(record: bytes, wheel: WheelName) -> dict[str, tuple[str, str]]:
+    """RECORD as path → (hash, size), as written.
+
+    :raises BadWheel: it is no CSV of UTF-8 lines, or names a file twice with different hashes.
+    """
+    rows: dict[str, tuple[str, str]] = {}
+    try:
+        for fields in csv.reader(record.decode("utf-8").splitlines(), strict=True):
+            if not fields:
+                continue
+            path, digest, size = (*fields, "", "")[:3]
+            if rows.setdefault(path, (digest, size)) != (digest, size):
+                raise BadWheel(wheel.filename, f"RECORD tells {path!r} twice, differently")
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadWheel(wheel.filename, f"RECORD cannot be read: {error}") from error
+    return rows
+
+
+def urlsafe_sha256(digest: bytes) -> str:
+    """A SHA-256 as RECORD writes it."""
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def row(path: str, data: bytes, scheme: Scheme) -> Row:
+    """The line for a file that was made or changed while installing."""
+    return Row(
+        path=record_path(path, scheme),
+        hash=urlsafe_sha256(hashlib.sha256(data).digest()),
+        size=str(len(data)),
+    )
+
+
+def record_path(path: str, scheme: Scheme) -> str:
+    """*path* as RECORD tells it: relative to site-packages, `../../../bin/x` for what lies elsewhere."""
+    here, there = scheme.site.split("/"), path.split("/")
+    common = 0
+    while common < min(len(here), len(there) - 1) and here[common] == there[common]:
+        common += 1
+    return "/".join([".."] * (len(here) - common) + there[common:])
+
+
+def record(rows: Iterable[Row]) -> bytes:
+    """RECORD's text: sorted, with the line ends of RFC 4180 that pip writes too."""
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows(sorted((row.path, row.hash, row.size) for row in rows))
+    return out.getvalue().encode()

@@ -1,0 +1,141 @@
+"""A wheel file that may still be arriving: read it in order, as far as it has come.
+
+The download writes, we read behind it. The zip directory stands at the end of a wheel, so for a file
+that is not complete yet it comes beforehand, by a range request (`tail`); what was used of it is compared
+with the file when that is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+_POLL = 0.005  # seconds between looks at a file that is growing
+
+
+class Cancelled(Exception):
+    """Whoever feeds this file has given up; the reason is known there."""
+
+
+class WheelFile:
+    """The bytes of one wheel of known *size*, read once in order and hashed on the way."""
+
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        *,
+        tail: bytes = b"",
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.size = size
+        self.position = 0
+        self._hash = hashlib.sha256()
+        self._tail = tail
+        self._path = path
+        self._cancelled = cancelled
+        self._file = -1
+        self._arrived = 0
+
+    def __enter__(self) -> WheelFile:
+        while True:
+            try:
+                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                return self
+            except FileNotFoundError:
+                self._pause()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def read(self, count: int) -> bytes:
+        """The next bytes, at least one, at most *count* and never beyond the end."""
+        count = min(count, self.size - self.position)
+        self._await(self.position + min(count, 1))
+        data = os.pread(self._file, min(count, self._arrived - self.position), self.position)
+        if len(data) == 0 and count:
+            raise Cancelled  # it was complete a moment ago: somebody cut it
+        self.position += len(data)
+        self._hash.update(data)
+        return data
+
+    def read_exactly(self, count: int) -> bytes:
+        """The next *count* bytes."""
+        parts = []
+        while count:
+            parts.append(self.read(count))
+            count -= len(parts[-1])
+        return b"".join(parts)
+
+    def skip_to(self, position: int) -> None:
+        """Read on, keeping nothing, up to *position*."""
+        while self.position < position:
+            self.read(min(1 << 20, position - self.position))
+
+    def directory_view(self) -> io.BufferedReader:
+        """The file as a seekable stream for the zip directory's sake; waits where no tail was given."""
+        return io.BufferedReader(_DirectoryView(self), 1 << 16)
+
+    def sha256(self) -> str:
+        """The hash of the whole file; reads what is left, and compares the tail that was used.
+
+        :raises ValueError: the tail was not that of this file.
+        """
+        self.skip_to(self.size)
+        if self._tail and os.pread(self._file, len(self._tail), self.size - len(self._tail)) != self._tail:
+            raise ValueError("its zip directory changed between two requests")
+        return self._hash.hexdigest()
+
+    def at(self, offset: int, count: int) -> bytes:
+        """Bytes anywhere in the file, out of order and not hashed."""
+        start = self.size - len(self._tail)
+        if offset >= start:
+            return self._tail[offset - start : offset - start + count]
+        self._await(self.size)
+        return os.pread(self._file, count, offset)
+
+    def _await(self, length: int) -> None:
+        """Wait until the first *length* bytes are there."""
+        while self._arrived < length:
+            self._arrived = min(os.fstat(self._file).st_size, self.size)
+            if self._arrived < length:
+                self._pause()
+
+    def _pause(self) -> None:
+        if self._cancelled():
+            raise Cancelled
+        time.sleep(_POLL)
+
+
+class _DirectoryView(io.RawIOBase):
+    """What `zipfile` asks of a file to read its directory: seek, tell, read."""
+
+    def __init__(self, wheel: WheelFile) -> None:
+        self._wheel = wheel
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._wheel.size}[whence]
+        if base + offset < 0:
+            raise OSError("seek before the start")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        data = self._wheel.at(self._at, min(len(buffer), max(0, self._wheel.size - self._at)))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,0 +1,240 @@
+"""Wheel → layer, without recompressing: the heart of torchkiln.
+
+A wheel is a zip: raw deflate streams, each behind a small header. A layer is a gzip of a tar, and a gzip
+file may hold many members. So, file by file, in the order in which they lie in the wheel:
+
+    zip entry    [local header][ deflate stream ........................ ]
+                                        │ copied as it stands
+    layer        [tar header, stored][gzip header][ deflate stream ][CRC-32, size]
+
+One pass reads the wheel, and gives three hashes: of the wheel (it must be the locked one), of the layer
+(its digest), and of the tar inside (its diff_id). That last one needs the inflated bytes, which also prove
+each entry's CRC-32, size and the hash that RECORD tells. What the wheel does not carry, and an installer
+adds (launchers, INSTALLER, RECORD, .pyc files), follows behind as stored members.
+
+Everything is checked before anybody sees the layer: a wheel that lies anywhere gives none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from isal import igzip_lib, isal_zlib
+
+from torchkiln.errors import BadWheel
+from torchkiln.oci.layer import LayerWriter
+from torchkiln.wheel import install
+from torchkiln.wheel.bytecode import cached_name
+from torchkiln.wheel.entries import Entry, entries, skip_local_header
+from torchkiln.wheel.install import Row, Scheme, WheelName
+from torchkiln.wheel.source import WheelFile
+
+_READ = 1 << 18  # compressed bytes at a time
+_INFLATE = 1 << 20  # the most that one step may inflate to: bounds memory against bombs
+_KEEP = 64 << 20  # the most of one file that is held in memory (metadata, a Python source)
+_SCRIPT = 1 << 20  # scripts up to this size are held back and may be rewritten
+
+# Given (path, source) of each Python file; returns, at the end, the (path, .pyc) pairs to add.
+Bytecode = Callable[[], Iterator[tuple[str, bytes]]]
+SourceSink = Callable[[str, bytes], None]
+
+
+@dataclass(slots=True)
+class _Installation:
+    """What gathers while one wheel goes by."""
+
+    wheel: WheelName
+    scheme: Scheme
+    info: str
+    rows: list[Row] = field(default_factory=list)
+    hashes: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # entry → sha256, size
+    metadata: dict[str, bytes] = field(default_factory=dict)
+    scripts: list[tuple[Entry, bytes]] = field(default_factory=list)
+    large_scripts: list[str] = field(default_factory=list)
+
+
+def splice(
+    file: WheelFile,
+    filename: str,
+    sha256: str,
+    layer: LayerWriter,
+    scheme: Scheme,
+    *,
+    source: SourceSink,
+    bytecode: Bytecode,
+) -> None:
+    """Install the wheel *filename* into *layer* under *scheme*.
+
+    :param sha256: of the wheel as locked, hex.
+    :param source: takes each Python source as it goes by (path in the image, bytes).
+    :param bytecode: called once behind the last source; gives path and bytes of each .pyc.
+    :raises BadWheel: anything in it is not as it must be. The layer is then worthless.
+    """
+    wheel = install.parse_name(filename)
+    listed = entries(file, filename)
+    names = {entry.name for entry in listed}
+    work = _Installation(wheel=wheel, scheme=scheme, info=install.dist_info(names, wheel))
+    for entry in listed:
+        if not _is_stale_bytecode(entry.name, names):
+            _one_file(file, entry, work, layer, source)
+    try:
+        found = file.sha256()
+    except ValueError as error:
+        raise BadWheel(filename, str(error)) from error
+    if found != sha256:
+        raise BadWheel(filename, f"sha256 is {found}, locked was {sha256}")
+    _check(work)
+    _finish(work, layer, bytecode())
+
+
+def _one_file(
+    file: WheelFile, entry: Entry, work: _Installation, layer: LayerWriter, source: SourceSink
+) -> None:
+    """Read one entry and put it where it belongs."""
+    filename = work.wheel.filename
+    skip_local_header(file, entry, filename)
+    path = install.destination(entry.name, work.wheel, work.scheme)
+    top, _, name = entry.name.partition("/")
+    in_info = top == work.info
+    if (install.is_script(entry.name) and entry.size <= _SCRIPT) or (in_info and name == "RECORD"):
+        data = b"".join(content for _, content in _inflate(file, entry, filename))
+        work.hashes[entry.name] = (hashlib.sha256(data).digest(), len(data))
+        if in_info:
+            work.metadata[name] = data
+        else:
+            work.scripts.append((entry, data))
+        return
+    is_source = path.endswith(".py") and path.startswith(work.scheme.site + "/")
+    keep = is_source or (in_info and name in ("METADATA", "WHEEL", "entry_points.txt"))
+    if keep and entry.size > _KEEP:
+        raise BadWheel(filename, f"entry {entry.name!r} is {entry.size} bytes; {_KEEP} at most for its kind")
+    kept: list[bytes] = []
+    digest = hashlib.sha256()
+    mode = 0o755 if entry.executable else 0o644
+    with layer.entry(path, mode, size=entry.size, crc=entry.crc) as member:
+        for deflate, content in _inflate(file, entry, filename):
+            if not entry.deflated:
+                member.plain(content)
+            elif entry.size:
+                member.spliced(deflate, content)
+            digest.update(content)
+            if keep:
+                kept.append(content)
+    work.hashes[entry.name] = (digest.digest(), entry.size)
+    if install.is_script(entry.name):
+        work.large_scripts.append(path)
+    if is_source:
+        source("/" + path, b"".join(kept))
+    elif keep:
+        work.metadata[name] = b"".join(kept)
+
+
+def _inflate(file: WheelFile, entry: Entry, filename: str) -> Iterator[tuple[bytes, bytes]]:
+    """The entry's bytes as (deflate stream, content) pieces; a piece of the stream comes once.
+
+    Ends only if size and CRC-32 are those of the directory and the stream ends where the entry does:
+    bytes behind its end could smuggle in a gzip member of their own.
+    """
+    left, produced, crc = entry.compressed, 0, 0
+    inflater = isal_zlib.decompressobj(-15) if entry.deflated else None
+    while left:
+        piece = file.read(min(left, _READ))
+        left -= len(piece)
+        pending, more = piece, True
+        while more:
+            try:
+                content = inflater.decompress(pending, _INFLATE) if inflater else piece
+            except igzip_lib.IsalError as error:
+                raise BadWheel(filename, f"entry {entry.name!r}: broken deflate stream ({error})") from error
+            produced += len(content)
+            if produced > entry.size:
+                raise BadWheel(filename, f"entry {entry.name!r} inflates to more than its {entry.size} bytes")
+            crc = isal_zlib.crc32(content, crc)
+            yield piece, content
+            piece, pending = b"", inflater.unconsumed_tail if inflater else b""
+            more = inflater is not None and not inflater.eof and bool(pending or len(content) == _INFLATE)
+        if inflater and inflater.eof and (left or inflater.unused_data):
+            raise BadWheel(filename, f"entry {entry.name!r}: bytes behind the end of its deflate stream")
+    if inflater and not inflater.eof:
+        raise BadWheel(filename, f"entry {entry.name!r}: its deflate stream does not end")
+    if (produced, crc) != (entry.size, entry.crc):
+        raise BadWheel(filename, f"entry {entry.name!r}: size or CRC-32 is not that of the directory")
+
+
+def _check(work: _Installation) -> None:
+    """METADATA and WHEEL are this wheel's; RECORD tells each file with its true hash and size."""
+    filename = work.wheel.filename
+    for needed in ("METADATA", "WHEEL", "RECORD"):
+        if needed not in work.metadata:
+            raise BadWheel(filename, f"{work.info}/{needed} is missing")
+    install.check_metadata(work.metadata["WHEEL"], work.metadata["METADATA"], work.wheel)
+    told = install.parse_record(work.metadata["RECORD"], work.wheel)
+    faults = []
+    for name, (digest, size) in sorted(work.hashes.items()):
+        if name in _unhashed(work.info):
+            continue
+        hash_, length = told.get(name, ("", ""))
+        if name not in told:
+            faults.append(f"{name!r} is not in RECORD")
+        elif hash_.startswith("sha256=") and hash_.rstrip("=") != install.urlsafe_sha256(digest):
+            faults.append(f"{name!r} is not what RECORD says")
+        elif not hash_ or (length and length != str(size)):
+            faults.append(f"{name!r} has no hash in RECORD, or another size")
+    if faults:
+        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
+        raise BadWheel(filename, "; ".join(faults[:3]) + more)
+
+
+def _unhashed(info: str) -> frozenset[str]:
+    """What RECORD cannot hash: itself and the signatures over it."""
+    return frozenset(f"{info}/{name}" for name in ("RECORD", "RECORD.jws", "RECORD.p7s"))
+
+
+def _finish(work: _Installation, layer: LayerWriter, bytecode: Iterator[tuple[str, bytes]]) -> None:
+    """Behind the wheel's own files: scripts, launchers, INSTALLER, .pyc files, RECORD."""
+    scheme, wheel = work.scheme, work.wheel
+    told = install.parse_record(work.metadata["RECORD"], wheel)
+    launchers = install.launchers(work.metadata.get("entry_points.txt", b""), wheel, scheme)
+    changed = {}
+    for path in work.large_scripts:
+        if path in launchers:
+            raise BadWheel(wheel.filename, f"a script and an entry point are both {path}")
+    dropped = set()
+    for entry, data in work.scripts:
+        path = install.destination(entry.name, wheel, scheme)
+        if path in launchers:  # a launcher made at build time, of which ours is the fresh one
+            dropped.add(entry.name)
+            continue
+        rewritten = install.with_interpreter(data, scheme)
+        layer.file(path, 0o755 if entry.executable else 0o644, rewritten)
+        if rewritten != data:
+            changed[entry.name] = install.row(path, rewritten, scheme)
+    rows = [
+        changed.get(name)
+        or Row(
+            path=install.record_path(install.destination(name, wheel, scheme), scheme),
+            hash=hash_,
+            size=size,
+        )
+        for name, (hash_, size) in told.items()
+        if name in work.hashes and name not in dropped
+    ]
+    made = {**launchers, f"{scheme.site}/{work.info}/INSTALLER": install.INSTALLER}
+    for path, data in made.items():
+        layer.file(path, 0o755 if path in launchers else 0o644, data)
+        rows.append(install.row(path, data, scheme))
+    for origin, code in bytecode:
+        path = cached_name(origin, scheme.python)
+        layer.file(path, 0o644, code)
+        rows.append(Row(path=install.record_path(path, scheme), hash="", size=""))
+    layer.file(f"{scheme.site}/{work.info}/RECORD", 0o644, install.record(rows))
+
+
+def _is_stale_bytecode(name: str, names: set[str]) -> bool:
+    """A .pyc whose source lies in the wheel: ours, of the image's own Python, takes its place."""
+    folder, _, file = name.rpartition("/")
+    if not (folder.endswith("__pycache__") and file.endswith(".pyc")):
+        return False
+    return f"{folder.removesuffix('__pycache__')}{file.split('.')[0]}.py" in names
