@@ -1,0 +1,216 @@
+"""YAML text -> Matrix: what may be asked for, or every fault in the file with its line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from torchkiln import located
+from torchkiln.errors import ConfigError
+from torchkiln.facts import Facts
+from torchkiln.located import Located
+from torchkiln.nouns import Cell, Flavor
+from torchkiln.versions import nearest, numbers
+
+Prefer = Literal["default-index", "native"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OsChoice:
+    """An operating system and the Python that it ships."""
+
+    name: str  # "debian12"
+    python: str  # "3.11"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedIndex:
+    """An index beside the default one, bound to the packages that may come from it."""
+
+    name: str  # "pytorch"
+    packages: tuple[str, ...]
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that holds its address."""
+        return f"TORCHKILN_INDEX_{self.name.upper()}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """Cells that are known to fail. None fits every value."""
+
+    torch: str | None
+    cuda: str | None
+    flavor: str | None
+    os: str | None
+    reason: str
+
+    def covers(self, cell: Cell) -> bool:
+        """Whether *cell* is one of them."""
+        pairs = (
+            (self.torch, cell.torch),
+            (self.cuda, cell.cuda),
+            (self.flavor, cell.flavor),
+            (self.os, cell.os),
+        )
+        return all(wanted is None or wanted == value for wanted, value in pairs)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aliases:
+    """Templates of further tags, by the rule that grants them; None: the rule is off."""
+
+    newest_patch: str | None
+    newest_cuda: str | None
+    newest_torch: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matrix:
+    """All of matrix.yaml. Versions are sorted, oldest first."""
+
+    torch: tuple[str, ...]
+    cuda: tuple[str, ...]
+    flavors: tuple[Flavor, ...]
+    os: tuple[OsChoice, ...]
+    companions: tuple[str, ...]  # PEP 508
+    repository: str
+    prefer: Prefer
+    indexes: tuple[NamedIndex, ...]
+    aliases: Aliases
+    bounds: tuple[Bound, ...]
+
+
+def read(path: Path, facts: Facts) -> Matrix:
+    """The matrix in the file *path*.
+
+    :raises ConfigError: no such file, not UTF-8, or any fault that `load` finds.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror or error}",
+            hint="run from the repository's root, or name the file: --matrix FILE",
+        ) from None
+    return load(text, facts, name=str(path))
+
+
+def load(text: str, facts: Facts, *, name: str = "matrix.yaml") -> Matrix:
+    """*text* as a Matrix; *name* stands before the line in messages.
+
+    :raises ConfigError: with every fault: unknown keys, wrong types, versions that the facts do not know.
+    """
+    file = located.parse(text, name=name)
+    faults = located.faults(file, _schema())
+    if isinstance(file.data, dict):
+        faults += [file.fault(path, text) for path, text in _meaning_faults(file, facts)]
+    if faults:
+        raise ConfigError.of(sorted(faults, key=_line), hint=f"mend {name}; nothing was done")
+    return _matrix(file.data)
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads(
+        files("torchkiln").joinpath("data", "matrix.schema.json").read_bytes()
+    )
+    return schema
+
+
+def _matrix(data: dict[str, Any]) -> Matrix:
+    aliases = data.get("aliases", {})
+    return Matrix(
+        torch=tuple(sorted(data["torch"], key=numbers)),
+        cuda=tuple(sorted(data["cuda"], key=numbers)),
+        flavors=tuple(data["flavors"]),
+        os=tuple(OsChoice(name=name, python=body["python"]) for name, body in data["os"].items()),
+        companions=tuple(data["companions"]),
+        repository=data["repository"],
+        prefer=data.get("prefer", "default-index"),
+        indexes=tuple(
+            NamedIndex(name=name, packages=tuple(packages))
+            for name, packages in data.get("indexes", {}).items()
+        ),
+        aliases=Aliases(
+            newest_patch=aliases.get("newest_patch"),
+            newest_cuda=aliases.get("newest_cuda"),
+            newest_torch=aliases.get("newest_torch"),
+        ),
+        bounds=tuple(
+            Bound(
+                torch=bound.get("torch"),
+                cuda=bound.get("cuda"),
+                flavor=bound.get("flavor"),
+                os=bound.get("os"),
+                reason=bound["reason"],
+            )
+            for bound in data.get("bounds", [])
+        ),
+    )
+
+
+def _meaning_faults(file: Located, facts: Facts) -> Iterator[tuple[located.Path, str]]:
+    """What no schema can tell: names that must be known elsewhere. Skips what has a wrong shape."""
+    data = file.data
+    for index, torch in _texts(data.get("torch")):
+        if re.fullmatch(r"[\d.]+", torch) and torch not in facts.releases:
+            near = ", ".join(nearest(torch, facts.releases))
+            yield ("torch", index), f"nothing is known of torch {torch}; nearest known: {near}"
+    for index, cuda in _texts(data.get("cuda")):
+        if re.fullmatch(r"\d+\.\d+", cuda) and cuda not in facts.cuda:
+            near = ", ".join(nearest(cuda, facts.cuda))
+            yield ("cuda", index), f"nothing is known of CUDA {cuda}; nearest known: {near}"
+    for index, companion in _texts(data.get("companions")):
+        package = re.split(r"[^A-Za-z0-9._-]", companion)[0].lower()
+        if package in ("torch", "torchvision", "torchaudio"):
+            yield (
+                ("companions", index),
+                f"{package} comes by itself, in the release that belongs to the cell's torch",
+            )
+    bounds = data.get("bounds")
+    for index, bound in enumerate(bounds if isinstance(bounds, list) else ()):
+        if isinstance(bound, dict):
+            yield from _bound_faults(data, index, bound)
+
+
+def _bound_faults(
+    data: dict[str, Any], index: int, bound: dict[str, Any]
+) -> Iterator[tuple[located.Path, str]]:
+    lists = {
+        "torch": data.get("torch"),
+        "cuda": data.get("cuda"),
+        "flavor": data.get("flavors"),
+        "os": data.get("os"),
+    }
+    for key, listed in lists.items():
+        value = bound.get(key)
+        valid = (
+            [text for text in listed or () if isinstance(text, str)]
+            if isinstance(listed, (list, dict))
+            else []
+        )
+        if isinstance(value, str) and valid and value not in valid:
+            near = ", ".join(nearest(value, valid)) or ", ".join(valid)
+            yield ("bounds", index, key), f"{value!r} is not in this matrix; nearest: {near}"
+    if not any(key in bound for key in lists):
+        yield ("bounds", index), "names no cell: give at least one of torch, cuda, flavor, os"
+
+
+def _texts(value: Any) -> list[tuple[int, str]]:
+    items = value if isinstance(value, list) else []
+    return [(index, item) for index, item in enumerate(items) if isinstance(item, str)]
+
+
+def _line(fault: str) -> int:
+    found = re.search(r":(\d+): ", fault)
+    return int(found[1]) if found else 0

@@ -1,0 +1,230 @@
+"""Cell -> Resolution: native, minor-compat or unavailable, by rule from what the facts know.
+
+The rule: a wheel built with exactly the asked CUDA minor is native; a wheel of the same major and a newer
+minor runs on the same drivers (minor-compat); a major is never crossed. `prefer` of the matrix decides
+whether the default index's build goes before a native one that only PyTorch's own index has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torchkiln.arch import served_classes
+from torchkiln.errors import Unresolvable
+from torchkiln.facts import Facts, GpuClass, Release, Trap, Variant
+from torchkiln.matrix import Matrix
+from torchkiln.nouns import Build, Cell, Note, Resolution, Source, Status
+from torchkiln.versions import major_of, minor_of, newest, numbers
+
+
+def resolve(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
+    """What *cell* is, with every reason. Total: each cell of *matrix* has an answer."""
+    for bound in matrix.bounds:
+        if bound.covers(cell):
+            return _unavailable(cell, matrix, facts, f"seen to fail: {bound.reason}")
+    release = facts.releases[cell.torch]
+    candidates = sorted(_candidates(cell, release), key=lambda build: _rank(build, cell, matrix))
+    if not candidates:
+        return _unavailable(cell, matrix, facts, _why_none(cell, release, facts))
+    return _resolved(cell, matrix, facts, candidates)
+
+
+def require_buildable(resolution: Resolution) -> Build:
+    """The build that *resolution* chose.
+
+    :raises Unresolvable: the cell is unavailable, or devel, whose toolkit no lock holds yet.
+    """
+    cell = resolution.cell
+    asked = f"torch {cell.torch} with CUDA {cell.cuda} ({cell.flavor}, {cell.os})"
+    if resolution.build is None:
+        near = ", ".join(f"--torch {torch} --cuda {cuda}" for torch, cuda in resolution.nearest)
+        raise Unresolvable(
+            f"{asked} is unavailable: {resolution.reason}", hint=f"nearest: {near}" if near else ""
+        )
+    if devel := next((note for note in resolution.limits if note.fact == "rules.devel-toolkit"), None):
+        raise Unresolvable(
+            f"{asked} cannot be built: {devel.text}", hint="leave --flavor out, or say --flavor runtime"
+        )
+    return resolution.build
+
+
+def require_cuda(resolution: Resolution) -> str:
+    """What the image may demand in NVIDIA_REQUIRE_CUDA: the version that the floor's driver reports, ``cuda>=12.0``.
+
+    Demanding the wheel's own minor would shut out drivers on which the cell runs. The first driver of a
+    CUDA major reports that major's .0 (facts: ``floors``), which a test holds against the facts.
+    """
+    return f"cuda>={major_of(resolution.cell.cuda)}.0"
+
+
+def _candidates(cell: Cell, release: Release) -> Iterable[Build]:
+    """All builds of the asked major that are not older than asked and have a wheel for the system's Python."""
+    if "cp" + cell.python.replace(".", "") not in release.default.pythons:
+        return
+    for variant in release.variants:
+        same_major = major_of(variant.cuda) == major_of(cell.cuda)
+        if same_major and numbers(variant.cuda) >= numbers(cell.cuda):
+            yield _build(release, variant)
+
+
+def _build(release: Release, variant: Variant) -> Build:
+    return Build(
+        version=f"{release.version}+{variant.name}",
+        variant=variant.name,
+        cuda=variant.cuda,
+        source=Source.DEFAULT if variant.name == release.default.variant else Source.PYTORCH,
+        archs=variant.archs,
+        # Of some builds of PyTorch's own index only cuDNN's major is known, which is all that a tag tells.
+        cudnn=variant.cudnn or release.cudnn_major,
+        nccl=variant.nccl,
+    )
+
+
+def _rank(build: Build, cell: Cell, matrix: Matrix) -> tuple[bool, bool, tuple[int, ...]]:
+    elsewhere, newer_minor = build.source is not Source.DEFAULT, build.cuda != cell.cuda
+    first, second = (newer_minor, elsewhere) if matrix.prefer == "native" else (elsewhere, newer_minor)
+    return (first, second, numbers(build.cuda))
+
+
+def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Build]) -> Resolution:
+    build, *others = candidates
+    native = build.cuda == cell.cuda
+    traps = [trap for trap in facts.traps if _applies(trap, cell, build)]
+    floor = facts.floors[major_of(cell.cuda)].driver
+    return Resolution(
+        cell=cell,
+        status=Status.NATIVE if native else Status.MINOR_COMPAT,
+        reason=_why(cell, build, others, floor),
+        build=build,
+        alternatives=tuple(others),
+        min_driver=floor,
+        full_driver=facts.cuda[build.cuda].full,
+        requirements=_requirements(build, facts.releases[cell.torch], matrix, traps),
+        constraints=tuple(Note(text=trap.constrain, fact=trap.id) for trap in traps if trap.constrain),
+        limits=tuple(_limits(cell, build, facts, traps)),
+        nearest=(),
+        lockable=build.source is Source.DEFAULT and cell.flavor == "runtime",
+    )
+
+
+def _why(cell: Cell, build: Build, others: Sequence[Build], floor: str) -> str:
+    where = "the default index" if build.source is Source.DEFAULT else "PyTorch's own index"
+    if build.cuda == cell.cuda:
+        return f"{where} has a wheel built with CUDA {cell.cuda} ({build.version})"
+    native = next((other for other in others if other.cuda == cell.cuda), None)
+    missing = (
+        f"{native.version} is only on PyTorch's own index"
+        if native
+        else f"no wheel is built with CUDA {cell.cuda}"
+    )
+    return f"{missing}; {build.version} from {where} runs on every driver from {floor} on"
+
+
+def _requirements(build: Build, release: Release, matrix: Matrix, traps: Sequence[Trap]) -> tuple[str, ...]:
+    # PyTorch's own index tells its builds apart by the local version; the default index shows none.
+    local = "" if build.source is Source.DEFAULT else f"+{build.variant}"
+    return (
+        f"torch=={release.version}{local}",
+        f"torchvision=={release.torchvision}{local}",
+        f"torchaudio=={release.torchaudio}{local}",
+        *matrix.companions,
+        *(trap.require for trap in traps if trap.require),
+    )
+
+
+def _applies(trap: Trap, cell: Cell, build: Build) -> bool:
+    return (
+        (not trap.releases or minor_of(cell.torch) in trap.releases)
+        and (not trap.variants or build.variant in trap.variants)
+        and (trap.python_from is None or numbers(cell.python) >= numbers(trap.python_from))
+    )
+
+
+def _limits(cell: Cell, build: Build, facts: Facts, traps: Sequence[Trap]) -> Iterable[Note]:
+    if cell.flavor == "devel":
+        yield _rule("devel-toolkit", facts)
+    if build.source is not Source.DEFAULT:
+        yield _rule("other-index", facts)
+    if build.cuda != cell.cuda:
+        for rule in ("minor-compat-ptx", "minor-compat-calls", "minor-compat-jit"):
+            yield _rule(rule, facts)
+    has_ptx = any(arch.startswith("compute_") for arch in build.archs)
+    yield _rule("ptx-needs-driver" if has_ptx else "no-ptx", facts)
+    served = served_classes(build.archs, facts.gpus)
+    if unserved := [gpus for gpus in facts.gpus if gpus not in served and gpus.x86_names]:
+        yield _rule("unserved", facts, f" {_told(unserved)}")
+    floor = int(major_of(facts.floors[major_of(cell.cuda)].driver))
+    young = [gpus for gpus in served if gpus.x86_names and (gpus.first_branch or 0) > floor]
+    if young:
+        drivers = ", ".join(f"{gpus.capability} from {gpus.first_branch}" for gpus in young)
+        yield _rule("young-gpu", facts, f" {drivers} on")
+    for trap in traps:
+        if trap.limit:
+            yield Note(text=trap.limit, fact=trap.id)
+
+
+def _rule(name: str, facts: Facts, more: str = "") -> Note:
+    return Note(text=facts.rules[name] + more, fact=f"rules.{name}")
+
+
+def _told(classes: Sequence[GpuClass]) -> str:
+    return "; ".join(f"{gpus.capability} ({', '.join(gpus.x86_names[:2])})" for gpus in classes)
+
+
+def _why_none(cell: Cell, release: Release, facts: Facts) -> str:
+    if "cp" + cell.python.replace(".", "") not in release.default.pythons:
+        return f"torch {cell.torch} has no wheel for Python {cell.python}"
+    asked = major_of(cell.cuda)
+    same_major = [variant.cuda for variant in release.variants if major_of(variant.cuda) == asked]
+    if same_major:
+        return f"torch {cell.torch} has no CUDA {asked} build newer than {newest(same_major)}"
+    having = [
+        version
+        for version, other in facts.releases.items()
+        if any(major_of(variant.cuda) == asked for variant in other.variants)
+    ]
+    before = [version for version in having if numbers(version) < numbers(cell.torch)]
+    after = [version for version in having if numbers(version) > numbers(cell.torch)]
+    told = [f"the last is {newest(before)}"] if before else []
+    told += [f"the first is {min(after, key=numbers)}"] if after else []
+    return f"torch {minor_of(cell.torch)} has no CUDA {asked} build; {', '.join(told) or 'nor has any known release'}"
+
+
+def _unavailable(cell: Cell, matrix: Matrix, facts: Facts, reason: str) -> Resolution:
+    return Resolution(
+        cell=cell,
+        status=Status.UNAVAILABLE,
+        reason=reason,
+        build=None,
+        alternatives=(),
+        min_driver=None,
+        full_driver=None,
+        requirements=(),
+        constraints=(),
+        limits=(),
+        nearest=_nearest(cell, matrix, facts),
+        lockable=False,
+    )
+
+
+def _nearest(cell: Cell, matrix: Matrix, facts: Facts) -> tuple[tuple[str, str], ...]:
+    """The same torch with the nearest CUDA, and the same CUDA with the nearest torch, of those that work."""
+
+    def works(torch: str, cuda: str) -> bool:
+        other = Cell(torch=torch, cuda=cuda, flavor=cell.flavor, os=cell.os, python=cell.python)
+        bounded = any(bound.covers(other) for bound in matrix.bounds)
+        return not bounded and any(True for _ in _candidates(other, facts.releases[torch]))
+
+    def by_distance(value: str, order: Sequence[str]) -> list[str]:
+        here = order.index(value)
+        return sorted(order, key=lambda one: abs(order.index(one) - here))
+
+    torches = sorted({*matrix.torch, cell.torch}, key=numbers)
+    cudas = sorted({*matrix.cuda, cell.cuda}, key=numbers)
+    same_torch = next(
+        ((cell.torch, cuda) for cuda in by_distance(cell.cuda, cudas) if works(cell.torch, cuda)), None
+    )
+    same_cuda = next(
+        ((torch, cell.cuda) for torch in by_distance(cell.torch, torches) if works(torch, cell.cuda)), None
+    )
+    return tuple(pair for pair in (same_torch, same_cuda) if pair)

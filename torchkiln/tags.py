@@ -1,0 +1,72 @@
+"""Resolution -> tags: the names people know, and the aliases that an image has earned."""
+
+from __future__ import annotations
+
+from datetime import date
+from itertools import product
+
+from torchkiln.facts import Facts
+from torchkiln.matrix import Matrix
+from torchkiln.nouns import Cell, Resolution, Status
+from torchkiln.resolve import resolve
+from torchkiln.versions import major_of, minor_of, newest, numbers
+
+#: The system whose images bear no ending. It is part of what a published tag means, so no matrix sets it.
+DEFAULT_OS = "debian12"
+
+
+def tag_of(resolution: Resolution) -> str:
+    """The image's own tag, ``2.7.1-cuda12.1-cudnn9-runtime``, with ``-ubuntu22.04`` behind it off debian12.
+
+    :raises ValueError: the cell is unavailable, and what cannot be had has no name.
+    """
+    cell, build = resolution.cell, resolution.build
+    if build is None or build.cudnn is None:
+        raise ValueError(f"no tag for an unavailable cell: torch {cell.torch} with CUDA {cell.cuda}")
+    return f"{cell.torch}-cuda{cell.cuda}-cudnn{major_of(build.cudnn)}-{cell.flavor}{_ending(cell)}"
+
+
+def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[str, ...]:
+    """The moving tags that *resolution*'s image bears by *matrix*'s rules; none for an unavailable cell.
+
+    Newest always means the newest that can be had: an unavailable cell of the matrix outranks nobody.
+    """
+    cell, rules = resolution.cell, matrix.aliases
+    if resolution.build is None:
+        return ()
+    patches = [torch for torch in matrix.torch if minor_of(torch) == minor_of(cell.torch)]
+    names: list[str] = []
+    if rules.newest_patch and cell.torch == newest(
+        t for t in patches if _can_be_had(cell, t, cell.cuda, matrix, facts)
+    ):
+        names.append(_filled(rules.newest_patch, cell) + _ending(cell))
+    if cell.flavor == "runtime" and cell.os == DEFAULT_OS:
+        if rules.newest_cuda and _is_newest(cell, patches, matrix, facts):
+            names.append(_filled(rules.newest_cuda, cell))
+        if rules.newest_torch and _is_newest(cell, list(matrix.torch), matrix, facts):
+            names.append(_filled(rules.newest_torch, cell))
+    return tuple(dict.fromkeys(names))
+
+
+def dated(tag: str, day: date) -> str:
+    """The immutable form of *tag*: ``2.7.1-cuda12.1-cudnn9-runtime-20261121``."""
+    return f"{tag}-{day:%Y%m%d}"
+
+
+def _is_newest(cell: Cell, torches: list[str], matrix: Matrix, facts: Facts) -> bool:
+    pairs = [(t, c) for t, c in product(torches, matrix.cuda) if _can_be_had(cell, t, c, matrix, facts)]
+    return (cell.torch, cell.cuda) == max(pairs, key=lambda pair: (numbers(pair[0]), numbers(pair[1])))
+
+
+def _can_be_had(cell: Cell, torch: str, cuda: str, matrix: Matrix, facts: Facts) -> bool:
+    """Whether *cell* with another torch and CUDA can be had."""
+    other = Cell(torch=torch, cuda=cuda, flavor=cell.flavor, os=cell.os, python=cell.python)
+    return resolve(other, matrix, facts).status is not Status.UNAVAILABLE
+
+
+def _filled(template: str, cell: Cell) -> str:
+    return template.format(torch=cell.torch, minor=minor_of(cell.torch), cuda=cell.cuda, flavor=cell.flavor)
+
+
+def _ending(cell: Cell) -> str:
+    return "" if cell.os == DEFAULT_OS else f"-{cell.os}"

@@ -1,0 +1,55 @@
+"""Version strings -> something that sorts: releases, CUDA versions, drivers, compute capabilities.
+
+All of them are dotted numbers here, so that the pure stages need no PEP 440 (and its import time).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+DOTTED = re.compile(r"\d+(\.\d+)*")
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """`"12.10"` as `(12, 10)`.
+
+    :raises ValueError: not dotted numbers.
+    """
+    return tuple(int(part) for part in version.split("."))
+
+
+def minor_of(version: str) -> str:
+    """`"2.7.1"` as `"2.7"`."""
+    return ".".join(version.split(".")[:2])
+
+
+def major_of(version: str) -> str:
+    """`"12.1"` as `"12"`."""
+    return version.split(".")[0]
+
+
+def newest(versions: Iterable[str]) -> str:
+    """The highest of *versions*; there must be one."""
+    return max(versions, key=numbers)
+
+
+def nearest(value: str, valid: Iterable[str], *, count: int = 3) -> tuple[str, ...]:
+    """The values of *valid* that somebody who wrote *value* most likely meant, best first.
+
+    Versions go by distance on the version line, words by spelling; at most *count* of them.
+    """
+    choices = list(dict.fromkeys(valid))
+    if DOTTED.fullmatch(value) and all(DOTTED.fullmatch(choice) for choice in choices):
+        return tuple(sorted(choices, key=lambda choice: _distance(value, choice))[:count])
+    by_fold = {choice.casefold(): choice for choice in reversed(choices)}
+    found = difflib.get_close_matches(value.casefold(), by_fold, n=count, cutoff=0.5)
+    return tuple(by_fold[name] for name in found)
+
+
+def _distance(one: str, other: str) -> tuple[int, ...]:
+    """Component by component, so that 2.9 is nearer to 2.8.0 than to 1.9."""
+    length = max(one.count("."), other.count(".")) + 1
+    a, b = (numbers(text) + (0,) * (length - len(numbers(text))) for text in (one, other))
+    return tuple(abs(x - y) for x, y in zip(a, b, strict=True))
