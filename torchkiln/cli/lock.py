@@ -1,0 +1,244 @@
+"""`torchkiln lock`: name every byte of the chosen cells, and prove that the names still fit."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+
+import click
+
+from torchkiln.cli.options import cache_root, selection
+from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
+from torchkiln.nouns import LockedBase, LockedCell, Resolution, Source
+
+
+@click.command("lock")
+@selection
+@click.option(
+    "--upgrade",
+    "upgrade",
+    multiple=True,
+    is_flag=False,
+    flag_value="*",
+    metavar="[PACKAGE]",
+    help="let this package, or without a name every package, move to its newest fitting version",
+)
+@click.option("--upgrade-base", is_flag=True, help="build the base anew from the archive's present state")
+@click.option("--check", is_flag=True, help="only say which locks are stale (exit 5); needs no network")
+@click.option(
+    "--as-of",
+    metavar="DATE",
+    help="packages uploaded on that day (UTC) or later do not take part  [default: today]",
+)
+@click.option(
+    "--images",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("images"),
+    show_default=True,
+    help="the folder of generated files",
+)
+def lock(
+    torch: tuple[str, ...],
+    cuda: tuple[str, ...],
+    flavor: tuple[str, ...],
+    os_names: tuple[str, ...],
+    every: bool,
+    matrix_file: Path,
+    upgrade: tuple[str, ...],
+    upgrade_base: bool,
+    check: bool,
+    as_of: str | None,
+    images: Path,
+) -> None:
+    """Lock the chosen cells: every wheel, OS package and the base by sha256, into images/<tag>/lock.json.
+
+    A lock keeps its versions unless --upgrade. The tags of the locked cells go to stdout.
+    """
+    from torchkiln import facts as facts_of
+    from torchkiln import matrix as matrix_of
+    from torchkiln.resolve import resolve
+    from torchkiln.select import Selection, select
+
+    facts = facts_of.load()
+    matrix = matrix_of.read(matrix_file, facts)
+    chosen = Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every)
+    cells = select(chosen, matrix, must_name=not check)
+    resolutions = tuple(resolve(cell, matrix, facts) for cell in cells)
+    bound = next((index.packages for index in matrix.indexes if index.name == Source.PYTORCH.value), ())
+    sweeping = every or len(resolutions) > 1
+    if check:
+        _check(resolutions, bound, images)
+        return
+    wanted = _lockable(resolutions, sweeping=sweeping)
+    date = _date(as_of)
+    _Locking(images, bound, date, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
+
+
+def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: Path) -> None:
+    from torchkiln.base.artefact import read_lock
+    from torchkiln.lock import staleness
+    from torchkiln.tags import tag_of
+
+    stale, fresh = [], 0
+    for resolution in resolutions:
+        if resolution.build is None:
+            continue
+        tag = tag_of(resolution)
+        # Only what the default index serves must be committed; other locks are checked where they are.
+        if not (resolution.lockable and resolution.cell.os == "debian12") and not (images / tag).is_dir():
+            continue
+        reasons = staleness(images, resolution, bound, read_lock(images, resolution.cell.os))
+        stale += [f"{tag}: {reason}" for reason in reasons]
+        fresh += not reasons
+    if stale:
+        raise Stale("\n".join(stale), hint="run: torchkiln lock --all")
+    click.echo(f"lock: {fresh} fresh", err=True)
+
+
+def _lockable(resolutions: tuple[Resolution, ...], *, sweeping: bool) -> tuple[Resolution, ...]:
+    """What can be locked at all. A sweep leaves the rest out, a line each; a single cell says why not."""
+    from torchkiln.index.settings import PYTORCH_VARIABLE
+    from torchkiln.resolve import require_buildable
+
+    wanted = []
+    for resolution in resolutions:
+        cell = resolution.cell
+        name = f"torch {cell.torch} with CUDA {cell.cuda} ({cell.flavor}, {cell.os})"
+        try:
+            build = require_buildable(resolution)
+        except KilnError as error:
+            if not sweeping:
+                raise
+            click.echo(f"lock: left out: {error.message}", err=True)
+            continue
+        if sweeping and build.source is Source.PYTORCH and not os.environ.get(PYTORCH_VARIABLE):
+            click.echo(
+                f"lock: left out: {name} is only on PyTorch's own index; {PYTORCH_VARIABLE} is not set",
+                err=True,
+            )
+            continue
+        wanted.append(resolution)
+    if not wanted:
+        raise NothingSelected(
+            "none of the chosen cells can be locked here", hint="`list` shows what each one is"
+        )
+    return tuple(wanted)
+
+
+def _date(as_of: str | None) -> str:
+    if as_of is None:
+        return datetime.now(timezone.utc).date().isoformat()
+    try:
+        return datetime.strptime(as_of, "%Y-%m-%d").date().isoformat()
+    except ValueError:
+        raise ConfigError(f"--as-of {as_of}: not a date", hint="write it as 2026-11-21") from None
+
+
+class _Locking:
+    """One run over several cells: the indexes and each OS's base are opened once."""
+
+    def __init__(
+        self, images: Path, bound: tuple[str, ...], as_of: str, upgrade: tuple[str, ...], upgrade_base: bool
+    ) -> None:
+        from torchkiln.index.package_index import open_index
+        from torchkiln.store import Store
+
+        self._images, self._bound, self._as_of, self._upgrade = images, bound, as_of, upgrade
+        self._upgrade_base = upgrade_base
+        self._store = Store(cache_root())
+        self._index = open_index(os.environ, self._store)
+        self._bases: dict[str, LockedBase] = {}
+        if left_out := self._index.pages.settings.left_out:
+            click.echo(f"lock: not followed, by design: {', '.join(left_out)}", err=True)
+
+    def run(self, resolutions: tuple[Resolution, ...], *, sweeping: bool) -> None:
+        """Lock each; in a sweep one failure does not stop the others, and the worst ends the run."""
+        from torchkiln.tags import tag_of
+
+        failures: list[KilnError] = []
+        for resolution in resolutions:
+            tag = tag_of(resolution)
+            try:
+                self._one(resolution, tag)
+            except KilnError as error:
+                if not sweeping:
+                    raise
+                click.echo(f"lock: {tag}: {error.message}\n  {error.hint}", err=True)
+                failures.append(error)
+                continue
+            click.echo(tag)
+        if failures:
+            worst = max(failures, key=lambda error: error.exit_code)
+            raise type(worst)(
+                f"{len(failures)} of {len(resolutions)} cells could not be locked", hint=worst.hint
+            )
+
+    def _one(self, resolution: Resolution, tag: str) -> None:
+        from torchkiln.lock import lock as lock_cell
+        from torchkiln.lock import save
+
+        previous = self._previous(tag)
+        if self._upgrade and "*" not in self._upgrade and previous:
+            known = {wheel.name for wheel in previous.wheels}
+            if strangers := [name for name in self._upgrade if name.lower().replace("_", "-") not in known]:
+                raise ConfigError(f"--upgrade {', '.join(strangers)}: not in the lock of {tag}")
+        locked = lock_cell(
+            resolution,
+            self._index,
+            self._base(resolution.cell.os),
+            as_of=self._as_of,
+            bound=self._bound,
+            previous=previous,
+            upgrade=self._upgrade,
+        )
+        save(self._images, locked)
+        total = sum(wheel.size for wheel in locked.wheels)
+        changes = (
+            "unchanged"
+            if previous == locked
+            else "; ".join(_moves(previous, locked)) or "new facts, same wheels"
+        )
+        click.echo(f"lock: {tag}: {len(locked.wheels)} wheels, {total / 1e9:.2f} GB: {changes}", err=True)
+
+    def _previous(self, tag: str) -> LockedCell | None:
+        """The present lock; one that is broken gives no versions to keep, and is made anew."""
+        from torchkiln.lock import load_locked
+
+        try:
+            return load_locked(self._images, tag)
+        except Stale:
+            return None
+
+    def _base(self, os_name: str) -> LockedBase:
+        """The locked base of *os_name*; built where there is none yet, or anew when asked."""
+        from torchkiln.base import artefact
+        from torchkiln.base.recipe import recipe
+
+        if os_name not in self._bases:
+            base = artefact.read_lock(self._images, os_name)
+            if base is None or self._upgrade_base:
+                base = artefact.rebuild(
+                    recipe(os_name),
+                    self._store,
+                    environ=os.environ,
+                    locked=base,
+                    say=lambda line: click.echo(f"lock: {line}", err=True),
+                )
+                artefact.write_lock(self._images, base)
+            self._bases[os_name] = base
+        return self._bases[os_name]
+
+
+def _moves(previous: LockedCell | None, locked: LockedCell) -> list[str]:
+    """What moved between two locks, a phrase each."""
+    if previous is None:
+        return ["new"]
+    was = {wheel.name: wheel.version for wheel in previous.wheels}
+    now = {wheel.name: wheel.version for wheel in locked.wheels}
+    told = [
+        f"{name} {was.get(name, '(new)')} → {now.get(name, '(gone)')}"
+        for name in sorted(was.keys() | now.keys())
+        if was.get(name) != now.get(name)
+    ]
+    return told + (["base"] if previous.base.digest != locked.base.digest else [])

@@ -1,0 +1,67 @@
+"""The files of one release → the one wheel for an image. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from torchkiln.errors import Unresolvable
+
+# PEP 600 made these names aliases of the glibc they stand for.
+_ALIASES = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileAt:
+    """One file of an index and where it lies now."""
+
+    filename: str
+    url: str = field(repr=False)
+    size: int | None  # bytes; None where the index does not tell
+    sha256: str  # hex
+
+
+def tags_of(python: str, glibc: tuple[int, int]) -> tuple[Tag, ...]:
+    """The wheel tags that CPython *python* on x86_64 with *glibc* takes, best first, as pip orders them."""
+    major, minor = (int(part) for part in python.split(".")[:2])
+    platforms: list[str] = []
+    for level in range(glibc[1], 4, -1):
+        platforms.append(f"manylinux_2_{level}_x86_64")
+        if level in _ALIASES:
+            platforms.append(_ALIASES[level])
+    platforms.append("linux_x86_64")
+    interpreter = f"cp{major}{minor}"
+    return (
+        *cpython_tags((major, minor), abis=[interpreter], platforms=platforms),
+        *compatible_tags((major, minor), interpreter=interpreter, platforms=platforms),
+    )
+
+
+def choose(release: str, files: Iterable[FileAt], hashes: Collection[str], tags: Iterable[Tag]) -> FileAt:
+    """The wheel among *files* with the best of *tags*; only files whose SHA-256 is in *hashes* count.
+
+    :param release: "numpy 1.26.4", for messages.
+    :raises Unresolvable: none of them fits.
+    """
+    rank = {tag: place for place, tag in enumerate(tags)}
+    fitting: list[tuple[int, int, str, FileAt]] = []
+    wheels = [file for file in files if file.sha256 in hashes and file.filename.endswith(".whl")]
+    for file in wheels:
+        try:
+            _, _, build, its_tags = parse_wheel_filename(file.filename)
+        except InvalidWheelFilename:
+            continue
+        places = [rank[tag] for tag in its_tags if tag in rank]
+        if places:
+            # A higher build number goes first among equals, as in pip.
+            number = build[0] if build else 0
+            fitting.append((min(places), -number, file.filename, file))
+    if not fitting:
+        raise Unresolvable(
+            f"{release}: no wheel for this Python and system among {len(wheels)} on the index",
+            hint="another version may have one: bound it in matrix.yaml",
+        )
+    return min(fitting, key=lambda found: found[:3])[3]

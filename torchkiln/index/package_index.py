@@ -1,0 +1,54 @@
+"""Wanted → LockedWheels: uv resolves, the pages tell the files, one a package is chosen and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from torchkiln.errors import BuildFailed
+from torchkiln.index.choose import choose, tags_of
+from torchkiln.index.pages import Pages
+from torchkiln.index.session import WORKERS
+from torchkiln.index.settings import index_settings
+from torchkiln.index.uv import Pin, compile_pins
+from torchkiln.nouns import LockedWheel
+from torchkiln.store import Store
+from torchkiln.wanted import Wanted
+
+
+class PackageIndex:
+    """The configured indexes, for a lock and for a build."""
+
+    def __init__(self, pages: Pages, environ: Mapping[str, str]) -> None:
+        self.pages = pages
+        self._environ = environ
+
+    def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
+        """The wheels that *wanted* comes to, by name, each with its size.
+
+        :raises Unresolvable: no set of packages fits, or an index is not configured or reached.
+        """
+        pins = compile_pins(wanted, self.pages.settings, self._environ)
+        tags = tags_of(wanted.python, wanted.glibc)
+
+        def locked(pin: Pin) -> LockedWheel:
+            files = self.pages.files(pin.name, pin.index, pin.hashes)
+            file = self.pages.measure(choose(f"{pin.name} {pin.version}", files, pin.hashes, tags))
+            if not file.size:
+                raise BuildFailed(f"{file.filename}: empty on the index")
+            return LockedWheel(
+                name=pin.name,
+                version=pin.version,
+                filename=file.filename,
+                sha256=file.sha256,
+                size=file.size,
+                index=pin.index,
+            )
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            return tuple(pool.map(locked, pins))
+
+
+def open_index(environ: Mapping[str, str], store: Store) -> PackageIndex:
+    """The indexes that the user's settings name."""
+    return PackageIndex(Pages(index_settings(environ), store), environ)

@@ -1,0 +1,147 @@
+"""IndexSettings → one HTTP session, and the one rule about trying again."""
+
+from __future__ import annotations
+
+import email.utils
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from requests.auth import AuthBase, HTTPBasicAuth
+from requests.utils import get_netrc_auth
+
+from torchkiln.errors import BuildFailed
+from torchkiln.index.settings import IndexSettings, redact
+
+TIMEOUT = (15.0, 60.0)  # seconds: to connect, and between two bytes
+ATTEMPTS = 6  # in a row without a byte of progress
+WORKERS = 16
+_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class Session(requests.Session):
+    """A session that follows our settings and not REQUESTS_CA_BUNDLE, which requests would put above them."""
+
+    def __init__(self, settings: IndexSettings) -> None:
+        super().__init__()
+        self.auth = _Logins(settings.logins)
+        self.verify = settings.ca_bundle or True
+        self.cert = settings.client_cert
+        if settings.proxy:
+            self.proxies = {"http": settings.proxy, "https": settings.proxy}
+        for scheme in ("http://", "https://"):
+            self.mount(scheme, HTTPAdapter(pool_maxsize=WORKERS * 2, max_retries=0))
+
+    def request(self, *args: Any, **kwargs: Any) -> requests.Response:
+        """As in requests; our certificates and time limits where the caller gives none."""
+        if self.verify is not True:
+            kwargs.setdefault("verify", self.verify)
+        kwargs.setdefault("timeout", TIMEOUT)
+        return super().request(*args, **kwargs)
+
+
+class _Logins(AuthBase):
+    """The credentials of an address go to its own host only; elsewhere netrc is asked."""
+
+    def __init__(self, logins: tuple[tuple[str, str, str], ...]) -> None:
+        self._logins = {host: (user, password) for host, user, password in logins}
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        host = (request.url or "").split("//", 1)[-1].split("/", 1)[0].rpartition("@")[2]
+        login = self._logins.get(host) or get_netrc_auth(request.url or "")
+        if login:
+            HTTPBasicAuth(*login)(request)
+        return request
+
+
+class Transient(Exception):
+    """Trying again may help; `wait` is what the server asked for, in seconds."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+def ask(session: requests.Session, method: str, url: str, **kwargs: Any) -> requests.Response:
+    """One request. Every answer that trying again cannot change is returned, 404 included.
+
+    :raises Transient: no connection, 5xx, 429 and the like.
+    :raises BuildFailed: redirects that do not end, a certificate that is not trusted.
+    """
+    try:
+        response = session.request(method, url, **kwargs)
+    except requests.exceptions.SSLError as error:
+        raise BuildFailed(
+            f"{redact(url)}: the certificate is not trusted",
+            hint="set SSL_CERT_FILE, or pip's `cert`, to the CA bundle of this network",
+        ) from error
+    except requests.TooManyRedirects as error:
+        raise BuildFailed(
+            f"{redact(url)}: redirected in a circle", hint="the index is at fault; try another one"
+        ) from error
+    except requests.RequestException as error:
+        raise Transient(f"no connection ({type(error).__name__})") from error
+    if response.status_code in _AGAIN:
+        response.close()
+        raise Transient(f"HTTP {response.status_code}", retry_after(response.headers))
+    return response
+
+
+def retry_after(headers: Mapping[str, str], *, now: Callable[[], float] = time.time) -> float:
+    """Seconds that a Retry-After asks for, at most a minute; 0 where there is none."""
+    text = headers.get("Retry-After", "").strip()
+    if text.isdigit():
+        return min(float(text), 60.0)
+    try:
+        when = email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError):
+        return 0.0
+    return min(max(when - now(), 0.0), 60.0)
+
+
+def pause(attempt: int, wait: float) -> float:
+    """Seconds before attempt number *attempt* (1 is the first repetition)."""
+    return max(wait, min(0.125 * float(2**attempt), 8.0))
+
+
+def persist(
+    session: requests.Session,
+    method: str,
+    url: str,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    **kwargs: Any,
+) -> requests.Response:
+    """`ask`, again and again with growing pauses.
+
+    :raises BuildFailed: the server gave no lasting answer.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return ask(session, method, url, **kwargs)
+        except Transient as error:
+            if attempt == ATTEMPTS:
+                raise lost(url, str(error)) from error
+            sleep(pause(attempt, error.wait))
+    raise AssertionError("unreachable")
+
+
+def lost(url: str, reason: str) -> BuildFailed:
+    """The error for a server that gave no lasting answer."""
+    return BuildFailed(
+        f"{redact(url)}: {reason}, {ATTEMPTS} times in a row",
+        hint="look at the network or the index; what was fetched is kept, so the next run goes on from there",
+    )
+
+
+def refused(url: str, status: int) -> BuildFailed:
+    """The error for an answer that trying again cannot change."""
+    hint = {
+        401: "the index wants credentials: put them into netrc or into the index address",
+        403: "the index refuses this file to you",
+        404: "the file is gone from the index; run: torchkiln lock --upgrade",
+        407: "the proxy wants credentials: see pip's `proxy` setting",
+    }.get(status, "the index is at fault; try again later or use another one")
+    return BuildFailed(f"{redact(url)}: HTTP {status}", hint=hint)

@@ -1,0 +1,186 @@
+"""The user's own settings → IndexSettings: where packages come from, and by which certificates.
+
+pip is asked for its configuration, because only pip knows all its files and variables; uv's variables
+win over it. Extra indexes and find-links are never taken: with them, whoever uploads a name anywhere
+can put a package into an image, and a lock would depend on the machine that made it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from torchkiln.errors import ConfigError, Unresolvable
+from torchkiln.nouns import Source
+
+PYTORCH_VARIABLE = "TORCHKILN_INDEX_PYTORCH"
+_LEFT_OUT_OF_PIP = ("extra-index-url", "find-links")
+_LEFT_OUT_OF_UV = ("UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>`]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexSettings:
+    """Where packages come from. Addresses hold no credentials: those are in `logins`."""
+
+    default_url: str
+    pytorch_url: str | None
+    ca_bundle: str | None  # file or folder
+    client_cert: str | None
+    proxy: str | None = field(repr=False)
+    logins: tuple[tuple[str, str, str], ...] = field(repr=False)  # (host, user, password)
+    left_out: tuple[str, ...]  # settings that were there and are not followed
+
+    def url(self, source: Source) -> str:
+        """The address of *source*, without a slash at its end.
+
+        :raises Unresolvable: it is the index `pytorch` and none is configured.
+        """
+        if source is Source.DEFAULT:
+            return self.default_url
+        if self.pytorch_url is None:
+            raise Unresolvable(
+                "these wheels are only on PyTorch's own index, and that index is not configured",
+                hint=f"set {PYTORCH_VARIABLE} to its simple-index address (the part before /torch/)",
+            )
+        return self.pytorch_url
+
+
+def index_settings(
+    environ: Mapping[str, str], *, pip_config: str | None = None, default_url: str | None = None
+) -> IndexSettings:
+    """The settings that *environ* and the user's pip configuration give.
+
+    :param pip_config: what ``pip config list`` prints; None asks pip.
+    :param default_url: the index where the user set none; None takes the library's constant.
+    :raises ConfigError: an address is not http(s).
+    """
+    pip = parse_pip_config(ask_pip(environ) if pip_config is None else pip_config)
+    if default_url is None:
+        from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+        default_url = PYPI_SIMPLE_ENDPOINT
+    chosen = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or pip.get("index-url")
+    faults: list[str] = []
+    logins: list[tuple[str, str, str]] = []
+    default = _address(chosen or default_url, "index-url", faults, logins)
+    pytorch = environ.get(PYTORCH_VARIABLE)
+    pytorch = _address(pytorch, PYTORCH_VARIABLE, faults, logins) if pytorch else None
+    if faults:
+        raise ConfigError.of(faults, hint="give the address of a simple index: https://host/path/simple")
+    return IndexSettings(
+        default_url=default,
+        pytorch_url=pytorch,
+        ca_bundle=environ.get("SSL_CERT_FILE") or environ.get("SSL_CERT_DIR") or pip.get("cert"),
+        client_cert=environ.get("SSL_CLIENT_CERT") or pip.get("client-cert"),
+        proxy=pip.get("proxy"),
+        logins=tuple(logins),
+        left_out=tuple(name for name in _LEFT_OUT_OF_PIP if pip.get(name))
+        + tuple(name for name in _LEFT_OUT_OF_UV if environ.get(name)),
+    )
+
+
+def ask_pip(environ: Mapping[str, str]) -> str:
+    """What ``pip config list`` prints: our own pip, else the one on PATH; "" where there is none."""
+    for command in ([sys.executable, "-m", "pip"], ["pip"], ["pip3"]):
+        try:
+            done = subprocess.run(
+                [*command, "--disable-pip-version-check", "config", "list"],
+                env=dict(environ),
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0:
+            return done.stdout
+    return ""
+
+
+def parse_pip_config(text: str) -> dict[str, str]:
+    """Option → value of a ``pip config list``: variables go before [install], [install] before [global]."""
+    ranked: dict[str, tuple[int, str]] = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        section, dot, option = key.rpartition(".")
+        rank = {":env:": 3, "install": 2, "global": 1}.get(section, 0)
+        if not (equals and dot and rank):
+            continue
+        try:
+            literal = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            continue
+        if isinstance(literal, str) and rank > ranked.get(option, (0, ""))[0]:
+            ranked[option] = (rank, literal)
+    return {option: value for option, (_, value) in ranked.items()}
+
+
+def redact(url: str) -> str:
+    """*url* as it may stand in a message: scheme, host and last path component, nothing else."""
+    parts = urlsplit(url)
+    name = PurePosixPath(parts.path).name
+    place = f"{parts.scheme}://{_host(url)}"
+    return f"{place}/…/{name}" if name else place
+
+
+def redact_text(text: str) -> str:
+    """*text* with every address in it redacted."""
+    return _URL.sub(lambda found: redact(found.group()), text)
+
+
+def _host(url: str) -> str:
+    """host or host:port, never the user information before it."""
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def _address(url: str, setting: str, faults: list[str], logins: list[tuple[str, str, str]]) -> str:
+    """*url* without its credentials, which go to *logins*."""
+    parts = urlsplit(url.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        faults.append(f"{setting}: not an http(s) address")
+        return ""
+    if parts.username is not None:
+        logins.append((_host(url), unquote(parts.username), unquote(parts.password or "")))
+    return urlunsplit((parts.scheme, _host(url.strip()), parts.path.rstrip("/"), "", ""))
+
+
+def environment_of_uv(settings: IndexSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """*environ* for a run of uv: of its own variables only those that cannot change the answer."""
+    kept = (
+        "UV_CACHE_DIR",
+        "UV_HTTP_TIMEOUT",
+        "UV_KEYRING_PROVIDER",
+        "UV_NATIVE_TLS",
+        "UV_SYSTEM_CERTS",
+        "UV_CONCURRENT_DOWNLOADS",
+    )
+    env = {name: value for name, value in environ.items() if not name.startswith("UV_") or name in kept}
+    env["UV_DEFAULT_INDEX"] = _with_login(settings.default_url, settings)
+    if settings.ca_bundle and not (environ.get("SSL_CERT_FILE") or environ.get("SSL_CERT_DIR")):
+        env["SSL_CERT_FILE"] = settings.ca_bundle
+    if settings.client_cert:
+        env["SSL_CLIENT_CERT"] = settings.client_cert
+    if settings.proxy:
+        env["HTTP_PROXY"] = env["HTTPS_PROXY"] = env["ALL_PROXY"] = settings.proxy
+    if settings.pytorch_url:
+        for host, user, password in settings.logins:
+            if host == _host(settings.pytorch_url):
+                env["UV_INDEX_PYTORCH_USERNAME"], env["UV_INDEX_PYTORCH_PASSWORD"] = user, password
+    return env
+
+
+def _with_login(url: str, settings: IndexSettings) -> str:
+    parts = urlsplit(url)
+    for host, user, password in settings.logins:
+        if host == parts.netloc:
+            login = quote(user, safe="") + (":" + quote(password, safe="") if password else "")
+            return urlunsplit(parts._replace(netloc=f"{login}@{host}"))
+    return url

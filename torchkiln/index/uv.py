@@ -1,0 +1,152 @@
+"""Wanted → pins: uv resolves, from metadata alone, for the image's Python and never the host's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from torchkiln.errors import ToolMissing, Unresolvable
+from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, environment_of_uv, redact_text
+from torchkiln.nouns import Source
+from torchkiln.wanted import Wanted
+
+PLATFORM = "x86_64-manylinux_2_28"
+_PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pin:
+    """One package of the answer; the hashes are those of all its files."""
+
+    name: str
+    version: str
+    hashes: frozenset[str]
+    index: Source
+
+
+def compile_pins(wanted: Wanted, settings: IndexSettings, environ: Mapping[str, str]) -> tuple[Pin, ...]:
+    """What *wanted* comes to, by name.
+
+    :raises Unresolvable: the requirements contradict each other, or an index has not what they ask for.
+    """
+    from uv import find_uv_bin
+
+    if wanted.bound:
+        settings.url(Source.PYTORCH)
+    try:
+        uv = find_uv_bin()
+    except FileNotFoundError as error:
+        raise ToolMissing("uv is not there", hint="run: make setup") from error
+    with tempfile.TemporaryDirectory(prefix="torchkiln-lock-") as folder:
+        _write_inputs(Path(folder), wanted, settings)
+        done = subprocess.run(
+            [uv, "pip", "compile", *_arguments(wanted), "pyproject.toml", "-o", "pins.txt"],
+            cwd=folder,
+            env=environment_of_uv(settings, environ),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise _unresolvable(done.stderr, bound=bool(wanted.bound))
+        answer = (Path(folder) / "pins.txt").read_text()
+    return parse_pins(answer, bound=wanted.bound)
+
+
+def parse_pins(text: str, *, bound: tuple[str, ...]) -> tuple[Pin, ...]:
+    """The pins of a compiled requirements file, which must have hashes."""
+    logical = text.replace("\\\n", " ").splitlines()
+    pins = []
+    for line in logical:
+        if not (found := _PIN.match(line)):
+            continue
+        name = canonicalize_name(found["name"])
+        pins.append(
+            Pin(
+                name=name,
+                version=found["version"],
+                hashes=frozenset(_HASH.findall(line)),
+                index=Source.PYTORCH if name in bound else Source.DEFAULT,
+            )
+        )
+    return tuple(pins)
+
+
+def _arguments(wanted: Wanted) -> list[str]:
+    return [
+        "--quiet",
+        *("--color", "never"),
+        "--no-progress",
+        *("--only-binary", ":all:"),
+        *("--python-platform", PLATFORM),
+        *("--python-version", wanted.python),
+        "--no-python-downloads",
+        "--generate-hashes",
+        "--no-header",
+        "--no-annotate",
+        *("--index-strategy", "first-index"),
+        # A day alone would be read in the host's time zone.
+        *("--exclude-newer", f"{wanted.as_of}T00:00:00Z"),
+        *("--constraints", "constraints.txt"),
+    ]
+
+
+def _write_inputs(folder: Path, wanted: Wanted, settings: IndexSettings) -> None:
+    """A project of its own: only there can uv bind a package to an index."""
+    lines = [
+        "[project]",
+        'name = "the-image"',
+        'version = "0"',
+        f'requires-python = "=={wanted.python}.*"',
+        f"dependencies = {_array(wanted.requirements)}",
+        "[tool.uv]",
+        "package = false",
+    ]
+    if wanted.bound:
+        asked = {canonicalize_name(Requirement(text).name) for text in wanted.requirements}
+        # Sources bind what a project names itself; a constraint counts as naming, and adds nothing.
+        implied = tuple(name for name in wanted.bound if name not in asked)
+        lines += [
+            f"constraint-dependencies = {_array(implied)}",
+            "[[tool.uv.index]]",
+            'name = "pytorch"',
+            f"url = {_string(settings.url(Source.PYTORCH))}",
+            "explicit = true",
+            "[tool.uv.sources]",
+            *(f'{_string(name)} = {{ index = "pytorch" }}' for name in wanted.bound),
+        ]
+    (folder / "pyproject.toml").write_text("\n".join(lines) + "\n")
+    (folder / "constraints.txt").write_text("".join(f"{text}\n" for text in wanted.constraints))
+    # uv keeps what it finds in its output file where the requirements allow it.
+    (folder / "pins.txt").write_text("".join(f"{name}=={version}\n" for name, version in wanted.keep))
+
+
+def _array(texts: tuple[str, ...]) -> str:
+    return "[" + ", ".join(_string(text) for text in texts) + "]"
+
+
+def _string(text: str) -> str:
+    """A TOML basic string."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _unresolvable(stderr: str, *, bound: bool) -> Unresolvable:
+    """uv's own words, less its decoration and the addresses."""
+    told = [redact_text(line.strip(" ×╰─▶│├").rstrip()) for line in stderr.splitlines()]
+    essential = [line for line in told if line and not line.startswith(("warning:", "hint:"))]
+    lost = any(word in stderr.lower() for word in ("failed to fetch", "error sending request", "connect"))
+    if lost and bound:
+        hint = f"look at the network, at the index address and at {PYTORCH_VARIABLE}"
+    elif lost:
+        hint = "look at the network and at the index address (pip's index-url, UV_DEFAULT_INDEX)"
+    else:
+        hint = "bound the packages that contradict each other in matrix.yaml, or choose another cell"
+    return Unresolvable("the packages cannot be had together:\n" + "\n".join(essential[-12:]), hint=hint)

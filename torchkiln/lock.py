@@ -1,0 +1,191 @@
+"""Resolution → LockedCell: every byte named, once, so that every later build is the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Protocol
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from torchkiln.errors import ConfigError, Stale, Unresolvable
+from torchkiln.files import write_atomic
+from torchkiln.lockfile import from_json, lock_digest, requirements_txt, to_json
+from torchkiln.nouns import (
+    Build,
+    Digest,
+    LockedBase,
+    LockedCell,
+    LockedWheel,
+    Resolution,
+    Source,
+    parse_digest,
+)
+from torchkiln.tags import tag_of
+from torchkiln.wanted import Wanted
+
+__all__ = [
+    "EVERYTHING",
+    "Index",
+    "from_json",
+    "inputs_digest",
+    "load_locked",
+    "lock",
+    "lock_digest",
+    "requirements_txt",
+    "save",
+    "staleness",
+    "to_json",
+]
+
+RULES = 1  # raise it when the same question would be answered by other wheels
+EVERYTHING = ("*",)
+# glibc of each OS; with it a wheel's manylinux tag is judged.
+_GLIBC = {"debian12": (2, 36), "ubuntu22.04": (2, 35)}
+
+
+class Index(Protocol):
+    """All that `lock` needs of package indexes."""
+
+    def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
+        """The wheels that *wanted* comes to, each measured.
+
+        :raises Unresolvable: it cannot be had.
+        """
+        ...
+
+
+def lock(
+    resolution: Resolution,
+    index: Index,
+    base: LockedBase,
+    *,
+    as_of: str,
+    bound: tuple[str, ...] = (),
+    previous: LockedCell | None = None,
+    upgrade: Collection[str] = (),
+) -> LockedCell:
+    """Name every byte of *resolution*.
+
+    :param as_of: ISO date; what was uploaded on that day or later (UTC) does not take part. A *previous*
+        lock's own date goes on to hold, unless something is upgraded.
+    :param bound: the packages that the matrix binds to the index `pytorch`; they go there only if the
+        resolution's torch does.
+    :param upgrade: names of packages that need not keep *previous*'s version; `EVERYTHING` for all.
+    :raises Unresolvable: the cell is unavailable, or its packages cannot be had.
+    """
+    cell = resolution.cell
+    build = resolution.build
+    if build is None:
+        raise Unresolvable(f"torch {cell.torch} with CUDA {cell.cuda}: {resolution.reason}")
+    released = {canonicalize_name(name) for name in upgrade}
+    kept = () if previous is None or "*" in upgrade else previous.wheels
+    date = previous.as_of if previous and not upgrade else as_of
+    wheels = index.wheels(
+        Wanted(
+            requirements=resolution.requirements,
+            constraints=tuple(note.text for note in resolution.constraints),
+            python=cell.python,
+            glibc=_glibc(cell.os),
+            as_of=date,
+            keep=tuple((wheel.name, wheel.version) for wheel in kept if wheel.name not in released),
+            bound=bound if build.source is Source.PYTORCH else (),
+        )
+    )
+    _check(build, cell.torch, wheels)
+    locked = LockedCell(
+        resolution=resolution,
+        wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
+        base=base,
+        as_of=date,
+        epoch=int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp()),
+        inputs=inputs_digest(resolution, bound),
+        layers=(),
+    )
+    if previous and lock_digest(previous) == lock_digest(locked):
+        return replace(locked, layers=previous.layers)
+    return locked
+
+
+def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
+    """The digest of what the matrix and the facts say about this one cell, and of our own rules.
+
+    Not of those files' bytes: a new torch release must not make the other cells' locks stale.
+    """
+    build = resolution.build
+    inputs = {
+        "rules": RULES,
+        "resolution": asdict(resolution) | {"nearest": ()},
+        "bound": bound if build and build.source is Source.PYTORCH else (),
+        "glibc": _glibc(resolution.cell.os),
+    }
+    canonical = json.dumps(inputs, sort_keys=True, separators=(",", ":")).encode()
+    return parse_digest("sha256:" + hashlib.sha256(canonical).hexdigest())
+
+
+def load_locked(images: Path, tag: str) -> LockedCell:
+    """The committed lock of *tag* under the folder *images*.
+
+    :raises Stale: there is none, or it is not as `lock` wrote it.
+    """
+    path = images / tag / "lock.json"
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise Stale(
+            f"{path} is not there: this cell was not locked yet", hint="run: torchkiln lock"
+        ) from None
+    return from_json(data, where=str(path))
+
+
+def save(images: Path, locked: LockedCell) -> Path:
+    """Write both files of *locked*; returns their folder."""
+    folder = images / tag_of(locked.resolution)
+    write_atomic(folder / "requirements.txt", requirements_txt(locked))
+    write_atomic(folder / "lock.json", to_json(locked))
+    return folder
+
+
+def staleness(
+    images: Path, resolution: Resolution, bound: tuple[str, ...], base: LockedBase | None
+) -> tuple[str, ...]:
+    """Why the committed lock of *resolution* no longer fits, a phrase each; empty: it is fresh."""
+    try:
+        locked = load_locked(images, tag_of(resolution))
+    except Stale as error:
+        return (error.message,)
+    reasons = []
+    if locked.inputs != inputs_digest(resolution, bound):
+        was, now = asdict(locked.resolution), asdict(resolution)
+        differing = [name for name in now if name != "nearest" and was[name] != now[name]]
+        reasons.append(f"made from other {', '.join(differing)}" if differing else "made by other rules")
+    if base is not None and base.digest != locked.base.digest:
+        reasons.append(f"its base is {locked.base.digest[:19]}…, base.json has {base.digest[:19]}…")
+    file = images / tag_of(resolution) / "requirements.txt"
+    if not file.is_file() or file.read_bytes() != requirements_txt(locked):
+        reasons.append("requirements.txt does not fit lock.json")
+    return tuple(reasons)
+
+
+def _check(build: Build, release: str, wheels: tuple[LockedWheel, ...]) -> None:
+    """The index must have given the torch that was resolved, not merely one that a resolver found."""
+    torch = next((wheel for wheel in wheels if wheel.name == "torch"), None)
+    found = Version(torch.version) if torch else None
+    wanted = Version(build.version) if build.source is Source.PYTORCH else Version(release)
+    if torch is None or found != wanted or torch.index is not build.source:
+        raise Unresolvable(
+            f"torch {wanted} was asked of {build.source.value}, which gave {found or 'none'}",
+            hint="look at the requirements in matrix.yaml and at the index's pages",
+        )
+
+
+def _glibc(os_name: str) -> tuple[int, int]:
+    try:
+        return _GLIBC[os_name]
+    except KeyError:
+        raise ConfigError(f"no glibc is known for {os_name}", hint=f"known: {', '.join(_GLIBC)}") from None

@@ -1,0 +1,18 @@
+"""What a lock asks of the package indexes: neutral ground between the stage and the adapter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """One environment, asked for by requirement."""
+
+    requirements: tuple[str, ...]  # PEP 508
+    constraints: tuple[str, ...]  # PEP 508
+    python: str  # "3.11"
+    glibc: tuple[int, int]  # of the image's OS, (2, 36)
+    as_of: str  # ISO date: files uploaded on that day or later do not take part
+    keep: tuple[tuple[str, str], ...]  # (name, version) of the previous lock, kept where possible
+    bound: tuple[str, ...]  # packages that come from the index `pytorch` and from nowhere else
