@@ -1,0 +1,255 @@
+"""The JSON documents of an OCI layout -> their faults, and what they claim of their layers. An oracle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from torchkiln.oci.inspect_layer import GZIP_TYPE, TAR_TYPE
+
+_INDEX = "application/vnd.oci.image.index.v1+json"
+_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_CONFIG = "application/vnd.oci.image.config.v1+json"
+_REF = "org.opencontainers.image.ref.name"
+_HEX = re.compile(r"[0-9a-f]{64}")
+_LIMIT = 16 << 20  # bytes of one document
+_DEPTH = 4  # indexes within indexes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One thing that is wrong: where in the layout, and what."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerClaim:
+    """What a manifest says of one of its layers; `where` names its place for people."""
+
+    where: str
+    media_type: str
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImageClaim:
+    """An image's layers from the lowest up, and the diff_ids that its config gives them."""
+
+    layers: tuple[LayerClaim, ...]
+    diff_ids: tuple[Any, ...]
+
+
+class DocumentInspector:
+    """The walk through one layout's documents, and what it gathers."""
+
+    def __init__(self, layout: Path) -> None:
+        self._layout = layout
+        self.faults: list[Fault] = []
+        self.images: list[ImageClaim] = []
+        self.layers: list[LayerClaim] = []  # whose blobs are there
+        self._reached: set[str] = set()
+
+    def walk(self, ref: str | None) -> None:
+        """oci-layout, index.json, and all that the wanted entries lead to."""
+        version = self._read(self._layout / "oci-layout", "oci-layout")
+        if version is not None and version.get("imageLayoutVersion") != "1.0.0":
+            self._add("oci-layout", f"layout version {version.get('imageLayoutVersion')!r}, not '1.0.0'")
+        index = self._read(self._layout / "index.json", "index.json")
+        if index is None:
+            return
+        seen: set[str] = set()
+        wanted = 0
+        for where, entry in self._entries("index.json", index):
+            annotations = entry.get("annotations")
+            name = annotations.get(_REF) if isinstance(annotations, dict) else None
+            if isinstance(name, str):
+                if name in seen:
+                    self._add("index.json", f"the name {name!r} stands there twice")
+                seen.add(name)
+            if ref in (None, name, entry.get("digest")):
+                wanted += 1
+                self._follow(name if isinstance(name, str) else where, entry, 0)
+        if ref is not None and not wanted:
+            self._add("index.json", f"no image is called {ref!r}")
+
+    def size(self, digest: str) -> int:
+        """Bytes of the blob; -1 where there is none."""
+        try:
+            return self.blob(digest).stat().st_size
+        except OSError:
+            return -1
+
+    def strays(self) -> Iterator[Fault]:
+        """Blobs that nothing leads to, and files that are no blobs."""
+        for path in sorted((self._layout / "blobs").glob("*/*")):
+            if f"{path.parent.name}:{path.name}" not in self._reached:
+                known = path.parent.name == "sha256" and _HEX.fullmatch(path.name)
+                kind = "unreferenced blob" if known else "not a blob"
+                where = f"blobs/{path.parent.name}/{path.name}"
+                yield Fault(where=where, what=f"{kind}, {path.lstat().st_size} bytes")
+
+    def _add(self, where: str, what: str) -> None:
+        self.faults.append(Fault(where=where, what=what))
+
+    def blob(self, digest: str) -> Path:
+        """Where the blob is, or would be."""
+        return self._layout / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def _entries(self, where: str, index: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        self._schema(where, index, _INDEX)
+        entries = index.get("manifests")
+        if not isinstance(entries, list):
+            self._add(where, "manifests is not a list")
+            return
+        for number, entry in enumerate(entries):
+            name = f"{where} manifests[{number}]"
+            if isinstance(entry, dict):
+                yield name, entry
+            else:
+                self._add(name, "not a descriptor")
+
+    def _schema(self, where: str, document: Mapping[str, Any], media_type: str) -> None:
+        if document.get("schemaVersion") != 2:
+            self._add(where, f"schemaVersion is {document.get('schemaVersion')!r}, not 2")
+        if document.get("mediaType", media_type) != media_type:
+            self._add(where, f"wrong media type: {document['mediaType']!r}, not {media_type}")
+
+    def _follow(self, where: str, entry: Mapping[str, Any], depth: int) -> None:
+        """A descriptor in an index: a manifest, or one more index."""
+        media_type = entry.get("mediaType")
+        if media_type not in (_MANIFEST, _INDEX):
+            self._add(where, f"wrong media type: {media_type!r} in an index")
+        known = isinstance(entry.get("digest"), str) and entry["digest"] in self._reached
+        document = self._document(where, entry)
+        if document is None or known:
+            return
+        if media_type == _MANIFEST:
+            self._manifest(where, document)
+        elif media_type == _INDEX and depth < _DEPTH:
+            for name, inner in self._entries(where, document):
+                self._follow(name, inner, depth + 1)
+
+    def _manifest(self, where: str, manifest: Mapping[str, Any]) -> None:
+        self._schema(f"{where} manifest", manifest, _MANIFEST)
+        config = manifest.get("config")
+        is_image = isinstance(config, dict) and config.get("mediaType") == _CONFIG
+        if not is_image and "artifactType" not in manifest:
+            found = config.get("mediaType") if isinstance(config, dict) else config
+            self._add(f"{where} config", f"wrong media type: {found!r}, not {_CONFIG}")
+        parsed = self._document(f"{where} config", config) if isinstance(config, dict) else None
+        entries = manifest.get("layers")
+        if not isinstance(entries, list):
+            self._add(f"{where} manifest", "layers is not a list")
+            return
+        layers = []
+        for number, entry in enumerate(entries):
+            name = f"{where} layers[{number}]"
+            layer = self._descriptor(name, entry)
+            if layer is None:
+                continue
+            layers.append(layer)
+            if is_image and layer.media_type not in (GZIP_TYPE, TAR_TYPE):
+                self._add(name, f"wrong media type: {layer.media_type!r} is no layer that can be checked")
+            if self._present(layer):
+                self.layers.append(layer)
+        if is_image and parsed is not None and len(layers) == len(entries):
+            diff_ids = self._config(f"{where} config", parsed, len(entries))
+            self.images.append(ImageClaim(tuple(layers), tuple(diff_ids)))
+
+    def _config(self, where: str, config: Mapping[str, Any], layers: int) -> list[Any]:
+        for key in ("architecture", "os"):
+            if not isinstance(config.get(key), str) or not config[key]:
+                self._add(where, f"{key} is missing")
+        if "created" in config and not _is_time(config["created"]):
+            self._add(where, f"created is {config['created']!r}, no RFC 3339 time")
+        rootfs = config.get("rootfs")
+        rootfs = rootfs if isinstance(rootfs, dict) else {}
+        diff_ids = rootfs.get("diff_ids")
+        if not isinstance(diff_ids, list) or rootfs.get("type") != "layers":
+            self._add(where, "rootfs is not of type layers with a list of diff_ids")
+            diff_ids = []
+        elif len(diff_ids) != layers:
+            self._add(where, f"{len(diff_ids)} diff_ids for {layers} layers")
+        history = config.get("history")
+        if history is not None:
+            listed = history if isinstance(history, list) else []
+            filled = [
+                entry for entry in listed if isinstance(entry, dict) and entry.get("empty_layer") is not True
+            ]
+            if len(filled) != layers:
+                self._add(where, f"history mismatch: {len(filled)} entries with a layer for {layers} layers")
+        return diff_ids
+
+    def _descriptor(self, where: str, entry: object) -> LayerClaim | None:
+        if not isinstance(entry, dict):
+            self._add(where, "not a descriptor")
+            return None
+        media_type, digest, size = entry.get("mediaType"), entry.get("digest"), entry.get("size")
+        algorithm, _, text = digest.partition(":") if isinstance(digest, str) else ("", "", "")
+        if algorithm != "sha256" or not _HEX.fullmatch(text):
+            self._add(where, f"{digest!r} is no sha256 digest")
+            return None
+        self._reached.add(f"sha256:{text}")
+        if not isinstance(media_type, str) or type(size) is not int:
+            self._add(where, "not a descriptor: mediaType or size is missing")
+            return None
+        return LayerClaim(where, media_type, f"sha256:{text}", size)
+
+    def _present(self, entry: LayerClaim) -> bool:
+        """Whether the blob is there; that its size is another is noted."""
+        size = self.size(entry.digest)
+        if size < 0:
+            self._add(entry.where, f"missing blob: {entry.digest}")
+        elif size != entry.size:
+            self._add(entry.where, f"wrong size: {entry.size} in the descriptor, the blob has {size}")
+        return size >= 0
+
+    def _document(self, where: str, raw: Mapping[str, Any]) -> dict[str, Any] | None:
+        entry = self._descriptor(where, raw)
+        if entry is None or not self._present(entry):
+            return None
+        return self._read(self.blob(entry.digest), where, entry.digest)
+
+    def _read(self, path: Path, where: str, digest: str | None = None) -> dict[str, Any] | None:
+        try:
+            with path.open("rb") as file:
+                data = file.read(_LIMIT + 1)
+        except OSError as error:
+            self._add(where, f"{path.name}: {error.strerror}")
+            return None
+        if len(data) > _LIMIT:
+            self._add(where, f"{path.name} has more than {_LIMIT} bytes")
+            return None
+        if digest is not None and (truth := "sha256:" + hashlib.sha256(data).hexdigest()) != digest:
+            self._add(where, f"wrong digest: the blob {digest} is {truth} in truth")
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            self._add(where, f"{path.name} is not a JSON object")
+            return None
+        return found
+
+
+def _is_time(value: object) -> bool:
+    if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\dT.*(Z|[+-]\d\d:\d\d)", value):
+        return False
+    try:
+        # Python 3.10 knows neither Z nor more than six digits of a second.
+        datetime.fromisoformat(re.sub(r"\.\d+|Z$", "", value))
+    except ValueError:
+        return False
+    return True
