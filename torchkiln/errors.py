@@ -67,6 +67,9 @@ class BadWheel(BuildFailed):
         self.wheel = wheel
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[BadWheel], tuple[str, str]]:  # it crosses process borders
+        return BadWheel, (self.wheel, self.reason)
+
 
 class GateRefused(KilnError):
     """The image was not proved as the policy demands."""

@@ -32,6 +32,7 @@ class WheelFile:
         *,
         tail: bytes = b"",
         cancelled: Callable[[], bool] = lambda: False,
+        advanced: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.size = size
         self.position = 0
@@ -39,6 +40,7 @@ class WheelFile:
         self._tail = tail
         self._path = path
         self._cancelled = cancelled
+        self._advanced = advanced
         self._file = -1
         self._arrived = 0
 
@@ -64,6 +66,7 @@ class WheelFile:
             raise Cancelled  # it was complete a moment ago: somebody cut it
         self.position += len(data)
         self._hash.update(data)
+        self._advanced(len(data))
         return data
 
     def read_exactly(self, count: int) -> bytes:

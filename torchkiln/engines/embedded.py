@@ -1,0 +1,170 @@
+"""ImagePlan → BuiltImage, without a daemon: wheels become layers, layers an OCI layout.
+
+What the store already holds is used as it is. For the rest, downloads run in threads and conversions in
+processes, a wheel being converted while it arrives. A layer enters the store only when it is whole and its
+wheels are the locked ones; the image's name is written last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchkiln.base.interpreter import interpreter
+from torchkiln.engines.conversion import layer_key
+from torchkiln.engines.kitchen import Kitchen, Order
+from torchkiln.engines.observer import Fetcher, Observer
+from torchkiln.errors import BuildFailed
+from torchkiln.nouns import BuiltImage, BuiltLayer, Digest, ImagePlan, LayerSpec
+from torchkiln.oci import tar
+from torchkiln.oci.encode import encode_bytes
+from torchkiln.oci.layout import write_image
+from torchkiln.store import Store
+
+_RECORDS = "layers"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Build:
+    """An image, and how it came about: seconds by stage (stages overlap), layers not made anew."""
+
+    image: BuiltImage
+    seconds: tuple[tuple[str, float], ...]
+    reused: tuple[str, ...]  # titles
+
+
+def build(
+    plan: ImagePlan,
+    store: Store,
+    layout: Path,
+    *,
+    fetcher: Fetcher,
+    observer: Observer,
+    refs: Sequence[str] = (),
+    base_moved: tuple[str, ...] = (),
+) -> Build:
+    """Build *plan* into *layout* under *refs* (the plan's tag when none).
+
+    :param base_moved: what `base.artefact.ensure` told; the base's blob is in *store*.
+    :raises BuildFailed: a wheel is refused or cannot be had, a layer is not the recorded one, no space.
+    """
+    started = time.monotonic()
+    reused: list[str] = []
+    built: dict[LayerSpec, BuiltLayer] = {}
+    for spec in plan.layers:
+        known = _known(spec, plan, store)
+        if known is not None:
+            built[spec] = known
+            reused.append(spec.title)
+    missing = [spec for spec in plan.layers if spec not in built]
+    seconds: dict[str, float] = {}
+    if missing:
+        made, seconds, waited = _make(missing, plan, store, fetcher, observer)
+        built |= made
+        reused += waited
+    layers = tuple(built[spec] for spec in plan.layers)
+    _compare_with_lock(layers, plan)
+    writing = time.monotonic()
+    observer.begin("write", "layout", len(layers))
+    image = write_image(layout, plan, layers, store.blob, refs=refs)
+    observer.end("write", "layout")
+    now = time.monotonic()
+    return Build(
+        image=replace(image, base_moved=base_moved),
+        seconds=(*sorted(seconds.items()), ("write", now - writing), ("total", now - started)),
+        reused=tuple(spec.title for spec in plan.layers if spec.title in reused),
+    )
+
+
+def _known(spec: LayerSpec, plan: ImagePlan, store: Store) -> BuiltLayer | None:
+    """The layer of *spec* if it needs no work: the base, the overlay, or a wheel layer made before."""
+    locked = plan.locked
+    if spec.kind == "base":
+        base = locked.base
+        return BuiltLayer(
+            title=spec.title,
+            digest=base.digest,
+            diff_id=base.diff_id,
+            size=base.size,
+            unpacked=base.unpacked,
+        )
+    if spec.kind == "overlay":
+        return _overlay(spec, plan.epoch, store)
+    record = store.record(_RECORDS, layer_key(spec.wheels, locked.base.python))
+    if record is None or not store.has_blob(Digest(record["digest"]), record["size"]):
+        return None
+    return _layer(spec, record)
+
+
+def _overlay(spec: LayerSpec, epoch: int, store: Store) -> BuiltLayer:
+    """A few small files: encoded each time, which costs less than finding out whether it must be."""
+    blob, encoded = encode_bytes(tar.archive(spec.files, mtime=epoch))
+    if not store.has_blob(encoded.digest, encoded.size):
+        temporary = store.temporary("overlay")
+        temporary.write_bytes(blob)
+        store.adopt(temporary, store.blob(encoded.digest))
+    return BuiltLayer(title=spec.title, **asdict(encoded))
+
+
+def _make(
+    missing: Iterable[LayerSpec],
+    plan: ImagePlan,
+    store: Store,
+    fetcher: Fetcher,
+    observer: Observer,
+) -> tuple[dict[LayerSpec, BuiltLayer], dict[str, float], list[str]]:
+    """Make the wheel layers that are *missing*, unless another process does so at this moment.
+
+    Locks are taken in the order of their names, so two builds cannot wait for each other.
+    """
+    python = plan.locked.base.python
+    keys = {layer_key(spec.wheels, python): spec for spec in missing}
+    made: dict[LayerSpec, BuiltLayer] = {}
+    waited: list[str] = []
+    with ExitStack() as locks:
+        orders = []
+        for key in sorted(keys):
+            locks.enter_context(store.lock(f"layer-{key}"))
+            known = _known(keys[key], plan, store)
+            if known is None:
+                orders.append(Order(key=key, title=keys[key].title, wheels=keys[key].wheels))
+            else:
+                made[keys[key]] = known
+                waited.append(keys[key].title)
+        argv = tuple(interpreter(plan.locked.base, store).argv()) if orders else ()
+        with Kitchen(store, fetcher, observer, python=python, interpreter=argv) as kitchen:
+            for order, written, blob in kitchen.cook(orders):
+                store.adopt(blob, store.blob(written.digest))
+                record = asdict(written)
+                store.put_record(_RECORDS, order.key, record)
+                made[keys[order.key]] = _layer(keys[order.key], record)
+            return made, kitchen.seconds, waited
+
+
+def _layer(spec: LayerSpec, record: dict[str, Any]) -> BuiltLayer:
+    return BuiltLayer(
+        title=spec.title,
+        digest=Digest(record["digest"]),
+        diff_id=Digest(record["diff_id"]),
+        size=record["size"],
+        unpacked=record["unpacked"],
+    )
+
+
+def _compare_with_lock(layers: Sequence[BuiltLayer], plan: ImagePlan) -> None:
+    """Where the lock has recorded layers, these must be they: the same lock gives the same image."""
+    recorded = {layer.title: layer for layer in plan.locked.layers}
+    faults = [
+        f"layer {layer.title!r} is {layer.digest}, the lock has {recorded[layer.title].digest}"
+        for layer in layers
+        if layer.title in recorded and recorded[layer.title].digest != layer.digest
+    ]
+    if faults:
+        raise BuildFailed(
+            "\n".join(faults),
+            hint="the recipe changed without a new number, or the cache is damaged: try an empty one",
+        )

@@ -1,0 +1,198 @@
+"""Orders → layer blobs: downloads in threads, conversions in processes, both at once.
+
+Each order has a thread that sees it through. A big wheel has a layer of its own: its conversion starts with
+its download and reads behind it. Small wheels share a layer, which starts when all of them are there. The
+largest order comes first, so that the cores end at about the same time; small files have download slots of
+their own, for they cost time on the way, not bytes.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from torchkiln.engines.conversion import Input, Job, convert, cores, start_worker
+from torchkiln.engines.observer import Fetcher, Observer, Work
+from torchkiln.errors import BadWheel, BuildFailed
+from torchkiln.nouns import LockedWheel
+from torchkiln.oci.layer import Written
+from torchkiln.store import Store
+from torchkiln.wheel.source import Cancelled
+
+_TAIL = 2 << 20  # bytes; torch's zip directory takes 1.4 MB of it
+_LOOK = 0.1  # seconds between looks at the workers' progress
+_STREAMS = 2  # large downloads at a time: more gain nothing while the cores convert
+_SMALL_STREAMS = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """A layer to make."""
+
+    key: str
+    title: str
+    wheels: tuple[LockedWheel, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of wheels that go into it."""
+        return sum(wheel.size for wheel in self.wheels)
+
+
+class Kitchen:
+    """Makes layers. `seconds` tells afterwards how long each kind of work took, first start to last end."""
+
+    def __init__(
+        self, store: Store, fetcher: Fetcher, observer: Observer, *, python: str, interpreter: tuple[str, ...]
+    ) -> None:
+        self._store, self._fetcher, self._observer = store, fetcher, observer
+        self._python, self._interpreter = python, interpreter
+        self._context = multiprocessing.get_context("spawn")
+        self._cancelled = self._context.Event()
+        self._spans: dict[Work, tuple[float, float]] = {}
+        self._streams = threading.Semaphore(_STREAMS)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Kitchen:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._cancelled.set()
+        self._stack.close()
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {work: end - start for work, (start, end) in self._spans.items()}
+
+    def cook(self, orders: Sequence[Order]) -> Iterator[tuple[Order, Written, Path]]:
+        """Each order as it is done, with its blob's temporary path, which the caller takes over.
+
+        :raises BuildFailed: the first failure; the other orders are called off.
+        """
+        if not orders:
+            return
+        ordered = sorted(orders, key=lambda order: (-order.size, order.key))
+        self._progress = self._context.Array("Q", len(ordered), lock=False)
+        self._workers = self._stack.enter_context(
+            ProcessPoolExecutor(
+                min(cores(), len(ordered)),
+                mp_context=self._context,
+                initializer=start_worker,
+                initargs=(self._cancelled, self._progress),
+            )
+        )
+        self._small = self._stack.enter_context(ThreadPoolExecutor(_SMALL_STREAMS, "small"))
+        threads = self._stack.enter_context(ThreadPoolExecutor(len(ordered), "order"))
+        running = {threads.submit(self._see_through, slot, o): (slot, o) for slot, o in enumerate(ordered)}
+        told = [0] * len(ordered)
+        left = set(running)
+        while left:
+            done, left = concurrent.futures.wait(left, _LOOK, concurrent.futures.FIRST_COMPLETED)
+            for slot, order in running.values():
+                if count := self._progress[slot] - told[slot]:
+                    told[slot] += count
+                    self._observer.advance("convert", order.title, count)
+            # The cause comes first; the others merely heard that all is off.
+            for future in sorted(done, key=lambda future: isinstance(future.exception(), Cancelled)):
+                yield running[future][1], *future.result()
+
+    def _see_through(self, slot: int, order: Order) -> tuple[Written, Path]:
+        """One order from its wheels' download to its blob."""
+        out = self._store.temporary("layer")
+        try:
+            with ExitStack() as locks:
+                for sha256 in sorted(wheel.sha256 for wheel in order.wheels):
+                    locks.enter_context(self._store.lock(f"wheel-{sha256}"))
+                written = self._made(slot, order, out)
+                for wheel in order.wheels:
+                    if not self._store.has_wheel(wheel):
+                        self._store.adopt(self._part(wheel), self._store.wheel(wheel))
+            return written, out
+        except BaseException as error:
+            out.unlink(missing_ok=True)
+            self._cancelled.set()
+            if isinstance(error, BadWheel):  # what arrived is not what was locked: do not go on from it
+                for wheel in order.wheels:
+                    if wheel.filename == error.wheel:
+                        self._part(wheel).unlink(missing_ok=True)
+                        self._store.wheel(wheel).unlink(missing_ok=True)
+            if isinstance(error, BrokenProcessPool):
+                raise BuildFailed(
+                    f"a worker died while it made layer {order.title!r}",
+                    hint="probably for want of memory: dmesg tells",
+                ) from error
+            raise
+
+    def _made(self, slot: int, order: Order, out: Path) -> Written:
+        """Wheels in, blob out; a single large wheel is converted while it arrives."""
+        if len(order.wheels) > 1 or self._store.has_wheel(order.wheels[0]):
+            fetched = [self._small.submit(self._fetch, wheel) for wheel in order.wheels]
+            inputs = [future.result() for future in fetched]
+            return self._submit(slot, order, inputs, out).result()
+        (wheel,) = order.wheels
+        with self._streams:
+            tail = self._fetcher.tail(wheel, min(_TAIL, wheel.size))
+            arriving = Input(wheel=wheel, path=self._part(wheel), tail=tail or b"")
+            future = self._submit(slot, order, [arriving], out) if tail else None
+            try:
+                self._fetch(wheel)
+            except BaseException:
+                self._cancelled.set()  # the converter must not wait for bytes that do not come
+                if future is not None:
+                    concurrent.futures.wait([future])
+                raise
+        return (future or self._submit(slot, order, [arriving], out)).result()
+
+    def _submit(self, slot: int, order: Order, inputs: list[Input], out: Path) -> Future[Written]:
+        self._observer.begin("convert", order.title, order.size)
+        started = time.monotonic()
+        job = Job(
+            slot=slot,
+            inputs=tuple(inputs),
+            cache=self._store.root,
+            python=self._python,
+            interpreter=self._interpreter,
+            out=out,
+        )
+        future = self._workers.submit(convert, job)
+        future.add_done_callback(lambda _: self._done("convert", order.title, started))
+        return future
+
+    def _fetch(self, wheel: LockedWheel) -> Input:
+        """The wheel's file, complete but not verified: whoever reads it does that."""
+        if self._store.has_wheel(wheel):
+            return Input(wheel=wheel, path=self._store.wheel(wheel))
+        part = self._part(wheel)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+        self._observer.begin("download", wheel.filename, wheel.size)
+        self._fetcher.fetch(
+            wheel,
+            part,
+            on_progress=lambda count: self._observer.advance("download", wheel.filename, count),
+            cancelled=self._cancelled.is_set,
+        )
+        self._done("download", wheel.filename, started)
+        return Input(wheel=wheel, path=part)
+
+    def _part(self, wheel: LockedWheel) -> Path:
+        """Where the wheel grows; found again by the next run, which goes on from there."""
+        place = self._store.wheel(wheel)
+        return place.with_name(place.name + ".part")
+
+    def _done(self, work: Work, name: str, started: float) -> None:
+        first, last = self._spans.get(work, (started, started))
+        self._spans[work] = (min(first, started), max(last, time.monotonic()))
+        self._observer.end(work, name)
