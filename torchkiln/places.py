@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# The package is installed editable, so the folder above it is the checkout. Files of the images are kept
+# The package is installed editable, so the folder above it is the checkout. What goes into images is kept
 # outside the package on purpose: they are read and changed by people who never open the Python code.
 ROOT = Path(__file__).resolve().parent.parent
 ROOTFS = ROOT / "rootfs"
 TEMPLATES = ROOT / "templates"
-IMAGES = ROOT / "images"

@@ -122,7 +122,7 @@ def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
         "torchkiln.python": locked.base.python,
         "torchkiln.os": cell.os,
         "torchkiln.flavor": cell.flavor,
-        "torchkiln.limits": " ".join(" ".join(note.text.split()) for note in resolution.limits),
+        "torchkiln.limits": ". ".join(" ".join(note.text.split()) for note in resolution.limits),
         "torchkiln.lock": lock_digest,
         "torchkiln.base": locked.base.digest,
         "torchkiln.recipe": str(RECIPE),

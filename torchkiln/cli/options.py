@@ -42,6 +42,17 @@ def selection(command: F) -> F:
     return command
 
 
+def images_folder(command: F) -> F:
+    """The option --images: where locks and other generated files lie."""
+    return click.option(
+        "--images",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("images"),
+        show_default=True,
+        help="the folder of generated files",
+    )(command)
+
+
 def split(values: tuple[str, ...]) -> tuple[str, ...]:
     """`("2.6,2.7", "2.8")` as `("2.6", "2.7", "2.8")`."""
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())

@@ -1,0 +1,94 @@
+"""A small, made-up lock for tests: a real cell and real names, invented hashes, sizes of the right order."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from torchkiln import facts, matrix
+from torchkiln.nouns import (
+    Cell,
+    Digest,
+    ImagePlan,
+    LockedBase,
+    LockedCell,
+    LockedWheel,
+    OsPackage,
+    OverlayFile,
+    Source,
+)
+from torchkiln.places import ROOT
+from torchkiln.plan import plan
+from torchkiln.resolve import resolve
+
+LOCK_DIGEST = Digest("sha256:" + "1" * 64)
+PACKAGES = ("ca-certificates", "python3", "python3-venv", "tini")
+ENTRYPOINT = OverlayFile(path="opt/torchkiln/entrypoint", mode=0o755, data=b'#!/bin/sh\nexec "$@"\n')
+PROFILE = OverlayFile(path="etc/profile.d/torchkiln.sh", mode=0o644, data=b"export VIRTUAL_ENV=/opt/venv\n")
+
+_MEGABYTES = {
+    "jupyterlab 4.5.0": 12,
+    "numpy 2.3.5": 17,
+    "nvidia-cublas-cu12 12.6.4.1": 393,
+    "nvidia-cuda-cupti-cu12 12.6.80": 9,
+    "nvidia-cuda-runtime-cu12 12.6.77": 1,
+    "nvidia-cudnn-cu12 9.5.1.17": 571,
+    "nvidia-cufile-cu12 1.11.1.6": 1,
+    "nvidia-nccl-cu12 2.26.2": 201,
+    "pillow 12.0.0": 7,
+    "pip 25.3": 2,
+    "torch 2.7.1": 821,
+    "torchvision 0.22.1": 8,
+    "tqdm 4.67.1": 1,
+    "triton 3.3.1": 156,
+    "uv 0.9.11": 21,
+}
+
+
+def wheel(name: str, version: str, *, megabytes: int) -> LockedWheel:
+    """A pure wheel of that many million bytes whose hash follows from its name and version."""
+    filename = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    return LockedWheel(
+        name=name,
+        version=version,
+        filename=filename,
+        sha256=hashlib.sha256(filename.encode()).hexdigest(),
+        size=megabytes * 1_000_000,
+        index=Source.DEFAULT,
+    )
+
+
+def locked(torch: str = "2.7.1", cuda: str = "12.1") -> LockedCell:
+    """The lock of that cell on debian12."""
+    known = facts.load()
+    grid = matrix.read(ROOT / "matrix.yaml", known)
+    cell = Cell(torch=torch, cuda=cuda, flavor="runtime", os="debian12", python="3.11")
+    return LockedCell(
+        resolution=resolve(cell, grid, known),
+        wheels=tuple(wheel(*told.split(), megabytes=size) for told, size in _MEGABYTES.items()),
+        base=LockedBase(
+            os="debian12",
+            python="3.11.2",
+            digest=Digest("sha256:" + "a" * 64),
+            diff_id=Digest("sha256:" + "b" * 64),
+            size=150_000_000,
+            unpacked=500_000_000,
+            encoder="libdeflate 0.9.0 level 6",
+            packages=(OsPackage(name="tini", version="0.19.0-1"),),
+        ),
+        as_of="2026-11-21",
+        epoch=1_795_219_200,
+        inputs=Digest("sha256:" + "2" * 64),
+        layers=(),
+    )
+
+
+def planned(torch: str = "2.7.1", *wheels: LockedWheel) -> ImagePlan:
+    """The plan of that lock, with *wheels* in place of its own if any are given."""
+    cell = locked(torch)
+    return plan(
+        replace(cell, wheels=wheels) if wheels else cell,
+        (PROFILE, ENTRYPOINT),
+        aliases=("v2.7", "latest"),
+        lock_digest=LOCK_DIGEST,
+    )

@@ -1,0 +1,93 @@
+"""`torchkiln render`: write the Dockerfile and its companions below images/, or prove them fresh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from torchkiln.cli.options import images_folder, selection
+from torchkiln.errors import NothingSelected, Stale
+
+
+@click.command("render")
+@selection
+@images_folder
+@click.option("--check", is_flag=True, help="write nothing; end with exit code 5 if a file is stale")
+def render(
+    torch: tuple[str, ...],
+    cuda: tuple[str, ...],
+    flavor: tuple[str, ...],
+    os_names: tuple[str, ...],
+    every: bool,
+    matrix_file: Path,
+    images: Path,
+    check: bool,
+) -> None:
+    """Write images/<tag>/{Dockerfile,plan.json,image.json,requirements/} from each lock.
+
+    Without a selection: every cell that has a lock. The tags go to stdout.
+    """
+    from torchkiln import facts, matrix
+    from torchkiln.base.recipe import recipe
+    from torchkiln.places import TEMPLATES
+    from torchkiln.planning import plan_cell
+    from torchkiln.render import load_templates, render_folder
+    from torchkiln.resolve import resolve
+    from torchkiln.select import Selection, all_cells, select
+    from torchkiln.tags import tag_of
+
+    known = facts.load()
+    grid = matrix.read(matrix_file, known)
+    named = Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every)
+    sweeping = named == Selection() or every
+    cells = all_cells(grid) if named == Selection() else select(named, grid)
+    if sweeping:
+        answers = (resolve(cell, grid, known) for cell in cells)
+        cells = tuple(
+            answer.cell
+            for answer in answers
+            if answer.build and (images / tag_of(answer) / "lock.json").is_file()
+        )
+    if not cells:
+        raise NothingSelected(f"no cell has a lock in {images}", hint="run: torchkiln lock --all")
+    templates = load_templates(TEMPLATES)
+    stale: list[str] = []
+    for cell in cells:
+        plan = plan_cell(cell, grid, known, images=images)
+        files = render_folder(plan, templates, recipe(cell.os).packages)
+        folder = images / plan.tag
+        if check:
+            stale += _faults(folder, files)
+        else:
+            _write(folder, files)
+            click.echo(plan.tag)
+    if stale:
+        raise Stale("\n".join(stale), hint="run: torchkiln render")
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    from torchkiln.files import write_atomic
+
+    for name, data in files.items():
+        write_atomic(folder / name, data)
+    for path in _strays(folder, files):
+        path.unlink()
+
+
+def _faults(folder: Path, files: dict[str, bytes]) -> list[str]:
+    """Every file of *folder* that is not as it would be written, a line each."""
+    faults = []
+    for name, data in files.items():
+        path = folder / name
+        if not path.is_file():
+            faults.append(f"{path}: missing")
+        elif path.read_bytes() != data:
+            faults.append(f"{path}: stale")
+    return faults + [f"{path}: no longer made" for path in _strays(folder, files)]
+
+
+def _strays(folder: Path, files: dict[str, bytes]) -> list[Path]:
+    """Requirements of layers that are no more: the numbers in their names move when a wheel grows."""
+    made = {folder / name for name in files}
+    return sorted(path for path in (folder / "requirements").glob("*.txt") if path not in made)

@@ -1,0 +1,40 @@
+"""Cell -> ImagePlan by way of the committed lock: reads images/<tag>/ and rootfs/, then calls `plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchkiln.facts import Facts
+from torchkiln.lock import load_locked, lock_digest
+from torchkiln.matrix import Matrix
+from torchkiln.nouns import Cell, ImagePlan, LockedCell
+from torchkiln.overlay import load
+from torchkiln.places import ROOTFS
+from torchkiln.plan import plan
+from torchkiln.resolve import require_buildable, resolve
+from torchkiln.tags import aliases_of, tag_of
+
+
+def plan_cell(cell: Cell, matrix: Matrix, facts: Facts, *, images: Path) -> ImagePlan:
+    """The plan of *cell* by its lock below *images*.
+
+    :raises Unresolvable: the cell is unavailable.
+    :raises Stale: its lock is not there, or unsound.
+    :raises ConfigError: rootfs/ is unsound.
+    """
+    resolution = resolve(cell, matrix, facts)
+    require_buildable(resolution)
+    return plan_locked(load_locked(images, tag_of(resolution)), matrix, facts)
+
+
+def plan_locked(locked: LockedCell, matrix: Matrix, facts: Facts, *, rootfs: Path = ROOTFS) -> ImagePlan:
+    """The plan of *locked* with the files of *rootfs*.
+
+    :raises ConfigError: *rootfs* is unsound.
+    """
+    return plan(
+        locked,
+        load(rootfs),
+        aliases=aliases_of(locked.resolution, matrix, facts),
+        lock_digest=lock_digest(locked),
+    )
