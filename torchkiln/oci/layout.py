@@ -26,7 +26,7 @@ from torchkiln.oci.image import MANIFEST_TYPE, PLATFORM, canonical_json, describ
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
-_VERSION = {"imageLayoutVersion": "1.0.0"}
+VERSION = {"imageLayoutVersion": "1.0.0"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +106,7 @@ def open_layout(path: Path) -> Layout:
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder", hint="an OCI layout is the folder that `build` prints")
     found = read_document(path / "oci-layout")
-    if found.get("imageLayoutVersion") != _VERSION["imageLayoutVersion"]:
+    if found.get("imageLayoutVersion") != VERSION["imageLayoutVersion"]:
         raise VerificationFailed(
             f"{path / 'oci-layout'}: unknown layout version {found.get('imageLayoutVersion')!r}"
         )
@@ -265,7 +265,7 @@ def _create(path: Path) -> Layout:
                 f"{path}: the folder is not empty and no OCI layout",
                 hint="choose another folder with --output",
             )
-        _replace(path / "oci-layout", canonical_json(_VERSION))
+        _replace(path / "oci-layout", canonical_json(VERSION))
         _replace(path / "index.json", _index([]))
     (path / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
     return open_layout(path)

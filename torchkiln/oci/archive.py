@@ -1,0 +1,142 @@
+"""An image in a layout -> one tar file of it, for `docker load`, `podman load` and `skopeo copy`.
+
+    oci-archive      oci-layout  index.json                 blobs/sha256/...
+    docker-archive   oci-layout  index.json  manifest.json  blobs/sha256/...
+
+The second is the first with the list that Docker's own `save` writes in front: engines that know OCI read
+the index, older ones manifest.json; both find the same blobs, and compressed layers suit all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tarfile
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from torchkiln.errors import BuildFailed
+from torchkiln.nouns import BuiltImage, Digest
+from torchkiln.oci.image import MANIFEST_TYPE, PLATFORM, canonical_json, descriptor
+from torchkiln.oci.layout import INDEX_TYPE, REF_NAME, VERSION, ImageOnDisk, open_layout
+
+ArchiveFormat = Literal["oci-archive", "docker-archive"]
+
+_COPY = 1 << 20  # bytes at once
+
+
+def archive_image(
+    built: BuiltImage, form: ArchiveFormat, *, repository: str, tags: Sequence[str] = ()
+) -> Path:
+    """The archive of *built* beside its layout, `<tag>.<form>.tar`, as *repository*:tag for each of *tags*.
+
+    Without *tags* it is known by its own tag. Raises as `write_archive` does.
+    """
+    layout = Path(built.layout)
+    target = layout.with_name(f"{built.tag}.{form}.tar")
+    names = [f"{repository}:{tag}" for tag in tags or (built.tag,)]
+    write_archive(open_layout(layout).image(built.ref), target, form, names)
+    return target
+
+
+def write_archive(image: ImageOnDisk, target: Path, form: ArchiveFormat, names: Sequence[str] = ()) -> None:
+    """Write *image* to the file *target*, whole or not at all; the same bytes every time.
+
+    *names* are what `docker load` shall call it, "pytorch-cuda:v2.7"; an oci-archive carries the layout's
+    own name when there are none.
+
+    :raises BuildFailed: a blob cannot be read, or *target* not be written.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as out:
+            stream_archive(image, out, form, names)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise BuildFailed(
+            f"{target}: the archive cannot be written: {error.strerror or error}",
+            hint="free space, or choose another folder with --output; `verify` tells if the layout is whole",
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def stream_archive(image: ImageOnDisk, out: BinaryIO, form: ArchiveFormat, names: Sequence[str] = ()) -> None:
+    """Write *image* to *out*, which need not be seekable. Memory: one piece of a blob.
+
+    :raises OSError: a blob cannot be read, or *out* not be written.
+    """
+    documents: dict[str, Any] = {"oci-layout": VERSION, "index.json": _index(image, names)}
+    if form == "docker-archive":
+        documents["manifest.json"] = _docker_manifest(image, names)
+    blobs = {image.manifest: image.manifest_path, image.config_digest: image.config_path}
+    blobs |= {layer.digest: layer.path for layer in image.layers}
+    for name, document in documents.items():
+        data = canonical_json(document)
+        _put(out, _file(name, len(data)), BytesIO(data))
+    for folder in ("blobs", "blobs/sha256"):
+        _put(out, _folder(folder), BytesIO())
+    for digest, path in blobs.items():
+        with path.open("rb") as blob:
+            _put(out, _file(_place(digest), os.fstat(blob.fileno()).st_size), blob)
+    out.write(bytes(2 * tarfile.BLOCKSIZE))
+
+
+def _put(out: BinaryIO, info: tarfile.TarInfo, source: BinaryIO) -> None:
+    # USTAR holds files up to 8 GB, and no layer has more than 5. Not TarFile.addfile: it copies by 16 KB.
+    out.write(info.tobuf(tarfile.USTAR_FORMAT))
+    copied = 0
+    while piece := source.read(_COPY):
+        out.write(piece)
+        copied += len(piece)
+    if copied != info.size:
+        raise OSError(f"{info.name} changed while it was read")
+    out.write(bytes(-copied % tarfile.BLOCKSIZE))
+
+
+def _index(image: ImageOnDisk, names: Sequence[str]) -> dict[str, Any]:
+    entry = {
+        **descriptor(MANIFEST_TYPE, image.manifest, image.manifest_path.stat().st_size),
+        "platform": PLATFORM,
+    }
+    # containerd imports by the first annotation and wants the name in full; others read the second.
+    annotations = [
+        {"io.containerd.image.name": _full_name(name), REF_NAME: name.rpartition(":")[2]} for name in names
+    ]
+    return {
+        "schemaVersion": 2,
+        "mediaType": INDEX_TYPE,
+        "manifests": [{**entry, "annotations": found} for found in annotations or [{REF_NAME: image.ref}]],
+    }
+
+
+def _docker_manifest(image: ImageOnDisk, names: Sequence[str]) -> list[dict[str, Any]]:
+    layers = [_place(layer.digest) for layer in image.layers]
+    return [{"Config": _place(image.config_digest), "RepoTags": list(names), "Layers": layers}]
+
+
+def _full_name(name: str) -> str:
+    """`pytorch-cuda:v2.7` as Docker completes it."""
+    first, slash, _ = name.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return name
+    return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
+
+
+def _place(digest: Digest) -> str:
+    return "blobs/" + digest.replace(":", "/")
+
+
+def _file(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    return info
+
+
+def _folder(name: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode = tarfile.DIRTYPE, 0o755
+    return info
