@@ -175,7 +175,8 @@ def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
     env = spec["env"]
     env.setdefault("HOME", _home(uid))
     os.umask(0o022)
-    for name in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, commands do not expect that
+    # Python ignores the first two, a terminal session of ours the others; the command expects neither.
+    for name in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT):
         signal.signal(name, signal.SIG_DFL)
     if private_user:
         if (uid, gid) != (0, 0):

@@ -1,0 +1,183 @@
+"""`torchkiln run`: a command in a built image, without a container engine."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchkiln.cli.options import cache_root, selection
+from torchkiln.errors import ConfigError
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+class _WithTail(click.Command):
+    """Keeps what stands behind `--` apart: it is the command, however much it looks like a TAG."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta["torchkiln.tail"] = args[:at], tuple(args[at + 1 :])
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    "run",
+    cls=_WithTail,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@selection
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("dist"),
+    show_default=True,
+    help="the OCI layout",
+)
+@click.option("--runtime", type=click.Choice(["rootfs"]), default="rootfs", show_default=True)
+@click.option("--user", default=None, metavar="UID[:GID]", help="who runs it; else as the image says")
+@click.option("--bind", "binds", multiple=True, metavar="SRC:DST[:ro]", help="a file or folder of the host")
+@click.option("--env", "-e", "variables", multiple=True, metavar="NAME=VALUE")
+@click.option("--workdir", "-w", default=None, help="else as the image says")
+@click.option("--shm-size", default="1g", show_default=True, help="of /dev/shm")
+@click.option("--entrypoint/--no-entrypoint", default=True, help="start through the image's entrypoint")
+@click.argument("tag", required=False)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def run(
+    ctx: click.Context,
+    torch: tuple[str, ...],
+    cuda: tuple[str, ...],
+    flavor: tuple[str, ...],
+    os_names: tuple[str, ...],
+    every: bool,
+    matrix_file: Path,
+    output: Path,
+    runtime: str,
+    user: str | None,
+    binds: tuple[str, ...],
+    variables: tuple[str, ...],
+    workdir: str | None,
+    shm_size: str,
+    entrypoint: bool,
+    tag: str | None,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND in the image TAG (or the cell that --torch and --cuda name) of the layout.
+
+    Everything behind -- is COMMAND; without one, what the image starts by itself. What it writes is forgotten
+    when it ends, but for binds. Ends with the command's own code.
+    """
+    from torchkiln.oci.layout import open_layout
+    from torchkiln.oci.unpack import LayerBlob, unpacked_root
+    from torchkiln.runtimes.rootfs import RootfsRuntime
+    from torchkiln.store import Store
+
+    command = (*command, *ctx.meta.get("torchkiln.tail", ()))
+    if torch or cuda or every:
+        if tag is not None:
+            raise ConfigError(f"both {tag!r} and a cell are named", hint="put -- before the command")
+        tag = _tag(torch, cuda, flavor, os_names, every, matrix_file)
+    image = open_layout(output).image(tag)
+    config: Mapping[str, Any] = image.config.get("config") or {}
+    argv = (*(config.get("Entrypoint") or () if entrypoint else ()), *(command or config.get("Cmd") or ()))
+    env = dict(pair.split("=", 1) for pair in (*(config.get("Env") or ()), *_variables(variables)))
+    ids, bound, shm = _ids(user or config.get("User") or "0"), parse_binds(binds), parse_size(shm_size)
+    store = Store(cache_root())
+    if not (store.root / "rootfs" / image.manifest.removeprefix("sha256:")).is_dir():
+        click.echo(f"run: unpacking {image.ref} once", err=True)
+    layers = [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
+    root = unpacked_root(image.manifest, layers, store)
+    if sys.stdin.isatty():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which has the terminal
+    ended = RootfsRuntime(shm_size=shm).run(
+        root,
+        argv,
+        env=env,
+        binds=bound,
+        workdir=workdir or config.get("WorkingDir") or "/",
+        user=ids,
+        capture=False,
+    )
+    sys.exit(ended.code)
+
+
+def parse_binds(texts: Sequence[str]) -> tuple[Any, ...]:
+    """`SRC:DST[:ro|:rw]` as binds; writable unless `ro`, as Docker's -v.
+
+    :raises ConfigError: one has another form; all such are named.
+    """
+    from torchkiln.runtimes.rootfs import Bind
+
+    faults, found = [], []
+    for text in texts:
+        match = re.fullmatch(r"([^:]+):(/[^:]*)(?::(ro|rw))?", text)
+        if match:
+            source, target, mode = match.groups()
+            found.append(Bind(source=Path(source), target=target, writable=mode != "ro"))
+        else:
+            faults.append(f"--bind {text}: not SRC:DST or SRC:DST:ro")
+    if faults:
+        raise ConfigError.of(faults)
+    return tuple(found)
+
+
+def parse_size(text: str) -> int:
+    """`64m`, `1g` as bytes.
+
+    :raises ConfigError: it is no size.
+    """
+    match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
+    if not match or int(match[1]) == 0:
+        raise ConfigError(f"--shm-size {text}: not a size", hint="write 64m, or 1g")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _ids(text: str) -> tuple[int, int]:
+    """As Docker: a uid alone runs with group 0."""
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if not match:
+        raise ConfigError(f"user {text!r} is not UID or UID:GID in digits")
+    return int(match[1]), int(match[2] or 0)
+
+
+def _variables(texts: Sequence[str]) -> Sequence[str]:
+    if faults := [f"--env {text}: not NAME=VALUE" for text in texts if "=" not in text]:
+        raise ConfigError.of(faults)
+    return texts
+
+
+def _tag(
+    torch: tuple[str, ...],
+    cuda: tuple[str, ...],
+    flavor: tuple[str, ...],
+    os_names: tuple[str, ...],
+    every: bool,
+    matrix_file: Path,
+) -> str:
+    from torchkiln import facts, matrix
+    from torchkiln.resolve import resolve
+    from torchkiln.select import Selection, select
+    from torchkiln.tags import tag_of
+
+    known = facts.load()
+    grid = matrix.read(matrix_file, known)
+    cells = select(Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every), grid)
+    tags = []
+    for cell in cells:
+        resolution = resolve(cell, grid, known)
+        if resolution.build is not None:
+            tags.append(tag_of(resolution))
+    if len(tags) != 1:
+        raise ConfigError(
+            f"run takes one image, the selection means {len(tags)}",
+            hint="name one --torch and one --cuda" + (f"; or one of: {', '.join(tags)}" if tags else ""),
+        )
+    return tags[0]
