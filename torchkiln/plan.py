@@ -56,8 +56,10 @@ def plan(
         path=IMAGE_JSON, mode=0o644, data=pretty_json(_image_facts(locked, build, tag, lock_digest))
     )
     files = tuple(sorted((*overlay, facts), key=lambda file: file.path))
-    base = LayerSpec(kind="base", title=f"{locked.base.os} base ({len(locked.base.packages)} packages)")
-    top = LayerSpec(kind="overlay", title=f"torchkiln ({len(files)} files)", files=files)
+    base = LayerSpec(
+        kind="base", title=f"{locked.base.os} base ({_count(len(locked.base.packages), 'package')})"
+    )
+    top = LayerSpec(kind="overlay", title=f"torchkiln ({_count(len(files), 'file')})", files=files)
     return ImagePlan(
         locked=locked,
         tag=tag,
@@ -67,6 +69,10 @@ def plan(
         epoch=locked.epoch,
         recipe=RECIPE,
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> ImageConfig:

@@ -1,0 +1,176 @@
+"""The plan: every wheel once, in an order that lets images share, and a config that follows from the lock."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.planned import ENTRYPOINT, LOCK_DIGEST, PROFILE, locked, planned, wheel
+from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
+from torchkiln.layering import wheel_layers
+from torchkiln.nouns import LockedWheel, OverlayFile
+from torchkiln.plan import IMAGE_JSON, plan, to_json
+from torchkiln.recipe import BIG_WHEEL, MAX_LAYER
+
+NAMES = (
+    "absl-py", "cmake", "cuda-bindings", "cuda-toolkit", "jupyterlab", "lit", "numpy", "nvidia-cublas",
+    "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nvtx-cu11", "pillow", "pip",
+    "tensorboard", "torch", "torchaudio", "torchvision", "tqdm", "triton", "uv",
+)  # fmt: skip
+
+wheel_sets = st.lists(st.sampled_from(NAMES), unique=True).flatmap(
+    lambda names: st.tuples(
+        *(st.builds(wheel, st.just(n), st.just("1"), megabytes=st.integers(1, 5000)) for n in names)
+    )
+)
+
+
+@given(wheel_sets)
+def test_every_wheel_is_in_exactly_one_layer_and_none_is_too_large(wheels: tuple[LockedWheel, ...]) -> None:
+    layers = wheel_layers(wheels)
+
+    placed = [one for layer in layers for one in layer.wheels]
+    assert sorted(placed, key=lambda one: one.name) == sorted(wheels, key=lambda one: one.name)
+    assert all(sum(one.size for one in layer.wheels) <= MAX_LAYER for layer in layers)
+    assert all(
+        len(layer.wheels) == 1 for layer in layers if any(one.size >= BIG_WHEEL for one in layer.wheels)
+    )
+
+
+@given(st.data())
+def test_the_order_of_the_lock_does_not_matter(data: st.DataObject) -> None:
+    wheels = data.draw(wheel_sets)
+
+    assert wheel_layers(data.draw(st.permutations(wheels))) == wheel_layers(wheels)
+
+
+@pytest.mark.parametrize("suffix", ["-cu11", "-cu12", ""])
+def test_layers_stand_from_the_most_shared_to_the_least_whatever_the_suffix(suffix: str) -> None:
+    """NVIDIA's newer wheels have no CUDA suffix: nothing may hang on it."""
+    names = (
+        "uv",
+        "numpy",
+        "torch",
+        "triton",
+        f"nvidia-nccl{suffix}",
+        f"nvidia-cublas{suffix}",
+        "cuda-toolkit",
+    )
+
+    layers = wheel_layers(wheel(name, "1", megabytes=30) for name in names)
+
+    assert [layer.wheels[0].name for layer in layers] == [
+        "cuda-toolkit", f"nvidia-cublas{suffix}", f"nvidia-nccl{suffix}", "triton", "torch", "numpy", "uv",
+    ]  # fmt: skip
+
+
+def test_cells_of_one_toolkit_share_a_prefix_though_nccl_differs() -> None:
+    toolkit = (
+        wheel("nvidia-cublas-cu12", "12.1.3.1", megabytes=400),
+        wheel("nvidia-nvtx-cu12", "1", megabytes=1),
+    )
+
+    older = wheel_layers((*toolkit, wheel("nvidia-nccl-cu12", "2.18.1", megabytes=200)))
+    newer = wheel_layers((*toolkit, wheel("nvidia-nccl-cu12", "2.20.5", megabytes=180)))
+
+    assert older[:2] == newer[:2]
+    assert older[2] != newer[2]
+
+
+def test_small_wheels_are_parted_before_a_layer_grows_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchkiln.layering.MAX_LAYER", 30_000_000)
+
+    layers = wheel_layers(wheel(name, "1", megabytes=12) for name in ("a", "b", "c"))
+
+    assert [[one.name for one in layer.wheels] for layer in layers] == [["a", "b"], ["c"]]
+
+
+def test_a_wheel_that_no_registry_takes_is_refused_by_name() -> None:
+    with pytest.raises(BuildFailed, match=r"torch-1-py3-none-any\.whl has 5001000000 bytes"):
+        wheel_layers([wheel("torch", "1", megabytes=5001)])
+
+
+def test_a_plan_goes_from_base_to_overlay_and_tells_what_is_in_each() -> None:
+    assert [layer.title for layer in planned().layers] == [
+        "debian12 base (1 package)",
+        "CUDA libraries: cuda-cupti 12.6.80, cuda-runtime 12.6.77, cufile 1.11.1.6",
+        "nvidia-cublas-cu12 12.6.4.1",
+        "nvidia-cudnn-cu12 9.5.1.17",
+        "nvidia-nccl-cu12 2.26.2",
+        "triton 3.3.1",
+        "torch 2.7.1",
+        "companions: numpy 2.3.5, pillow 12.0.0, torchvision 0.22.1, tqdm 4.67.1",
+        "the rest: jupyterlab 4.5.0, pip 25.3",
+        "uv 0.9.11",
+        "torchkiln (3 files)",
+    ]
+
+
+def test_the_driver_asked_for_is_the_floor_not_the_wheels_own() -> None:
+    """525.60.13 reports CUDA 12.0; demanding the wheel's 12.6 would shut out drivers that run it."""
+    one = planned()
+
+    assert dict(one.config.env)["NVIDIA_REQUIRE_CUDA"] == "cuda>=12.0"
+    assert dict(one.config.labels)["torchkiln.wheel_cuda"] == "12.6"
+    assert dict(one.config.labels)["torchkiln.status"] == "minor-compat"
+
+
+def test_image_json_accounts_for_every_wheel_by_hash() -> None:
+    one = planned()
+
+    facts = json.loads(next(file.data for file in one.layers[-1].files if file.path == IMAGE_JSON))
+
+    assert {(w["name"], w["version"], w["sha256"]) for w in facts["wheels"]} == {
+        (w.name, w.version, w.sha256) for w in one.locked.wheels
+    }
+    assert facts["lock"] == LOCK_DIGEST
+    assert facts["tag"] == one.tag == "2.7.1-cuda12.1-cudnn9-runtime"
+
+
+def test_recorded_layers_and_aliases_change_no_byte_of_the_image() -> None:
+    one = locked()
+    first = plan(one, (ENTRYPOINT,), aliases=("latest",), lock_digest=LOCK_DIGEST)
+    second = plan(one, (ENTRYPOINT,), aliases=(), lock_digest=LOCK_DIGEST)
+
+    assert (first.layers, first.config) == (second.layers, second.config)
+
+
+def test_the_overlay_comes_in_any_order() -> None:
+    one = locked()
+
+    forth = plan(one, (PROFILE, ENTRYPOINT), aliases=(), lock_digest=LOCK_DIGEST)
+    back = plan(one, (ENTRYPOINT, PROFILE), aliases=(), lock_digest=LOCK_DIGEST)
+
+    assert forth == back
+
+
+def test_rootfs_may_not_bring_an_image_json() -> None:
+    with pytest.raises(ConfigError, match=r"rootfs/etc/torchkiln/image\.json"):
+        plan(
+            locked(),
+            (OverlayFile(path=IMAGE_JSON, mode=0o644, data=b"{}"),),
+            aliases=(),
+            lock_digest=LOCK_DIGEST,
+        )
+
+
+def test_an_unavailable_cell_has_no_plan() -> None:
+    one = locked()
+    gone = replace(one, resolution=replace(one.resolution, build=None))
+
+    with pytest.raises(Unresolvable, match=r"torch 2\.7\.1 with CUDA 12\.1"):
+        plan(gone, (), aliases=(), lock_digest=LOCK_DIGEST)
+
+
+def test_the_json_form_tells_files_by_hash_and_keeps_their_content_out() -> None:
+    told = to_json(planned())
+
+    assert "exec" not in json.dumps(told["layers"])
+    assert {file["path"]: file["mode"] for file in told["layers"][-1]["files"]} == {
+        "etc/profile.d/torchkiln.sh": "0644",
+        "etc/torchkiln/image.json": "0644",
+        "opt/torchkiln/entrypoint": "0755",
+    }
