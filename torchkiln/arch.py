@@ -18,7 +18,7 @@ _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)[a-z]?")
 
 
 def how_served(archs: Iterable[str], capability: str) -> Served | None:
-    """How code of *archs* runs on *capability* ("9.0"): as it is, through the driver's compiler, or not at all.
+    """How code of *archs* runs on *capability* ("9.0"): as it is, by the driver's compiler, or not at all.
 
     :raises ValueError: an arch or a capability that is none.
     """

@@ -48,7 +48,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """One release of torch. *home* is the release whose block describes it: its own, or its newest patch's."""
+    """One release of torch. *home* is the release whose block tells of it: its own, or its newest patch's."""
 
     version: str
     home: str
@@ -143,7 +143,7 @@ class Facts:
 @cache
 def load() -> Facts:
     """The facts that ship with torchkiln. Read once a process."""
-    return parse(files("torchkiln").joinpath("data", "compat.yaml").read_bytes())
+    return parse(files("torchkiln").joinpath("data").joinpath("compat.yaml").read_bytes())
 
 
 def parse(data: bytes) -> Facts:
@@ -286,7 +286,7 @@ def _pairs(mapping: Mapping[str, str]) -> Pairs:
 def _citations(raw: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[str, tuple[str, ...]]:
     """Every fact id that a note may bear, with its source ids."""
     general = {name: tuple(ids) for name, ids in raw["provenance"].items()}
-    cited = {"cuda": ("cudarn",)}
+    cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",)}
     for table in ("traps", "rules", "floors", "gpus"):
         cited |= {f"{table}.{name}": tuple(body["source"]) for name, body in raw[table].items()}
     for version, release in releases.items():

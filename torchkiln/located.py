@@ -20,9 +20,8 @@ Path = tuple[str | int, ...]
 
 #: What `faults` understands; a test keeps our schemas to it.
 KEYWORDS = frozenset(
-    "$schema $defs $ref title description type properties required additionalProperties minProperties items "
-    "minItems uniqueItems enum pattern".split()
-)
+    ["$schema", "$defs", "$ref", "title", "description", "type", "enum", "pattern", "properties", "required"]
+) | {"additionalProperties", "minProperties", "items", "minItems", "uniqueItems"}
 _MAX_TEXT = 1 << 20  # bytes; a matrix has two thousand
 _WORDS = {
     "object": "a mapping",
@@ -66,7 +65,7 @@ def parse(text: str, *, name: str) -> Located:
                 )
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        mark: Any = error.problem_mark or error.context_mark  # libyaml's mark is a class of its own
         line = mark.line + 1 if mark else 1
         raise ConfigError(f"{name}:{line}: not valid YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
@@ -114,12 +113,12 @@ def _value(node: yaml.Node, path: Path, name: str, lines: dict[Path, int], wrong
                 wrong.append(f"{name}:{at}: a key must be a word")
                 continue
             key = str(key_node.value)
+            place: Path = (*path, key)
             if key in found:
-                first = lines[(*path, key)]
-                wrong.append(f"{name}:{at}: {dotted((*path, key))}: stands twice, first on line {first}")
+                wrong.append(f"{name}:{at}: {dotted(place)}: stands twice, first on line {lines[place]}")
                 continue
-            lines[(*path, key)] = at
-            found[key] = _value(child, (*path, key), name, lines, wrong)
+            lines[place] = at
+            found[key] = _value(child, place, name, lines, wrong)
         return found
     return _scalar(node, name, line, wrong)
 

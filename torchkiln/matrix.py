@@ -122,7 +122,7 @@ def load(text: str, facts: Facts, *, name: str = "matrix.yaml") -> Matrix:
 @cache
 def _schema() -> dict[str, Any]:
     schema: dict[str, Any] = json.loads(
-        files("torchkiln").joinpath("data", "matrix.schema.json").read_bytes()
+        files("torchkiln").joinpath("data").joinpath("matrix.schema.json").read_bytes()
     )
     return schema
 

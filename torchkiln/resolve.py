@@ -49,7 +49,7 @@ def require_buildable(resolution: Resolution) -> Build:
 
 
 def require_cuda(resolution: Resolution) -> str:
-    """What the image may demand in NVIDIA_REQUIRE_CUDA: the version that the floor's driver reports, ``cuda>=12.0``.
+    """What the image may demand in NVIDIA_REQUIRE_CUDA: ``cuda>=12.0``, which the floor's driver reports.
 
     Demanding the wheel's own minor would shut out drivers on which the cell runs. The first driver of a
     CUDA major reports that major's .0 (facts: ``floors``), which a test holds against the facts.
@@ -58,7 +58,7 @@ def require_cuda(resolution: Resolution) -> str:
 
 
 def _candidates(cell: Cell, release: Release) -> Iterable[Build]:
-    """All builds of the asked major that are not older than asked and have a wheel for the system's Python."""
+    """All builds of the asked major, not older than asked, with a wheel for the system's Python."""
     if "cp" + cell.python.replace(".", "") not in release.default.pythons:
         return
     for variant in release.variants:
@@ -187,7 +187,8 @@ def _why_none(cell: Cell, release: Release, facts: Facts) -> str:
     after = [version for version in having if numbers(version) > numbers(cell.torch)]
     told = [f"the last is {newest(before)}"] if before else []
     told += [f"the first is {min(after, key=numbers)}"] if after else []
-    return f"torch {minor_of(cell.torch)} has no CUDA {asked} build; {', '.join(told) or 'nor has any known release'}"
+    others = ", ".join(told) or "nor has any known release"
+    return f"torch {minor_of(cell.torch)} has no CUDA {asked} build; {others}"
 
 
 def _unavailable(cell: Cell, matrix: Matrix, facts: Facts, reason: str) -> Resolution:

@@ -1,0 +1,312 @@
+"""`list`, `explain` and `pick`: the grid, one cell of it, and the grid from a host's side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchkiln.cli.options import selection, split
+from torchkiln.errors import ConfigError, NothingSelected
+
+if TYPE_CHECKING:
+    from torchkiln.explain import Explanation
+    from torchkiln.facts import Facts
+    from torchkiln.matrix import Matrix
+    from torchkiln.nouns import Build, Cell, Resolution
+    from torchkiln.pick import Choice, Offer
+
+as_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout")
+
+
+@click.command("list")
+@selection
+@as_json
+def list_command(as_json: bool, **named: Any) -> None:
+    """Show the grid: what each cell of the matrix is, and what it runs on."""
+    from torchkiln.resolve import resolve
+
+    cells, matrix, facts = _selected(**named)
+    resolutions = [resolve(cell, matrix, facts) for cell in cells]
+    if as_json:
+        click.echo(json.dumps([_row(resolution, facts) for resolution in resolutions], indent=2))
+        return
+    systems = {cell.os for cell in cells}
+    flavors = {cell.flavor for cell in cells}
+    header = ["TORCH", "CUDA", "STATUS", "WHEEL", "INDEX", "DRIVER", "CAPABILITIES", "TAG"]
+    lines = [_columns(resolution) for resolution in resolutions]
+    if len(systems) > 1 or len(flavors) > 1:
+        header[2:2] = ["FLAVOR", "OS"]
+        for line, cell in zip(lines, cells, strict=True):
+            line[2:2] = [cell.flavor, cell.os]
+    _table(header, lines)
+
+
+@click.command("explain")
+@selection
+@as_json
+def explain(as_json: bool, **named: Any) -> None:
+    """Tell the whole reasoning for the chosen cells: what, why, where it runs, its limits, the sources."""
+    from torchkiln.explain import explain as explanation_of
+    from torchkiln.explain import to_json
+
+    cells, matrix, facts = _selected(must_name=True, **named)
+    told = [explanation_of(cell, matrix, facts) for cell in cells]
+    if as_json:
+        values = [to_json(explanation) for explanation in told]
+        click.echo(json.dumps(values[0] if len(values) == 1 else values, indent=2))
+        return
+    click.echo("\n\n".join(_explained(explanation) for explanation in told))
+
+
+@click.command("pick")
+@selection
+@click.option(
+    "--driver", required=True, metavar="V", help="the host's driver: 535.104.05, or its branch: 535"
+)
+@click.option(
+    "--gpu", multiple=True, metavar="NAME", help="a GPU (H100, RTX 4090) or its capability (9.0); repeatable"
+)
+@as_json
+def pick(as_json: bool, driver: str, gpu: tuple[str, ...], **named: Any) -> None:
+    """Say which tags run on a host with this driver and these GPUs, best first, and why others do not."""
+    from torchkiln.pick import parse_driver, parse_gpus
+    from torchkiln.pick import pick as choose
+    from torchkiln.resolve import resolve
+
+    faults: list[str] = []
+    parsed_driver, gpus, chosen = None, None, None
+    for attempt in ("driver", "gpu", "cells"):
+        try:
+            if attempt == "driver":
+                parsed_driver = parse_driver(driver)
+            elif attempt == "gpu":
+                gpus = parse_gpus(split(gpu), _facts())
+            else:
+                chosen = _selected(**named)
+        except ConfigError as error:
+            faults.append(error.message)
+    if parsed_driver is None or gpus is None or chosen is None:
+        raise ConfigError.of(
+            faults, hint="`list` shows the matrix; a GPU may be told by its capability: --gpu 9.0"
+        )
+    cells, matrix, facts = chosen
+    choice = choose((resolve(cell, matrix, facts) for cell in cells), parsed_driver, gpus)
+    if as_json:
+        click.echo(json.dumps(_choice_json(choice), indent=2))
+    else:
+        click.echo("\n".join(_chosen(choice)))
+    if not choice.runs:
+        raise NothingSelected("none of these images runs on that host", hint="; ".join(choice.host))
+
+
+def _facts() -> Facts:
+    from torchkiln import facts
+
+    return facts.load()
+
+
+def _selected(
+    *,
+    torch: tuple[str, ...],
+    cuda: tuple[str, ...],
+    flavor: tuple[str, ...],
+    os_names: tuple[str, ...],
+    every: bool,
+    matrix_file: Path,
+    must_name: bool = False,
+) -> tuple[tuple[Cell, ...], Matrix, Facts]:
+    from torchkiln import matrix as matrices
+    from torchkiln.select import Selection, select
+
+    facts = _facts()
+    matrix = matrices.read(matrix_file, facts)
+    wanted = Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every)
+    return select(wanted, matrix, must_name=must_name), matrix, facts
+
+
+def _row(resolution: Resolution, facts: Facts) -> dict[str, Any]:
+    """One cell as others script against it (issue 3, section 7): keys are only ever added."""
+    from torchkiln.arch import served_classes
+    from torchkiln.tags import tag_of
+
+    cell, build = resolution.cell, resolution.build
+    classes = served_classes(build.archs, facts.gpus) if build else ()
+    return {
+        "torch": cell.torch,
+        "cuda": cell.cuda,
+        "flavor": cell.flavor,
+        "os": cell.os,
+        "python": cell.python,
+        "tag": tag_of(resolution) if build else None,
+        "status": resolution.status.value,
+        "reason": resolution.reason,
+        "wheel": build.version if build else None,
+        "wheel_cuda": build.cuda if build else None,
+        "source": build.source.value if build else None,
+        "min_driver": resolution.min_driver,
+        "full_driver": resolution.full_driver,
+        "archs": list(build.archs) if build else [],
+        "capabilities": [kind.capability for kind in classes],
+        "nearest": [{"torch": torch, "cuda": cuda} for torch, cuda in resolution.nearest],
+        "lockable": resolution.lockable,
+    }
+
+
+def _columns(resolution: Resolution) -> list[str]:
+    from torchkiln.tags import tag_of
+
+    cell, build = resolution.cell, resolution.build
+    if build is None:
+        return [cell.torch, cell.cuda, resolution.status.value, "-", "-", "-", "-", resolution.reason]
+    return [
+        cell.torch,
+        cell.cuda,
+        resolution.status.value,
+        build.version.partition("+")[2],
+        build.source.value,
+        resolution.min_driver or "-",
+        _codes(build),
+        tag_of(resolution),
+    ]
+
+
+def _codes(build: Build) -> str:
+    """`sm_50 sm_90 compute_90` as `5.0 9.0 9.0+PTX`."""
+    told = []
+    for arch in build.archs:
+        kind, _, digits = arch.partition("_")
+        told.append(f"{digits[:-1]}.{digits[-1]}" + ("+PTX" if kind == "compute" else ""))
+    return " ".join(told)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rich on a terminal; elsewhere plain columns, two spaces apart, that `awk` and `cut` can read."""
+    if sys.stdout.isatty():
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        styles = {"native": "green", "minor-compat": "yellow", "unavailable": "red"}
+        table = Table(*header, box=SIMPLE_HEAD, pad_edge=False)
+        for row in rows:
+            table.add_row(*(Text(text, style=styles.get(text, "")) for text in row))
+        Console().print(table)
+        return
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    for row in (header, *rows):
+        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _explained(explanation: Explanation) -> str:
+    resolution = explanation.resolution
+    cell, build = resolution.cell, resolution.build
+    lines = [
+        _field(
+            "asked", f"torch {cell.torch}, CUDA {cell.cuda}, {cell.flavor}, {cell.os} (Python {cell.python})"
+        ),
+        _field("status", f"{resolution.status.value}: {resolution.reason}"),
+    ]
+    if build:
+        libraries = f"cuDNN {build.cudnn}" + (f", NCCL {build.nccl}" if build.nccl else "")
+        lines += [
+            _field("tag", explanation.tag or ""),
+            _field("also", ", ".join(explanation.aliases) or "no other name"),
+            _field("wheel", f"torch {build.version}, {_served_by(build)}; CUDA {build.cuda}, {libraries}"),
+            _field("drivers", f"{resolution.min_driver} or newer ({explanation.require_cuda})"),
+            _field("", f"from {resolution.full_driver} on without CUDA's compatibility mode"),
+            _field("code", " ".join(build.archs)),
+            *_listed(
+                "runs on", [f"{capability}  {', '.join(names)}" for capability, names in explanation.gpus]
+            ),
+        ]
+    if explanation.otherwise and explanation.otherwise.build:
+        other = explanation.otherwise
+        lines += _listed(
+            "prefer",
+            [
+                f"{explanation.prefer} (this matrix): {_in_short(resolution)}",
+                f"{'native' if explanation.prefer == 'default-index' else 'default-index'}: {_in_short(other)}",
+            ],
+        )
+    others = [f"{one.version}, {_served_by(one)}: {_codes(one)}" for one in resolution.alternatives]
+    lines += _listed("not taken", others)
+    lines += _listed("asks for", [" ".join(resolution.requirements)] if resolution.requirements else [])
+    lines += _listed("bounds", [f"{note.text}  [{note.fact}]" for note in resolution.constraints])
+    lines += _listed("limits", [f"{note.text}  [{note.fact}]" for note in resolution.limits])
+    lines += _listed("nearest", [f"--torch {torch} --cuda {cuda}" for torch, cuda in resolution.nearest])
+    lines += _listed("rests on", [f"{fact}: {', '.join(ids)}" for fact, ids in explanation.citations])
+    lines += _listed("sources", [f"{one.id} ({one.trust}): {one.what}" for one in explanation.sources])
+    return "\n".join(lines)
+
+
+def _in_short(resolution: Resolution) -> str:
+    build = resolution.build
+    return (
+        f"{resolution.status.value}, {build.version}, {_served_by(build)}"
+        if build
+        else resolution.status.value
+    )
+
+
+def _served_by(build: Build) -> str:
+    return "from the default index" if build.source.value == "default-index" else "from PyTorch's own index"
+
+
+def _field(name: str, value: str) -> str:
+    return f"{name:<10} {value}"
+
+
+def _listed(name: str, values: Sequence[str]) -> list[str]:
+    return [_field("" if index else name, value) for index, value in enumerate(values)]
+
+
+def _chosen(choice: Choice) -> list[str]:
+    lines = _listed("host", choice.host)
+    for place, offer in enumerate(choice.runs, 1):
+        minding = f"  ({'; '.join(offer.minding)})" if offer.minding else ""
+        lines.append(f"{place:>2}. {_name(offer)}{minding}")
+    if choice.fails and not choice.host:
+        lines += ["", "does not run there:"]
+        lines += [f"    {_name(offer)}: {'; '.join(offer.against)}" for offer in choice.fails]
+    return lines
+
+
+def _name(offer: Offer) -> str:
+    from torchkiln.tags import tag_of
+
+    resolution = offer.resolution
+    cell = resolution.cell
+    return (
+        tag_of(resolution) if resolution.build else f"{cell.torch}-cuda{cell.cuda} ({cell.flavor}, {cell.os})"
+    )
+
+
+def _choice_json(choice: Choice) -> dict[str, Any]:
+    from torchkiln.tags import tag_of
+
+    def offered(offer: Offer) -> dict[str, Any]:
+        resolution = offer.resolution
+        cell = resolution.cell
+        return {
+            "tag": tag_of(resolution) if resolution.build else None,
+            "torch": cell.torch,
+            "cuda": cell.cuda,
+            "flavor": cell.flavor,
+            "os": cell.os,
+            "status": resolution.status.value,
+            "lockable": resolution.lockable,
+            "against": list(offer.against),
+            "minding": list(offer.minding),
+        }
+
+    return {
+        "host": list(choice.host),
+        "runs": [offered(offer) for offer in choice.runs],
+        "fails": [offered(offer) for offer in choice.fails],
+    }
