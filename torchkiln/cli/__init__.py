@@ -1,0 +1,110 @@
+"""The command line: commands found by name, `build` when none is named, every failure one clear sentence."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from torchkiln import __version__
+from torchkiln.errors import BuildFailed, KilnError
+
+# name → (module, attribute); imported when used, for a build that changes nothing takes half a second.
+COMMANDS = {
+    "build": ("torchkiln.cli.build", "build"),
+    "list": ("torchkiln.cli.grid", "list_command"),
+    "explain": ("torchkiln.cli.grid", "explain"),
+    "pick": ("torchkiln.cli.grid", "pick"),
+    "lock": ("torchkiln.cli.lock", "lock"),
+    "plan": ("torchkiln.cli.plan", "plan"),
+    "render": ("torchkiln.cli.render", "render"),
+    "base": ("torchkiln.cli.base", "base"),
+    "run": ("torchkiln.cli.run", "run"),
+    "smoke": ("torchkiln.cli.smoke", "smoke"),
+    "verify": ("torchkiln.cli.verify", "verify"),
+    "doctor": ("torchkiln.cli.doctor", "doctor"),
+}
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """Commands by the table above."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ("--help", "-h", "--version")):
+            args = ["build", *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no command {args[0]!r}{meant}")
+        return super().resolve_command(ctx, args)
+
+
+@click.command(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, prog_name="torchkiln")
+def torchkiln() -> None:
+    """Build, prove and publish PyTorch GPU container images. Without a command: build.
+
+    stdout is data (a digest, JSON, a table); everything else is on stderr.
+    """
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run, and end the process with the exit code of DESIGN section 9."""
+    sys.exit(_code(args))
+
+
+def _code(args: list[str] | None) -> int:
+    try:
+        result: Any = torchkiln.main(args=args, prog_name="torchkiln", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        _tell("interrupted; what was complete is kept, the next run goes on from there")
+        return INTERRUPTED
+    except KilnError as error:
+        _tell(error.message, error.hint)
+        return error.exit_code
+    except BrokenPipeError:  # `torchkiln list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        _tell(
+            f"{where}{error.strerror or error}",
+            "make room, or set TORCHKILN_CACHE and --output elsewhere" if full else "",
+        )
+        return BuildFailed.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def _tell(message: str, hint: str = "") -> None:
+    click.echo(click.style("error: ", fg="red", bold=True) + message, err=True)
+    if hint:
+        click.echo(click.style("hint: ", fg="yellow") + hint, err=True)

@@ -19,10 +19,11 @@ from torchkiln.engines.conversion import layer_key
 from torchkiln.engines.kitchen import Kitchen, Order
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import BuiltImage, BuiltLayer, Digest, ImagePlan, LayerSpec
+from torchkiln.nouns import BuiltImage, BuiltLayer, Digest, ImagePlan, LayerSpec, LockedWheel
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layout import write_image
+from torchkiln.plan import layer_bytes
 from torchkiln.store import Store
 
 _RECORDS = "layers"
@@ -78,6 +79,26 @@ def build(
         seconds=(*sorted(seconds.items()), ("write", now - writing), ("total", now - started)),
         reused=tuple(spec.title for spec in plan.layers if spec.title in reused),
     )
+
+
+def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
+    """What `build` would do for each layer (reuse, convert, make), and what it would download."""
+    layers: list[dict[str, Any]] = []
+    absent: list[LockedWheel] = []
+    for spec in plan.layers:
+        if spec.kind == "base":
+            there = store.has_blob(plan.locked.base.digest, plan.locked.base.size)
+        else:
+            there = spec.kind == "wheels" and _known(spec, plan, store) is not None
+        if spec.kind == "wheels" and not there:
+            absent += [wheel for wheel in spec.wheels if not store.has_wheel(wheel)]
+        do = "reuse" if there else "convert" if spec.kind == "wheels" else "make"
+        layers.append({"what": spec.title, "do": do, "bytes": layer_bytes(spec, plan.locked)})
+    return {
+        "layers": layers,
+        "downloads": len(absent),
+        "download_bytes": sum(wheel.size for wheel in absent),
+    }
 
 
 def _known(spec: LayerSpec, plan: ImagePlan, store: Store) -> BuiltLayer | None:

@@ -29,8 +29,15 @@ class Written:
     unpacked: int
 
 
+class Collision(Exception):
+    """Two files of different content at one path."""
+
+
 class LayerWriter:
-    """Writes one layer to *out*. Every folder is written once, before what is in it, with mode 0755."""
+    """Writes one layer to *out*. Every folder is written once, before what is in it, with mode 0755.
+
+    A file may come twice if it is the same: several of NVIDIA's wheels carry one `nvidia/__init__.py`.
+    """
 
     def __init__(self, out: BinaryIO, *, mtime: int) -> None:
         self._out = out
@@ -40,25 +47,36 @@ class LayerWriter:
         self._size = self._unpacked = 0
         self._plain: list[bytes] = []
         self._gathered = 0
-        self._seen: set[str] = set()
+        self._folders: set[str] = set()
+        self._files: dict[str, tuple[int, bytes]] = {}  # path → mode, SHA-256
 
     def file(self, path: str, mode: int, data: bytes) -> None:
-        """A whole file, kept uncompressed."""
-        self._enter(path)
+        """A whole file, kept uncompressed.
+
+        :raises Collision: another file is there.
+        """
+        if not self._is_new(path, mode, hashlib.sha256(data).digest()):
+            return
         self._gather(tar.header(path, mode=mode, size=len(data), mtime=self._mtime))
         self._gather(data)
         self._gather(tar.padding(len(data)))
 
     @contextmanager
     def entry(self, path: str, mode: int, *, size: int, crc: int) -> Iterator[Member]:
-        """A file of *size* bytes with CRC-32 *crc*, handed over piece by piece inside the block."""
-        self._enter(path)
-        self._gather(tar.header(path, mode=mode, size=size, mtime=self._mtime))
-        member = Member(self)
+        """A file of *size* bytes with CRC-32 *crc*, handed over piece by piece inside the block.
+
+        :raises Collision: another file is there (known when all of this one has gone by).
+        """
+        member = Member(self, silent=path in self._files)
+        if not member.silent:
+            self._enter_folders(path)
+            self._gather(tar.header(path, mode=mode, size=size, mtime=self._mtime))
         yield member
+        self._is_new(path, mode, member.sha256.digest())
         if member.open:
             self._emit(gzip.trailer(crc, size))
-        self._gather(tar.padding(size))
+        if not member.silent:
+            self._gather(tar.padding(size))
 
     def finish(self) -> Written:
         """Close the archive."""
@@ -71,14 +89,23 @@ class LayerWriter:
             unpacked=self._unpacked,
         )
 
-    def _enter(self, path: str) -> None:
-        if path in self._seen:
-            raise ValueError(f"two files at {path}")
+    def _is_new(self, path: str, mode: int, sha256: bytes) -> bool:
+        """Note the file; False if the very same is there already."""
+        if path in self._folders or self._files.get(path, (mode, sha256)) != (mode, sha256):
+            raise Collision(path)
+        if path in self._files:
+            return False
+        self._enter_folders(path)
+        self._files[path] = (mode, sha256)
+        return True
+
+    def _enter_folders(self, path: str) -> None:
         for folder in tar.parents(path):
-            if folder not in self._seen:
-                self._seen.add(folder)
+            if folder in self._files:
+                raise Collision(folder)
+            if folder not in self._folders:
+                self._folders.add(folder)
                 self._gather(tar.header(folder, mode=0o755, mtime=self._mtime, directory=True))
-        self._seen.add(path)
 
     def _gather(self, data: bytes) -> None:
         if data:
@@ -102,18 +129,25 @@ class LayerWriter:
 
 
 class Member:
-    """One file being written: all its pieces `plain`, or all of them `spliced`."""
+    """One file being written: all its pieces `plain`, or all of them `spliced`. A silent one only hashes."""
 
-    def __init__(self, layer: LayerWriter) -> None:
+    def __init__(self, layer: LayerWriter, *, silent: bool) -> None:
         self._layer = layer
+        self.silent = silent
         self.open = False
+        self.sha256 = hashlib.sha256()
 
     def plain(self, content: bytes) -> None:
         """The next bytes, kept uncompressed."""
-        self._layer._gather(content)
+        self.sha256.update(content)
+        if not self.silent:
+            self._layer._gather(content)
 
     def spliced(self, deflate: bytes, content: bytes) -> None:
         """The next bytes of the deflate stream, copied as they stand, and what they inflate to."""
+        self.sha256.update(content)
+        if self.silent:
+            return
         layer = self._layer
         if not self.open:
             layer._flush()

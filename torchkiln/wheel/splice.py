@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from isal import igzip_lib, isal_zlib
 
 from torchkiln.errors import BadWheel
-from torchkiln.oci.layer import LayerWriter
+from torchkiln.oci.layer import Collision, LayerWriter
 from torchkiln.wheel import install
 from torchkiln.wheel.bytecode import cached_name
 from torchkiln.wheel.entries import Entry, entries, skip_local_header
@@ -76,17 +76,16 @@ def splice(
     listed = entries(file, filename)
     names = {entry.name for entry in listed}
     work = _Installation(wheel=wheel, scheme=scheme, info=install.dist_info(names, wheel))
-    for entry in listed:
-        if not _is_stale_bytecode(entry.name, names):
-            _one_file(file, entry, work, layer, source)
     try:
-        found = file.sha256()
-    except ValueError as error:
-        raise BadWheel(filename, str(error)) from error
-    if found != sha256:
-        raise BadWheel(filename, f"sha256 is {found}, locked was {sha256}")
-    _check(work)
-    _finish(work, layer, bytecode())
+        for entry in listed:
+            if not _is_stale_bytecode(entry.name, names):
+                _one_file(file, entry, work, layer, source)
+        if (found := file.sha256()) != sha256:
+            raise BadWheel(filename, f"sha256 is {found}, locked was {sha256}")
+        _check(work)
+        _finish(work, layer, bytecode())
+    except Collision as error:
+        raise BadWheel(filename, f"another wheel of its layer has a different file at {error}") from error
 
 
 def _one_file(
@@ -111,7 +110,6 @@ def _one_file(
     if keep and entry.size > _KEEP:
         raise BadWheel(filename, f"entry {entry.name!r} is {entry.size} bytes; {_KEEP} at most for its kind")
     kept: list[bytes] = []
-    digest = hashlib.sha256()
     mode = 0o755 if entry.executable else 0o644
     with layer.entry(path, mode, size=entry.size, crc=entry.crc) as member:
         for deflate, content in _inflate(file, entry, filename):
@@ -119,10 +117,9 @@ def _one_file(
                 member.plain(content)
             elif entry.size:
                 member.spliced(deflate, content)
-            digest.update(content)
             if keep:
                 kept.append(content)
-    work.hashes[entry.name] = (digest.digest(), entry.size)
+    work.hashes[entry.name] = (member.sha256.digest(), entry.size)
     if install.is_script(entry.name):
         work.large_scripts.append(path)
     if is_source:

@@ -1,0 +1,118 @@
+"""What a person sees of a build: progress on stderr while it runs, a summary behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchkiln.engines.observer import Observer, Silent, Work
+
+if TYPE_CHECKING:
+    from torchkiln.engines.embedded import Build
+
+_TOTALS = {"download": "downloading", "convert": "converting"}
+_NAMED = 20_000_000  # smaller downloads are only counted in the total
+
+
+def size(count: float) -> str:
+    """Bytes for people: `821.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+@contextlib.contextmanager
+def progress(*, quiet: bool) -> Iterator[Observer]:
+    """An observer for one build: bars on a terminal, a line per layer without one, nothing when *quiet*."""
+    if quiet:
+        yield Silent()
+    elif sys.stderr.isatty():
+        from torchkiln.cli.bars import Bars
+
+        with Bars() as bars:
+            yield bars
+    else:
+        yield Plain()
+
+
+class Plain:
+    """One line on stderr for each layer that is done."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[tuple[Work, str], int] = {}
+        self._guard = threading.Lock()
+
+    def begin(self, work: Work, name: str, total: int) -> None:
+        with self._guard:
+            self._sizes[work, name] = total
+
+    def advance(self, work: Work, name: str, count: int) -> None:
+        """A log has no bars."""
+
+    def end(self, work: Work, name: str) -> None:
+        total = self._sizes.get((work, name), 0)
+        if work == "convert":
+            say(f"layer {name}: {size(total)} of wheels")
+
+
+def say(line: str) -> None:
+    """One line of talk, to stderr."""
+    click.echo(f"torchkiln: {line}", err=True)
+
+
+def summary(build: Build) -> None:
+    """What came out, to stderr: tag, digest, layers with what is in each, time by stage."""
+    from rich.console import Console
+    from rich.table import Table
+
+    image = build.image
+    console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    table = Table(box=None, pad_edge=False)
+    for heading, side in (("layer", "left"), ("size", "right"), ("unpacked", "right"), ("", "left")):
+        table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    for layer in image.layers:
+        kept = "reused" if layer.title in build.reused else ""
+        table.add_row(layer.title, size(layer.size), size(layer.unpacked), kept)
+    totals = numbers(build)
+    table.add_row(
+        f"{len(image.layers)} layers", size(totals["compressed_bytes"]), size(totals["unpacked_bytes"]), ""
+    )
+    console.print(table)
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in build.seconds)
+    console.print(f"time: {stages}", markup=False)
+    if image.base_moved:
+        console.print("base newer than the lock: " + "; ".join(image.base_moved), markup=False)
+    console.print(f"{image.tag}: {image.manifest} in {image.layout}", markup=False)
+
+
+def numbers(build: Build) -> dict[str, Any]:
+    """The contract of `build --json`."""
+    image = build.image
+    return {
+        "tag": image.tag,
+        "digest": image.manifest,
+        "layout": image.layout,
+        "ref": image.ref,
+        "compressed_bytes": sum(layer.size for layer in image.layers),
+        "unpacked_bytes": sum(layer.unpacked for layer in image.layers),
+        "layers": [
+            {
+                "digest": layer.digest,
+                "diff_id": layer.diff_id,
+                "size": layer.size,
+                "unpacked": layer.unpacked,
+                "what": layer.title,
+            }
+            for layer in image.layers
+        ],
+        "seconds": {stage: round(seconds, 3) for stage, seconds in build.seconds},
+        "reused": list(build.reused),
+        "base_newer_than_lock": list(image.base_moved),
+    }
