@@ -1,0 +1,270 @@
+"""LockedWheel → its file, in order and resumable; the bytes are hashed by whoever reads them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from io import FileIO
+from pathlib import Path
+from typing import TypeVar
+
+import requests
+from urllib3.exceptions import HTTPError
+
+from torchkiln.errors import BadWheel, BuildFailed
+from torchkiln.index.choose import FileAt
+from torchkiln.index.pages import Pages
+from torchkiln.index.session import ATTEMPTS, Transient, ask, lost, pause, refused
+from torchkiln.index.settings import index_settings
+from torchkiln.nouns import LockedWheel
+from torchkiln.store import Store
+
+_CHUNK = 1 << 20  # one read of the socket; larger ones only cost memory
+_LOOK = 0.2  # seconds between two looks whether the work was called off
+_RANGE = re.compile(r"bytes (?P<start>\d+)-\d+/(?P<total>\d+|\*)")
+T = TypeVar("T")
+
+
+class Downloads:
+    """Fetches wheels from the configured indexes; safe to use from several threads."""
+
+    def __init__(self, pages: Pages, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.pages = pages
+        self._sleep = sleep
+
+    def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
+        """The last *count* bytes of the file; None where the server has no ranges.
+
+        :raises BuildFailed: the file is not to be had, or has another size than was locked.
+        """
+        count = min(count, wheel.size)
+        return self._persist(wheel, lambda place: self._tail(place, wheel, count))
+
+    def fetch(
+        self,
+        wheel: LockedWheel,
+        path: Path,
+        *,
+        on_progress: Callable[[int], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        """Bring the file to *path*, in order, going on from what is there; not verified.
+
+        The file only ever grows, so that another process can read behind: a server that cannot go on
+        from the middle sends the beginning again, which is passed over.
+
+        :param on_progress: gets the bytes that came to be there, first those that were there already.
+        :param cancelled: once it is true, `fetch` returns early and leaves what it has.
+        :raises BuildFailed: the file is not to be had, has another size, or cannot be written here.
+        """
+        try:
+            out = path.open("ab", buffering=0)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        with out:
+            have = out.seek(0, os.SEEK_END)
+            if have > wheel.size:
+                have = out.truncate(0)
+            if have:
+                on_progress(have)
+            stream = _Stream(wheel, path, out, have, on_progress, cancelled)
+            if not stream.over():
+                self._persist(wheel, lambda place: self._pour(place, stream), stream)
+
+    def fetch_wheel(
+        self,
+        wheel: LockedWheel,
+        store: Store,
+        *,
+        on_progress: Callable[[int], None] = lambda _: None,
+    ) -> Path:
+        """The wheel in *store*, fetched and verified if it is not there yet.
+
+        :raises BadWheel: what the index serves is not what was locked; nothing is kept of it.
+        """
+        place = store.wheel(wheel)
+        with store.lock(f"wheel-{wheel.sha256}"):
+            if store.has_wheel(wheel):
+                return place
+            place.parent.mkdir(parents=True, exist_ok=True)
+            part = place.with_name(place.name + ".part")
+            resumed = part.exists()
+            self.fetch(wheel, part, on_progress=on_progress, cancelled=lambda: False)
+            try:
+                verify(wheel, part)
+            except BadWheel:
+                part.unlink()
+                if not resumed:
+                    raise
+                # What an earlier run left may be at fault, so the server gets one more chance.
+                self.fetch(wheel, part, on_progress=on_progress, cancelled=lambda: False)
+                try:
+                    verify(wheel, part)
+                except BadWheel:
+                    part.unlink()
+                    raise
+            return store.adopt(part, place)
+
+    def _pour(self, place: FileAt, stream: _Stream) -> None:
+        """One answer of the server into *stream*, as far as it goes."""
+        have, wheel = stream.have, stream.wheel
+        with self._ask(place.url, {"Range": f"bytes={have}-"} if have else {}) as answer:
+            if answer.status_code == 200:
+                _expect_size(wheel, answer.headers.get("Content-Length", ""))
+                skip = have
+            elif answer.status_code == 206 and have:
+                _expect_range(wheel, answer, have)
+                skip = 0
+            else:
+                raise _Refused(place.url, answer.status_code)
+            try:
+                while not stream.over() and (chunk := answer.raw.read(_CHUNK)):
+                    stream.take(chunk[skip:])
+                    skip = max(skip - len(chunk), 0)
+            except (HTTPError, OSError) as error:
+                raise Transient(f"the connection broke off ({type(error).__name__})") from error
+        if not stream.over():
+            raise Transient(f"the connection broke off after {stream.have} of {wheel.size} bytes")
+
+    def _tail(self, place: FileAt, wheel: LockedWheel, count: int) -> bytes | None:
+        start = wheel.size - count
+        with self._ask(place.url, {"Range": f"bytes={start}-{wheel.size - 1}"}) as answer:
+            if answer.status_code == 200:
+                _expect_size(wheel, answer.headers.get("Content-Length", ""))
+                return None
+            if answer.status_code != 206:
+                raise _Refused(place.url, answer.status_code)
+            _expect_range(wheel, answer, start)
+            try:
+                data: bytes = answer.raw.read(count)
+            except (HTTPError, OSError) as error:
+                raise Transient(f"the connection broke off ({type(error).__name__})") from error
+        if len(data) != count:
+            raise Transient("the connection broke off")
+        return data
+
+    def _ask(self, url: str, headers: Mapping[str, str]) -> requests.Response:
+        # Identity: a compressed answer would have neither the locked size nor the locked hash.
+        plain = {"Accept-Encoding": "identity", **headers}
+        return ask(self.pages.session, "GET", url, headers=plain, stream=True)
+
+    def _persist(
+        self, wheel: LockedWheel, step: Callable[[FileAt], T], stream: _Stream | None = None
+    ) -> T | None:
+        """*step* with the file's address, again while that may help; None once the stream is cancelled."""
+        place = self._place(wheel, fresh=False)
+        attempt, seen, looked_again = 0, stream.have if stream else 0, False
+        while True:
+            try:
+                return step(place)
+            except _Refused as error:
+                # An address that was kept, or one with an expiring signature: the page knows the present one.
+                if looked_again:
+                    raise refused(error.url, error.status) from error
+                looked_again, place = True, self._place(wheel, fresh=True)
+            except Transient as error:
+                if stream and stream.have > seen:
+                    attempt, seen = 0, stream.have
+                attempt += 1
+                if attempt == ATTEMPTS:
+                    raise lost(place.url, str(error)) from error
+                rest = pause(attempt, error.wait)
+                while rest > 0 and not (stream and stream.over()):
+                    self._sleep(min(rest, _LOOK))
+                    rest -= _LOOK
+                if stream and stream.over():
+                    return None
+
+    def _place(self, wheel: LockedWheel, *, fresh: bool) -> FileAt:
+        return self.pages.find(wheel.filename, wheel.sha256, wheel.name, wheel.index, fresh=fresh)
+
+
+def verify(wheel: LockedWheel, path: Path) -> None:
+    """Check size and SHA-256 of the file at *path*.
+
+    :raises BadWheel: it is not the locked one.
+    """
+    with path.open("rb") as file:
+        if (size := os.fstat(file.fileno()).st_size) != wheel.size:
+            raise BadWheel(wheel.filename, f"{size} bytes, locked are {wheel.size}")
+        digest = hashlib.sha256()
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    if digest.hexdigest() != wheel.sha256:
+        raise BadWheel(wheel.filename, f"its sha256 is {digest.hexdigest()}, locked is {wheel.sha256}")
+
+
+def open_downloads(environ: Mapping[str, str], store: Store) -> Downloads:
+    """Downloads from the indexes that the user's settings name."""
+    return Downloads(Pages(index_settings(environ), store))
+
+
+class _Refused(Exception):
+    """An answer that trying the same address again cannot change."""
+
+    def __init__(self, url: str, status: int) -> None:
+        super().__init__(status)
+        self.url, self.status = url, status
+
+
+class _Stream:
+    """The file as it grows."""
+
+    def __init__(
+        self,
+        wheel: LockedWheel,
+        path: Path,
+        out: FileIO,
+        have: int,
+        on_progress: Callable[[int], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self.wheel, self.have = wheel, have
+        self._path, self._out, self._on_progress, self._cancelled = path, out, on_progress, cancelled
+
+    def over(self) -> bool:
+        """Whether nothing more is to come: complete, or cancelled."""
+        return self.have == self.wheel.size or self._cancelled()
+
+    def take(self, chunk: bytes) -> None:
+        """Append *chunk*.
+
+        :raises BadWheel: the server sends more than was locked.
+        :raises BuildFailed: the disk does not take it.
+        """
+        if self.have + len(chunk) > self.wheel.size:
+            raise BadWheel(self.wheel.filename, f"the index sends more than {self.wheel.size} bytes")
+        rest = memoryview(chunk)
+        while rest:
+            try:
+                written = self._out.write(rest) or 0
+            except OSError as error:
+                raise _unwritable(self._path, error) from error
+            rest = rest[written:]
+            self.have += written
+            self._on_progress(written)
+
+
+def _expect_size(wheel: LockedWheel, length: str) -> None:
+    if length.isdigit() and int(length) != wheel.size:
+        raise BadWheel(wheel.filename, f"the index's file has {length} bytes, locked are {wheel.size}")
+
+
+def _expect_range(wheel: LockedWheel, answer: requests.Response, start: int) -> None:
+    told = answer.headers.get("Content-Range", "")
+    found = _RANGE.fullmatch(told)
+    if not found or int(found["start"]) != start:
+        raise Transient(f"asked from byte {start}, got {told or 'no Content-Range'}")
+    _expect_size(wheel, found["total"])
+
+
+def _unwritable(path: Path, error: OSError) -> BuildFailed:
+    what = "no space is left" if error.errno == errno.ENOSPC else error.strerror or str(error)
+    return BuildFailed(
+        f"{path.name} cannot be written: {what}",
+        hint="make room, or set TORCHKILN_CACHE to another folder; what was fetched is kept",
+    )
