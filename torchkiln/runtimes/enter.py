@@ -175,6 +175,8 @@ def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
     env = spec["env"]
     env.setdefault("HOME", _home(uid))
     os.umask(0o022)
+    os.makedirs(spec["workdir"], exist_ok=True)  # still as root, whoever runs the command
+    os.chdir(spec["workdir"])
     # Python ignores the first two, a terminal session of ours the others; the command expects neither.
     for name in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT):
         signal.signal(name, signal.SIG_DFL)
@@ -187,8 +189,6 @@ def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
     _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user has cleared it
-    os.makedirs(spec["workdir"], exist_ok=True)
-    os.chdir(spec["workdir"])
     try:
         os.execvpe(spec["argv"][0], spec["argv"], env)
     except OSError as error:

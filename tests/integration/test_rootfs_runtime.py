@@ -1,0 +1,238 @@
+"""Commands in an unpacked image, for real: what they see, how they end, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from tests.roots import tiny_root
+from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.runtimes import enter
+from torchkiln.runtimes.rootfs import Bind, Exited, RootfsRuntime
+
+ENV = {"PATH": "/bin"}
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tiny_root(tmp_path_factory.mktemp("image") / "root")
+    try:
+        RootfsRuntime().run(root, ["id"], env=ENV)
+    except ToolMissing as error:
+        pytest.skip(f"no namespaces here: {error}")
+    return root
+
+
+def sh(image: Path, script: str, runtime: RootfsRuntime | None = None, **more: object) -> Exited:
+    return (runtime or RootfsRuntime()).run(image, ["sh", "-c", script], env=ENV, **more)  # type: ignore[arg-type]
+
+
+def lines(ended: Exited) -> list[str]:
+    assert (ended.code, ended.stderr) == (0, b"")
+    return ended.stdout.decode().splitlines()
+
+
+def names(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+def test_the_image_is_not_written_and_no_mount_stays(image: Path) -> None:
+    before, mounts = names(image), Path("/proc/mounts").read_text()
+
+    assert lines(sh(image, "echo new >/new; echo x >>/etc/passwd; touch /tmp/t; cat /new")) == ["new"]
+    assert names(image) == before
+    assert Path("/proc/mounts").read_text() == mounts
+
+
+def test_the_command_is_process_1_on_a_host_of_another_name(image: Path) -> None:
+    assert lines(sh(image, "echo $$; hostname; cat /etc/hostname")) == ["1", "torchkiln", "torchkiln"]
+
+
+def test_only_the_given_environment_and_a_home_are_there(
+    image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEAK", "1")
+    got = RootfsRuntime().run(image, ["env"], env={"PATH": "/bin", "A": "b c"}, user=(1234, 1234))
+
+    assert sorted(lines(got)) == ["A=b c", "HOME=/home/kim", "PATH=/bin"]
+    assert "HOME=/mine" in lines(RootfsRuntime().run(image, ["env"], env={"PATH": "/bin", "HOME": "/mine"}))
+
+
+def test_user_group_folder_and_umask_are_as_asked(image: Path) -> None:
+    script = "id -u; id -g; id -G; pwd; umask"
+
+    assert lines(sh(image, script, user=(77, 88), workdir="/made/here")) == [
+        *("77", "88", "88"),
+        *("/made/here", "0022"),
+    ]
+
+
+def test_devices_are_few_and_shared_memory_has_its_size(image: Path) -> None:
+    listed = lines(sh(image, "ls /dev; ls -d /dev/pts/ptmx; echo x >/dev/null; cat </dev/null"))
+    nodes = {*enter._NODES, *enter._DEV_LINKS, "shm", "pts"}
+
+    assert set(listed[:-1]) == nodes
+    assert lines(sh(image, "mount | cat", RootfsRuntime(shm_size=64 << 20)))
+    shm = [line for line in lines(sh(image, "mount", RootfsRuntime(shm_size=64 << 20))) if "/dev/shm" in line]
+    assert "size=65536k" in shm[0]
+
+
+def test_sys_is_read_only_and_hosts_know_localhost(image: Path) -> None:
+    assert sh(image, "echo 1 >/sys/kernel/x").code != 0
+    assert [line for line in lines(sh(image, "mount")) if " /sys" in line and "(ro" not in line] == []
+    assert "127.0.0.1\tlocalhost" in lines(sh(image, "cat /etc/hosts"))
+
+
+def test_the_host_is_out_of_sight(image: Path) -> None:
+    assert lines(sh(image, "ls /")) == sorted([*os.listdir(image), "dev", "proc", "sys", "tmp"])
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 7", 7), ("sh -c 'kill -TERM $$'; exit $?", 143), ("exit 0", 0)]
+)
+def test_the_code_is_passed_on(image: Path, script: str, code: int) -> None:
+    assert sh(image, script).code == code
+
+
+def test_a_signal_from_outside_is_128_and_its_number(image: Path) -> None:
+    assert sh(image, "ulimit -t 1; while :; do :; done").code == 128 + signal.SIGKILL
+
+
+def test_commands_that_cannot_start_end_as_in_a_shell(image: Path) -> None:
+    missing = RootfsRuntime().run(image, ["nosuch"], env=ENV)
+
+    assert (missing.code, missing.stderr) == (127, b"nosuch: No such file or directory\n")
+    assert RootfsRuntime().run(image, ["/etc/passwd"], env=ENV).code == 126
+
+
+def test_input_goes_in_and_much_output_comes_out(image: Path) -> None:
+    data = os.urandom(3 << 20)
+
+    assert RootfsRuntime().run(image, ["cat"], env=ENV, stdin=data).stdout == data
+
+
+def test_the_time_limit_ends_everything_and_keeps_what_was_said(image: Path) -> None:
+    mark = f"9{os.getpid()}.5"
+    got = sh(image, f"echo said; sleep {mark} & (sleep {mark} & sleep {mark}); sleep {mark}", timeout_s=1.0)
+
+    assert (got.timed_out, got.stdout) == (True, b"said\n")
+    assert running(mark) == []
+
+
+def test_when_the_caller_is_killed_everything_ends(image: Path) -> None:
+    mark = f"8{os.getpid()}.5"
+    code = (
+        "import sys; from pathlib import Path; from torchkiln.runtimes.rootfs import RootfsRuntime;"
+        "RootfsRuntime().run(Path(sys.argv[1]), ['sleep', sys.argv[2]], env={'PATH': '/bin'}, user=(5, 5))"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", code, str(image), mark])
+    eventually(lambda: ["sleep", mark] in [line[-2:] for line in running(mark) if line[0] == "sleep"])
+    caller.kill()
+    caller.wait()
+
+    eventually(lambda: running(mark) == [])
+
+
+def test_binds_are_read_only_unless_asked(image: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/a").write_text("from the host")
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "out").mkdir(mode=0o777)
+    binds = [
+        Bind(source=tmp_path / "data", target="/deep/in/the/image"),
+        Bind(source=tmp_path / "file", target="/deep/file"),
+        Bind(source=tmp_path / "out", target="/out", writable=True),
+    ]
+    script = (
+        "cat /deep/in/the/image/a /deep/file; touch /deep/in/the/image/b /deep/file 2>/out/refused; exit 0"
+    )
+
+    assert sh(image, script, binds=binds).stdout == b"from the hosta file"
+    assert (tmp_path / "out/refused").read_text().count("Read-only file system") == 2
+
+
+def test_a_link_in_the_image_does_not_lead_a_bind_to_the_host(image: Path, tmp_path: Path) -> None:
+    """/var/escape → /etc: the image's own /etc is meant."""
+    (tmp_path / "f").write_text("bound")
+    bind = Bind(source=tmp_path / "f", target="/var/escape/torchkiln-test")
+
+    assert lines(sh(image, "cat /etc/torchkiln-test", binds=[bind])) == ["bound"]
+    assert not Path("/etc/torchkiln-test").exists()
+
+
+def test_what_is_written_can_go_to_a_folder_that_is_emptied(image: Path, tmp_path: Path) -> None:
+    got = sh(image, "echo x >/x; mkdir /d; cat /x", RootfsRuntime(scratch=tmp_path / "scratch"))
+
+    assert lines(got) == ["x"]
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_faults_are_told_at_once(tmp_path: Path) -> None:
+    binds = [Bind(source=tmp_path / "no", target="/x"), Bind(source=tmp_path, target="/")]
+    with pytest.raises(ConfigError) as caught:
+        RootfsRuntime().run(tmp_path / "none", [], env={}, binds=binds, workdir="rel")
+
+    assert len(caught.value.message.splitlines()) == 5
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_without_root_a_user_namespace_does(image: Path) -> None:
+    """The same, as nobody; by a Python that nobody may read."""
+    python = "/usr/bin/python3"
+    if not os.access(python, os.X_OK):
+        pytest.skip("no Python outside root's home")
+    folder = Path(tempfile.mkdtemp(prefix="torchkiln-test-"))
+    try:
+        folder.chmod(0o755)
+        shutil.copytree(image, folder / "root", symlinks=True)
+        shutil.copy(enter.__file__, folder / "enter.py")
+        spec = (
+            '{"root": "%s/root", "argv": ["sh", "-c", "id -u; id -g; echo $$"], "env": {"PATH": "/bin"},'
+            ' "binds": [], "workdir": "/", "user": [%d, %d], "hostname": "h", "shm_size": 1048576,'
+            ' "scratch": "%s", "scratch_is_ours": false}'
+        )
+        for uid in (0, 1000):
+            (folder / "spec").write_text(spec % (folder, uid, uid, folder))
+            got = subprocess.run(
+                ["sh", "-c", f"exec {python} -I -S enter.py 3 4 3<spec 4>&2"],
+                cwd=folder,
+                user=65534,
+                group=65534,
+                extra_groups=[],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if "Operation not permitted: 'unshare" in got.stderr:
+                pytest.skip("no user namespaces here")
+            assert (got.stderr, got.stdout.split()) == ("", [str(uid), str(uid), "1"])
+    finally:
+        shutil.rmtree(folder)
+
+
+def running(mark: str) -> list[list[str]]:
+    """The command lines of this host's processes that name *mark*."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")[:-1]
+        except OSError:
+            continue
+        if mark in words:
+            found.append(words)
+    return found
+
+
+def eventually(true: object) -> None:
+    for _ in range(600):
+        if true():  # type: ignore[operator]
+            return
+        time.sleep(0.05)
+    pytest.fail("it did not come to pass in 30 s")

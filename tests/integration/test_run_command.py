@@ -1,0 +1,110 @@
+"""`torchkiln run` on a layout with an image of a few host programs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from tests.roots import entry, layer, minimal_layout, tiny_root
+from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.runtimes.rootfs import RootfsRuntime
+
+CONFIG = {
+    "Env": ["PATH=/bin", "FROM=config"],
+    "Entrypoint": ["/bin/env", "ENTRY=1"],
+    "Cmd": ["sh", "-c", "echo cmd $ENTRY"],
+    "WorkingDir": "/etc",
+}
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    root = tiny_root(folder / "root")
+    try:
+        RootfsRuntime().run(root, ["id"], env={"PATH": "/bin"})
+    except ToolMissing as error:
+        pytest.skip(f"no namespaces here: {error}")
+    entries = []
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            entries.append(entry(name, kind=tarfile.SYMTYPE, to=str(path.readlink())))
+        elif path.is_dir():
+            entries.append(entry(name, kind=tarfile.DIRTYPE))
+        else:
+            entries.append(entry(name, path.read_bytes()))
+    upper = layer(folder, entry("etc/upper", b"from the upper layer\n"))
+    return minimal_layout(folder / "dist", [layer(folder, *entries), upper], CONFIG, "2.7-test")
+
+
+def run(dist: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, with a cache beside *dist*."""
+    code = (
+        "import sys; from torchkiln.cli.run import run; from torchkiln.errors import KilnError\n"
+        "try: run.main(sys.argv[1:], standalone_mode=False)\n"
+        "except KilnError as error: sys.stderr.write(error.message); sys.exit(error.exit_code)"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, "--output", str(dist), *args],
+        env={"PATH": "/usr/bin:/bin", "TORCHKILN_CACHE": str(dist.parent / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "out"),
+    [
+        pytest.param([], "cmd 1\n", id="what the image starts"),
+        pytest.param(["2.7-test", "cat", "upper"], "from the upper layer\n", id="tag and command"),
+        pytest.param(["--", "sh", "-c", "echo $ENTRY $FROM; pwd"], "1 config\n/etc\n", id="dashes"),
+        pytest.param(["--no-entrypoint", "--", "sh", "-c", "echo [$ENTRY]"], "[]\n", id="bare"),
+        pytest.param(["-e", "FROM=me", "--", "sh", "-c", "echo $FROM"], "me\n", id="env"),
+        pytest.param(["--user", "5:6", "--", "sh", "-c", "id -u; id -g"], "5\n6\n", id="user"),
+        pytest.param(["-w", "/bin", "2.7-test", "--", "sh", "-c", "pwd"], "/bin\n", id="workdir"),
+    ],
+)
+def test_commands_run_as_the_image_and_the_caller_say(dist: Path, args: list[str], out: str) -> None:
+    got = run(dist, *args)
+
+    assert (got.returncode, got.stdout) == (0, out)
+
+
+def test_the_code_is_the_commands_own_and_stdout_only_its_own(dist: Path) -> None:
+    got = run(dist, "--", "sh", "-c", "echo data; exit 42")
+
+    assert (got.returncode, got.stdout) == (42, "data\n")
+
+
+def test_binds(dist: Path, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("host")
+    script = "cat /b/f; touch /b/new && echo no"
+    got = run(dist, "--bind", f"{tmp_path}:/b:ro", "--", "sh", "-c", script)
+
+    assert got.stdout == "host"
+    assert "Read-only" in got.stderr
+    assert run(dist, "--bind", f"{tmp_path}:/b", "--", "touch", "/b/new").returncode == 0
+    assert (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        pytest.param(["2.7-tset", "true"], "no image is called '2.7-tset'", id="tag"),
+        pytest.param(["--bind", "nonsense", "--", "id"], "--bind nonsense: not SRC:DST", id="bind"),
+        pytest.param(["--user", "kim", "--", "id"], "user 'kim' is not UID", id="user"),
+        pytest.param(["--shm-size", "lots", "--", "id"], "--shm-size lots: not a size", id="size"),
+        pytest.param(["-e", "A", "--", "id"], "--env A: not NAME=VALUE", id="env"),
+    ],
+)
+def test_bad_usage_is_named(dist: Path, args: list[str], words: str) -> None:
+    got = run(dist, *args)
+
+    assert got.returncode == ConfigError.exit_code
+    assert words in got.stderr
+    assert "Traceback" not in got.stderr

@@ -1,0 +1,226 @@
+"""Where a base comes from: the cache, a file, what stood in before, the archive; what is told of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.roots import entry, tar_of
+from torchkiln.base import artefact
+from torchkiln.base.contents import inspect, parse_status
+from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.nouns import LockedBase, OsPackage
+from torchkiln.oci.encode import ENCODER, encode_bytes
+from torchkiln.store import Store
+
+STATUS = """Package: {name}
+Status: install ok installed
+Version: {version}
+Description: words: with colons
+ Status: not this one
+
+Package: python3.11-minimal
+Status: install ok installed
+Version: 3.11.2-6+deb12u6
+
+Package: removed
+Status: deinstall ok config-files
+Version: 1
+"""
+
+
+def a_tar(version: str, *more: object) -> bytes:
+    status = STATUS.format(name="openssl", version=version).encode()
+    return tar_of([entry("./var/lib/dpkg/status", status), *more])  # type: ignore[list-item]
+
+
+def a_base(store: Store | None, version: str = "3.0.18") -> LockedBase:
+    """A base with one package of *version*; its blob is put into *store*."""
+    blob, encoded = encode_bytes(a_tar(version))
+    if store is not None:
+        place = store.blob(encoded.digest)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(blob)
+    return LockedBase(
+        os="debian12",
+        python="3.11.2",
+        digest=encoded.digest,
+        diff_id=encoded.diff_id,
+        size=encoded.size,
+        unpacked=encoded.unpacked,
+        encoder=ENCODER,
+        packages=(
+            OsPackage(name="openssl", version=version),
+            OsPackage(name="python3.11-minimal", version="3.11.2-6+deb12u6"),
+        ),
+    )
+
+
+class Archive:
+    """A Debian archive with a memory: gives one base and counts how often it was asked."""
+
+    def __init__(self, version: str) -> None:
+        self.version, self.asked = version, 0
+
+    def build(self, _: object, store: Store, **__: object) -> LockedBase:
+        self.asked += 1
+        return a_base(store, self.version)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
+    archive = Archive("3.0.18")
+    monkeypatch.setattr(artefact, "build", archive.build)
+    return archive
+
+
+def test_the_lock_reads_back() -> None:
+    base = a_base(None)
+
+    assert artefact.from_json(artefact.to_json(base)) == base
+    assert json.loads(artefact.to_json(base))["packages"]["openssl"] == "3.0.18"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda lock: lock | {"schema": 99}, id="schema"),
+        pytest.param(lambda lock: lock | {"digest": "sha256:abc"}, id="digest"),
+        pytest.param(lambda lock: lock | {"packages": ["a"]}, id="packages"),
+        pytest.param(lambda lock: {k: v for k, v in lock.items() if k != "size"}, id="missing"),
+        pytest.param(lambda lock: [lock], id="list"),
+    ],
+)
+def test_a_spoiled_lock_is_named(tmp_path: Path, spoil: Callable[[dict[str, object]], object]) -> None:
+    path = artefact.write_lock(tmp_path, a_base(None))
+    path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
+
+    with pytest.raises(ConfigError, match=r"base-debian12/base\.json is not the lock of a base"):
+        artefact.read_lock(tmp_path, "debian12")
+    assert artefact.read_lock(tmp_path, "ubuntu22.04") is None
+
+
+def test_the_cache_comes_first(store: Store, archive: Archive) -> None:
+    locked = a_base(store)
+
+    assert artefact.ensure(locked, store, os_name="debian12") == (locked, ())
+    assert archive.asked == 0
+
+
+def test_the_archive_may_still_give_the_locked_base(store: Store, archive: Archive) -> None:
+    locked = a_base(None)
+
+    assert artefact.ensure(locked, store, os_name="debian12", locked_only=True) == (locked, ())
+    assert archive.asked == 1
+
+
+def test_what_moved_is_named_and_stands_in_from_then_on(store: Store, archive: Archive) -> None:
+    locked, archive.version = a_base(None), "3.0.19"
+
+    base, moved = artefact.ensure(locked, store, os_name="debian12", environ={})
+    again = artefact.ensure(locked, store, os_name="debian12", environ={})
+
+    assert moved == ("openssl 3.0.18 → 3.0.19",)
+    assert base.digest == a_base(None, "3.0.19").digest
+    assert again == (base, moved)
+    assert archive.asked == 1
+
+
+def test_locked_only_ends_with_the_hint(store: Store, archive: Archive) -> None:
+    locked, archive.version = a_base(None), "3.0.19"
+
+    with pytest.raises(BuildFailed, match=r"openssl 3\.0\.18 → 3\.0\.19") as caught:
+        artefact.ensure(locked, store, os_name="debian12", locked_only=True, environ={})
+
+    assert caught.value.exit_code == 6
+    assert "lock --upgrade-base" in caught.value.hint
+
+
+def test_a_stand_in_goes_with_its_blob_its_lock_and_the_mirror(store: Store, archive: Archive) -> None:
+    locked, archive.version = a_base(None), "3.0.19"
+    base, _ = artefact.ensure(locked, store, os_name="debian12", environ={})
+
+    artefact.ensure(locked, store, os_name="debian12", environ={artefact.MIRROR: "http://snap.test/x"})
+    artefact.ensure(a_base(None, "3.0.17"), store, os_name="debian12", environ={})
+    store.blob(base.digest).unlink()
+    artefact.ensure(locked, store, os_name="debian12", environ={})
+
+    assert archive.asked == 4
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["bare tar", "other compressor"])
+def test_a_file_is_taken_by_its_content(
+    tmp_path: Path, store: Store, archive: Archive, pack: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / "f").write_bytes(pack(a_tar("3.0.18")))
+    locked = a_base(None)
+
+    assert artefact.ensure(locked, store, os_name="debian12", base_file=tmp_path / "f") == (locked, ())
+    assert store.has_blob(locked.digest, locked.size)
+    assert archive.asked == 0
+
+
+def test_another_file_is_refused_and_nothing_kept(tmp_path: Path, store: Store, archive: Archive) -> None:
+    (tmp_path / "f").write_bytes(a_tar("3.0.19"))
+
+    with pytest.raises(BuildFailed, match="is not the locked base"):
+        artefact.ensure(a_base(None), store, os_name="debian12", base_file=tmp_path / "f")
+
+    assert not (store.root / "blobs").exists()
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x1f\x8b\x08hello", gzip.compress(b"x" * 4000)[:-9]])
+def test_a_file_that_is_no_base_is_refused(tmp_path: Path, store: Store, content: bytes) -> None:
+    (tmp_path / "f").write_bytes(content)
+
+    with pytest.raises(BuildFailed):
+        artefact.adopt(tmp_path / "f", store, os_name="debian12")
+    assert not (store.root / "blobs").exists()
+
+
+def test_packages_that_came_went_and_moved() -> None:
+    before = (
+        OsPackage(name="a", version="1"),
+        OsPackage(name="b", version="1"),
+        OsPackage(name="c", version="1"),
+    )
+    after = (
+        OsPackage(name="b", version="2"),
+        OsPackage(name="c", version="1"),
+        OsPackage(name="d", version="1"),
+    )
+
+    assert artefact.moved(before, after) == ("a 1 → (gone)", "b 1 → 2", "d (new) → 1")
+
+
+def test_the_contents_are_told_by_dpkg(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(encode_bytes(a_tar("3.0.18"))[0])
+    contents = inspect(tmp_path / "blob")
+
+    assert contents.python == "3.11.2"
+    assert contents.packages == a_base(None).packages
+    assert parse_status("") == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["etc/machine-id", "etc/resolv.conf", "etc/ssh/ssh_host_ed25519_key", "a/.wh.b", "../x"]
+)
+def test_what_no_base_may_hold_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "blob").write_bytes(encode_bytes(a_tar("1", entry(f"./{name}")))[0])
+
+    with pytest.raises(BuildFailed, match=name.replace(".", r"\.")):
+        inspect(tmp_path / "blob")
+
+
+def test_locks_are_frozen_values() -> None:
+    assert hash(a_base(None)) == hash(dataclasses.replace(a_base(None)))
