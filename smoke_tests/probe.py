@@ -34,6 +34,15 @@ def ending(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
+def where(text: str, lines: int = 8) -> str:
+    """Where a process was when it was killed: faulthandler's first lines are the innermost; else the tail."""
+    found = text.splitlines()
+    start = next((at for at, line in enumerate(found) if line.startswith("Fatal Python error")), None)
+    if start is None:
+        return tail(text)
+    return "\n".join([line for line in found[start:] if line][:lines])
+
+
 def tail(text: str, lines: int = 15) -> str:
     """The last *lines* of *text*."""
     return "\n".join(text.strip().splitlines()[-lines:])

@@ -70,7 +70,7 @@ def in_own_process(check: Any, options: argparse.Namespace, limit: float) -> dic
 
 def judge(code: int | None, result: Path, output: str, limit: float) -> dict[str, Any]:
     """A process's end and its result file as a finding; only a whole, clean run can pass."""
-    from smoke_tests.probe import ending, tail
+    from smoke_tests.probe import ending, tail, where
 
     try:
         left = json.loads(result.read_bytes())
@@ -78,9 +78,9 @@ def judge(code: int | None, result: Path, output: str, limit: float) -> dict[str
         left = {"outcome": "failed", "message": "", "measured": {}, "threshold": {}, "ran": False}
     values = {"measured": left["measured"], "threshold": left["threshold"]}
     if code is None:
-        return finding("failed", f"no end within {limit:g} s; killed\n{tail(output)}", **values)
+        return finding("failed", f"no end within {limit:g} s; killed\n{where(output)}", **values)
     if code < 0:
-        return finding("failed", f"the process {ending(code)}\n{tail(output)}", **values)
+        return finding("failed", f"the process {ending(code)}\n{where(output)}", **values)
     if left["outcome"] != "passed" and left["message"]:
         return finding("failed", left["message"], **values)
     if code != 0 or not left["ran"]:

@@ -1,0 +1,188 @@
+"""The runner: whatever a check does, it is that check's finding, and the next one runs all the same."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from tests.smoke_suites import FACTS, SUITE, findings, run_suite, suite_with
+
+GOOD = """
+@pytest.mark.tier(0)
+def test_zz_good(measure):
+    measure("one", 1, equals=1)
+"""
+
+
+def one(source: str, tmp_path: Path, *options: str) -> tuple[str, str, bool]:
+    """Outcome and message of the check in *source*, and whether the good check behind it passed."""
+    suite = suite_with(tmp_path / "suite", {"test_bad.py": source, "test_zz_good.py": GOOD})
+    found = findings(run_suite(suite, tmp_path, *options))
+    return found["bad"]["outcome"], found["bad"]["message"], found["zz-good"]["outcome"] == "passed"
+
+
+def test_a_check_that_kills_its_process_is_named_with_the_signal(tmp_path: Path) -> None:
+    outcome, message, next_one = one(
+        "@pytest.mark.tier(0)\ndef test_bad(measure):\n"
+        "    import os, signal\n    measure('one', 1, equals=1)\n    os.kill(os.getpid(), signal.SIGSEGV)\n",
+        tmp_path,
+    )
+    assert (outcome, next_one) == ("failed", True)
+    assert message.startswith("the process was killed by SIGSEGV")
+    assert "test_bad.py" in message  # where it was, from pytest's faulthandler
+
+
+def test_a_check_that_hangs_ends_at_its_limit_with_its_children(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    outcome, message, next_one = one(
+        "@pytest.mark.tier(0)\n@pytest.mark.limit(2)\ndef test_bad(measure):\n"
+        "    import subprocess, pathlib\n    child = subprocess.Popen(['sleep', '600'])\n"
+        f"    pathlib.Path({str(pid)!r}).write_text(str(child.pid))\n    child.wait()\n",
+        tmp_path,
+    )
+    assert (outcome, next_one) == ("failed", True)
+    assert message.startswith("no end within 2 s; killed")
+    status = Path(f"/proc/{pid.read_text()}/status")
+    assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+def test_what_the_suites_limit_leaves_out_has_failed(tmp_path: Path) -> None:
+    outcome, message, next_one = one(
+        "@pytest.mark.tier(0)\ndef test_bad(measure):\n    import time\n    time.sleep(600)\n",
+        tmp_path,
+        "--limit",
+        "2",
+    )
+    assert outcome == "failed"
+    assert message.startswith("no end within")
+    assert not next_one
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "@pytest.mark.tier(0)\ndef test_bad(measure):\n    pytest.skip('no wish')\n",
+        "@pytest.mark.tier(0)\n@pytest.mark.skip(reason='no wish')\ndef test_bad(measure):\n    pass\n",
+        "@pytest.mark.tier(0)\n@pytest.mark.xfail(reason='no wish')\ndef test_bad(measure):\n    assert 0\n",
+        "@pytest.mark.tier(0)\n@pytest.mark.xfail(reason='no wish')\ndef test_bad(measure):\n"
+        "    measure('one', 1, equals=1)\n",
+    ],
+    ids=["skip", "skip-mark", "xfail", "xpass"],
+)
+def test_a_check_that_skips_itself_is_refused(source: str, tmp_path: Path) -> None:
+    outcome, message, next_one = one(source, tmp_path)
+    assert (outcome, next_one) == ("failed", True)
+    assert message == "the check skipped itself, which no check may: no wish"
+
+
+def test_an_exit_without_a_result_is_no_success(tmp_path: Path) -> None:
+    outcome, message, _ = one(
+        "@pytest.mark.tier(0)\ndef test_bad(measure):\n    import os\n    os._exit(0)\n", tmp_path
+    )
+    assert outcome == "failed"
+    assert message.startswith("no result: the process ended with exit code 0")
+
+
+def test_an_error_is_told_with_its_place(tmp_path: Path) -> None:
+    outcome, message, _ = one("@pytest.mark.tier(0)\ndef test_bad(measure):\n    {}['gone']\n", tmp_path)
+    assert (outcome, message) == ("failed", "KeyError: 'gone'\n(at test_bad.py:5)")
+
+
+def test_values_outside_their_bounds_fail_with_all_of_them(tmp_path: Path) -> None:
+    suite = suite_with(
+        tmp_path / "suite",
+        {
+            "test_bad.py": "@pytest.mark.tier(0)\ndef test_bad(measure):\n"
+            "    measure('a', 1, equals=2)\n    measure('b', 3, at_most=2)\n"
+        },
+    )
+    found = findings(run_suite(suite, tmp_path))["bad"]
+    assert found["message"] == "a: is 1, wanted 2\nb: 3 is not at most 2"
+    assert found["measured"] == {"a": 1, "b": 3}
+    assert found["threshold"] == {"a": {"equals": 2}, "b": {"at_most": 2}}
+
+
+def test_what_does_not_apply_is_left_out_before_it_runs(tmp_path: Path) -> None:
+    source = "@pytest.mark.tier(0)\ndef test_compile_cpu(measure):\n    raise SystemExit(3)\n"
+    suite = suite_with(tmp_path / "suite", {"test_compile_cpu.py": source})
+    old = FACTS | {"claims": FACTS["claims"] | {"torch": "2.0.1+cu117"}}
+    found = findings(run_suite(suite, tmp_path, facts=old))["compile-cpu"]
+    assert (found["outcome"], found["message"]) == ("not-applicable", "no-compile-on-3.11")
+
+
+def test_nothing_of_the_image_is_shadowed_by_the_folder_of_pytest(tmp_path: Path) -> None:
+    """A folder with its own `json` and `packaging`: the image's are found first."""
+    wheels = tmp_path / "wheels"
+    for name in ("json", "packaging", "yaml"):
+        (wheels / name).mkdir(parents=True)
+        (wheels / name / "__init__.py").write_text("WRONG = True\n")
+    suite = suite_with(
+        tmp_path / "suite",
+        {
+            "test_order.py": "import json, sys\nimport packaging\n\n"
+            "@pytest.mark.tier(0)\ndef test_order(measure):\n"
+            "    wrong = [m.__name__ for m in (json, packaging) if hasattr(m, 'WRONG')]\n"
+            "    measure('shadowed', wrong, equals=[])\n"
+            "    measure('last', sys.path[-1], equals=" + repr(str(wheels)) + ")\n"
+            "    suite = [p for p in sys.path if 'suite' in p or p == '']\n"
+            "    measure('suite_on_path', suite, equals=[])\n"
+        },
+    )
+    found = findings(run_suite(suite, tmp_path, wheels=wheels))["order"]
+    assert (found["outcome"], found["message"]) == ("passed", "")
+
+
+def test_probes_run_without_the_folder_of_pytest(tmp_path: Path) -> None:
+    suite = suite_with(
+        tmp_path / "suite",
+        {
+            "test_probe.py": "from smoke_tests.probe import probe\n\n@pytest.mark.tier(0)\n"
+            "def test_probe(measure):\n    measure('path', probe('path'), equals=[])\n"
+        },
+    )
+    (suite / "probes" / "path.py").write_text(
+        "import json, sys\n"
+        f"print(json.dumps([p for p in sys.path if p == {str(tmp_path)!r} or 'suite' in p]))\n"
+    )
+    assert findings(run_suite(suite, tmp_path))["probe"]["outcome"] == "passed"
+
+
+def test_the_suite_is_not_written_to(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path / "suite", {"test_zz_good.py": GOOD})
+    before = sorted(path.relative_to(suite) for path in suite.rglob("*"))
+    run_suite(suite, tmp_path)
+    assert sorted(path.relative_to(suite) for path in suite.rglob("*")) == before
+
+
+def test_pytests_own_options_from_the_environment_change_nothing(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path / "suite", {"test_zz_good.py": GOOD})
+    env = {"PATH": "/usr/bin:/bin", "PYTEST_ADDOPTS": "--collect-only", "PYTHONPATH": str(tmp_path)}
+    assert findings(run_suite(suite, tmp_path, env=env))["zz-good"]["outcome"] == "passed"
+
+
+def test_a_host_without_shared_memory_is_told_before_the_check_starts() -> None:
+    from smoke_tests.host import faults, shm_bytes
+
+    assert faults({"shm": 1 << 30}) == {}
+    assert "/dev/shm has 1 MiB" in faults({"shm": 1 << 20})["cpu-train"]
+    assert shm_bytes(Path("/no/such/folder")) == 0
+
+
+def test_the_catalogue_holds_every_check_of_tier_0_and_refuses_one_without_a_tier(tmp_path: Path) -> None:
+    from smoke_tests.catalogue import catalogue
+
+    ids = [check.id for check in catalogue(SUITE) if check.tier == 0]
+    assert ids == ["archs", "claims", "compile-cpu", "cpu-train", "import", "linkage", "lock"]
+    with pytest.raises(ValueError, match="has no @pytest"):
+        catalogue(suite_with(tmp_path / "suite", {"test_bad.py": "def test_bad():\n    pass\n"}))
+
+
+def test_the_suite_needs_nothing_newer_than_python_3_10() -> None:
+    """ubuntu22.04's interpreter: no newer grammar, no module that only 3.11 has."""
+    for path in SUITE.rglob("*.py"):
+        tree = ast.parse(path.read_text(), feature_version=(3, 10))
+        names = {
+            alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+        }
+        assert not names & {"tomllib", "distutils"}, path

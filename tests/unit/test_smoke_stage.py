@@ -1,0 +1,239 @@
+"""smoke(): every selected check has a finding, whatever runtime and image say; the verdict follows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.smoke_suites import CLAIMS, FACTS, SUITE
+from torchkiln import report as forms
+from torchkiln.errors import ConfigError
+from torchkiln.nouns import BuiltImage, Digest, Finding, SmokeReport
+from torchkiln.smoke import smoke
+from torchkiln.suite import load_suite, suite_digest
+from torchkiln.verdict import faults, host_fault, verdict
+
+DIGEST = Digest("sha256:" + "ab" * 32)
+IMAGE = BuiltImage(
+    tag=CLAIMS["tag"], manifest=DIGEST, config=DIGEST, layout="dist", ref=CLAIMS["tag"], layers=()
+)
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int = 0
+    stdout: bytes = b""
+    stderr: bytes = b""
+    timed_out: bool = False
+
+
+@dataclass
+class FakeInside:
+    """An image with a memory: answers with one ending, notes what was asked."""
+
+    ending: Done
+    name: str = "fake"
+    python: str = "/opt/venv/bin/python"
+    asked: list[tuple[list[str], dict[str, Path], Any]] = field(default_factory=list)
+
+    def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Done:
+        facts = json.loads(binds["/opt/torchkiln/smoke-facts.json"].read_text())
+        self.asked.append((list(argv), dict(binds), facts))
+        return self.ending
+
+
+def said(*events: dict[str, Any]) -> bytes:
+    """The runner's lines."""
+    return "".join(json.dumps(event) + "\n" for event in events).encode()
+
+
+def passed(check: str, **other: Any) -> dict[str, Any]:
+    """The event of a check that passed."""
+    event = {"event": "finding", "id": check, "tier": 0, "seconds": 1.5, "outcome": "passed", "message": ""}
+    return event | {"measured": {"x": 1}, "threshold": {"x": {"equals": 1}}} | other
+
+
+def finding(**other: Any) -> Finding:
+    """A finding that passed, but for *other*."""
+    base = Finding(
+        id="lock",
+        tier=0,
+        outcome="passed",
+        seconds=1.0,
+        message="",
+        measured='{"x": 1}',
+        threshold='{"x": {"equals": 1}}',
+    )
+    return replace(base, **other)
+
+
+def report_of(ending: Done, facts: Mapping[str, Any] = FACTS, **options: Any) -> SmokeReport:
+    return smoke(IMAGE, FakeInside(ending), load_suite(SUITE), facts, wheels=Path("/wheels"), **options)
+
+
+EVERY = [check.id for check in load_suite(SUITE).checks]
+
+
+def test_all_passed_is_a_pass_bound_to_image_and_suite() -> None:
+    report = report_of(Done(stdout=said({"event": "host", "kernel": "6.1"}, *map(passed, EVERY))))
+    assert (report.verdict, report.image, report.tag) == ("pass", DIGEST, CLAIMS["tag"])
+    assert report.suite == suite_digest(SUITE)
+    assert json.loads(report.host) == {"kernel": "6.1"}
+    assert [found.id for found in report.findings] == EVERY
+
+
+def test_the_image_is_told_nothing_but_the_facts_the_suite_and_pytest() -> None:
+    inside = FakeInside(Done())
+    smoke(IMAGE, inside, load_suite(SUITE), FACTS, wheels=Path("/wheels"), only=["lock"], limit_s=7)
+    argv, binds, facts = inside.asked[0]
+    assert argv[:4] == ["/opt/venv/bin/python", "-I", "-B", "/opt/torchkiln/smoke_tests/runner.py"]
+    assert argv[4:] == [
+        "--facts", "/opt/torchkiln/smoke-facts.json", "--wheels", "/opt/torchkiln/pytest-wheels",
+        "--tier", "0", "--limit", "7", "--only", "lock",
+    ]  # fmt: skip
+    assert binds["/opt/torchkiln/smoke_tests"] == SUITE
+    assert facts == FACTS
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        (
+            Done(code=127, stderr=b"no such file"),
+            "no result: the runner ended with exit code 127 before this check\nno such file",
+        ),
+        (
+            Done(code=137, timed_out=True),
+            "no result: the runner was stopped after its time before this check",
+        ),
+        (
+            Done(stdout=b"Segmentation fault\n[1]\n{\n\xff"),
+            "no result: the runner ended with exit code 0 before this check",
+        ),
+    ],
+)
+def test_a_silent_image_failed_every_check(ending: Done, told: str) -> None:
+    report = report_of(ending)
+    assert report.verdict == "fail"
+    assert {found.message for found in report.findings} == {f"no result: the runner {told}"}
+    assert len(report.findings) == len(EVERY)
+
+
+def test_a_check_that_the_runner_did_not_finish_is_named() -> None:
+    lines = said(*map(passed, EVERY[:2]), {"event": "start", "id": EVERY[2]})
+    report = report_of(Done(code=137, stdout=lines))
+    assert [found.outcome for found in report.findings[:4]] == ["passed", "passed", "failed", "failed"]
+    assert "during this check" in report.findings[2].message
+    assert "before this check" in report.findings[3].message
+
+
+def test_what_does_not_apply_is_computed_again_out_here() -> None:
+    left_out = passed("compile-cpu", outcome="not-applicable", message="no-compile-on-3.11")
+    rest = [passed(check) for check in EVERY if check != "compile-cpu"]
+    lied = report_of(Done(stdout=said(*rest, left_out)))
+    assert lied.verdict == "fail"
+    old = FACTS | {"claims": CLAIMS | {"torch": "2.0.1+cu117"}}
+    assert report_of(Done(stdout=said(*rest, left_out)), old).verdict == "pass"
+    assert report_of(Done(stdout=said(*rest, passed("compile-cpu"))), old).verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        ([finding()], "pass"),
+        ([], "inconclusive"),
+        ([finding(outcome="not-applicable", message="fact")], "inconclusive"),
+        ([finding(), finding(outcome="not-applicable", message="fact")], "pass"),
+        ([finding(), finding(outcome="skipped", message="host: no GPU")], "inconclusive"),
+        ([finding(), finding(outcome="failed", message="x: is 2, wanted 1")], "fail"),
+        ([finding(), finding(outcome="failed", message="OSError: No space left on device")], "inconclusive"),
+        ([finding(outcome="failed", message="x"), finding(outcome="skipped")], "fail"),
+        ([finding(measured='{"x": 2}')], "fail"),
+        ([finding(measured="{}")], "fail"),
+        ([finding(threshold="{}")], "fail"),
+        ([finding(threshold='{"x": {}}')], "fail"),
+        ([finding(threshold='{"x": {"roughly": 1}}')], "fail"),
+    ],
+)
+def test_verdict_follows_from_outcomes_and_raw_values(findings: list[Finding], expected: str) -> None:
+    assert verdict(findings) == expected
+
+
+def test_a_host_fault_is_told_by_its_text() -> None:
+    text = "RuntimeError: DataLoader worker is killed by signal: Bus error. insufficient shared memory (shm)"
+    assert host_fault(finding(outcome="failed", message=text)) == "/dev/shm is full"
+    assert host_fault(finding(message=text)) is None
+
+
+def test_report_survives_its_file_form() -> None:
+    report = report_of(Done(stdout=said({"event": "host", "cores": 2}, *map(passed, EVERY))))
+    assert forms.from_json(forms.to_json(report)) == report
+
+
+def test_a_doctored_report_gives_another_verdict() -> None:
+    """A failed check turned to passed by hand: its values still say what they said."""
+    failed = passed("lock", outcome="failed", message="x: is 2, wanted 1", measured={"x": 2})
+    rest = [passed(check) for check in EVERY if check != "lock"]
+    document = json.loads(forms.to_json(report_of(Done(stdout=said(*rest, failed)))))
+    for check in document["checks"]:
+        check["outcome"] = "passed"
+    document["verdict"] = "pass"
+    doctored = forms.from_json(json.dumps(document).encode())
+    assert doctored.verdict == "pass"
+    assert verdict(doctored.findings) == "fail"
+
+
+def test_a_file_that_is_no_report_is_told_with_every_fault() -> None:
+    document = json.loads(forms.to_json(report_of(Done(stdout=said(*map(passed, EVERY))))))
+    document["checks"][1]["outcome"] = "fine"
+    document["image"] = "latest"
+    with pytest.raises(ConfigError) as caught:
+        forms.from_json(json.dumps(document).encode(), where="r.json")
+    assert "r.json: checks.1.outcome" in caught.value.message
+    assert "r.json: image" in caught.value.message
+
+
+def test_junit_and_markdown_tell_failures_and_what_was_left_out() -> None:
+    report = SmokeReport(
+        image=DIGEST,
+        tag="t",
+        suite=DIGEST,
+        runtime="fake",
+        findings=(
+            finding(),
+            finding(id="archs", outcome="failed", message="archs: 'sm_90' is missing\x1b[0m"),
+            finding(id="compile-cpu", outcome="not-applicable", message="no-compile-on-3.11"),
+        ),
+        verdict="fail",
+        host="{}",
+    )
+    from xml.etree import ElementTree
+
+    suite = ElementTree.fromstring(forms.to_junit(report))
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "1", "1")
+    assert suite.find("testcase[@name='archs']/failure") is not None
+    assert "| archs | 0 | failed | 1.0 | archs: 'sm_90' is missing" in forms.to_markdown(report)
+    assert any("archs: 'sm_90' is missing" in line for line in forms.to_lines(report))
+
+
+def test_faults_of_a_success_name_the_value() -> None:
+    assert faults(finding(measured='{"x": 2}')) == ["it states success, and x is not within its bound"]
+
+
+def test_suite_digest_knows_every_file_and_no_cache(tmp_path: Path) -> None:
+    (tmp_path / "probes").mkdir()
+    (tmp_path / "probes" / "a.py").write_text("1")
+    before = suite_digest(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a.pyc").write_text("x")
+    assert suite_digest(tmp_path) == before
+    (tmp_path / "probes" / "a.py").write_text("2")
+    assert suite_digest(tmp_path) != before
+    with pytest.raises(ConfigError, match="no suite of checks"):
+        load_suite(tmp_path)
