@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.nouns import BuiltImage, Digest
 from torchkiln.oci import layout as module
 from torchkiln.oci.layout import open_layout, prune, write_image
+from torchkiln.oci.validate import validate
 
 
 def build(folder: Path, tag: str = "a", *, content: bytes = b"x", refs: tuple[str, ...] = ()) -> BuiltImage:
@@ -299,3 +301,25 @@ def test_every_image_round_trips(
     assert found.manifest == built.manifest == Digest(digest(found.manifest_path.read_bytes()))
     assert [layer.diff_id for layer in found.layers] == [layer.diff_id for layer in layers]
     assert [digest(layer.path.read_bytes()) for layer in found.layers] == [layer.digest for layer in layers]
+
+
+def build_many(folder: Path, name: str, rounds: int) -> None:
+    """One of several writers, in a process of its own."""
+    for number in range(rounds):
+        build(folder, f"{name}{number}", content=f"{name}{number}".encode())
+        build(folder, f"{name}-moves", content=f"{name} moves {number}".encode())
+
+
+def test_two_writers_keep_each_others_names(tmp_path: Path) -> None:
+    """Processes that write and re-tag (and so prune) at the same time lose no name and no blob."""
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=build_many, args=(tmp_path, name, 5)) for name in "xy"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    expected = {f"{name}{number}" for name in "xy" for number in range(5)} | {"x-moves", "y-moves"}
+    assert set(open_layout(tmp_path / "layout").refs()) == expected
+    assert validate(tmp_path / "layout") == ()
