@@ -1,0 +1,7 @@
+"""What holds for every test."""
+
+from hypothesis import settings
+
+# No test is judged by the clock: machines are slow, busy and shared.
+settings.register_profile("torchkiln", deadline=None)
+settings.load_profile("torchkiln")
