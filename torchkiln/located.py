@@ -59,7 +59,8 @@ def parse(text: str, *, name: str) -> Located:
         # An alias multiplies what it names, so a short file could fill the memory: look before composing.
         for event in yaml.parse(text, Loader=_LOADER):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                line = event.start_mark.line + 1
+                start: Any = event.start_mark
+                line = start.line + 1
                 raise ConfigError(
                     f"{name}:{line}: anchors and aliases (& and *) are not allowed; write it out"
                 )

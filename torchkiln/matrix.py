@@ -175,7 +175,7 @@ def _meaning_faults(file: Located, facts: Facts) -> Iterator[tuple[located.Path,
         if package in ("torch", "torchvision", "torchaudio"):
             yield (
                 ("companions", index),
-                f"{package} comes by itself, in the release that belongs to the cell's torch",
+                f"{package} comes by itself, in the release that fits the cell's torch",
             )
     bounds = data.get("bounds")
     for index, bound in enumerate(bounds if isinstance(bounds, list) else ()):

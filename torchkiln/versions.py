@@ -48,8 +48,10 @@ def nearest(value: str, valid: Iterable[str], *, count: int = 3) -> tuple[str, .
     return tuple(by_fold[name] for name in found)
 
 
-def _distance(one: str, other: str) -> tuple[int, ...]:
-    """Component by component, so that 2.9 is nearer to 2.8.0 than to 1.9."""
-    length = max(one.count("."), other.count(".")) + 1
-    a, b = (numbers(text) + (0,) * (length - len(numbers(text))) for text in (one, other))
-    return tuple(abs(x - y) for x, y in zip(a, b, strict=True))
+def _distance(one: str, other: str) -> int:
+    """How far apart two versions lie on one line where a component weighs a thousand of the next."""
+    return abs(_position(one) - _position(other))
+
+
+def _position(version: str) -> int:
+    return sum(number * 1000 ** (4 - place) for place, number in enumerate(numbers(version)[:5]))

@@ -225,15 +225,10 @@ def _explained(explanation: Explanation) -> str:
                 "runs on", [f"{capability}  {', '.join(names)}" for capability, names in explanation.gpus]
             ),
         ]
-    if explanation.otherwise and explanation.otherwise.build:
-        other = explanation.otherwise
-        lines += _listed(
-            "prefer",
-            [
-                f"{explanation.prefer} (this matrix): {_in_short(resolution)}",
-                f"{'native' if explanation.prefer == 'default-index' else 'default-index'}: {_in_short(other)}",
-            ],
-        )
+    if other := explanation.otherwise:
+        this, that = ("default-index", "native")[:: 1 if explanation.prefer == "default-index" else -1]
+        told = [f"{this} (this matrix): {_in_short(resolution)}", f"{that}: {_in_short(other)}"]
+        lines += _listed("prefer", told)
     others = [f"{one.version}, {_served_by(one)}: {_codes(one)}" for one in resolution.alternatives]
     lines += _listed("not taken", others)
     lines += _listed("asks for", [" ".join(resolution.requirements)] if resolution.requirements else [])
@@ -247,11 +242,8 @@ def _explained(explanation: Explanation) -> str:
 
 def _in_short(resolution: Resolution) -> str:
     build = resolution.build
-    return (
-        f"{resolution.status.value}, {build.version}, {_served_by(build)}"
-        if build
-        else resolution.status.value
-    )
+    told = f", {build.version}, {_served_by(build)}" if build else ""
+    return resolution.status.value + told
 
 
 def _served_by(build: Build) -> str:

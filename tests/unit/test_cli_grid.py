@@ -1,0 +1,200 @@
+"""list, explain and pick: data on stdout, faults as errors with their code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from tests.gridcase import ROOT
+from torchkiln.cli.grid import explain, list_command, pick
+from torchkiln.errors import ConfigError, NothingSelected
+
+GOLDEN = ROOT / "tests" / "golden" / "list.txt"
+MATRIX = ["--matrix", str(ROOT / "matrix.yaml")]
+
+
+def _out(command: click.Command, *args: str) -> str:
+    result = CliRunner().invoke(command, [*MATRIX, *args], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return result.stdout
+
+
+def _json(command: click.Command, *args: str) -> Any:
+    return json.loads(_out(command, *args, "--json"))
+
+
+def test_list_as_text():
+    """To renew the golden: `python build.py list > tests/golden/list.txt`."""
+    assert _out(list_command) == GOLDEN.read_text()
+
+
+def test_list_shows_flavor_and_system_where_there_are_several():
+    lines = _out(list_command, "--all").splitlines()
+    assert lines[0].split()[:4] == ["TORCH", "CUDA", "FLAVOR", "OS"]
+    assert len(lines) == 1 + 108
+
+
+def test_list_json_is_what_scripts_were_promised():
+    rows = _json(list_command, "--all")
+    assert len(rows) == 108
+    promised = [
+        "torch",
+        "cuda",
+        "flavor",
+        "os",
+        "python",
+        "tag",
+        "status",
+        "reason",
+        "wheel_cuda",
+        "source",
+        "min_driver",
+        "archs",
+        "nearest",
+        "lockable",
+    ]
+    assert all(set(promised) <= set(row) for row in rows)
+    (row,) = _json(list_command, "--torch", "2.7", "--cuda", "12.1")
+    expected = {
+        "torch": "2.7.1",
+        "cuda": "12.1",
+        "flavor": "runtime",
+        "os": "debian12",
+        "python": "3.11",
+        "tag": "2.7.1-cuda12.1-cudnn9-runtime",
+        "status": "minor-compat",
+        "wheel_cuda": "12.6",
+        "source": "default-index",
+        "min_driver": "525.60.13",
+        "archs": ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"],
+        "nearest": [],
+        "lockable": True,
+    }
+    assert {key: row[key] for key in expected} == expected
+    assert "9.0" in row["capabilities"]
+
+
+def test_list_json_of_an_unavailable_cell():
+    (row,) = _json(list_command, "--torch", "2.0", "--cuda", "12.1")
+    assert (row["status"], row["tag"], row["archs"], row["min_driver"]) == ("unavailable", None, [], None)
+    assert row["nearest"] == [{"torch": "2.0.1", "cuda": "11.8"}, {"torch": "2.1.2", "cuda": "12.1"}]
+
+
+def test_on_a_terminal_the_table_says_the_same(monkeypatch: pytest.MonkeyPatch):
+    from torchkiln.cli import grid
+
+    class Terminal:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def isatty(self) -> bool:
+            return True
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    monkeypatch.setenv("COLUMNS", "200")
+    runner = CliRunner()
+    with runner.isolation() as (stdout, *_):
+        import sys
+
+        monkeypatch.setattr(sys, "stdout", Terminal(sys.stdout))
+        grid._table(["TORCH", "STATUS"], [["2.7.1", "native"], ["2.0.1", "unavailable"]])
+        sys.stdout.flush()
+        text = stdout.getvalue().decode()
+    assert "2.7.1" in text
+    assert "unavailable" in text
+    assert "━" in text or "─" in text
+
+
+def test_explain_tells_the_whole_reasoning():
+    text = _out(explain, "--torch", "2.7", "--cuda", "12.1")
+    for told in (
+        "minor-compat: no wheel is built with CUDA 12.1; 2.7.1+cu126 from the default index",
+        "525.60.13 or newer (cuda>=12.0)",
+        "from 560.35.05 on",
+        "9.0  H100, H200, H20",
+        "2.7.1+cu128, from PyTorch's own index",
+        "torch==2.7.1 torchvision==0.22.1 torchaudio==2.7.1",
+        "[rules.no-ptx]",
+        "cudarn (official)",
+    ):
+        assert told in text
+    assert "prefer" not in text
+
+
+def test_explain_shows_both_choices_where_prefer_decides():
+    text = _out(explain, "--torch", "2.5", "--cuda", "12.1")
+    assert "default-index (this matrix): minor-compat, 2.5.1+cu124, from the default index" in text
+    assert "native: native, 2.5.1+cu121, from PyTorch's own index" in text
+
+
+def test_explain_of_an_unavailable_cell_still_explains():
+    text = _out(explain, "--torch", "2.8", "--cuda", "11.8")
+    assert "unavailable: torch 2.8 has no CUDA 11 build; the last is 2.7.1" in text
+    assert "--torch 2.7.1 --cuda 11.8" in text
+
+
+def test_explain_json_cites_every_note():
+    told = _json(explain, "--torch", "2.2", "--cuda", "12.1")
+    resolution = told["resolution"]
+    for note in resolution["constraints"] + resolution["limits"]:
+        assert set(told["facts"][note["fact"]]) <= set(told["sources"])
+    assert [note["text"] for note in resolution["constraints"]] == [
+        "numpy<2",
+        "nvidia-nvjitlink-cu12==12.1.105",
+    ]
+    assert told["require_cuda"] == "cuda>=12.0"
+    assert len(_json(explain, "--torch", "2.2")) == 3
+
+
+def test_pick_as_text():
+    lines = _out(pick, "--driver", "535", "--gpu", "H100", "--torch", "2.4,2.0").splitlines()
+    assert lines[0] == " 1. 2.4.1-cuda12.1-cudnn9-runtime"
+    assert any(
+        line.startswith("    2.0.1-cuda11.7-cudnn8-runtime: 2.0.1+cu117 has no code for H100")
+        for line in lines
+    )
+
+
+def test_pick_json():
+    told = _json(pick, "--driver", "535", "--gpu", "H100")
+    assert told["runs"][0]["tag"] == "2.8.0-cuda12.1-cudnn9-runtime"
+    assert all(offer["against"] for offer in told["fails"])
+    assert len(told["runs"]) + len(told["fails"]) == 27
+
+
+def test_pick_of_nothing_says_why_and_ends_with_3():
+    result = CliRunner().invoke(pick, [*MATRIX, "--driver", "535", "--gpu", "B200"])
+    assert isinstance(result.exception, NothingSelected)
+    assert "driver 535 does not know B200" in result.stdout
+    assert "driver 535 does not know B200" in result.exception.hint
+
+
+def test_pick_tells_all_faults_at_once():
+    result = CliRunner().invoke(pick, [*MATRIX, "--driver", "x", "--gpu", "H1000,B200", "--torch", "2.9"])
+    assert isinstance(result.exception, ConfigError)
+    assert [line.split(":")[0] for line in result.exception.message.splitlines()] == [
+        "--driver x",
+        "--gpu H1000",
+        "--torch 2.9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "error"),
+    [
+        (list_command, ["--torch", "2.9"], ConfigError),
+        (list_command, ["--torch", ""], NothingSelected),
+        (explain, [], NothingSelected),
+        (explain, ["--matrix", "no-such-file.yaml", "--all"], ConfigError),
+    ],
+)
+def test_bad_usage(command: click.Command, args: list[str], error: type[Exception]):
+    result = CliRunner().invoke(command, [*MATRIX, *args])
+    assert isinstance(result.exception, error)
+    assert result.stdout == ""

@@ -1,0 +1,187 @@
+"""matrix.yaml becomes a Matrix, or every fault in it is told with its line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.gridcase import FACTS, MATRIX, ROOT
+from torchkiln import located
+from torchkiln.errors import ConfigError
+from torchkiln.matrix import load, read
+
+SCHEMA: dict[str, Any] = json.loads((ROOT / "torchkiln" / "data" / "matrix.schema.json").read_text())
+
+GOOD = """\
+torch: ["2.7.1", "2.6.0"]
+cuda: ["12.1"]
+flavors: [runtime]
+os:
+  debian12: {python: "3.11"}
+companions: [numpy, "pillow>=10,<13"]
+repository: pytorch-cuda
+"""
+
+
+def _faults(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(text, FACTS)
+    assert caught.value.exit_code == 2
+    return caught.value.message.splitlines()
+
+
+def test_the_repositorys_own_matrix():
+    assert len(MATRIX.torch) * len(MATRIX.cuda) * len(MATRIX.flavors) == 54
+    assert [(os.name, os.python) for os in MATRIX.os] == [("debian12", "3.11"), ("ubuntu22.04", "3.10")]
+    assert (MATRIX.repository, MATRIX.prefer) == ("pytorch-cuda", "default-index")
+    (index,) = MATRIX.indexes
+    assert index.variable == "TORCHKILN_INDEX_PYTORCH"
+    assert index.packages == ("torch", "torchvision", "torchaudio", "triton")
+
+
+def test_a_small_matrix_takes_defaults_and_is_sorted():
+    matrix = load(GOOD, FACTS)
+    assert matrix.torch == ("2.6.0", "2.7.1")
+    assert (matrix.prefer, matrix.bounds, matrix.indexes) == ("default-index", (), ())
+    assert matrix.aliases.newest_torch is None
+
+
+def test_every_fault_at_once_each_with_its_line():
+    text = """\
+torch: [2.7, "2.9.9", "2.7.1", "2.7.1"]
+cudda: ["12.1"]
+flavors: [runtme]
+os:
+  debian12: {pyton: "3.11"}
+companions: [torch==2, numpy]
+repository: A B
+prefer: nativ
+bounds:
+  - {torch: "2.6.0"}
+"""
+    assert _faults(text) == [
+        "matrix.yaml:1: torch[0]: must be text, not 2.7; put it in quotes",
+        "matrix.yaml:1: torch[3]: '2.7.1' stands twice",
+        "matrix.yaml:1: the key 'cuda' is missing",
+        "matrix.yaml:1: torch[1]: nothing is known of torch 2.9.9; nearest known: 2.8.0, 2.7.1, 2.7.0",
+        "matrix.yaml:2: cudda: unknown key; nearest valid: cuda",
+        "matrix.yaml:3: flavors[0]: 'runtme' is not known; nearest valid: runtime",
+        "matrix.yaml:5: os.debian12.pyton: unknown key; nearest valid: python",
+        "matrix.yaml:5: os.debian12: the key 'python' is missing",
+        "matrix.yaml:6: companions[0]: torch comes by itself, in the release that fits the cell's torch",
+        "matrix.yaml:7: repository: 'A B' is not a repository name in lower case, \"pytorch-cuda\"",
+        "matrix.yaml:8: prefer: 'nativ' is not known; nearest valid: native",
+        "matrix.yaml:10: bounds[0]: the key 'reason' is missing",
+        "matrix.yaml:10: bounds[0].torch: '2.6.0' is not in this matrix; nearest: 2.7.1, 2.9.9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (GOOD + "prefer: 3\n", "matrix.yaml:8: prefer: must be text, not 3; put it in quotes"),
+        (GOOD + "bounds: none\n", "matrix.yaml:8: bounds: must be a list, not 'none'"),
+        (GOOD + "bounds:\n", "matrix.yaml:8: bounds: must be a list, not nothing"),
+        (
+            GOOD + "aliases: {newest_torch: '{best}'}\n",
+            "aliases.newest_torch: '{best}' is not a tag in which",
+        ),
+        (GOOD + "indexes: {mirror: [torch]}\n", "indexes.mirror: unknown key; valid: pytorch"),
+        (GOOD + "bounds: [{reason: bad}]\n", "bounds[0]: names no cell"),
+        (GOOD.replace("12.1", "12.3"), "cuda[0]: nothing is known of CUDA 12.3; nearest known: 12.4"),
+        (GOOD.replace('["12.1"]', "[]"), "matrix.yaml:2: cuda: must not be empty"),
+        (GOOD.replace("debian12", "debain12"), "os.debain12: unknown key; nearest valid: debian12"),
+        (GOOD + "torch: []\n", "matrix.yaml:8: torch: stands twice, first on line 1"),
+        ("", "matrix.yaml:1: the file is empty"),
+        ("# nothing\n", "matrix.yaml:1: the file is empty"),
+        ("- 1\n", "matrix.yaml:1: must be a mapping, not a list"),
+        ("torch: [\n", "matrix.yaml:2: not valid YAML"),
+        ("a: 1\n---\nb: 2\n", "not valid YAML"),
+        ("a: \x00", "not valid YAML"),
+        ("a: !!python/name:os.system 1\n", "tags (tag:yaml.org,2002:python/name:os.system) are not allowed"),
+        ("? [a]\n: 1\n", "matrix.yaml:1: a key must be a word"),
+        ("a: &x [1]\nb: [*x, *x]\n", "matrix.yaml:1: anchors and aliases"),
+        ("a: " + "[" * 20_000, "matrix.yaml"),
+        ("a: " + "x" * (1 << 20), "longer than"),
+    ],
+)
+def test_a_fault_is_told(text: str, fault: str):
+    assert any(fault in line for line in _faults(text))
+
+
+def test_a_bound_is_read(tmp_path: Path):
+    matrix = load(GOOD + 'bounds: [{torch: "2.7.1", os: debian12, reason: "fell over"}]\n', FACTS)
+    assert [(bound.torch, bound.cuda, bound.os, bound.reason) for bound in matrix.bounds] == [
+        ("2.7.1", None, "debian12", "fell over")
+    ]
+
+
+def test_a_file_that_is_not_there_and_one_that_is_not_text(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"none\.yaml: No such file") as caught:
+        read(tmp_path / "none.yaml", FACTS)
+    assert "--matrix" in caught.value.hint
+    (tmp_path / "bytes.yaml").write_bytes(b"torch: \xff\n")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read(tmp_path / "bytes.yaml", FACTS)
+
+
+# --- our check against the jsonschema package, which is the specification's --------------------------
+
+
+def _keywords(schema: Any) -> set[str]:
+    """The schema keywords in *schema*, names of properties left out."""
+    found: set[str] = set()
+    for key, value in schema.items():
+        found.add(key)
+        if key in ("properties", "$defs"):
+            for child in value.values():
+                found |= _keywords(child)
+        elif isinstance(value, dict):
+            found |= _keywords(value)
+    return found
+
+
+def test_the_schema_says_only_what_our_check_understands():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert _keywords(SCHEMA) <= located.KEYWORDS
+
+
+VALUES = st.recursive(
+    st.sampled_from([None, True, 2, "2.7.1", "12.1", "runtime", "debian12", "native", "", "3.11", "{torch}"]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["python", "torch", "reason"]), inner)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=300)
+@given(changes=st.dictionaries(st.sampled_from([*SCHEMA["properties"], "cudda"]), VALUES, max_size=3))
+def test_our_check_and_jsonschema_refuse_the_same(changes: dict[str, Any]):
+    data = yaml.safe_load(GOOD) | changes
+    ours = located.parse(yaml.safe_dump(data), name="x")
+    assert ours.data == data
+    assert bool(located.faults(ours, SCHEMA)) != jsonschema.Draft202012Validator(SCHEMA).is_valid(data)
+
+
+@given(st.text(max_size=60) | st.binary(max_size=60).map(lambda data: data.decode("latin-1")))
+def test_any_text_ends_in_a_matrix_or_in_a_told_fault(text: str):
+    with pytest.raises(ConfigError):
+        load(text, FACTS)
+
+
+@settings(max_examples=200)
+@given(
+    at=st.integers(0, len(GOOD) - 1),
+    with_=st.sampled_from(["", "x", "{", "[", ":", "&a ", "\n", "- ", '"', "#"]),
+)
+def test_a_slip_of_the_pen_never_ends_in_a_traceback(at: int, with_: str):
+    with contextlib.suppress(ConfigError):  # anything else would reach the user as a traceback
+        load(GOOD[:at] + with_ + GOOD[at + 1 :], FACTS)

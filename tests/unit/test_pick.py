@@ -1,0 +1,205 @@
+"""resolve backwards: what runs on a host, best first, and why the rest does not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gridcase import FACTS, MATRIX, NATIVE_FIRST
+from torchkiln.arch import how_served
+from torchkiln.errors import ConfigError
+from torchkiln.pick import Choice, Driver, parse_driver, parse_gpus, pick
+from torchkiln.resolve import resolve
+from torchkiln.select import Selection, select
+from torchkiln.versions import numbers
+
+RUNTIME = tuple(resolve(cell, MATRIX, FACTS) for cell in select(Selection(), MATRIX))
+NAMES = tuple(name for kind in FACTS.gpus for name in kind.names)
+
+
+def _pick(driver: str, *gpus: str) -> Choice:
+    return pick(RUNTIME, parse_driver(driver), parse_gpus(gpus, FACTS))
+
+
+def _cells(choice: Choice) -> list[tuple[str, str]]:
+    return [(offer.resolution.cell.torch, offer.resolution.cell.cuda) for offer in choice.runs]
+
+
+def _against(choice: Choice, torch: str, cuda: str) -> str:
+    cell = (torch, cuda)
+    found = [o for o in choice.fails if (o.resolution.cell.torch, o.resolution.cell.cuda) == cell]
+    return "; ".join(found[0].against)
+
+
+def test_the_issues_example():
+    """Driver 535 and an H100: all but what has no code for it or does not exist."""
+    choice = _pick("535", "H100")
+    assert _cells(choice)[:3] == [("2.8.0", "12.1"), ("2.7.1", "12.1"), ("2.7.1", "11.8")]
+    assert len(choice.runs) == 23
+    assert "no code for H100 (capability 9.0)" in _against(choice, "2.0.1", "11.7")
+    assert "compatibility mode" in choice.runs[0].minding[0]
+    assert ("2.4.1", "12.1") in [
+        (o.resolution.cell.torch, o.resolution.cell.cuda) for o in choice.runs if not o.minding
+    ]
+
+
+def test_a_driver_below_the_floor():
+    choice = _pick("470", "V100")
+    assert all(cuda in ("11.7", "11.8") for _, cuda in _cells(choice))
+    assert "older than 525.60.13, the floor of CUDA 12" in _against(choice, "2.7.1", "12.1")
+
+
+@pytest.mark.parametrize(
+    ("driver", "runs"),
+    [("525.60.12", False), ("525.60.13", True), ("525", True), ("524", False), ("525.147", True)],
+)
+def test_the_floor_to_the_digit(driver: str, runs: bool):
+    assert (("2.7.1", "12.1") in _cells(_pick(driver, "A100"))) is runs
+
+
+def test_a_branch_that_only_reaches_the_floor_later_is_told():
+    offers = {
+        o.resolution.cell.torch: o for o in _pick("525", "A100").runs if o.resolution.cell.cuda == "12.1"
+    }
+    assert "of branch 525, 525.60.13 or newer" in offers["2.7.1"].minding
+    assert not any("of branch" in text for offer in _pick("530", "A100").runs for text in offer.minding)
+
+
+def test_blackwell_wants_a_young_driver():
+    assert _cells(_pick("570", "B200")) == [("2.8.0", "12.1")]
+    old = _pick("565", "B200")
+    assert (old.runs, old.host) == (
+        (),
+        ("driver 565 does not know B200 (capability 10.0): the first to do is 570",),
+    )
+
+
+def test_kepler_ended_with_470():
+    assert ("2.7.1", "11.8") in _cells(_pick("470", "K80"))
+    assert "has dropped K80" in _pick("535", "K80").host[0]
+
+
+def test_volta_ended_with_580():
+    assert _pick("580", "V100").runs
+    assert "has dropped V100" in _pick("590", "V100").host[0]
+
+
+def test_all_gpus_of_a_host_must_be_served():
+    choice = _pick("535", "P100", "H100")
+    assert ("2.7.1", "12.1") in _cells(choice)
+    assert "P100 (capability 6.0)" in _against(choice, "2.8.0", "12.1")
+
+
+def test_an_arm_host_is_no_place_for_these_images():
+    assert "aarch64" in _pick("580", "GB200").host[0]
+    assert "aarch64" not in "".join(_pick("580", "B200").host)
+
+
+def test_ptx_counts_only_on_a_driver_as_new_as_its_toolkit():
+    """2.7.1+cu128 bears compute_120; capability 12.0 has machine code, a later one would need the compiler."""
+    native = resolve(
+        select(Selection(torch=("2.7.1",), cuda=("12.1",)), MATRIX)[0],
+        MATRIX,
+        _only_variant("2.7.1", "cu128"),
+    )
+    gpus = parse_gpus(["13.0"], FACTS)
+    assert "only PTX" in pick([native], Driver(version="565"), gpus).fails[0].against[0]
+    assert "compiles it" in pick([native], Driver(version="580"), gpus).runs[0].minding[0]
+
+
+def _only_variant(torch: str, variant: str):
+    from dataclasses import replace
+
+    release = FACTS.releases[torch]
+    kept = tuple(one for one in release.variants if one.name == variant)
+    return replace(FACTS, releases={torch: replace(release, variants=kept)})
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "capability"),
+    [
+        ("H100", "H100", "9.0"),
+        ("h100", "H100", "9.0"),
+        ("NVIDIA H100 80GB HBM3", "H100", "9.0"),
+        ("NVIDIA A100-SXM4-80GB", "A100", "8.0"),
+        ("Tesla V100-SXM2-16GB", "V100", "7.0"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090", "8.9"),
+        ("NVIDIA GeForce GTX 1080 Ti", "GTX 1080 Ti", "6.1"),
+        ("NVIDIA RTX A6000", "RTX A6000", "8.6"),
+        ("Quadro RTX 6000", "Quadro RTX 6000", "7.5"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", "8.9"),
+        ("NVIDIA L4", "L4", "8.9"),
+        ("NVIDIA L40S", "L40S", "8.9"),
+        ("9.0", "9.0", "9.0"),
+        ("sm_90", "9.0", "9.0"),
+        ("13.0", "13.0", "13.0"),
+    ],
+)
+def test_gpu_names_as_people_and_drivers_write_them(text: str, name: str, capability: str):
+    (gpu,) = parse_gpus([text], FACTS)
+    assert (gpu.name, gpu.kind.capability) == (name, capability)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_known_gpu_is_found_by_its_own_name(name: str):
+    assert parse_gpus([name], FACTS)[0].name == name
+
+
+def test_unknown_gpus_all_at_once_with_the_nearest():
+    with pytest.raises(ConfigError) as caught:
+        parse_gpus(["H1000", "H100", "GTX1080"], FACTS)
+    first, second = caught.value.message.splitlines()
+    assert first.startswith("--gpu H1000: not a known GPU; nearest: H100")
+    assert "GTX 1080" in second
+
+
+@pytest.mark.parametrize("text", ["", "abc", "53", "535.x", "5350", "535.1.2.3", "-535"])
+def test_not_a_driver(text: str):
+    with pytest.raises(ConfigError, match="not a driver version"):
+        parse_driver(text)
+
+
+@pytest.mark.parametrize("text", ["535", "R535", "r535", " 535 "])
+def test_a_branch(text: str):
+    assert parse_driver(text) == Driver(version="535")
+
+
+DRIVERS = st.sampled_from(
+    ["450.80.02", "470", "515.48.07", "525.60.13", "535", "550", "560.35.05", "570", "580", "590"]
+)
+
+
+@given(DRIVERS, st.lists(st.sampled_from(NAMES), max_size=2))
+def test_pick_agrees_with_resolve(driver: str, gpus: list[str]):
+    """Everything is accounted for once, and what runs keeps every promise of its resolution."""
+    choice = _pick(driver, *gpus)
+    assert len(choice.runs) + len(choice.fails) == len(RUNTIME)
+    for offer in choice.runs:
+        build, floor = offer.resolution.build, offer.resolution.min_driver
+        assert build is not None
+        assert floor is not None
+        assert Driver(version=driver).reaches(floor) != "no"
+        assert all(how_served(build.archs, gpu.kind.capability) for gpu in parse_gpus(gpus, FACTS))
+    assert choice.host or all(offer.against for offer in choice.fails)
+
+
+@given(st.sampled_from(NAMES))
+def test_a_newer_driver_never_takes_an_image_away_but_with_the_gpu_itself(name: str):
+    before, after = _pick("535", name), _pick("570", name)
+    assert after.host or set(_cells(before)) <= set(_cells(after))
+
+
+def test_best_first():
+    for driver in ("470", "535", "580"):
+        torches = [numbers(torch) for torch, _ in _cells(_pick(driver, "T4"))]
+        assert torches == sorted(torches, reverse=True)
+
+
+def test_a_matrix_that_prefers_native_is_picked_from_as_it_is():
+    resolutions = [
+        resolve(cell, NATIVE_FIRST, FACTS) for cell in select(Selection(torch=("2.5",)), NATIVE_FIRST)
+    ]
+    choice = pick(resolutions, parse_driver("535"), parse_gpus(["H100"], FACTS))
+    offer = next(o for o in choice.runs if o.resolution.cell.cuda == "12.1")
+    assert offer.resolution.build is not None
+    assert offer.resolution.build.version == "2.5.1+cu121"

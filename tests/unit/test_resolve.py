@@ -1,0 +1,289 @@
+"""Every cell has an answer, and it is the one that was worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gridcase import FACTS, MATRIX, NATIVE_FIRST, answer
+from torchkiln.arch import capability_served, how_served, served_classes
+from torchkiln.errors import Unresolvable
+from torchkiln.matrix import Bound
+from torchkiln.nouns import Source, Status
+from torchkiln.resolve import require_buildable, require_cuda, resolve
+from torchkiln.select import all_cells
+from torchkiln.versions import major_of, numbers
+
+# torch: CUDA 11.7, 11.8, 12.1. N native, M minor-compat, - unavailable; i: PyTorch's own index.
+GRID = """
+2.0.1  N cu117     N cu118 i   -
+2.1.2  M cu118 i   N cu118 i   N cu121
+2.2.2  M cu118 i   N cu118 i   N cu121
+2.3.1  M cu118 i   N cu118 i   N cu121
+2.4.1  M cu118 i   N cu118 i   N cu121
+2.5.1  M cu118 i   N cu118 i   M cu124
+2.6.0  M cu118 i   N cu118 i   M cu124
+2.7.1  M cu118 i   N cu118 i   M cu126
+2.8.0  -           -           M cu128
+"""
+FULL = {
+    "cu117": "515.48.07",
+    "cu118": "520.61.05",
+    "cu121": "530.30.02",
+    "cu124": "550.54.15",
+    "cu126": "560.35.05",
+    "cu128": "570.124.06",
+}
+LETTERS = {Status.NATIVE: "N", Status.MINOR_COMPAT: "M", Status.UNAVAILABLE: "-"}
+
+
+def _as_told(torch: str, cuda: str, **more: str) -> str:
+    resolution = answer(torch, cuda, **more)
+    build = resolution.build
+    if build is None:
+        return LETTERS[resolution.status]
+    index = " i" if build.source is Source.PYTORCH else ""
+    return f"{LETTERS[resolution.status]} {build.variant}{index}"
+
+
+@pytest.mark.parametrize("line", GRID.strip().splitlines())
+@pytest.mark.parametrize("os", ["debian12", "ubuntu22.04"])
+@pytest.mark.parametrize("flavor", ["runtime", "devel"])
+def test_the_grid(line: str, os: str, flavor: str):
+    torch, *expected = (
+        cell.strip() for cell in line.replace("   ", "\t").replace("  ", "\t").split("\t") if cell
+    )
+    assert [_as_told(torch, cuda, os=os, flavor=flavor) for cuda in ("11.7", "11.8", "12.1")] == expected
+
+
+@pytest.mark.parametrize(("matrix", "counts"), [(MATRIX, (13, 11, 3)), (NATIVE_FIRST, (14, 10, 3))])
+def test_how_many_of_each(matrix, counts: tuple[int, int, int]):
+    for os in matrix.os:
+        found = [
+            resolve(cell, matrix, FACTS).status
+            for cell in all_cells(matrix)
+            if cell.os == os.name and cell.flavor == "runtime"
+        ]
+        assert tuple(found.count(status) for status in LETTERS) == counts
+
+
+def test_each_system_has_54_cells():
+    cells = all_cells(MATRIX)
+    assert [sum(cell.os == os.name for cell in cells) for os in MATRIX.os] == [54, 54]
+
+
+def test_nine_runtime_cells_can_be_locked_from_the_default_index_alone():
+    lockable = [
+        (cell.torch, cell.cuda)
+        for cell in all_cells(MATRIX)
+        if cell.os == "debian12" and resolve(cell, MATRIX, FACTS).lockable
+    ]
+    assert lockable == [("2.0.1", "11.7")] + [
+        (torch, "12.1") for torch in ("2.1.2", "2.2.2", "2.3.1", "2.4.1", "2.5.1", "2.6.0", "2.7.1", "2.8.0")
+    ]
+
+
+@pytest.mark.parametrize("matrix", [MATRIX, NATIVE_FIRST])
+def test_what_every_answer_keeps(matrix):
+    """The invariants of DESIGN section 3, cell by cell."""
+    for cell in all_cells(matrix):
+        resolution = resolve(cell, matrix, FACTS)
+        build = resolution.build
+        assert resolution.reason
+        if build is None:
+            assert resolution.status is Status.UNAVAILABLE
+            assert resolution.nearest
+            assert (resolution.min_driver, resolution.full_driver, resolution.requirements) == (
+                None,
+                None,
+                (),
+            )
+            continue
+        assert major_of(build.cuda) == major_of(cell.cuda)
+        assert numbers(build.cuda) >= numbers(cell.cuda)
+        assert (build.cuda == cell.cuda) == (resolution.status is Status.NATIVE)
+        assert resolution.full_driver == FULL[build.variant]
+        assert resolution.min_driver == {"11": "450.80.02", "12": "525.60.13"}[major_of(cell.cuda)]
+        assert all(major_of(other.cuda) == major_of(cell.cuda) for other in resolution.alternatives)
+        assert build not in resolution.alternatives
+
+
+def test_the_nearest_cells_work():
+    for cell in all_cells(MATRIX):
+        for torch, cuda in resolve(cell, MATRIX, FACTS).nearest:
+            assert torch == cell.torch or cuda == cell.cuda
+            assert answer(torch, cuda, flavor=cell.flavor, os=cell.os).status is not Status.UNAVAILABLE
+
+
+def test_the_headline_cell():
+    resolution = answer("2.7.1", "12.1")
+    assert resolution.build is not None
+    assert (resolution.build.version, resolution.build.cudnn, resolution.build.nccl) == (
+        "2.7.1+cu126",
+        "9.5.1.17",
+        "2.26.2",
+    )
+    assert [other.version for other in resolution.alternatives] == ["2.7.1+cu128"]
+    assert resolution.requirements[:3] == ("torch==2.7.1", "torchvision==0.22.1", "torchaudio==2.7.1")
+    assert require_cuda(resolution) == "cuda>=12.0"
+
+
+def test_prefer_decides_2_5_1_with_12_1():
+    chosen, native = answer("2.5.1", "12.1"), answer("2.5.1", "12.1", matrix=NATIVE_FIRST)
+    assert chosen.build is not None
+    assert native.build is not None
+    assert (chosen.build.version, chosen.lockable) == ("2.5.1+cu124", True)
+    assert (native.build.version, native.build.source, native.lockable) == (
+        "2.5.1+cu121",
+        Source.PYTORCH,
+        False,
+    )
+    assert "2.5.1+cu121 is only on PyTorch's own index" in chosen.reason
+
+
+def test_prefer_decides_nothing_else():
+    for cell in all_cells(MATRIX):
+        if (cell.torch, cell.cuda) != ("2.5.1", "12.1"):
+            assert resolve(cell, MATRIX, FACTS) == resolve(cell, NATIVE_FIRST, FACTS)
+
+
+def test_a_wheel_of_pytorchs_index_is_asked_for_with_its_local_version():
+    assert answer("2.3.1", "11.7").requirements[:3] == (
+        "torch==2.3.1+cu118",
+        "torchvision==0.18.1+cu118",
+        "torchaudio==2.3.1+cu118",
+    )
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "constraints"),
+    [
+        ("2.0.1", "11.7", ["numpy<2"]),
+        ("2.2.2", "12.1", ["numpy<2", "nvidia-nvjitlink-cu12==12.1.105"]),
+        ("2.2.2", "11.8", ["numpy<2"]),
+        ("2.4.1", "12.1", ["nvidia-nvjitlink-cu12==12.1.105"]),
+        ("2.5.1", "12.1", []),
+        ("2.7.1", "12.1", []),
+    ],
+)
+def test_the_bounds_that_traps_ask_for(torch: str, cuda: str, constraints: list[str]):
+    assert [note.text for note in answer(torch, cuda).constraints] == constraints
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda"), [("2.0.1", "11.7"), ("2.1.2", "12.1"), ("2.1.2", "11.8"), ("2.2.2", "12.1")]
+)
+def test_setuptools_with_pkg_resources_only_where_torch_imports_it(torch: str, cuda: str):
+    assert ("setuptools<70" in answer(torch, cuda).requirements) == (torch < "2.2")
+
+
+def _limits(torch: str, cuda: str, **more: str) -> dict[str, str]:
+    return {note.fact: note.text for note in answer(torch, cuda, **more).limits}
+
+
+def test_no_compile_on_python_3_11_in_torch_2_0():
+    assert "traps.no-compile-on-3.11" in _limits("2.0.1", "11.7")
+    assert "traps.no-compile-on-3.11" not in _limits("2.0.1", "11.7", os="ubuntu22.04")
+    assert "traps.no-compile-on-3.11" not in _limits("2.1.2", "12.1")
+
+
+def test_gpus_without_code_are_told():
+    assert "9.0 (H100" in _limits("2.0.1", "11.7")["rules.unserved"]
+    assert "10.0 (B200)" in _limits("2.7.1", "12.1")["rules.unserved"]
+    assert "9.0" not in _limits("2.7.1", "12.1")["rules.unserved"]
+
+
+def test_ptx_is_told_where_it_is_and_missed_where_it_is_not():
+    assert "rules.no-ptx" in _limits("2.7.1", "12.1")
+    newest_wheel = replace(
+        FACTS,
+        releases={"2.7.1": replace(FACTS.releases["2.7.1"], variants=FACTS.releases["2.7.1"].variants[-1:])},
+    )
+    cell = answer("2.7.1", "12.1").cell
+    limits = {note.fact for note in resolve(cell, MATRIX, newest_wheel).limits}
+    assert "rules.ptx-needs-driver" in limits
+    assert "rules.no-ptx" not in limits
+
+
+def test_blackwell_needs_its_own_driver():
+    assert "12.0 from 570" in _limits("2.8.0", "12.1")["rules.young-gpu"]
+    assert "rules.young-gpu" not in _limits("2.7.1", "12.1")
+
+
+def test_minor_compat_limits_only_on_minor_compat_cells():
+    assert "rules.minor-compat-ptx" in _limits("2.7.1", "12.1")
+    assert not any("minor-compat" in fact for fact in _limits("2.4.1", "12.1"))
+
+
+def test_devel_is_not_lockable_and_says_why():
+    resolution = answer("2.7.1", "12.1", flavor="devel")
+    assert not resolution.lockable
+    assert "toolkit archives" in _limits("2.7.1", "12.1", flavor="devel")["rules.devel-toolkit"]
+    with pytest.raises(Unresolvable, match="devel"):
+        require_buildable(resolution)
+
+
+def test_an_unavailable_cell_cannot_be_built_and_names_its_neighbours():
+    with pytest.raises(Unresolvable, match=r"no CUDA 12 build; the first is 2\.1\.0") as caught:
+        require_buildable(answer("2.0.1", "12.1"))
+    assert "--torch 2.0.1 --cuda 11.8" in caught.value.hint
+    assert "--torch 2.1.2 --cuda 12.1" in caught.value.hint
+    assert caught.value.exit_code == 4
+
+
+def test_a_bound_makes_a_cell_unavailable_with_its_reason():
+    bound = Bound(torch="2.7.1", cuda="12.1", flavor=None, os="debian12", reason="it fell over")
+    bounded = replace(MATRIX, bounds=(bound,))
+    resolution = answer("2.7.1", "12.1", matrix=bounded)
+    assert resolution.status is Status.UNAVAILABLE
+    assert "it fell over" in resolution.reason
+    assert ("2.7.1", "12.1") not in resolution.nearest
+    assert answer("2.7.1", "12.1", os="ubuntu22.04", matrix=bounded).status is Status.MINOR_COMPAT
+
+
+def test_a_python_without_a_wheel_is_told():
+    cell = replace(answer("2.0.1", "11.7").cell, python="3.12")
+    resolution = resolve(cell, MATRIX, FACTS)
+    assert resolution.status is Status.UNAVAILABLE
+    assert resolution.reason == "torch 2.0.1 has no wheel for Python 3.12"
+
+
+def test_no_older_minor_of_the_same_major_is_taken():
+    """CUDA 12.9 on torch 2.7.1: the newest build is 12.8, and an older one is no promise."""
+    cell = replace(answer("2.7.1", "12.1").cell, cuda="12.9")
+    assert resolve(cell, MATRIX, FACTS).reason == "torch 2.7.1 has no CUDA 12 build newer than 12.8"
+
+
+@pytest.mark.parametrize(
+    ("archs", "capability", "how"),
+    [
+        (["sm_86"], "8.6", "cubin"),
+        (["sm_86"], "8.9", "cubin"),
+        (["sm_86"], "8.0", None),
+        (["sm_80"], "9.0", None),
+        (["sm_90", "compute_90"], "10.0", "ptx"),
+        (["compute_90"], "8.9", None),
+        (["sm_100"], "10.3", "cubin"),
+        (["sm_120", "compute_120"], "12.1", "cubin"),
+        ([], "9.0", None),
+    ],
+)
+def test_how_code_serves_a_capability(archs: list[str], capability: str, how: str | None):
+    assert how_served(archs, capability) == how
+    assert capability_served(archs, capability, jit=True) == (how is not None)
+    assert capability_served(archs, capability) == (how == "cubin")
+
+
+def test_an_arch_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="sm50"):
+        how_served(["sm50"], "5.0")
+
+
+@given(
+    st.lists(st.sampled_from(["sm_50", "sm_70", "sm_80", "sm_90", "compute_90"])), st.sampled_from(FACTS.gpus)
+)
+def test_more_code_never_serves_fewer_gpus(archs: list[str], kind):
+    assert set(served_classes(archs, FACTS.gpus)) <= set(served_classes([*archs, "sm_120"], FACTS.gpus))
+    assert capability_served(archs, kind.capability) <= capability_served(archs, kind.capability, jit=True)

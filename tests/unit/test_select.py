@@ -1,0 +1,102 @@
+"""What the command line names becomes cells."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.gridcase import MATRIX
+from torchkiln.errors import ConfigError, NothingSelected
+from torchkiln.select import Selection, all_cells, select
+from torchkiln.versions import nearest
+
+
+def _named(**options: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(cell.torch, cell.cuda) for cell in select(Selection(**options), MATRIX)]  # type: ignore[arg-type]
+
+
+def test_a_prefix_means_the_newest_that_it_fits():
+    assert _named(torch=("2.7",), cuda=("12.1",)) == [("2.7.1", "12.1")]
+    assert _named(torch=("2",), cuda=("11",)) == [("2.8.0", "11.8")]
+    assert _named(torch=("2.7.1",), cuda=("12",)) == [("2.7.1", "12.1")]
+
+
+def test_a_prefix_ends_at_a_dot():
+    """2.0 is not the beginning of a 2.01, nor 1 of 12.1."""
+    with pytest.raises(ConfigError):
+        _named(cuda=("1",))
+
+
+def test_several_values_in_the_matrixs_order_each_once():
+    assert _named(torch=("2.8,2.6", "2.8.0"), cuda=("12.1",)) == [("2.6.0", "12.1"), ("2.8.0", "12.1")]
+
+
+def test_what_is_not_named_takes_its_default():
+    cells = select(Selection(torch=("2.7",)), MATRIX)
+    assert {(cell.flavor, cell.os, cell.python) for cell in cells} == {("runtime", "debian12", "3.11")}
+    assert [cell.cuda for cell in cells] == ["11.7", "11.8", "12.1"]
+
+
+def test_every_means_every_flavor_and_system_too_unless_named():
+    assert len(all_cells(MATRIX)) == 108
+    assert len(select(Selection(every=True, flavor=("devel",)), MATRIX)) == 54
+    assert len(select(Selection(every=True, torch=("2.7",), os=("ubuntu22.04",)), MATRIX)) == 6
+
+
+def test_the_python_is_the_systems():
+    (cell,) = select(Selection(torch=("2.7",), cuda=("12.1",), os=("ubuntu22.04",)), MATRIX)
+    assert cell.python == "3.10"
+
+
+def test_all_unknown_values_at_once_with_the_nearest():
+    wrong = Selection(torch=("2.9", "banana"), cuda=("12.2",), flavor=("dev",), os=("ubuntu",))
+    with pytest.raises(ConfigError) as caught:
+        select(wrong, MATRIX)
+    assert caught.value.message.splitlines() == [
+        "--torch 2.9: not in the matrix; nearest: 2.8.0, 2.7.1, 2.6.0",
+        "--torch banana: not in the matrix (not a version); nearest: " + ", ".join(MATRIX.torch),
+        "--cuda 12.2: not in the matrix; nearest: 12.1, 11.8, 11.7",
+        "--flavor dev: not in the matrix; nearest: devel",
+        "--os ubuntu: not in the matrix; nearest: ubuntu22.04",
+    ]
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("value", ["", " ", ","])
+def test_an_option_without_a_value_selects_nothing(value: str):
+    """An unset shell variable must not turn one image into all of them."""
+    with pytest.raises(NothingSelected, match="--torch: no value given") as caught:
+        select(Selection(torch=(value,), cuda=("12.1",)), MATRIX)
+    assert caught.value.exit_code == 3
+
+
+def test_a_build_must_name_something():
+    with pytest.raises(NothingSelected, match="nothing selected") as caught:
+        select(Selection(flavor=("runtime",)), MATRIX, must_name=True)
+    assert "--all" in caught.value.hint
+    assert select(Selection(every=True), MATRIX, must_name=True)
+    assert select(Selection(cuda=("12.1",)), MATRIX, must_name=True)
+
+
+@given(
+    st.lists(st.sampled_from(MATRIX.torch), min_size=1), st.lists(st.sampled_from(MATRIX.cuda), min_size=1)
+)
+def test_exact_versions_select_exactly_their_product(torch: list[str], cuda: list[str]):
+    named = _named(torch=(",".join(torch),), cuda=tuple(cuda))
+    assert set(named) == {(t, c) for t in torch for c in cuda}
+    assert len(named) == len(set(named))
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_told(text: str):
+    with pytest.raises((ConfigError, NothingSelected)):
+        select(Selection(torch=(text,), cuda=("12.1",), flavor=(text,), os=(text,)), MATRIX)
+
+
+@pytest.mark.parametrize(
+    ("value", "best"),
+    [("2.7.2", "2.7.1"), ("2.9", "2.8.0"), ("1.13", "2.0.1"), ("2.4", "2.4.1"), ("3.0", "2.8.0")],
+)
+def test_nearest_version(value: str, best: str):
+    """By distance on the version line, not by spelling."""
+    assert nearest(value, MATRIX.torch)[0] == best

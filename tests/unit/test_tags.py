@@ -1,0 +1,105 @@
+"""Tags say what a cell promises, and no two images claim the same name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import date
+
+import pytest
+from tests.gridcase import FACTS, MATRIX, NATIVE_FIRST, answer
+from torchkiln.matrix import Aliases, Bound
+from torchkiln.resolve import resolve
+from torchkiln.select import all_cells
+from torchkiln.tags import aliases_of, dated, tag_of
+
+
+@pytest.mark.parametrize(
+    ("tag", "cell"),
+    [
+        ("2.7.1-cuda12.1-cudnn9-runtime", {"torch": "2.7.1", "cuda": "12.1"}),
+        ("2.7.1-cuda12.1-cudnn9-devel", {"torch": "2.7.1", "cuda": "12.1", "flavor": "devel"}),
+        (
+            "2.7.1-cuda12.1-cudnn9-runtime-ubuntu22.04",
+            {"torch": "2.7.1", "cuda": "12.1", "os": "ubuntu22.04"},
+        ),
+        ("2.0.1-cuda11.7-cudnn8-runtime", {"torch": "2.0.1", "cuda": "11.7"}),
+        ("2.3.1-cuda11.7-cudnn8-runtime", {"torch": "2.3.1", "cuda": "11.7"}),
+    ],
+)
+def test_tag(tag: str, cell: dict[str, str]):
+    assert tag_of(answer(**cell)) == tag  # type: ignore[arg-type]
+
+
+def test_a_wheel_whose_cudnn_is_known_by_its_major_only_has_a_tag_too():
+    assert tag_of(answer("2.5.1", "12.1", matrix=NATIVE_FIRST)) == "2.5.1-cuda12.1-cudnn9-runtime"
+
+
+def test_what_cannot_be_had_has_no_name():
+    unavailable = answer("2.0.1", "12.1")
+    with pytest.raises(ValueError, match="no tag"):
+        tag_of(unavailable)
+    assert aliases_of(unavailable, MATRIX, FACTS) == ()
+
+
+def _aliases(torch: str, cuda: str, *, matrix=MATRIX, **more: str) -> tuple[str, ...]:
+    return aliases_of(answer(torch, cuda, matrix=matrix, **more), matrix, FACTS)
+
+
+def test_aliases_of_the_headline_cell():
+    assert _aliases("2.7.1", "12.1") == ("2.7-cuda12.1-runtime", "v2.7")
+
+
+def test_latest_is_the_newest_torch():
+    assert _aliases("2.8.0", "12.1") == ("2.8-cuda12.1-runtime", "v2.8", "latest")
+
+
+def test_other_systems_and_flavors_bear_no_short_name():
+    assert _aliases("2.8.0", "12.1", os="ubuntu22.04") == ("2.8-cuda12.1-runtime-ubuntu22.04",)
+    assert _aliases("2.8.0", "12.1", flavor="devel") == ("2.8-cuda12.1-devel",)
+
+
+def test_an_unavailable_cuda_outranks_nobody():
+    """2.0.1 with CUDA 12.1 does not exist, so 11.8 is the newest that can be had."""
+    assert "v2.0" in _aliases("2.0.1", "11.8")
+    assert "v2.0" not in _aliases("2.0.1", "11.7")
+
+
+def test_an_older_patch_bears_its_own_tag_only():
+    both = replace(MATRIX, torch=("2.7.0", "2.7.1"))
+    assert _aliases("2.7.0", "12.1", matrix=both) == ()
+    assert _aliases("2.7.1", "12.1", matrix=both) == ("2.7-cuda12.1-runtime", "v2.7", "latest")
+
+
+def test_an_alias_falls_to_the_next_when_a_bound_takes_the_newest():
+    bound = Bound(torch="2.8.0", cuda=None, flavor=None, os=None, reason="fails")
+    bounded = replace(MATRIX, bounds=(bound,))
+    assert "latest" in _aliases("2.7.1", "12.1", matrix=bounded)
+
+
+def test_a_rule_that_is_off_grants_nothing():
+    silent = replace(
+        MATRIX, aliases=Aliases(newest_patch=None, newest_cuda=None, newest_torch="edge-{torch}")
+    )
+    assert _aliases("2.8.0", "12.1", matrix=silent) == ("edge-2.8.0",)
+
+
+@pytest.mark.parametrize(
+    "matrix", [MATRIX, NATIVE_FIRST, replace(MATRIX, torch=(*MATRIX.torch[:-1], "2.7.0", "2.8.0"))]
+)
+def test_no_name_is_borne_twice(matrix):
+    resolutions = [resolve(cell, matrix, FACTS) for cell in all_cells(matrix)]
+    names = Counter(
+        name
+        for resolution in resolutions
+        if resolution.build
+        for name in (tag_of(resolution), *aliases_of(resolution, matrix, FACTS))
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+    assert "latest" in names
+
+
+def test_dated():
+    assert (
+        dated("2.7.1-cuda12.1-cudnn9-runtime", date(2026, 1, 2)) == "2.7.1-cuda12.1-cudnn9-runtime-20260102"
+    )
