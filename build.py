@@ -1,24 +1,30 @@
 #!/usr/bin/env python3
 """The door: `python build.py --torch 2.7 --cuda 12.1` is `torchkiln build --torch 2.7 --cuda 12.1`."""
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+VENV = HERE / ".venv"
+NEEDED = ("click", "deflate", "filelock", "isal", "jinja2", "jsonschema", "packaging", "platformdirs")
+NEEDED += ("pypi_simple", "requests", "rich", "uv", "yaml")
 
 
 def main() -> None:
-    """Run torchkiln with this Python, or with .venv's where this one lacks what it needs (else exit 8)."""
-    sys.path.insert(0, str(HERE))
-    try:
-        from torchkiln.cli import main as run
-    except ImportError as error:
-        python = HERE / ".venv" / "bin" / "python"
-        if Path(sys.prefix).resolve() == python.parent.parent or not python.exists():
-            print(f"error: {error.name} is not installed", "hint: run: make setup", sep="\n", file=sys.stderr)
-            sys.exit(8)
+    """Run torchkiln with .venv's Python where there is one, else with this one if it has what is needed."""
+    python = VENV / "bin" / "python"
+    if Path(sys.prefix).resolve() != VENV and python.exists():
         os.execv(python, [str(python), *sys.argv])
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        print(
+            f"error: not installed: {', '.join(missing)}", "hint: run: make setup", sep="\n", file=sys.stderr
+        )
+        sys.exit(8)
+    sys.path.insert(0, str(HERE))
+    from torchkiln.cli import main as run
+
     run()
 
 

@@ -13,7 +13,7 @@ import click
 
 from torchkiln.cli import console
 from torchkiln.cli.options import cache_root, images_folder, selection
-from torchkiln.errors import KilnError, Stale
+from torchkiln.errors import KilnError, Stale, Unresolvable
 from torchkiln.nouns import LockedCell, LockedWheel
 
 if TYPE_CHECKING:
@@ -128,14 +128,20 @@ class _Desk:
 
     def locked(self, cell: Cell) -> LockedCell:
         """The cell's lock, if it still fits matrix and facts."""
+        from torchkiln.index.settings import PYTORCH_VARIABLE
         from torchkiln.lock import inputs_digest, load_locked
         from torchkiln.nouns import Source
         from torchkiln.resolve import require_buildable, resolve
         from torchkiln.tags import tag_of
 
         resolution = resolve(cell, self.matrix, self.facts)
-        require_buildable(resolution)
+        source = require_buildable(resolution).source
         tag = tag_of(resolution)
+        if source is Source.PYTORCH and PYTORCH_VARIABLE not in os.environ:
+            raise Unresolvable(
+                f"{tag}: its torch is only on PyTorch's own index, which is not configured",
+                hint=f"set {PYTORCH_VARIABLE} to that index's address, then: torchkiln lock",
+            )
         found = load_locked(self.images, tag)
         bound = next(
             (index.packages for index in self.matrix.indexes if index.name == Source.PYTORCH.value), ()

@@ -15,8 +15,7 @@ from torchkiln.engines.observer import Observer, Silent, Work
 if TYPE_CHECKING:
     from torchkiln.engines.embedded import Build
 
-_TOTALS = {"download": "downloading", "convert": "converting"}
-_NAMED = 20_000_000  # smaller downloads are only counted in the total
+_LOG_WIDTH = 140  # columns where stderr is no terminal
 
 
 def size(count: float) -> str:
@@ -73,17 +72,18 @@ def summary(build: Build) -> None:
     from rich.table import Table
 
     image = build.image
-    console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
-    table = Table(box=None, pad_edge=False)
-    for heading, side in (("layer", "left"), ("size", "right"), ("unpacked", "right"), ("", "left")):
-        table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    for layer in image.layers:
-        kept = "reused" if layer.title in build.reused else ""
-        table.add_row(layer.title, size(layer.size), size(layer.unpacked), kept)
     totals = numbers(build)
-    table.add_row(
-        f"{len(image.layers)} layers", size(totals["compressed_bytes"]), size(totals["unpacked_bytes"]), ""
-    )
+    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _LOG_WIDTH)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("unpacked", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("layer", no_wrap=True, overflow="ellipsis")
+    for layer in image.layers:
+        kept = "reused" if layer.title in build.reused else "new"
+        table.add_row(size(layer.size), size(layer.unpacked), kept, layer.title)
+    sizes = (size(totals["compressed_bytes"]), size(totals["unpacked_bytes"]))
+    table.add_row(*sizes, "", f"{len(image.layers)} layers")
     console.print(table)
     stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in build.seconds)
     console.print(f"time: {stages}", markup=False)

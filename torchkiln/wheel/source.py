@@ -87,7 +87,7 @@ class WheelFile:
         return io.BufferedReader(_DirectoryView(self), 1 << 16)
 
     def sha256(self) -> str:
-        """The hash of the whole file; reads what is left. Empty when the tail used was not that of this file."""
+        """The hash of the whole file, reading what is left; empty if the tail was not that of this file."""
         self.skip_to(self.size)
         same = os.pread(self._file, len(self._tail), self.size - len(self._tail)) == self._tail
         return self._hash.hexdigest() if same else ""

@@ -143,7 +143,7 @@ def _inflate(file: WheelFile, entry: Entry, filename: str) -> Iterator[tuple[byt
         while more:
             try:
                 content = inflater.decompress(pending, _INFLATE) if inflater else piece
-            except igzip_lib.IsalError as error:
+            except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stub says otherwise
                 raise BadWheel(filename, f"entry {entry.name!r}: broken deflate stream ({error})") from error
             produced += len(content)
             if produced > entry.size:
