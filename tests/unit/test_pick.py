@@ -96,7 +96,7 @@ def test_an_arm_host_is_no_place_for_these_images():
 
 
 def test_ptx_counts_only_on_a_driver_as_new_as_its_toolkit():
-    """2.7.1+cu128 bears compute_120; capability 12.0 has machine code, a later one would need the compiler."""
+    """2.7.1+cu128 bears compute_120: 12.0 has machine code, a later generation needs the compiler."""
     native = resolve(
         select(Selection(torch=("2.7.1",), cuda=("12.1",)), MATRIX)[0],
         MATRIX,

@@ -1,0 +1,121 @@
+"""The facts against the package index itself: the default index that this host's pip is set to.
+
+Nothing of a wheel but its directory and METADATA is fetched, by range requests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import requests
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from pypi_simple import DistributionPackage, PyPISimple
+from tests.gridcase import FACTS, MATRIX
+from tests.remotewheel import metadata
+from torchkiln.facts import Release
+from torchkiln.index.session import Session
+from torchkiln.index.settings import index_settings
+
+pytestmark = pytest.mark.network
+
+PYTHONS = ("cp310", "cp311")
+NAMES = ("torch", "torchvision", "torchaudio")
+Pages = dict[str, list[DistributionPackage]]
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    with Session(index_settings(os.environ)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(session: requests.Session) -> Pages:
+    client = PyPISimple(index_settings(os.environ).default_url, session=session)
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(client.get_project_page, NAMES)
+    return {name: page.packages for name, page in zip(NAMES, found, strict=True)}
+
+
+def _wheels(pages: Pages, name: str, version: str) -> dict[str, DistributionPackage]:
+    """The x86_64 Linux wheels of one release, by CPython tag."""
+    found = {}
+    for package in pages[name]:
+        if (
+            package.package_type == "wheel"
+            and package.version
+            and Version(package.version) == Version(version)
+        ):
+            _, _, python, abi, platform = package.filename.removesuffix(".whl").rsplit("-", 4)
+            if "x86_64" in platform and "linux" in platform:
+                found[abi if abi.endswith("t") else python] = package
+    return found
+
+
+def _release(version: str) -> Release:
+    return FACTS.releases[version]
+
+
+@pytest.mark.parametrize("version", list(FACTS.releases))
+def test_hashes_and_python_tags(pages: Pages, version: str):
+    """Every hash of the facts is the index's, and no CPython has come or gone."""
+    wheels, default = _wheels(pages, "torch", version), _release(version).default
+    assert {tag: wheels[tag].digests["sha256"] for tag, _ in default.sha256} == dict(default.sha256)
+    if _release(version).home == version:
+        assert set(wheels) == set(default.pythons)
+        assert {tag for tag, _ in default.sha256} >= set(PYTHONS)
+        assert all(f"-{default.platform}" in wheel.filename for wheel in wheels.values())
+
+
+@pytest.mark.parametrize("version", list(FACTS.releases))
+def test_torchs_own_requirements(pages: Pages, session: requests.Session, version: str):
+    default = _release(version).default
+    told = metadata(session, _wheels(pages, "torch", version)["cp311"].url)
+    pins: dict[str, str] = {}
+    others = set()
+    for text in told.get_all("Requires-Dist") or []:
+        requirement = Requirement(text)
+        marker = str(requirement.marker or "")
+        if "extra" in marker or "Windows" in marker:
+            continue
+        if requirement.name.startswith("nvidia-"):
+            pins[requirement.name] = str(requirement.specifier).removeprefix("==")
+        elif canonicalize_name(requirement.name) == "triton":
+            assert str(requirement.specifier) == f"=={default.triton}"
+            assert (f'python_version < "{default.triton_below}"' in marker) == bool(default.triton_below)
+            assert ("python_version" in marker) == bool(default.triton_below)
+        else:
+            others.add(_plain(requirement))
+    assert pins == dict(default.pins)
+    assert others == {_plain(Requirement(text)) for text in default.requires}
+    assert told["Requires-Python"] == default.requires_python
+
+
+def _plain(requirement: Requirement) -> str:
+    return f"{canonicalize_name(requirement.name)}{requirement.specifier};{requirement.marker or ''}"
+
+
+@pytest.mark.parametrize("version", list(FACTS.releases))
+@pytest.mark.parametrize("name", ["torchvision", "torchaudio"])
+def test_the_companions_pin_this_torch(pages: Pages, session: requests.Session, version: str, name: str):
+    companion = getattr(_release(version), name)
+    wheels = _wheels(pages, name, companion)
+    assert set(PYTHONS) <= set(wheels)
+    told = metadata(session, wheels["cp311"].url)
+    (torch,) = [r for text in told.get_all("Requires-Dist") or [] if (r := Requirement(text)).name == "torch"]
+    assert str(torch.specifier) == f"=={version}"
+
+
+def test_the_matrix_names_the_newest_patch_of_each_minor(pages: Pages):
+    """Not an error of ours when PyTorch ships another patch, but the time to look."""
+    served = {
+        Version(p.version) for p in pages["torch"] if p.version and not Version(p.version).is_prerelease
+    }
+    for torch in MATRIX.torch:
+        minor = Version(torch).release[:2]
+        assert max(version for version in served if version.release[:2] == minor) == Version(torch)
