@@ -1,0 +1,111 @@
+"""Mutants of linkage: libraries built by gcc on the spot, and each way to be broken."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from smoke_tests.allowed import LIST, allowed_unresolved
+from smoke_tests.elf import read_elf
+from smoke_tests.linkage import read_linkage, sonames
+
+pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc builds the samples: apt-get install gcc")
+
+
+def library(folder: Path, name: str, *needs: str, rpath: str = "") -> Path:
+    """lib<name>.so with the soname lib<name>.so.1 that needs others of *folder*."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"lib{name}.so.1"
+    calls = "".join(f"int {other}(void); int use_{other}(void) {{ return {other}(); }}\n" for other in needs)
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-x",
+        "c",
+        "-",
+        "-x",
+        "none",
+        "-o",
+        str(path),
+        f"-Wl,-soname,{path.name}",
+    ]
+    command += [str(folder / f"lib{other}.so.1") for other in needs]
+    command += [f"-Wl,-rpath,{rpath}"] if rpath else []
+    code = f"{calls}int {name}(void) {{ return 1; }}\n"
+    subprocess.run(command, input=code, text=True, check=True)
+    return path
+
+
+def test_a_library_beside_is_found_by_origin_and_not_without(tmp_path: Path) -> None:
+    library(tmp_path, "a")
+    library(tmp_path, "good", "a", rpath="$ORIGIN")
+    library(tmp_path, "bad", "a")
+    seen = read_linkage(tmp_path)
+    assert seen.files == 3
+    assert seen.unfound == (("libbad.so.1", "liba.so.1"),)
+
+
+def test_a_removed_library_is_missed_by_every_file_that_needs_it(tmp_path: Path) -> None:
+    gone = library(tmp_path, "a")
+    library(tmp_path, "b", "a", rpath="$ORIGIN")
+    library(tmp_path, "c", "a", "b", rpath="$ORIGIN")
+    assert read_linkage(tmp_path).unfound == ()
+    gone.unlink()
+    assert read_linkage(tmp_path).unfound == (("libb.so.1", "liba.so.1"), ("libc.so.1", "liba.so.1"))
+
+
+def test_a_library_that_lacks_a_symbol_version_is_told(tmp_path: Path) -> None:
+    def versioned(version: str) -> None:
+        script = tmp_path / "map"
+        script.write_text(f"{version} {{ global: a; }};\n")
+        command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(tmp_path / "liba.so.1")]
+        command += ["-Wl,-soname,liba.so.1", f"-Wl,--version-script,{script}"]
+        subprocess.run(command, input="int a(void) { return 1; }\n", text=True, check=True)
+
+    versioned("KILN_1")
+    library(tmp_path, "b", "a", rpath="$ORIGIN")
+    assert read_linkage(tmp_path).unversioned == ()
+    versioned("KILN_2")
+    assert any("KILN_1" in line for line in read_linkage(tmp_path).unversioned)
+
+
+def test_a_program_is_held_to_what_the_loader_finds(tmp_path: Path) -> None:
+    gone = library(tmp_path, "a")
+    source = "int a(void); int main(void) { return a(); }\n"
+    command = ["gcc", "-x", "c", "-", "-x", "none", str(gone), "-o", str(tmp_path / "tool")]
+    subprocess.run(command, input=source, text=True, check=True)
+    gone.unlink()
+    seen = read_linkage(tmp_path)
+    assert (seen.unfound, seen.unfound_programs) == ((), (("tool", "liba.so.1"),))
+
+
+def test_our_reader_agrees_with_pyelftools(tmp_path: Path) -> None:
+    elffile = pytest.importorskip("elftools.elf.elffile")
+    library(tmp_path, "a")
+    path = library(tmp_path, "b", "a", rpath="$ORIGIN")
+    with path.open("rb") as file:
+        tags = list(elffile.ELFFile(file).get_section_by_name(".dynamic").iter_tags())
+    ours = read_elf(path)
+    assert ours is not None
+    assert ours.needed == tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED")
+    assert ours.soname == "libb.so.1"
+    assert sonames([str(path), "/no/such/file"]) == {"libb.so.1"}
+
+
+def test_what_is_no_program_or_library_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("x" * 100)
+    (tmp_path / "short").write_bytes(b"\x7fELF\x02\x01")
+    (tmp_path / "object.o").write_bytes(b"\x7fELF\x02\x01" + bytes(10) + b"\x01\x00\x3e\x00" + bytes(60))
+    assert read_linkage(tmp_path).files == 0
+
+
+def test_the_list_counts_only_for_the_installed_version() -> None:
+    audio = {"name": "torchaudio", "version": "2.7.1+cu118"}
+    pairs = allowed_unresolved([audio], "3.10.12", LIST)
+    assert ["lib/python3.10/site-packages/torchaudio/lib/libtorchaudio_sox.so", "libsox.so"] in pairs
+    assert len(pairs) == len({tuple(pair) for pair in pairs})
+    assert not any("cufile" in file for file, _ in pairs)
+    assert allowed_unresolved([audio | {"version": "9.9"}], "3.11.2", LIST) == []
