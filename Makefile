@@ -3,15 +3,43 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.ready
+RUN := $(VENV)/bin/python -m
 
-.PHONY: help setup
+.PHONY: help setup image test proof check format golden bench clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(STAMP)  ## .venv with everything; system packages where missing
+setup: $(STAMP)  ## .venv with everything, system packages where missing
 
-$(STAMP): pyproject.toml
+# pip, not uv: it follows the index, CA and proxy that the user configured.
+$(STAMP): pyproject.toml tools/system-packages
+	tools/system-packages
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
-	$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python -e '.[dev]'
+	$(RUN) pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
+
+image: $(STAMP)  ## the main job: torch 2.7.1 for CUDA 12.1, from real packages, into dist/
+	@$(VENV)/bin/python build.py --torch 2.7 --cuda 12.1
+
+test: $(STAMP)  ## all tests but the proof (at most 10 minutes)
+	$(RUN) pytest -m "not proof"
+
+proof: $(STAMP)  ## the real 2.7.1 set: against pip, twice, inside (at most 40 minutes)
+	$(RUN) pytest -m proof -v
+
+check: $(STAMP)  ## lint, types, stale generated files
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+	$(VENV)/bin/python build.py lock --check
+	$(VENV)/bin/python build.py render --all --check
+
+golden: $(STAMP)  ## write the golden files and the generated ones anew
+	$(VENV)/bin/python build.py render --all
+	$(RUN) tests.golden.write
+
+bench: $(STAMP)  ## wheels to layers against what else could be done; JSON and a table
+	$(RUN) bench
+
+clean:  ## what builds and tests leave here (the cache stays)
+	rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

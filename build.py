@@ -8,8 +8,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 VENV = HERE / ".venv"
-NEEDED = ("click", "deflate", "filelock", "isal", "jinja2", "jsonschema", "packaging", "platformdirs")
-NEEDED += ("pypi_simple", "requests", "rich", "uv", "yaml")
+NEEDED = ("click", "deflate", "filelock", "isal", "jinja2", "jsonschema", "packaging")
+ALSO_NEEDED = ("platformdirs", "pypi_simple", "requests", "rich", "uv", "yaml")
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     python = VENV / "bin" / "python"
     if Path(sys.prefix).resolve() != VENV and python.exists():
         os.execv(python, [str(python), *sys.argv])
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in (*NEEDED, *ALSO_NEEDED) if importlib.util.find_spec(name) is None]:
         print(
             f"error: not installed: {', '.join(missing)}", "hint: run: make setup", sep="\n", file=sys.stderr
         )

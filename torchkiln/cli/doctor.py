@@ -1,0 +1,33 @@
+"""`torchkiln doctor`: what is missing on this host for each engine, and how to get it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+from torchkiln.cli.options import cache_root
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="an array of what was looked at")
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
+    """Look at this host. Exit 0 when the default engine has all it needs, else 1."""
+    from torchkiln.doctor import examine
+
+    probes = examine(cache_root())
+    if as_json:
+        click.echo(json.dumps([asdict(probe) for probe in probes]))
+    else:
+        part = ""
+        for probe in probes:
+            if probe.part != part:
+                part = probe.part
+                click.echo(part)
+            mark = click.style("ok     ", fg="green") if probe.ok else click.style("missing", fg="red")
+            click.echo(f"  {mark}  {probe.what}: {probe.found}")
+            if not probe.ok:
+                click.echo(f"           {probe.cure}")
+    context.exit(0 if all(probe.ok for probe in probes if probe.part == "embedded engine") else 1)

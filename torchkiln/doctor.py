@@ -1,0 +1,133 @@
+"""This host → what each engine and runtime would miss here, and how to get it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from torchkiln.base.recipe import recipe
+
+Part = Literal["embedded engine", "docker engine", "rootfs runtime", "tests"]
+_SPACE = 12_000_000_000  # bytes: wheels, layers and an unpacked image of one cell
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """One thing looked at. `cure` tells what to do where it is not ok."""
+
+    part: Part
+    what: str
+    ok: bool
+    found: str
+    cure: str = ""
+
+
+def examine(cache: Path) -> tuple[Probe, ...]:
+    """Everything that matters here, by part; looks, changes nothing."""
+    looks = (_python, _base_tools, _privileges, _space, _docker, _readers)
+    probes = [probe for look in looks for probe in look(cache)]
+    order = get_args(Part)
+    return tuple(sorted(probes, key=lambda probe: order.index(probe.part)))
+
+
+def _python(_: Path) -> Iterator[Probe]:
+    yield Probe(
+        part="embedded engine",
+        what="Python",
+        ok=sys.version_info >= (3, 10),
+        found=sys.version.split()[0],
+        cure="use Python 3.10 or newer: make setup PYTHON=python3.11",
+    )
+
+
+def _base_tools(_: Path) -> Iterator[Probe]:
+    yield _program("embedded engine", "mmdebstrap", "builds the base")
+    keyring = Path(recipe("debian12").keyring)
+    yield Probe(
+        part="embedded engine",
+        what="Debian's archive keys",
+        ok=keyring.exists(),
+        found=str(keyring) if keyring.exists() else "missing",
+        cure="apt-get install debian-archive-keyring",
+    )
+
+
+def _privileges(_: Path) -> Iterator[Probe]:
+    root = os.geteuid() == 0
+    spaces = root or _succeeds(["unshare", "--user", "--map-root-user", "true"])
+    found = "root" if root else "user namespaces" if spaces else "neither root nor user namespaces"
+    parts: tuple[Part, ...] = ("embedded engine", "rootfs runtime")
+    for part in parts:
+        yield Probe(
+            part=part,
+            what="root or user namespaces",
+            ok=spaces,
+            found=found,
+            cure="run as root, or: sysctl kernel.unprivileged_userns_clone=1; apt-get install uidmap",
+        )
+    yield _program("rootfs runtime", "unshare", "makes the namespaces", package="util-linux")
+    yield _program("rootfs runtime", "tar", "unpacks layers")
+
+
+def _space(cache: Path) -> Iterator[Probe]:
+    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    yield Probe(
+        part="embedded engine",
+        what="space in the cache",
+        ok=free >= _SPACE and os.access(there, os.W_OK),
+        found=f"{free / 1e9:.0f} GB free at {cache}"
+        + ("" if os.access(there, os.W_OK) else ", not writable"),
+        cure=f"one cell takes {_SPACE / 1e9:.0f} GB; set TORCHKILN_CACHE to another disk",
+    )
+
+
+def _docker(_: Path) -> Iterator[Probe]:
+    yield _program("docker engine", "docker", "the client", package="docker-cli")
+    if shutil.which("docker") is None:
+        return
+    for what, command, cure in (
+        ("buildx", ["docker", "buildx", "version"], "apt-get install docker-buildx"),
+        (
+            "an engine that answers",
+            ["docker", "version", "--format", "{{.Server.Version}}"],
+            "start dockerd, or set DOCKER_HOST",
+        ),
+    ):
+        yield Probe(
+            part="docker engine",
+            what=what,
+            ok=_succeeds(command),
+            found="yes" if _succeeds(command) else "no",
+            cure=cure,
+        )
+
+
+def _readers(_: Path) -> Iterator[Probe]:
+    for name in ("skopeo", "umoci"):
+        yield _program("tests", name, "reads our images as others do")
+
+
+def _program(part: Part, name: str, why: str, *, package: str = "") -> Probe:
+    path = shutil.which(name)
+    return Probe(
+        part=part,
+        what=f"{name} ({why})",
+        ok=path is not None,
+        found=path or "missing",
+        cure=f"apt-get install {package or name}",
+    )
+
+
+def _succeeds(command: list[str]) -> bool:
+    run: Callable[..., subprocess.CompletedProcess[bytes]] = subprocess.run
+    try:
+        return run(command, capture_output=True, timeout=10).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
