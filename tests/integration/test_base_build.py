@@ -1,0 +1,226 @@
+"""The base, really built: reproducible, clean of the build host, and its Python runs without root."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from torchkiln.base import artefact
+from torchkiln.base.interpreter import Interpreter, interpreter
+from torchkiln.base.mmdebstrap import MIRROR, build
+from torchkiln.base.recipe import EPOCH, recipe
+from torchkiln.cli.options import cache_root
+from torchkiln.errors import BuildFailed
+from torchkiln.nouns import LockedBase
+from torchkiln.oci.gunzip import open_gzip
+from torchkiln.places import ROOT
+from torchkiln.store import Store
+
+needs_mmdebstrap = pytest.mark.skipif(not shutil.which("mmdebstrap"), reason="mmdebstrap is not installed")
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[LockedBase, Store]:
+    """A base built here and now, with a scratch folder and an environment that would show if they leaked."""
+    scratch = tmp_path_factory.mktemp("tell-tale-scratch")
+    for folder in (scratch, *scratch.parents):
+        if folder.owner() == "root" and folder.is_relative_to(tempfile.gettempdir()):
+            folder.chmod(folder.stat().st_mode | 0o011)  # apt's own user must pass
+    store = Store(tmp_path_factory.mktemp("cache"))
+    environ = {
+        **os.environ,
+        "TMPDIR": str(scratch),
+        "LANG": "xy_TELLTALE.UTF-8",
+        "TELLTALE": "x",
+        "no_proxy": "tell-tale",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(scratch))
+        base = build(recipe("debian12"), store, environ=environ)
+    assert list(scratch.iterdir()) == []
+    return base, store
+
+
+@pytest.mark.network
+@needs_mmdebstrap
+def test_the_same_packages_give_the_same_bytes(fresh: tuple[LockedBase, Store], tmp_path: Path) -> None:
+    """The lock was made on another day, by another build; when Debian has moved on, we build twice here."""
+    base, _ = fresh
+    other = artefact.read_lock(ROOT / "images", "debian12")
+    if other is None or other.packages != base.packages:
+        other = build(recipe("debian12"), Store(tmp_path), environ=os.environ)
+
+    assert base == other
+
+
+@pytest.mark.network
+@needs_mmdebstrap
+def test_nothing_of_the_build_host_is_inside(fresh: tuple[LockedBase, Store]) -> None:
+    base, store = fresh
+    hints = [b"tell-tale", b"TELLTALE"]
+    hints += [
+        os.environ[name].encode() for name in (MIRROR, "http_proxy", "https_proxy") if os.environ.get(name)
+    ]
+    if len(socket.gethostname()) > 5:
+        hints.append(socket.gethostname().encode())
+    resolvers = re.findall(r"^nameserver (\S+)", Path("/etc/resolv.conf").read_text(), re.MULTILINE)
+    hints += [address.encode() for address in resolvers if len(address) > 9]
+    found: list[tuple[str, bytes]] = []
+    names = set()
+    with open_gzip(store.blob(base.digest)) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+        for member in tar:
+            names.add(member.name.removeprefix("./").rstrip("/"))
+            assert member.mtime <= EPOCH, member.name
+            assert not member.isdev(), member.name
+            data = opened.read() if (opened := tar.extractfile(member) if member.isfile() else None) else b""
+            found += [(member.name, hint) for hint in hints if hint in data]
+            if member.name == "./etc/apt/sources.list":
+                assert data.count(b"\ndeb ") == 2
+                assert b"[" not in data
+            if member.name == "./etc/shadow":
+                assert {line.split(b":")[2] for line in data.splitlines()} == {b"%d" % (EPOCH // 86400)}
+            if member.name.startswith(("./var/log/", "./var/lib/apt/lists/")) and member.isfile():
+                assert data == b"", member.name
+
+    assert found == []
+    assert names.isdisjoint({"etc/machine-id", "etc/resolv.conf", "etc/hostname", "etc/hosts", ".dockerenv"})
+    assert not [name for name in names if "ssh_host_" in name or name.endswith(".deb")]
+    assert {"dev", "proc", "sys", "tmp", "workspace", "opt/venv/bin/python", "usr/bin/tini"} <= names
+
+
+@pytest.mark.network
+@needs_mmdebstrap
+def test_its_empty_environment_belongs_to_its_own_python(fresh: tuple[LockedBase, Store]) -> None:
+    base, store = fresh
+    inside: dict[str, tarfile.TarInfo] = {}
+    with open_gzip(store.blob(base.digest)) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+        for member in tar:
+            name = member.name.removeprefix("./")
+            if name.startswith("opt/venv/"):
+                inside[name.removeprefix("opt/venv/")] = member
+                if name.endswith("pyvenv.cfg") and (opened := tar.extractfile(member)):
+                    assert f"version = {base.python}" in opened.read().decode()
+
+    assert inside["bin/python3"].linkname == "/usr/bin/python3"
+    assert [name for name in inside if name.startswith("lib/python3.11/site-packages/")] == []
+
+
+@pytest.fixture(scope="module")
+def python() -> Interpreter:
+    store = Store(cache_root())
+    base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), store, os_name="debian12")
+    return interpreter(base, store)
+
+
+def said(python: Interpreter, code: str) -> list[str]:
+    got = subprocess.run(
+        [*python.argv(), "-c", code],
+        env={"PYTHONPATH": "/nowhere", "PYTHONHASHSEED": "5", "LD_LIBRARY_PATH": "/nowhere", "LC_ALL": "xx"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (got.returncode, got.stderr) == (0, "")
+    return got.stdout.splitlines()
+
+
+@pytest.mark.network
+def test_the_bases_python_is_the_bases(python: Interpreter) -> None:
+    assert said(python, "import platform; print(platform.python_version())") == [python.version]
+
+
+@pytest.mark.network
+def test_nothing_of_the_host_is_loaded(python: Interpreter) -> None:
+    code = """
+import sys, py_compile, marshal, zipfile, hashlib, ctypes, ssl, lzma, bz2, uuid
+for line in open("/proc/self/maps"):
+    if "/" in line: print(line.split(maxsplit=5)[5].strip())
+for module in list(sys.modules.values()):
+    if getattr(module, "__file__", None): print(module.__file__)
+for entry in sys.path: print(entry)
+"""
+    foreign = {path for path in said(python, code) if not path.startswith(str(python.root))}
+
+    assert foreign == set()
+
+
+@pytest.mark.network
+def test_sets_are_marshalled_alike_each_time(python: Interpreter) -> None:
+    code = "print(compile(\"x in {'a','b','c','d','e','f','g'}\", 'f', 'eval').co_consts[0])"
+
+    assert len({tuple(said(python, code)) for _ in range(4)}) == 1
+
+
+@needs_mmdebstrap
+def test_mmdebstraps_own_words_are_passed_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(BuildFailed, match=r"mmdebstrap ended with code \d+") as caught:
+        build(
+            recipe("debian12"),
+            Store(tmp_path),
+            environ={MIRROR: f"file://{tmp_path}/no-archive"},
+            say=said.append,
+        )
+
+    assert "no-archive" in caught.value.message
+    assert "running apt-get update..." in said
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@needs_mmdebstrap
+def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
+    """Ctrl-C while the archive does not answer."""
+    code = (
+        "import os, sys; from pathlib import Path; from torchkiln.base.mmdebstrap import build;"
+        "from torchkiln.base.recipe import recipe; from torchkiln.store import Store;"
+        "build(recipe('debian12'), Store(Path(sys.argv[1]) / 'cache'), environ=os.environ)"
+    )
+    (tmp_path / "scratch").mkdir()
+    asked = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/debian"
+        calls: list[socket.socket] = []
+
+        def answer_nothing() -> None:
+            calls.append(silent.accept()[0])
+            asked.set()
+
+        threading.Thread(target=answer_nothing, daemon=True).start()
+        environ = {**os.environ, MIRROR: address, "TMPDIR": str(tmp_path / "scratch"), "http_proxy": ""}
+        builder = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)], env=environ, stderr=subprocess.PIPE
+        )
+        assert asked.wait(60)
+        assert processes_in(tmp_path)
+        builder.send_signal(signal.SIGINT)
+        builder.communicate(timeout=60)
+        calls[0].close()
+
+    assert builder.returncode in (1, -signal.SIGINT)
+    assert processes_in(tmp_path) == []
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert list((tmp_path / "cache" / "tmp").iterdir()) == []
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+
+
+def processes_in(folder: Path) -> list[str]:
+    """The command lines of mmdebstrap and its children that work below *folder*."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            environ, words = (path / "environ").read_bytes(), (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if f"TMPDIR={folder}/scratch/torchkiln".encode() in environ:
+            found.append(words.decode(errors="replace"))
+    return found
