@@ -47,7 +47,10 @@ def test_a_docker_archive_lists_what_docker_save_lists(tmp_path: Path) -> None:
     """manifest.json names config and layers by paths in the archive; a layer used twice is there once."""
     wanted = image(tmp_path)
     write_archive(
-        wanted, tmp_path / "a.tar", "docker-archive", ["kiln:a", "registry.example:5000/x/kiln:b", "me/k:c"]
+        wanted,
+        tmp_path / "a.tar",
+        "docker-archive",
+        ["kiln:a", "registry.example:5000/x/kiln:b", "me/k:c", "ghcr.example/k:d"],
     )
     with tarfile.open(tmp_path / "a.tar") as archive:
         names = archive.getnames()
@@ -55,7 +58,7 @@ def test_a_docker_archive_lists_what_docker_save_lists(tmp_path: Path) -> None:
 
     (found,) = json.loads(contents["manifest.json"])
 
-    assert found["RepoTags"] == ["kiln:a", "registry.example:5000/x/kiln:b", "me/k:c"]
+    assert found["RepoTags"] == ["kiln:a", "registry.example:5000/x/kiln:b", "me/k:c", "ghcr.example/k:d"]
     assert digest(contents[found["Config"]]) == wanted.config_digest
     assert [digest(contents[path]) for path in found["Layers"]] == [layer.digest for layer in wanted.layers]
     assert len(names) == len(set(names))
@@ -64,8 +67,9 @@ def test_a_docker_archive_lists_what_docker_save_lists(tmp_path: Path) -> None:
         "docker.io/library/kiln:a",
         "registry.example:5000/x/kiln:b",
         "docker.io/me/k:c",
+        "ghcr.example/k:d",
     ]
-    assert [found["org.opencontainers.image.ref.name"] for found in annotations] == ["a", "b", "c"]
+    assert [found["org.opencontainers.image.ref.name"] for found in annotations] == ["a", "b", "c", "d"]
 
 
 def test_the_same_image_gives_the_same_archive(tmp_path: Path) -> None:

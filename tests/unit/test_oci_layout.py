@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.oci_samples import BlobFolder, digest, files, plan, tar_of
+from tests.oci_samples import ZERO, BlobFolder, digest, files, plan, tar_of
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.nouns import BuiltImage, Digest
 from torchkiln.oci import layout as module
@@ -236,6 +236,11 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
         ("index.json", "{}", "manifests is not a list"),
         ("index.json", '{"manifests":[{"digest":"sha256:12"}]}', r"manifests\[0\] is not a descriptor"),
         ("index.json", "[" * 100_000, "not JSON"),
+        (
+            "index.json",
+            json.dumps({"manifests": [{"mediaType": "m", "size": 1, "digest": ZERO, "annotations": []}]}),
+            r"manifests\[0\] is not a descriptor",
+        ),
     ],
 )
 def test_a_malformed_layout_is_told_by_file(tmp_path: Path, name: str, text: str, words: str) -> None:

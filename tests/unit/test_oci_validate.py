@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.oci_samples import BlobFolder, Member, digest, files, members_of, plan, tar_of
 from torchkiln.cli.verify import split_target, verify
 from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.oci import inspect_layer as inspect_module
 from torchkiln.oci import validate as module
 from torchkiln.oci.inspect_layer import GZIP_TYPE, TAR_TYPE, inspect_layer
 from torchkiln.oci.inspect_tar import TarInspector
@@ -309,6 +310,18 @@ TAR_FAULTS: dict[str, tuple[bytes, str]] = {
     "long part": (tar_of([Member(name="x" * 256)]), "more than 255 bytes"),
     "twice": (tar_of([F, F]), "opt/f: twice in the layer"),
     "twice by dot": (tar_of([F, Member(name="./opt/f")]), "opt/f: twice in the layer"),
+    "folder twice": (tar_of([Member(name="d/"), Member(name="d/")]), "d: twice in the layer"),
+    "pax size": (
+        raw(b"p", kind=b"x", size=b"00000000012\0") + b"10 size=x\n".ljust(512, b"\0") + raw(b"f") + END,
+        "its size is 'x'",
+    ),
+    "pax size counts": (
+        raw(b"p", kind=b"x", size=b"00000000013\0")
+        + b"11 size=99\n".ljust(512, b"\0")
+        + raw(b"f")
+        + bytes(9),
+        "the tar is cut off within f",
+    ),
     "file and folder": (tar_of([F, Member(name="opt/f/")]), "opt/f: twice in the layer"),
     "parent missing": (
         tar_of([Member(name="no/where/f")]),
@@ -488,6 +501,21 @@ def test_facts_of_a_layer_are_those_of_python(tmp_path: Path) -> None:
     assert facts.others == {"zeros", "noise"}
 
 
+def test_a_member_may_begin_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A magic number that a read cuts in two, and one byte that is left alone at the end."""
+    monkeypatch.setattr(inspect_module, "_READ", 37)
+    tar = tar_of(files(noise=random.Random(5).randbytes(3000)))
+    blob = members_of(tar, 60)
+    (tmp_path / "blob").write_bytes(blob)
+    (tmp_path / "more").write_bytes(blob + b"\x1f")
+
+    facts, more = (inspect_layer(tmp_path / name, GZIP_TYPE) for name in ("blob", "more"))
+
+    assert (facts.digest, facts.diff_id, facts.faults) == (digest(blob), digest(tar), ())
+    assert more.digest == digest(blob + b"\x1f")
+    assert f"(byte {len(blob)})" in more.faults[0]
+
+
 def test_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Big layouts are checked in processes: the same faults in the same order."""
     layout = build(tmp_path, tar_of([F, F]), TAR_FAULTS["absolute"][0])
@@ -531,6 +559,18 @@ def test_verify_knows_a_slip_from_a_fault(tmp_path: Path) -> None:
     layout = build(tmp_path)
     for target in (f"{layout.path}:b", str(tmp_path / "nowhere"), f"{tmp_path}/nowhere:a"):
         assert isinstance(CliRunner().invoke(verify, [target]).exception, ConfigError)
+
+
+def test_verify_of_a_name_in_a_broken_layout_tells_the_faults(tmp_path: Path) -> None:
+    """Not the first that the reader meets: all, as the oracle lists them."""
+    layout = build(tmp_path)
+    (layout.path / "index.json").write_text('{"manifests": 1}')
+
+    done = CliRunner().invoke(verify, [f"{layout.path}:a"])
+
+    assert isinstance(done.exception, VerificationFailed)
+    assert "schemaVersion is None" in done.exception.message
+    assert "manifests is not a list" in done.exception.message
 
 
 def test_a_target_may_hold_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
