@@ -243,6 +243,17 @@ def test_a_bound_makes_a_cell_unavailable_with_its_reason():
     assert answer("2.7.1", "12.1", os="ubuntu22.04", matrix=bounded).status is Status.MINOR_COMPAT
 
 
+@pytest.mark.parametrize("matrix", [MATRIX, NATIVE_FIRST])
+def test_the_order_of_the_facts_file_decides_nothing(matrix):
+    turned = {
+        version: replace(release, variants=release.variants[::-1])
+        for version, release in FACTS.releases.items()
+    }
+    for cell in all_cells(matrix):
+        other = resolve(cell, matrix, replace(FACTS, releases=turned))
+        assert resolve(cell, matrix, FACTS) == other
+
+
 def test_a_python_without_a_wheel_is_told():
     cell = replace(answer("2.0.1", "11.7").cell, python="3.12")
     resolution = resolve(cell, MATRIX, FACTS)
@@ -265,6 +276,7 @@ def test_no_older_minor_of_the_same_major_is_taken():
         (["sm_80"], "9.0", None),
         (["sm_90", "compute_90"], "10.0", "ptx"),
         (["compute_90"], "8.9", None),
+        (["compute_86"], "8.0", None),
         (["sm_100"], "10.3", "cubin"),
         (["sm_120", "compute_120"], "12.1", "cubin"),
         ([], "9.0", None),
