@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.choose import choose, tags_of
+from torchkiln.index.dates import too_new
 from torchkiln.index.pages import Pages
 from torchkiln.index.session import WORKERS
 from torchkiln.index.settings import index_settings
 from torchkiln.index.uv import Pin, compile_pins
-from torchkiln.nouns import LockedWheel
+from torchkiln.nouns import LockedWheel, Source
 from torchkiln.store import Store
 from torchkiln.wanted import Wanted
 
@@ -28,7 +29,7 @@ class PackageIndex:
 
         :raises Unresolvable: no set of packages fits, or an index is not configured or reached.
         """
-        pins = compile_pins(wanted, self.pages.settings, self._environ)
+        pins = self._pins(wanted)
         tags = tags_of(wanted.python, wanted.glibc)
 
         def locked(pin: Pin) -> LockedWheel:
@@ -47,6 +48,24 @@ class PackageIndex:
 
         with ThreadPoolExecutor(WORKERS) as pool:
             return tuple(pool.map(locked, pins))
+
+    def _pins(self, wanted: Wanted) -> tuple[Pin, ...]:
+        """uv's answer to a question that depends on no page's mood.
+
+        uv leaves out a file whose upload date it is not told. Some indexes tell no dates, others tell them
+        now and then, so that the same question has two answers: those projects are dated here instead.
+        """
+        dated: dict[str, tuple[str, ...]] = {}
+        while True:
+            answer = compile_pins(wanted, self.pages.settings, self._environ, too_new=dated)
+            doubtful = answer.undated - dated.keys()
+            if not doubtful:
+                if answer.refusal:
+                    raise answer.refusal
+                return answer.pins
+            for name in sorted(doubtful):
+                index = Source.PYTORCH if name in wanted.bound else Source.DEFAULT
+                dated[name] = too_new(self.pages, name, index, wanted.as_of)
 
 
 def open_index(environ: Mapping[str, str], store: Store) -> PackageIndex:

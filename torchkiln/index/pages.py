@@ -26,7 +26,7 @@ _FRESH = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Page:
+class Page:
     """A page as it was served."""
 
     url: str  # after redirects: links are relative to it
@@ -53,7 +53,7 @@ class Pages:
         """
         found: tuple[FileAt, ...] = ()
         for fresh in (False, True):
-            found = _parse(self._page(name, index, fresh=fresh), name, hashes)
+            found = _parse(self.page(name, index, fresh=fresh), name, hashes)
             if {file.sha256 for file in found} >= set(hashes):
                 break
         return found
@@ -67,7 +67,7 @@ class Pages:
         if not fresh and (known := self.store.record("urls", key)):
             return FileAt(filename=filename, url=str(known["url"]), size=known["size"], sha256=sha256)
         if fresh:
-            self._page(name, index, fresh=True)
+            self.page(name, index, fresh=True)
         for file in self.files(name, index, {sha256}):
             if file.filename == filename:
                 self.store.put_record("urls", key, {"url": file.url, "size": file.size})
@@ -113,8 +113,12 @@ class Pages:
             )
         return replace(file, size=int(total))
 
-    def _page(self, name: str, index: Source, *, fresh: bool) -> _Page:
-        """The page of *name*: kept ones by ETag, or for a short time where the server gives none."""
+    def page(self, name: str, index: Source, *, fresh: bool) -> Page:
+        """The page of *name*: a kept one by ETag, or for a short time where the server gives none.
+
+        :raises Unresolvable: the project or its index is not there.
+        :raises BuildFailed: the index gives no lasting answer.
+        """
         url = f"{self.settings.url(index)}/{name}/"
         key = hashlib.sha256(url.encode()).hexdigest()
         kept = self.store.record("pages", key)
@@ -141,7 +145,7 @@ class Pages:
                 raise refused(url, response.status_code)
             return self._keep(key, response)
 
-    def _keep(self, key: str, response: requests.Response) -> _Page:
+    def _keep(self, key: str, response: requests.Response) -> Page:
         kept = {
             "url": response.url,
             "json": "json" in response.headers.get("Content-Type", ""),
@@ -160,11 +164,11 @@ def _unreachable(reason: str) -> Unresolvable:
     )
 
 
-def _thaw(kept: Mapping[str, Any]) -> _Page:
-    return _Page(url=str(kept["url"]), json=bool(kept["json"]), body=str(kept["body"]).encode())
+def _thaw(kept: Mapping[str, Any]) -> Page:
+    return Page(url=str(kept["url"]), json=bool(kept["json"]), body=str(kept["body"]).encode())
 
 
-def _parse(page: _Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ...]:
+def _parse(page: Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ...]:
     """The files on *page* with one of *hashes*."""
     try:
         if page.json:

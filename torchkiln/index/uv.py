@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from torchkiln.wanted import Wanted
 
 PLATFORM = "x86_64-manylinux_2_28"
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
+_UNDATED = re.compile(r"`([^`]+)` is missing an upload date")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
@@ -32,10 +33,27 @@ class Pin:
     index: Source
 
 
-def compile_pins(wanted: Wanted, settings: IndexSettings, environ: Mapping[str, str]) -> tuple[Pin, ...]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What uv said: pins, or why there are none."""
+
+    pins: tuple[Pin, ...]
+    refusal: Unresolvable | None
+    undated: frozenset[str]  # projects with files whose upload date the index did not tell
+
+
+def compile_pins(
+    wanted: Wanted,
+    settings: IndexSettings,
+    environ: Mapping[str, str],
+    *,
+    too_new: Mapping[str, tuple[str, ...]],
+) -> Answer:
     """What *wanted* comes to, by name.
 
-    :raises Unresolvable: the requirements contradict each other, or an index has not what they ask for.
+    :param too_new: project → versions that must not take part; of these projects uv does not look at the
+        upload dates itself.
+    :raises Unresolvable: the index `pytorch` is needed and not configured.
     """
     from uv import find_uv_bin
 
@@ -46,19 +64,23 @@ def compile_pins(wanted: Wanted, settings: IndexSettings, environ: Mapping[str, 
     except FileNotFoundError as error:
         raise ToolMissing("uv is not there", hint="run: make setup") from error
     with tempfile.TemporaryDirectory(prefix="torchkiln-lock-") as folder:
-        _write_inputs(Path(folder), wanted, settings)
+        _write_inputs(Path(folder), wanted, settings, too_new)
         done = subprocess.run(
-            [uv, "pip", "compile", *_arguments(wanted), "pyproject.toml", "-o", "pins.txt"],
+            [uv, "pip", "compile", *_arguments(wanted, too_new), "pyproject.toml", "-o", "pins.txt"],
             cwd=folder,
-            env=environment_of_uv(settings, environ),
+            # Nobody's uv.toml takes part: neither the user's nor the system's.
+            env=environment_of_uv(settings, environ) | {"XDG_CONFIG_HOME": folder, "XDG_CONFIG_DIRS": folder},
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode != 0:
-            raise _unresolvable(done.stderr, bound=bool(wanted.bound))
         answer = (Path(folder) / "pins.txt").read_text()
-    return parse_pins(answer, bound=wanted.bound)
+    failed = done.returncode != 0
+    return Answer(
+        pins=() if failed else parse_pins(answer, bound=wanted.bound),
+        refusal=_unresolvable(done.stderr, bound=bool(wanted.bound)) if failed else None,
+        undated=frozenset(_project(name) for name in _UNDATED.findall(done.stderr)),
+    )
 
 
 def parse_pins(text: str, *, bound: tuple[str, ...]) -> tuple[Pin, ...]:
@@ -80,9 +102,8 @@ def parse_pins(text: str, *, bound: tuple[str, ...]) -> tuple[Pin, ...]:
     return tuple(pins)
 
 
-def _arguments(wanted: Wanted) -> list[str]:
+def _arguments(wanted: Wanted, too_new: Iterable[str]) -> list[str]:
     return [
-        "--quiet",
         *("--color", "never"),
         "--no-progress",
         *("--only-binary", ":all:"),
@@ -95,11 +116,14 @@ def _arguments(wanted: Wanted) -> list[str]:
         *("--index-strategy", "first-index"),
         # A day alone would be read in the host's time zone.
         *("--exclude-newer", f"{wanted.as_of}T00:00:00Z"),
+        *(f"--exclude-newer-package={name}=false" for name in sorted(too_new)),
         *("--constraints", "constraints.txt"),
     ]
 
 
-def _write_inputs(folder: Path, wanted: Wanted, settings: IndexSettings) -> None:
+def _write_inputs(
+    folder: Path, wanted: Wanted, settings: IndexSettings, too_new: Mapping[str, tuple[str, ...]]
+) -> None:
     """A project of its own: only there can uv bind a package to an index."""
     lines = [
         "[project]",
@@ -124,9 +148,17 @@ def _write_inputs(folder: Path, wanted: Wanted, settings: IndexSettings) -> None
             *(f'{_string(name)} = {{ index = "pytorch" }}' for name in wanted.bound),
         ]
     (folder / "pyproject.toml").write_text("\n".join(lines) + "\n")
-    (folder / "constraints.txt").write_text("".join(f"{text}\n" for text in wanted.constraints))
+    barred = [f"{name}!={version}" for name in sorted(too_new) for version in too_new[name]]
+    (folder / "constraints.txt").write_text("".join(f"{text}\n" for text in (*wanted.constraints, *barred)))
     # uv keeps what it finds in its output file where the requirements allow it.
     (folder / "pins.txt").write_text("".join(f"{name}=={version}\n" for name, version in wanted.keep))
+
+
+def _project(filename: str) -> str:
+    """The project of a wheel or a source archive: neither name nor version holds the first hyphen."""
+    if filename.endswith(".whl"):
+        return canonicalize_name(filename.partition("-")[0])
+    return canonicalize_name(filename.rpartition("-")[0])
 
 
 def _array(texts: tuple[str, ...]) -> str:
