@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -97,6 +99,8 @@ def _unpack_layer(layer: LayerBlob, root: Path, links: set[str]) -> None:
         env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
     )
     assert process.stdin is not None
+    with contextlib.suppress(OSError):  # a user may own only so many pages of pipes
+        fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIECE)
     try:
         with open_gzip_ahead(layer.path) as stream:
             while piece := stream.read(_PIECE):
