@@ -32,8 +32,8 @@ class Interpreter:
     def argv(self) -> list[str]:
         """The command that starts it, to be followed by Python's own arguments; needs no environment.
 
-        Nothing of the caller's environment, user folder or site-packages is seen; the hash seed is fixed, so that
-        what it marshals is the same each time; it writes no byte-code of its own.
+        Nothing of the caller's environment, user folder or site-packages is seen; the hash seed is fixed, so
+        that what it marshals is the same each time; it writes no byte-code of its own.
         """
         major, minor = self.version.split(".")[:2]
         return [
