@@ -107,7 +107,10 @@ def command(recipe: BaseRecipe, environ: Mapping[str, str], *, unprivileged: boo
     :raises ConfigError: a mirror is not an address.
     """
     setup, restore = _mirror_hooks(environ)
+    # As root it would mount /proc and /sys in the host's own namespace, and killed, would leave them there.
+    alone = [] if unprivileged else ["unshare", "--mount", "--propagation=private", "--"]
     return [
+        *alone,
         "mmdebstrap",
         f"--mode={'unshare' if unprivileged else 'root'}",
         "--variant=minbase",
