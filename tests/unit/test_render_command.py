@@ -1,0 +1,86 @@
+"""`plan` and `render` as a user calls them, on a copy of a committed lock."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from torchkiln.cli.plan import plan
+from torchkiln.cli.render import render
+from torchkiln.errors import NothingSelected, Stale
+from torchkiln.places import ROOT
+
+TAG = "2.7.1-cuda12.1-cudnn9-runtime"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder with one locked cell, not rendered yet."""
+    (tmp_path / TAG).mkdir()
+    shutil.copy(ROOT / "images" / TAG / "lock.json", tmp_path / TAG)
+    return tmp_path
+
+
+def options(images: Path, *more: str) -> list[str]:
+    return ["--images", str(images), "--matrix", str(ROOT / "matrix.yaml"), *more]
+
+
+def test_what_was_rendered_is_fresh(images: Path) -> None:
+    done = CliRunner().invoke(render, options(images), catch_exceptions=False)
+
+    assert done.stdout == f"{TAG}\n"
+    CliRunner().invoke(render, options(images, "--check"), catch_exceptions=False)
+
+
+def test_check_names_every_stale_file_at_once(images: Path) -> None:
+    CliRunner().invoke(render, options(images), catch_exceptions=False)
+    folder = images / TAG
+    (folder / "Dockerfile").write_text("FROM scratch\n")
+    (folder / "plan.json").unlink()
+    (folder / "requirements" / "99-gone.txt").write_text("")
+
+    with pytest.raises(Stale) as caught:
+        CliRunner().invoke(render, options(images, "--check"), catch_exceptions=False)
+
+    assert caught.value.message.splitlines() == [
+        f"{folder}/Dockerfile: stale",
+        f"{folder}/plan.json: missing",
+        f"{folder}/requirements/99-gone.txt: no longer made",
+    ]
+    assert caught.value.exit_code == 5
+
+
+def test_rendering_anew_mends_all_of_it(images: Path) -> None:
+    stray = images / TAG / "requirements" / "99-gone.txt"
+    stray.parent.mkdir()
+    stray.write_text("")
+
+    CliRunner().invoke(render, options(images), catch_exceptions=False)
+
+    assert not stray.exists()
+    CliRunner().invoke(render, options(images, "--check"), catch_exceptions=False)
+
+
+def test_a_named_cell_without_a_lock_is_told(images: Path) -> None:
+    with pytest.raises(Stale, match="not locked yet"):
+        CliRunner().invoke(
+            render, options(images, "--torch", "2.6", "--cuda", "12.1"), catch_exceptions=False
+        )
+
+
+def test_no_lock_at_all_is_nothing_selected(tmp_path: Path) -> None:
+    with pytest.raises(NothingSelected):
+        CliRunner().invoke(render, options(tmp_path), catch_exceptions=False)
+
+
+def test_plan_prints_a_table_or_json(images: Path) -> None:
+    one = options(images, "--torch", "2.7", "--cuda", "12.1")
+
+    table = CliRunner().invoke(plan, one, catch_exceptions=False).stdout
+    told = json.loads(CliRunner().invoke(plan, [*one, "--json"], catch_exceptions=False).stdout)
+
+    assert [layer["title"] in table for layer in told["layers"]] == [True] * len(told["layers"])
+    assert told["tag"] == TAG
