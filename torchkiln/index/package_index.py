@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.choose import choose, tags_of
@@ -62,7 +66,14 @@ class PackageIndex:
             if not doubtful:
                 if answer.refusal:
                     raise answer.refusal
-                return answer.pins
+                # uv binds to an index only what is asked for by name; triton comes along with torch.
+                asked = {canonicalize_name(Requirement(text).name) for text in wanted.requirements}
+                implied = tuple(
+                    pin.name for pin in answer.pins if pin.name in wanted.bound and pin.name not in asked
+                )
+                if not implied:
+                    return answer.pins
+                wanted = replace(wanted, requirements=(*wanted.requirements, *implied))
             for name in sorted(doubtful):
                 index = Source.PYTORCH if name in wanted.bound else Source.DEFAULT
                 dated[name] = too_new(self.pages, name, index, wanted.as_of)

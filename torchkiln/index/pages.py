@@ -66,9 +66,15 @@ class Pages:
         key = hashlib.sha256(f"{self.settings.url(index)}\n{filename}\n{sha256}".encode()).hexdigest()
         if not fresh and (known := self.store.record("urls", key)):
             return FileAt(filename=filename, url=str(known["url"]), size=known["size"], sha256=sha256)
-        if fresh:
-            self.page(name, index, fresh=True)
-        for file in self.files(name, index, {sha256}):
+        try:
+            if fresh:
+                self.page(name, index, fresh=True)
+            files = self.files(name, index, {sha256})
+        except Unresolvable as error:  # locked once, so it was there: not the cell is at fault
+            raise BuildFailed(
+                error.message, hint=error.hint or "the index lost it; use another one"
+            ) from error
+        for file in files:
             if file.filename == filename:
                 self.store.put_record("urls", key, {"url": file.url, "size": file.size})
                 return file

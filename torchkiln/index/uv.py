@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ToolMissing, Unresolvable
@@ -135,11 +134,7 @@ def _write_inputs(
         "package = false",
     ]
     if wanted.bound:
-        asked = {canonicalize_name(Requirement(text).name) for text in wanted.requirements}
-        # Sources bind what a project names itself; a constraint counts as naming, and adds nothing.
-        implied = tuple(name for name in wanted.bound if name not in asked)
         lines += [
-            f"constraint-dependencies = {_array(implied)}",
             "[[tool.uv.index]]",
             'name = "pytorch"',
             f"url = {_string(settings.url(Source.PYTORCH))}",

@@ -1,0 +1,191 @@
+"""A package index on this machine: PyTorch's simple-index layout, and the faults that indexes have.
+
+Pages lie at ``/<index>/<project>/`` with the hash in the fragment of each link, files at ``/files/<index>/``;
+a "+" in a file name is escaped as %2B there, as PyTorch's index does it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import threading
+import zipfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+
+def wheel_bytes(
+    name: str, version: str, *, requires: Sequence[str] = (), tag: str = "py3-none-any", payload: bytes = b""
+) -> tuple[str, bytes]:
+    """A tiny installable wheel: its file name and its bytes."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {one}\n" for one in requires)
+    files = {
+        f"{name.replace('-', '_')}/__init__.py": payload,
+        f"{stem}.dist-info/METADATA": metadata.encode(),
+        f"{stem}.dist-info/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
+    }
+    record = ""
+    for path, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        record += f"{path},sha256={digest},{len(data)}\n"
+    files[f"{stem}.dist-info/RECORD"] = (record + f"{stem}.dist-info/RECORD,,\n").encode()
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, data in files.items():
+            archive.writestr(zipfile.ZipInfo(path), data)
+    return f"{stem}-{tag}.whl", out.getvalue()
+
+
+@dataclass
+class Faults:
+    """What goes wrong with files; each counts down or holds."""
+
+    errors: list[int] = field(default_factory=list)  # statuses of the next answers
+    short: list[int] = field(default_factory=list)  # the next bodies break off after so many bytes
+    no_ranges: bool = False
+    loop: bool = False  # redirect to itself
+    extra: bytes = b""  # appended to every file
+    retry_after: str = ""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is no news."""
+
+
+class IndexServer:
+    """A server with any number of indexes; use it in a ``with``."""
+
+    def __init__(self) -> None:
+        self.files: dict[tuple[str, str, str], bytes] = {}  # (index, project, file name) → content
+        self.dates: dict[str, str] = {}  # file name → upload time, in the page
+        self.moved = ""  # a prefix of file addresses; changing it makes the earlier ones 404
+        self.faults = Faults()
+        self.etags = False
+        self.asked: list[tuple[str, str, str]] = []  # (method, path, Range)
+        self.counts: Counter[int] = Counter()  # answers by status
+        self.logins: list[str] = []  # Authorization headers
+        self._server = _Server(("127.0.0.1", 0), self._handler())
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    def __enter__(self) -> IndexServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def url(self, index: str) -> str:
+        return f"{self.origin}/{index}"
+
+    def add(
+        self, index: str, name: str, version: str, *, date: str = "", **details: Any
+    ) -> tuple[str, bytes]:
+        """Put a wheel up; its file name and bytes."""
+        filename, data = wheel_bytes(name, version, **details)
+        self.files[index, name, filename] = data
+        if date:
+            self.dates[filename] = date
+        return filename, data
+
+    def page(self, index: str, project: str) -> bytes | None:
+        """The project's page, or None."""
+        links = []
+        for (where, name, filename), data in self.files.items():
+            if (where, name) == (index, project):
+                digest = hashlib.sha256(data).hexdigest()
+                href = f"{self.moved}/files/{index}/{quote(filename, safe='')}#sha256={digest}"
+                date = f' data-upload-time="{self.dates[filename]}"' if filename in self.dates else ""
+                links.append(f'<a href="{href}"{date}>{filename}</a><br/>\n')
+        if not links:
+            return None
+        return f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>".encode()
+
+    def file(self, path: str) -> bytes | None:
+        """The content at *path*, or None."""
+        if not path.startswith(f"{self.moved}/files/"):
+            return None
+        index, _, filename = path.removeprefix(f"{self.moved}/files/").partition("/")
+        found = (data for (where, _, one), data in self.files.items() if (where, one) == (index, filename))
+        return next(found, None)
+
+    def _handler(outer) -> type[BaseHTTPRequestHandler]:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+            def do_HEAD(self) -> None:
+                self.do_GET()
+
+            def do_GET(self) -> None:
+                path, wanted = unquote(urlsplit(self.path).path), self.headers.get("Range", "")
+                outer.asked.append((self.command, path, wanted))
+                if login := self.headers.get("Authorization"):
+                    outer.logins.append(login)
+                if "/files/" in path:
+                    self.answer_file(outer.file(path), wanted)
+                    return
+                index, _, project = path.strip("/").partition("/")
+                page = outer.page(index, project)
+                if page is None:
+                    self.answer(404, b"")
+                    return
+                etag = f'"{hashlib.sha256(page).hexdigest()}"' if outer.etags else ""
+                if etag and self.headers.get("If-None-Match") == etag:
+                    self.answer(304, b"")
+                else:
+                    self.answer(200, page, {"Content-Type": "text/html", **({"ETag": etag} if etag else {})})
+
+            def answer_file(self, data: bytes | None, wanted: str) -> None:
+                faults = outer.faults
+                if faults.loop:
+                    self.answer(302, b"", {"Location": self.path})
+                elif faults.errors:
+                    late = {"Retry-After": faults.retry_after} if faults.retry_after else {}
+                    self.answer(faults.errors.pop(0), b"", late)
+                elif data is None:
+                    self.answer(404, b"")
+                elif wanted and not faults.no_ranges:
+                    data += faults.extra
+                    start, _, end = wanted.removeprefix("bytes=").partition("-")
+                    first, last = int(start), min(int(end or len(data)), len(data) - 1)
+                    told = {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
+                    self.answer(206, data[first : last + 1], told)
+                else:
+                    self.answer(200, data + faults.extra)
+
+            def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+                outer.counts[status] += 1
+                self.send_response(status)
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
+                if status != 304:
+                    self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command == "HEAD" or status == 304:
+                    return
+                if status in (200, 206) and outer.faults.short and "/files/" in self.path:
+                    body = body[: outer.faults.short.pop(0)]
+                    self.close_connection = True
+                self.wfile.write(body)
+
+        return Handler

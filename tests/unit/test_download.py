@@ -1,0 +1,207 @@
+"""Downloads against a real server with every fault that indexes have."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.standin.index_server import IndexServer
+from torchkiln.errors import BadWheel, BuildFailed
+from torchkiln.index.download import Downloads, verify
+from torchkiln.index.pages import Pages
+from torchkiln.index.settings import index_settings
+from torchkiln.nouns import LockedWheel, Source
+from torchkiln.store import Store
+
+PAYLOAD = os.urandom(3_000_000)
+
+
+class Bench:
+    """A server with one wheel, and downloads from it that never really sleep."""
+
+    def __init__(self, server: IndexServer, root: Path) -> None:
+        self.server, self.part, self.store = server, root / "x.part", Store(root / "cache")
+        filename, self.data = server.add("simple", "x", "1", payload=PAYLOAD)
+        self.wheel = LockedWheel(
+            name="x",
+            version="1",
+            filename=filename,
+            sha256=hashlib.sha256(self.data).hexdigest(),
+            size=len(self.data),
+            index=Source.DEFAULT,
+        )
+        self.pages = Pages(index_settings({}, pip_config="", default_url=server.url("simple")), self.store)
+        self.slept: list[float] = []
+        self.downloads = Downloads(self.pages, sleep=self.slept.append)
+        self.progress: list[int] = []
+
+    def fetch(self, stop_after: int = 1 << 60) -> bytes:
+        self.downloads.fetch(
+            self.wheel,
+            self.part,
+            on_progress=self.progress.append,
+            cancelled=lambda: sum(self.progress) >= stop_after,
+        )
+        return self.part.read_bytes()
+
+    def ranges(self) -> list[str]:
+        return [asked for _, path, asked in self.server.asked if "/files/" in path]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with IndexServer() as server:
+        yield Bench(server, tmp_path)
+
+
+def test_a_file_arrives_whole_and_every_byte_is_reported(bench: Bench) -> None:
+    assert bench.fetch() == bench.data
+    assert sum(bench.progress) == len(bench.data)
+    verify(bench.wheel, bench.part)
+
+
+def test_a_second_run_goes_on_from_where_the_first_was_stopped(bench: Bench) -> None:
+    kept = len(bench.fetch(stop_after=1))
+    assert 0 < kept < len(bench.data)
+    bench.progress.clear()
+
+    assert bench.fetch() == bench.data
+    assert bench.progress[0] == kept
+    assert bench.ranges() == ["", f"bytes={kept}-"]
+
+
+def test_a_broken_connection_is_taken_up_where_it_broke(bench: Bench) -> None:
+    bench.server.faults.short = [1000, 70_000]
+
+    assert bench.fetch() == bench.data
+    assert bench.ranges() == ["", "bytes=1000-", "bytes=71000-"]
+
+
+def test_a_server_without_ranges_sends_the_beginning_again_and_the_file_never_shrinks(bench: Bench) -> None:
+    bench.server.faults.no_ranges = True
+    bench.server.faults.short = [1_500_000]
+
+    assert bench.fetch() == bench.data
+    assert sum(bench.progress) == len(bench.data)
+    assert min(bench.progress) > 0
+    assert bench.downloads.tail(bench.wheel, 10) is None
+
+
+def test_the_tail_is_had_by_one_range_request(bench: Bench) -> None:
+    assert bench.downloads.tail(bench.wheel, 22) == bench.data[-22:]
+    assert bench.downloads.tail(bench.wheel, 1 << 40) == bench.data
+    assert bench.ranges()[0] == f"bytes={len(bench.data) - 22}-{len(bench.data) - 1}"
+
+
+def test_server_errors_are_waited_out_as_long_as_the_server_asks(bench: Bench) -> None:
+    bench.server.faults.errors = [500, 429, 503]
+    bench.server.faults.retry_after = "3"
+
+    assert bench.fetch() == bench.data
+    assert sum(bench.slept) >= 9
+
+
+def test_a_server_that_never_answers_well_ends_the_run_and_keeps_what_came(bench: Bench) -> None:
+    kept = len(bench.fetch(stop_after=1))
+    bench.progress.clear()
+    bench.server.faults.errors = [502] * 50
+    with pytest.raises(BuildFailed, match="HTTP 502") as caught:
+        bench.fetch()
+
+    assert bench.part.stat().st_size == kept
+    assert "goes on from there" in caught.value.hint
+
+
+@pytest.mark.parametrize("extra", [b"x", b"y" * 2_000_000])
+def test_a_file_of_another_length_is_refused_before_its_body(bench: Bench, extra: bytes) -> None:
+    bench.server.faults.extra = extra
+    with pytest.raises(BadWheel, match="locked are"):
+        bench.fetch()
+    assert bench.part.read_bytes() == b""
+    with pytest.raises(BadWheel, match="locked are"):
+        bench.downloads.tail(bench.wheel, 10)
+
+
+def test_redirects_in_a_circle_are_named(bench: Bench) -> None:
+    bench.server.faults.loop = True
+    with pytest.raises(BuildFailed, match="redirected in a circle"):
+        bench.fetch()
+
+
+def test_an_address_that_is_gone_is_looked_up_again(bench: Bench) -> None:
+    """An index moves its files; the hash is the identity, not the address."""
+    bench.fetch(stop_after=1)
+    bench.server.moved = "/elsewhere"
+    bench.progress.clear()
+
+    assert bench.fetch() == bench.data
+
+
+def test_a_file_that_is_really_gone_says_so(bench: Bench) -> None:
+    bench.fetch(stop_after=1)
+    bench.server.files.clear()
+    with pytest.raises(BuildFailed) as caught:
+        bench.fetch()
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("status", [401, 403, 410])
+def test_refusals_end_the_run_at_once(bench: Bench, status: int) -> None:
+    bench.server.faults.errors = [status] * 50
+    with pytest.raises(BuildFailed, match=f"HTTP {status}"):
+        bench.fetch()
+    assert bench.slept == []
+
+
+def test_addresses_are_remembered(bench: Bench) -> None:
+    bench.pages.find_all([bench.wheel])
+    before = len(bench.server.asked)
+    bench.pages.find_all([bench.wheel])
+
+    assert len(bench.server.asked) == before
+
+
+def test_a_page_with_an_etag_is_not_sent_twice(bench: Bench) -> None:
+    bench.server.etags = True
+    for _ in range(2):
+        bench.pages.files("x", Source.DEFAULT, {bench.wheel.sha256})
+
+    assert bench.server.counts[304] == 1
+
+
+def test_a_size_is_measured_by_head(bench: Bench) -> None:
+    place = bench.pages.find(bench.wheel.filename, bench.wheel.sha256, "x", Source.DEFAULT)
+
+    assert bench.pages.measure(replace(place, size=None)).size == len(bench.data)
+    assert bench.server.asked[-1][0] == "HEAD"
+
+
+def test_fetch_wheel_adopts_only_what_was_locked(bench: Bench) -> None:
+    place = bench.downloads.fetch_wheel(bench.wheel, bench.store)
+    assert place.read_bytes() == bench.data
+
+    liar = replace(bench.wheel, sha256="0" * 64)
+    bench.pages.find = lambda *_, **__: replace(  # type: ignore[method-assign]
+        Pages.find(bench.pages, bench.wheel.filename, bench.wheel.sha256, "x", Source.DEFAULT)
+    )
+    with pytest.raises(BadWheel, match="sha256"):
+        bench.downloads.fetch_wheel(liar, bench.store)
+    assert not list(bench.store.wheel(liar).parent.glob("*"))
+
+
+def test_a_spoilt_remainder_of_an_earlier_run_is_fetched_anew(bench: Bench) -> None:
+    part = bench.store.wheel(bench.wheel).with_name(bench.wheel.filename + ".part")
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"spoilt")
+
+    assert bench.downloads.fetch_wheel(bench.wheel, bench.store).read_bytes() == bench.data
+
+
+def test_a_folder_that_cannot_be_written_is_told_without_a_traceback(bench: Bench) -> None:
+    bench.part.mkdir()
+    with pytest.raises(BuildFailed, match="cannot be written"):
+        bench.fetch()
