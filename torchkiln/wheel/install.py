@@ -39,13 +39,17 @@ class Scheme:
         return f"{self.prefix[1:]}/bin"
 
     def folder(self, key: str, distribution: str) -> str | None:
-        """The folder of the data scheme *key*; None for a key that does not exist."""
+        """The folder of the data scheme *key*; None for a key that does not exist.
+
+        Headers lie under the normalized name, as it stands in the requirements that pip is given.
+        """
+        root = self.prefix[1:]
         return {
             "purelib": self.site,
             "platlib": self.site,
             "scripts": self.scripts,
-            "data": self.prefix[1:],
-            "headers": f"{self.prefix[1:]}/include/site/python{self.python}/{distribution}",
+            "data": root,
+            "headers": f"{root}/include/site/python{self.python}/{canonicalize_name(distribution)}",
         }.get(key)
 
 
@@ -145,7 +149,7 @@ def _canonical(version: str) -> set[str]:
     return {str(parsed), parsed.public}
 
 
-_ENTRY_POINT = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<attribute>[\w.]+))?\s*(\[[\w.,\s-]*\])?", re.ASCII)
+_ENTRY_POINT = re.compile(r"(?P<module>[\w.]+)(:(?P<attribute>[\w.]+))?\s*(\[[\w.,\s-]*\])?", re.ASCII)
 _SCRIPT_NAME = re.compile(r"[\w.+-]+( [\w.+-]+)*", re.ASCII)
 
 
@@ -174,6 +178,28 @@ def launchers(entry_points: bytes, wheel: WheelName, scheme: Scheme) -> dict[str
     return made
 
 
+def launcher_names(entry_points: bytes, wheel: WheelName) -> frozenset[str]:
+    """The names of all entry points that become scripts, as the wheel tells them.
+
+    :raises BadWheel: entry_points.txt cannot be read.
+    """
+    sections = _sections(entry_points, wheel)
+    return frozenset({**sections.get("console_scripts", {}), **sections.get("gui_scripts", {})})
+
+
+def is_old_launcher(name: str, launchers: frozenset[str]) -> bool:
+    """Whether the script entry *name* is a launcher from the wheel's build, for one of *launchers*.
+
+    On another system the same launcher is called tool.exe, tool-script.py or tool.pya.
+    """
+    file = name.rpartition("/")[2]
+    for suffix in (".exe", "-script.py", ".pya"):
+        if file.lower().endswith(suffix):
+            file = file[: -len(suffix)]
+            break
+    return file in launchers
+
+
 def _sections(entry_points: bytes, wheel: WheelName) -> dict[str, dict[str, str]]:
     """entry_points.txt as section → name → reference; names keep their case, a later line wins."""
     sections: dict[str, dict[str, str]] = {}
@@ -197,12 +223,16 @@ def _sections(entry_points: bytes, wheel: WheelName) -> dict[str, dict[str, str]
 
 
 def _versioned(console: Mapping[str, str], scheme: Scheme) -> dict[str, str]:
-    """pip's own wheel carries launchers named after the Python that built it: give it ours instead."""
-    if "pip" not in console:
-        return dict(console)
-    kept = {name: ref for name, ref in console.items() if not re.fullmatch(r"pip\d+(\.\d+)?", name)}
+    """pip and old setuptools carry launchers named after the builder's Python: give them ours."""
+    named = dict(console)
     major = scheme.python.split(".")[0]
-    return {**kept, f"pip{major}": console["pip"], f"pip{scheme.python}": console["pip"]}
+    if "pip" in console:
+        named = {name: ref for name, ref in named.items() if not re.fullmatch(r"pip\d+(\.\d+)?", name)}
+        named |= {f"pip{version}": console["pip"] for version in (major, scheme.python)}
+    if "easy_install" in console:
+        named = {name: ref for name, ref in named.items() if not re.fullmatch(r"easy_install-\d+\.\d+", name)}
+        named[f"easy_install-{scheme.python}"] = console["easy_install"]
+    return named
 
 
 def parse_record(record: bytes, wheel: WheelName) -> dict[str, tuple[str, str]]:

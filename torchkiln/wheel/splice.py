@@ -193,15 +193,17 @@ def _finish(work: _Installation, layer: LayerWriter, bytecode: Iterator[tuple[st
     """Behind the wheel's own files: scripts, launchers, INSTALLER, .pyc files, RECORD."""
     scheme, wheel = work.scheme, work.wheel
     told = install.parse_record(work.metadata["RECORD"], wheel)
-    launchers = install.launchers(work.metadata.get("entry_points.txt", b""), wheel, scheme)
+    points = work.metadata.get("entry_points.txt", b"")
+    launchers = install.launchers(points, wheel, scheme)
+    named = install.launcher_names(points, wheel)
     changed = {}
     for path in work.large_scripts:
-        if path in launchers:
+        if path in launchers or install.is_old_launcher(path, named):
             raise BadWheel(wheel.filename, f"a script and an entry point are both {path}")
     dropped = set()
     for entry, data in work.scripts:
         path = install.destination(entry.name, wheel, scheme)
-        if path in launchers:  # a launcher made at build time, of which ours is the fresh one
+        if path in launchers or install.is_old_launcher(path, named):  # ours is the fresh one
             dropped.add(entry.name)
             continue
         rewritten = install.with_interpreter(data, scheme)
