@@ -1,0 +1,292 @@
+"""Our layer of a wheel unpacks to what real pip writes: every path, type, mode and byte."""
+
+import base64
+import csv
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tests.layers import Item, layer_of, pretended_code, tree_of_folder, tree_of_layer
+from tests.realpip import RealPip, pip_folder, requirements
+from tests.wheel_strategies import wheel_specs
+from tests.wheels import File, WheelSpec, write_wheel
+
+pytestmark = pytest.mark.network  # the locked pip comes from the index, once
+
+SITE = "opt/venv/lib/python3.11/site-packages"
+
+# All that may differ, and why. `as_ours` turns pip's tree into ours by these and nothing else.
+ALLOWED = {
+    "INSTALLER": "tells who installed: torchkiln, not pip",
+    "REQUESTED": "pip marks what a user named; in a lock everything is named, so it would tell nothing",
+    "*.pyc": "of the image's own Python, in RECORD without a hash; those in the wheel give way",
+    "RECORD's ghosts": "pip keeps lines of files that it did not install; ours tells what is there",
+    "mtime": "fixed; pip leaves the moment of installation",
+}
+
+CODE = b"def main():\n    return 0\n"
+MODULE = File(path="package/__init__.py", data=CODE)
+LONG = "/".join(("n" * 150, "m" * 150, "l" * 60))
+
+FIXED = {
+    "plain": WheelSpec(name="plain", files=(MODULE,)),
+    "stored": WheelSpec(
+        name="stored",
+        files=(replace(MODULE, stored=True), File(path="a/b.so", data=b"x" * 70000, stored=True)),
+    ),
+    "empty": WheelSpec(
+        name="empty",
+        files=(File(path="e/__init__.py", data=b""), File(path="e/stored", data=b"", stored=True)),
+    ),
+    "zip64": WheelSpec(name="zip64", zip64=True, files=(MODULE, File(path="z/z.dat", data=b"z" * 3000))),
+    "streamed": WheelSpec(
+        name="streamed", streamed=True, files=(MODULE, File(path="s/s.dat", data=b"s" * 300, stored=True))
+    ),
+    "streamed-zip64": WheelSpec(name="streamed64", streamed=True, zip64=True, files=(MODULE,)),
+    "unicode": WheelSpec(
+        name="unicode", files=(File(path='ü/é, "q" 漢字.py', data=CODE), File(path="ü/😀.txt", data=b"smile"))
+    ),
+    "long": WheelSpec(
+        name="long",
+        files=(File(path=f"{LONG}/module.py", data=CODE), File(path=f"{'a' * 99}/{'b' * 99}", data=b"1")),
+    ),
+    "modes": WheelSpec(
+        name="modes",
+        files=tuple(
+            File(path=f"m/{mode:o}", data=b"#!/bin/sh\n", mode=mode)
+            for mode in (0o755, 0o600, 0o444, 0o777, 0o4755, 0o010)
+        ),
+    ),
+    "shuffled": WheelSpec(
+        name="shuffled",
+        shuffle=7,
+        folders=True,
+        files=(MODULE, File(path="a/z", data=b"z"), File(path="z/a", data=b"a")),
+    ),
+    "folders": WheelSpec(name="folders", folders=True, files=(MODULE,)),
+    "purelib": WheelSpec(
+        name="purelib", purelib=False, files=(File(path="p/p.py", data=CODE, scheme="purelib"),)
+    ),
+    "platlib": WheelSpec(name="platlib", files=(File(path="p/q.py", data=CODE, scheme="platlib"),)),
+    "headers": WheelSpec(
+        name="Some_Headers.here", files=(File(path="deep/h.h", data=b"int x;\n", scheme="headers"),)
+    ),
+    "data": WheelSpec(
+        name="data",
+        files=(
+            File(path="share/d.txt", data=b"d", scheme="data"),
+            File(path="bin/run", data=b"#!python\nunchanged\n", mode=0o755, scheme="data"),
+            File(path="lib/python3.11/site-packages/by_data.py", data=CODE, scheme="data"),
+        ),
+    ),
+    "scripts": WheelSpec(
+        name="scripts",
+        files=(
+            File(path="rewritten", data=b"#!python\nprint(1)\n", mode=0o755, scheme="scripts"),
+            File(path="rewritten-w", data=b"#!pythonw -E\r\nprint(1)\n", mode=0o755, scheme="scripts"),
+            File(path="not-marked", data=b"#!python\nprint(1)\n", scheme="scripts"),
+            File(path="no-newline", data=b"#!python", mode=0o755, scheme="scripts"),
+            File(path="shell", data=b"#!/bin/sh\nexit 0\n", mode=0o755, scheme="scripts"),
+            File(path="elf", data=b"\x7fELF" + b"\0" * 5000, mode=0o755, scheme="scripts"),
+            File(path="large", data=b"\x7fELF" + os.urandom(10) * 200_000, mode=0o755, scheme="scripts"),
+            File(path="tool.py", data=b"#!python\nprint(1)\n", mode=0o755, scheme="scripts"),
+            File(path="empty", data=b"", mode=0o755, scheme="scripts"),
+        ),
+    ),
+    "entry-points": WheelSpec(
+        name="points",
+        files=(MODULE,),
+        console=(
+            ("tool", "package:main"),
+            ("Tool.Two", "package.deep:Class.run"),
+            ("with-extra", "package:main [extra]"),
+        ),
+        gui=(("window", "package:main"),),
+    ),
+    "point-over-script": WheelSpec(
+        name="over",
+        files=(
+            MODULE,
+            *(
+                File(path=name, data=b"#!python\nold\n", mode=0o755, scheme="scripts")
+                for name in ("tool", "tool.exe", "tool-script.py", "tool.pya", "TOOL")
+            ),
+        ),
+        console=(("tool", "package:main"),),
+    ),
+    "pip": WheelSpec(
+        name="pip",
+        version="99.0",
+        files=(File(path="pip/__init__.py", data=CODE),),
+        console=tuple((name, "pip:main") for name in ("pip", "pip3", "pip3.9", "pip2.7", "pipx")),
+    ),
+    "easy_install": WheelSpec(
+        name="setuptools",
+        version="51.0",
+        files=(File(path="easy/__init__.py", data=CODE),),
+        console=(
+            ("easy_install", "easy:main"),
+            ("easy_install-3.6", "easy:main"),
+            ("easy_install-tool", "easy:main"),
+        ),
+    ),
+    "stale-pyc": WheelSpec(
+        name="stale",
+        files=(
+            MODULE,
+            File(path="package/__pycache__/__init__.cpython-311.pyc", data=b"old"),
+            File(path="package/__pycache__/__init__.cpython-39.pyc", data=b"older"),
+            File(path="package/__pycache__/alone.cpython-311.pyc", data=b"no source"),
+            File(path="package/bare.pyc", data=b"legacy place"),
+        ),
+    ),
+    "name": WheelSpec(
+        name="A.Strange_Name", version="1.0+cu126", files=(File(path="strange.py", data=CODE),)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def pip(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPip]:
+    running = RealPip(pip_folder(tmp_path_factory.mktemp("pip")))
+    yield running
+    running.close()
+
+
+def as_ours(pips: dict[str, Item]) -> dict[str, Item]:
+    """pip's tree with the differences of ALLOWED, and no other."""
+    tree = dict(pips)
+    sources = [path for path in tree if path.startswith(SITE) and path.endswith(".py")]
+    codes = {cached(path): pretended_code(f"/{path}") for path in sources}
+    outdated = {path for path in tree if "/__pycache__/" in path and source_of(path) in sources}
+    (record,) = (path for path in tree if path.endswith(".dist-info/RECORD"))
+    info = record.removesuffix("RECORD")
+    rows = {row[0]: row for row in csv.reader(io.StringIO(tree[record].data.decode(), newline=""))}
+    for ghost in [path for path in rows if os.path.normpath(f"{SITE}/{path}") not in tree]:
+        del rows[ghost]
+    for path in (*outdated, f"{info}REQUESTED"):
+        del tree[path], rows[os.path.relpath(path, SITE)]
+    tree[f"{info}INSTALLER"] = Item(kind="file", mode=0o644, data=b"torchkiln\n")
+    installer = os.path.relpath(f"{info}INSTALLER", SITE)
+    told = base64.urlsafe_b64encode(hashlib.sha256(b"torchkiln\n").digest()).decode().rstrip("=")
+    rows[installer] = [installer, f"sha256={told}", "10"]
+    for path, code in codes.items():
+        tree[path] = Item(kind="file", mode=0o644, data=code)
+        for folder in Path(path).parents:
+            if str(folder) != ".":
+                tree.setdefault(str(folder), Item(kind="folder", mode=0o755))
+        rows[os.path.relpath(path, SITE)] = [os.path.relpath(path, SITE), "", ""]
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows(sorted(rows.values()))
+    tree[record] = Item(kind="file", mode=0o644, data=out.getvalue().encode())
+    return tree
+
+
+def cached(source: str) -> str:
+    folder, name = os.path.split(source)
+    return f"{folder}/__pycache__/{name[:-3]}.cpython-311.pyc"
+
+
+def source_of(pyc: str) -> str:
+    folder, name = os.path.split(pyc)
+    return f"{os.path.dirname(folder)}/{name.split('.')[0]}.py"
+
+
+def agree(wheel: Path, pip: RealPip, root: Path) -> None:
+    """The one comparison: names first, which read better than whole trees."""
+    pip.install([wheel], root)
+    theirs = as_ours(tree_of_folder(root))
+    ours = tree_of_layer(layer_of([wheel], code=pretended_code)[0])
+
+    assert sorted(ours) == sorted(theirs)
+    assert {path: item for path, item in ours.items() if theirs[path] != item} == {}
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("kind", FIXED)
+def test_each_kind_of_wheel(kind: str, pip: RealPip, tmp_path: Path) -> None:
+    """One wheel for each turn that a wheel can take."""
+    agree(write_wheel(FIXED[kind], tmp_path / "wheels"), pip, tmp_path / "root")
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(spec=wheel_specs())
+def test_any_wheel(pip: RealPip, tmp_path_factory: pytest.TempPathFactory, spec: WheelSpec) -> None:
+    """And the turns together, as hypothesis draws them."""
+    folder = tmp_path_factory.mktemp("any")
+    agree(write_wheel(spec, folder / "wheels"), pip, folder / "root")
+    shutil.rmtree(folder)
+
+
+def test_gnu_tar_unpacks_the_same(tmp_path: Path) -> None:
+    """The trees above were read by Python's tarfile; GNU tar and gzip see no other."""
+    wheels = [write_wheel(spec, tmp_path / "wheels") for spec in FIXED.values()]
+    for wheel in wheels:
+        blob, _ = layer_of([wheel])
+        root = tmp_path / wheel.stem
+        root.mkdir()
+        argv = [
+            "tar",
+            "--extract",
+            "--gzip",
+            "--no-same-owner",
+            "--preserve-permissions",
+            "--directory",
+            str(root),
+        ]
+        subprocess.run(argv, input=blob, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
+        assert tree_of_folder(root) == tree_of_layer(blob)
+
+
+def test_the_dockerfile_s_own_command_in_a_real_venv(tmp_path: Path, pip: RealPip) -> None:
+    """In a true /opt/venv, by the Dockerfile's own command, pip writes what it writes above with --root."""
+    wheels = [write_wheel(spec, tmp_path / "wheels") for kind, spec in FIXED.items() if kind != "pip"]
+    (tmp_path / "requirements.txt").write_text(requirements(wheels))
+    archive = tmp_path / "venv.tar"
+    script = f"""
+        set -e
+        mount -t tmpfs tmpfs /opt
+        {sys.executable} -m venv --without-pip --copies /opt/venv
+        cd /opt/venv
+        find . -mindepth 1 | sort > {tmp_path}/before
+        umask 022
+        PYTHONPATH={pip_folder(tmp_path)} bin/python -B -m pip install \
+            --no-index --find-links {tmp_path}/wheels --require-hashes --no-deps --no-compile --no-cache-dir --root-user-action ignore \
+            -r {tmp_path}/requirements.txt
+        find . -mindepth 1 | sort | comm -13 {tmp_path}/before - > {tmp_path}/new
+        tar --create --file {archive} --no-recursion --verbatim-files-from --files-from={tmp_path}/new
+    """
+    unshare = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+    if subprocess.run(
+        [*unshare, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("no mount namespaces here")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
+    environment |= {"LC_ALL": "C.UTF-8", "PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(
+        [*unshare, "sh", "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+
+    pip.install(wheels, tmp_path / "root")
+    by_root = {
+        path: item for path, item in tree_of_folder(tmp_path / "root/opt/venv").items() if item.kind == "file"
+    }
+    with tarfile.open(archive) as tar:
+        true = {
+            member.name.removeprefix("./"): Item(
+                kind="file", mode=member.mode, data=tar.extractfile(member).read()
+            )
+            for member in tar
+            if member.isreg()
+        }
+    assert true == by_root
