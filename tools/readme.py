@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""matrix, facts, locks, numbers and the commands themselves → the generated parts of README.md.
+
+A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`, `numbers`, or
+`output of COMMAND`, with `; first N lines` or `; last N lines` behind it. `--check` writes nothing and ends
+with 5 if a part is stale.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from torchkiln.files import write_atomic  # noqa: E402
+from torchkiln.nouns import Resolution, Source, Status  # noqa: E402
+
+README = ROOT / "README.md"
+NUMBERS = ROOT / "docs" / "numbers.json"
+_PART = re.compile(r"(<!-- generated: (?P<what>.+?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
+_OUTPUT = re.compile(r"output of (?P<command>.+?)(; (?P<end>first|last) (?P<count>\d+) lines)?")
+_WIDTH = 150  # characters; a longer line of output is cut, visibly
+
+
+def filled(text: str) -> str:
+    """*text* with every generated part made anew."""
+    return _PART.sub(lambda part: f"{part[1]}{_made(part['what'])}{part[4]}", text)
+
+
+def _made(what: str) -> str:
+    if what == "grid":
+        return grid()
+    if what == "numbers":
+        return numbers(json.loads(NUMBERS.read_bytes()))
+    if found := _OUTPUT.fullmatch(what):
+        count = int(found["count"]) if found["count"] else None
+        return output(found["command"], count, last=found["end"] == "last")
+    raise SystemExit(f"README.md: nothing is known that makes {what!r}")
+
+
+def output(command: str, count: int | None, *, last: bool = False) -> str:
+    """What `python build.py COMMAND` prints on stdout, as a fenced block; what is left out is said."""
+    argv = [sys.executable, str(ROOT / "build.py"), *command.split()]
+    done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    lines = [line if len(line) <= _WIDTH else line[: _WIDTH - 2] + " …" for line in done.stdout.splitlines()]
+    left = 0 if count is None else max(0, len(lines) - count)
+    if left:
+        note = f"… {left} lines left out"
+        lines = [note, *lines[left:]] if last else [*lines[:-left], note]
+    return "\n".join(("```console", f"$ python build.py {command}", *lines, "```", ""))
+
+
+def grid() -> str:
+    """The runtime cells of the default OS, a row a torch; bold where a lock is committed."""
+    from torchkiln import facts as facts_of
+    from torchkiln import matrix as matrix_of
+    from torchkiln.resolve import resolve
+    from torchkiln.select import Selection, select
+
+    facts = facts_of.load()
+    matrix = matrix_of.read(ROOT / "matrix.yaml", facts)
+    answers = {
+        (cell.torch, cell.cuda): resolve(cell, matrix, facts) for cell in select(Selection(), matrix)
+    }
+    head = [f"CUDA {cuda}<br>{_drivers(cuda, answers.values())}" for cuda in matrix.cuda]
+    rows = [
+        [f"**{torch}**", *(_square(answers[torch, cuda]) for cuda in matrix.cuda)]
+        for torch in reversed(matrix.torch)
+    ]
+    counts = Counter(answer.status.value for answer in answers.values())
+    told = ", ".join(f"{counts[status.value]} {status.value}" for status in Status)
+    locked = sum(map(_is_locked, answers.values()))
+    return (
+        _table(["torch", *head], rows)
+        + f"\n{len(answers)} cells (runtime, debian12): {told}. {locked} with a committed lock (bold).\n"
+    )
+
+
+def _square(answer: Resolution) -> str:
+    build = answer.build
+    if build is None:
+        return "–"
+    text = "native" if answer.status is Status.NATIVE else f"minor-compat, built with {build.cuda}"
+    if build.source is Source.PYTORCH:
+        text += " ¹"
+    return f"**{text}**" if _is_locked(answer) else text
+
+
+def _is_locked(answer: Resolution) -> bool:
+    from torchkiln.tags import tag_of
+
+    return answer.build is not None and (ROOT / "images" / tag_of(answer) / "lock.json").is_file()
+
+
+def _drivers(cuda: str, answers: object) -> str:
+    floors = {
+        answer.min_driver
+        for answer in answers  # type: ignore[attr-defined]
+        if answer.cell.cuda == cuda and answer.min_driver
+    }
+    return "driver ≥ " + " or ".join(sorted(floors))
+
+
+def numbers(told: dict[str, object]) -> str:
+    """The measured figures of docs/numbers.json."""
+    rows = [[row["what"], row["value"], row["how"]] for row in told["rows"]]  # type: ignore[attr-defined]
+    return f"{told['machine']}\n\n" + _table(["what", "measured", "how to get it again"], rows)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> int:
+    """Write README.md's generated parts, or with --check compare them."""
+    text = README.read_text()
+    made = filled(text)
+    if made == text:
+        return 0
+    if "--check" in sys.argv[1:]:
+        sys.stderr.write("README.md: generated parts are stale\nhint: run: make golden\n")
+        return 5
+    write_atomic(README, made.encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
