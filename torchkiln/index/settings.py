@@ -157,6 +157,7 @@ def environment_of_uv(settings: IndexSettings, environ: Mapping[str, str]) -> di
     kept = (
         "UV_CACHE_DIR",
         "UV_HTTP_TIMEOUT",
+        "UV_HTTP_RETRIES",
         "UV_KEYRING_PROVIDER",
         "UV_NATIVE_TLS",
         "UV_SYSTEM_CERTS",

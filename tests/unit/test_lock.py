@@ -1,0 +1,398 @@
+"""The lock: what is asked of the index, what is kept, what makes a lock stale, and its two files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.gridcase import FACTS, MATRIX, answer
+from tests.standin.index_server import IndexServer
+from torchkiln.cli.lock import lock as lock_command
+from torchkiln.errors import KilnError, Stale, Unresolvable
+from torchkiln.index.package_index import open_index
+from torchkiln.lock import (
+    EVERYTHING,
+    from_json,
+    inputs_digest,
+    load_locked,
+    lock,
+    lock_digest,
+    requirements_txt,
+    save,
+    staleness,
+    to_json,
+)
+from torchkiln.nouns import (
+    Digest,
+    LockedBase,
+    LockedCell,
+    LockedLayer,
+    LockedWheel,
+    OsPackage,
+    Resolution,
+    Source,
+)
+from torchkiln.places import ROOT
+from torchkiln.resolve import resolve
+from torchkiln.store import Store
+from torchkiln.wanted import Wanted
+
+IMAGES = ROOT / "images"
+BOUND = ("torch", "torchvision", "torchaudio", "triton")
+ZEROS = Digest("sha256:" + "0" * 64)
+ONES = Digest("sha256:" + "1" * 64)
+BASE = LockedBase(
+    os="debian12",
+    python="3.11.2",
+    digest=ZEROS,
+    diff_id=ONES,
+    size=1,
+    unpacked=2,
+    encoder="none",
+    packages=(OsPackage(name="apt", version="2.6.2"),),
+)
+LAYER = LockedLayer(title="torch", digest=ONES, diff_id=ZEROS, size=1, unpacked=2)
+
+
+def resolution(torch: str = "2.7.1", cuda: str = "12.1") -> Resolution:
+    return answer(torch, cuda)
+
+
+def wheel(name: str, version: str, index: Source = Source.DEFAULT) -> LockedWheel:
+    filename = f"{name}-{version}-py3-none-any.whl"
+    return LockedWheel(name=name, version=version, filename=filename, sha256="a" * 64, size=3, index=index)
+
+
+class Shelf:
+    """An index with a memory: gives what stands on it, notes what was asked."""
+
+    def __init__(self, *wheels: LockedWheel) -> None:
+        self.stock = wheels
+        self.asked: list[Wanted] = []
+
+    def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
+        self.asked.append(wanted)
+        return self.stock
+
+
+def locked(*more: LockedWheel, previous: LockedCell | None = None, **options: object) -> LockedCell:
+    shelf = Shelf(*more, wheel("torch", "2.7.1"))
+    return lock(resolution(), shelf, BASE, as_of="2026-11-21", previous=previous, **options)  # type: ignore[arg-type]
+
+
+def test_the_image_and_not_the_host_decides_what_is_asked() -> None:
+    shelf = Shelf(wheel("torch", "2.1.2"))
+    lock(resolution("2.1.2"), shelf, BASE, as_of="2026-11-21", bound=BOUND)
+    (wanted,) = shelf.asked
+
+    assert (wanted.python, wanted.glibc, wanted.as_of, wanted.bound) == ("3.11", (2, 36), "2026-11-21", ())
+    assert {"torch==2.1.2", "setuptools<70"} <= set(wanted.requirements)
+    assert {"numpy<2", "nvidia-nvjitlink-cu12==12.1.105"} <= set(wanted.constraints)
+
+
+def test_a_second_lock_keeps_versions_and_date() -> None:
+    first = locked(wheel("numpy", "2.4.6"))
+    shelf = Shelf(*first.wheels)
+    second = lock(resolution(), shelf, BASE, as_of="2030-01-01", previous=first)
+
+    assert shelf.asked[0].keep == (("numpy", "2.4.6"), ("torch", "2.7.1"))
+    assert to_json(second) == to_json(first)
+
+
+@pytest.mark.parametrize(
+    ("upgrade", "kept"), [(("NumPy",), (("torch", "2.7.1"),)), (EVERYTHING, ())], ids=["one", "all"]
+)
+def test_an_upgrade_lets_go_and_moves_the_date(upgrade: tuple[str, ...], kept: tuple[object, ...]) -> None:
+    first = locked(wheel("numpy", "2.4.6"))
+    shelf = Shelf(*first.wheels)
+    second = lock(resolution(), shelf, BASE, as_of="2030-01-01", previous=first, upgrade=upgrade)
+
+    assert shelf.asked[0].keep == kept
+    assert shelf.asked[0].as_of == second.as_of == "2030-01-01"
+    assert second.epoch == 1893456000
+
+
+def test_recorded_layers_live_as_long_as_what_they_were_made_from() -> None:
+    first = replace(locked(), layers=(LAYER,))
+
+    assert locked(previous=first).layers == (LAYER,)
+    assert locked(wheel("numpy", "2.4.6"), previous=first).layers == ()
+
+
+@pytest.mark.parametrize(
+    "given", [wheel("torch", "2.7.0"), wheel("numpy", "1"), wheel("torch", "2.7.1", Source.PYTORCH)]
+)
+def test_an_index_that_gives_another_torch_is_refused(given: LockedWheel) -> None:
+    with pytest.raises(Unresolvable, match=r"torch 2\.7\.1 was asked"):
+        lock(resolution(), Shelf(given), BASE, as_of="2026-11-21")
+
+
+def test_an_unavailable_cell_is_not_locked() -> None:
+    with pytest.raises(Unresolvable, match="CUDA 12"):
+        lock(resolution("2.0.1"), Shelf(), BASE, as_of="2026-11-21")
+
+
+@settings(max_examples=30)
+@given(
+    names=st.lists(st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,4})?", fullmatch=True), unique=True),
+    layers=st.lists(st.text(max_size=20)),
+)
+def test_the_file_form_is_lossless_and_fits_its_schema(names: list[str], layers: list[str]) -> None:
+    before = replace(
+        locked(*(wheel(name, "1.0") for name in names if name != "torch")),
+        layers=tuple(replace(LAYER, title=title) for title in layers),
+    )
+    data = to_json(before)
+
+    assert from_json(data) == before
+    jsonschema.validate(json.loads(data), SCHEMA)
+
+
+SCHEMA = json.loads((ROOT / "torchkiln" / "data" / "lock.schema.json").read_bytes())
+
+
+def test_a_lock_changed_by_hand_is_noticed() -> None:
+    data = to_json(locked(wheel("numpy", "2.4.6")))
+    with pytest.raises(Stale, match="changed by hand"):
+        from_json(data.replace(b"2.4.6", b"2.4.7"))
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"schema": 2}', b'{"schema": 1}'])
+def test_what_is_no_lock_is_told_with_its_place(data: bytes) -> None:
+    with pytest.raises(Stale, match=r"^here"):
+        from_json(data, where="here")
+
+
+def test_the_digest_does_not_hang_on_recorded_layers() -> None:
+    assert lock_digest(replace(locked(), layers=(LAYER,))) == lock_digest(locked())
+    assert lock_digest(replace(locked(), as_of="2026-11-22")) != lock_digest(locked())
+
+
+def test_requirements_have_a_hash_each() -> None:
+    lines = requirements_txt(locked(wheel("numpy", "2.4.6"))).decode().splitlines()
+
+    assert [line for line in lines if not line.startswith("#")] == [
+        f"numpy==2.4.6 --hash=sha256:{'a' * 64}",
+        f"torch==2.7.1 --hash=sha256:{'a' * 64}",
+    ]
+
+
+def test_another_release_in_the_matrix_leaves_other_locks_fresh() -> None:
+    less = replace(MATRIX, torch=MATRIX.torch[:-1])
+
+    assert inputs_digest(resolve(resolution().cell, less, FACTS), BOUND) == inputs_digest(resolution(), BOUND)
+
+
+def test_what_made_a_lock_stale_is_named(tmp_path: Path) -> None:
+    fresh = resolution()
+    save(tmp_path, locked())
+    assert staleness(tmp_path, fresh, BOUND, BASE) == ()
+
+    asked_more = replace(fresh, requirements=(*fresh.requirements, "einops"))
+    assert staleness(tmp_path, asked_more, BOUND, BASE) == ("made from other requirements",)
+    assert "its base" in staleness(tmp_path, fresh, BOUND, replace(BASE, digest=ONES))[0]
+    (tmp_path / "2.7.1-cuda12.1-cudnn9-runtime" / "requirements.txt").write_text("")
+    assert staleness(tmp_path, fresh, BOUND, BASE) == ("requirements.txt does not fit lock.json",)
+    assert "not locked yet" in staleness(tmp_path, resolution("2.6.0"), BOUND, BASE)[0]
+
+
+COMMITTED = sorted(path.parent.name for path in IMAGES.glob("*/lock.json"))
+
+
+@pytest.mark.parametrize("tag", COMMITTED)
+def test_a_committed_lock_is_whole_and_says_nothing_of_its_maker(tag: str) -> None:
+    data = (IMAGES / tag / "lock.json").read_bytes()
+    found = load_locked(IMAGES, tag)
+    jsonschema.validate(json.loads(data), SCHEMA)
+
+    assert to_json(found) == data
+    assert (IMAGES / tag / "requirements.txt").read_bytes() == requirements_txt(found)
+    assert b"://" not in data
+    assert b"/work" not in data
+
+
+def test_every_cell_of_the_default_index_is_committed_and_minds_the_traps() -> None:
+    assert len(COMMITTED) == 9
+    for tag in COMMITTED:
+        versions = {one.name: one.version for one in load_locked(IMAGES, tag).wheels}
+        old = tag.startswith(("2.0.", "2.1.", "2.2."))
+        assert versions["numpy"].startswith("1.26.") == old, tag
+        if "cuda12.1" in tag and tag.startswith(("2.1.", "2.2.", "2.3.", "2.4.")):
+            assert versions["nvidia-nvjitlink-cu12"] == "12.1.105"
+        if tag.startswith(("2.0.", "2.1.")):
+            assert int(versions["setuptools"].partition(".")[0]) < 70
+    assert {"cmake", "lit", "wheel"} <= {one.name for one in load_locked(IMAGES, COMMITTED[0]).wheels}
+
+
+# --- the real resolver against a local index of PyTorch's layout ---------------------------------
+
+
+class House:
+    """A default index and PyTorch's, the environment that names both, and a folder of images."""
+
+    def __init__(self, server: IndexServer, root: Path) -> None:
+        self.server, self.images = server, root / "images"
+        self.environ = {
+            "UV_DEFAULT_INDEX": server.url("default"),
+            "UV_CACHE_DIR": str(root / "uv"),
+            "UV_HTTP_RETRIES": "0",
+            "TORCHKILN_INDEX_PYTORCH": server.url("whl"),
+            "TORCHKILN_CACHE": str(root / "cache"),
+            "PIP_CONFIG_FILE": "/dev/null",
+        }
+        base = self.images / "base-debian12" / "base.json"
+        base.parent.mkdir(parents=True)
+        base.write_bytes((IMAGES / "base-debian12" / "base.json").read_bytes())
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, stdout, and what a user reads on stderr."""
+        runner = CliRunner(env=self.environ)
+        result = runner.invoke(
+            lock_command,
+            [*arguments, "--images", str(self.images), "--as-of", "2026-11-21"],
+            catch_exceptions=True,
+        )
+        error = result.exception
+        if isinstance(error, KilnError):
+            return error.exit_code, result.stdout, f"{result.stderr}{error.message}\n{error.hint}"
+        assert error is None, error
+        return 0, result.stdout, result.stderr
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with IndexServer() as server:
+        old = "2024-06-01T00:00:00Z"
+        companions = (
+            "numpy",
+            "pillow",
+            "tqdm",
+            "jupyterlab",
+            "tensorboard",
+            "pip",
+            "uv",
+            "filelock",
+            "sympy",
+        )
+        for name in companions:
+            server.add("default", name, "1.0", date=old)
+        for name, version in CU118.items():
+            server.add("default", name, version, date=old, tag="py3-none-manylinux1_x86_64")
+        server.add("default", "torch", "2.3.1", requires=["from-the-wrong-index"], date=old)
+        server.add("whl", "numpy", "99.0")
+        requires = [f'{name}=={version}; platform_system == "Linux"' for name, version in CU118.items()]
+        requires += ['triton==2.3.1; python_version < "3.12"', "filelock", "sympy"]
+        local = {"tag": "cp311-cp311-linux_x86_64"}
+        server.add("whl", "torch", "2.3.1+cu118", requires=requires, **local)
+        server.add(
+            "whl", "torch", "2.3.1+cu118", requires=["not-this-python"], tag="cp312-cp312-linux_x86_64"
+        )
+        server.add("whl", "torchvision", "0.18.1+cu118", requires=["numpy", "torch==2.3.1"], **local)
+        server.add("whl", "torchaudio", "2.3.1+cu118", requires=["torch==2.3.1+cu118"], **local)
+        for index in ("default", "whl"):
+            server.add(index, "triton", "2.3.1", requires=["filelock"], payload=index.encode(), date=old)
+        yield House(server, tmp_path)
+
+
+# What the real wheel's METADATA pins, by the facts.
+_PINS = yaml.safe_load((ROOT / "torchkiln" / "data" / "compat.yaml").read_bytes())["cu118_pins"]
+CU118 = {
+    **{name: version for name, version in _PINS.items() if name.startswith("nvidia-")},
+    "nvidia-cudnn-cu11": "8.7.0.84",
+    "nvidia-nccl-cu11": "2.20.5",
+}
+TAG = "2.3.1-cuda11.8-cudnn8-runtime"
+
+
+def test_a_cell_of_pytorchs_own_index_is_locked_through_it(house: House) -> None:
+    assert house.run("--torch", "2.3.1", "--cuda", "11.8")[:2] == (0, f"{TAG}\n")
+    found = load_locked(house.images, TAG)
+    bound = {one.name: one.version for one in found.wheels if one.index is Source.PYTORCH}
+
+    assert bound == {
+        "torch": "2.3.1+cu118",
+        "torchaudio": "2.3.1+cu118",
+        "torchvision": "0.18.1+cu118",
+        "triton": "2.3.1",
+    }
+    assert CU118.items() <= {one.name: one.version for one in found.wheels}.items()
+    assert {one.version for one in found.wheels if one.name == "numpy"} == {"1.0"}
+    data = (house.images / TAG / "lock.json").read_bytes()
+    assert json.loads(data)["indexes"] == ["default-index", "pytorch"]
+    assert b"127.0.0.1" not in data
+
+
+def test_locked_twice_gives_the_same_bytes(house: House) -> None:
+    house.run("--torch", "2.3.1", "--cuda", "11.8")
+    first = (house.images / TAG / "lock.json").read_bytes()
+    house.server.add("default", "numpy", "1.1", date="2024-07-01T00:00:00Z")
+    assert "unchanged" in house.run("--torch", "2.3.1", "--cuda", "11.8")[2]
+    assert (house.images / TAG / "lock.json").read_bytes() == first
+
+    assert "numpy 1.0 → 1.1" in house.run("--torch", "2.3.1", "--cuda", "11.8", "--upgrade", "numpy")[2]
+
+
+def test_without_the_index_the_cell_is_refused_by_the_setting(house: House) -> None:
+    del house.environ["TORCHKILN_INDEX_PYTORCH"]
+    code, _, told = house.run("--torch", "2.3.1", "--cuda", "11.8")
+    assert (code, "TORCHKILN_INDEX_PYTORCH" in told) == (4, True)
+
+
+def test_an_index_that_cannot_be_reached_is_named_by_the_setting(house: House) -> None:
+    house.environ["TORCHKILN_INDEX_PYTORCH"] = "http://me:secret@127.0.0.1:9/whl"
+    code, _, told = house.run("--torch", "2.3.1", "--cuda", "11.8")
+    assert (code, "TORCHKILN_INDEX_PYTORCH" in told, "secret" in told) == (4, True, False)
+
+
+def test_what_contradicts_itself_is_told_in_the_resolvers_words(house: House) -> None:
+    house.server.files = {key: data for key, data in house.server.files.items() if key[1] != "jupyterlab"}
+    code, _, told = house.run("--torch", "2.3.1", "--cuda", "11.8")
+    assert (code, "jupyterlab" in told) == (4, True)
+
+
+def test_files_uploaded_since_do_not_take_part(house: House) -> None:
+    house.server.add("default", "numpy", "1.5", date="2026-11-21T00:00:00Z")
+    house.run("--torch", "2.3.1", "--cuda", "11.8")
+    assert "numpy==1.0 " in (house.images / TAG / "requirements.txt").read_text()
+
+
+def test_a_date_that_the_index_tells_only_now_and_then_changes_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a real index: the same page with and without the dates of its newest files."""
+    house.server.add("default", "numpy", "1.5", date="2026-11-20T00:00:00Z")
+    page, answers = IndexServer.page, iter([False, False, True] * 50)
+
+    def moody(server: IndexServer, index: str, project: str) -> bytes | None:
+        body = page(server, index, project)
+        if body and (index, project) == ("default", "numpy") and not next(answers):
+            return body.replace(b' data-upload-time="2026-11-20T00:00:00Z"', b"")
+        return body
+
+    monkeypatch.setattr(IndexServer, "page", moody)
+    house.run("--torch", "2.3.1", "--cuda", "11.8")
+    assert "numpy==1.5 " in (house.images / TAG / "requirements.txt").read_text()
+
+
+def test_check_needs_no_index(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.run("--torch", "2.3.1", "--cuda", "11.8")
+    house.environ |= {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/", "TORCHKILN_INDEX_PYTORCH": ""}
+    assert house.run("--check", "--torch", "2.3.1", "--cuda", "11.8")[0] == 0
+
+    code, _, told = house.run("--check")
+    assert code == 5
+    assert told.count("not locked yet") == 9
+
+
+def test_an_index_is_opened_with_its_settings(house: House) -> None:
+    index = open_index(house.environ, Store(house.images / "store"))
+    assert index.pages.settings.pytorch_url == house.server.url("whl")
