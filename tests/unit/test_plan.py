@@ -69,7 +69,7 @@ def test_layers_stand_from_the_most_shared_to_the_least_whatever_the_suffix(suff
 
 def test_cells_of_one_toolkit_share_a_prefix_though_nccl_differs() -> None:
     toolkit = (
-        wheel("nvidia-cublas-cu12", "12.1.3.1", megabytes=400),
+        wheel("nvidia-nvrtc-cu12", "12.1.105", megabytes=24),
         wheel("nvidia-nvtx-cu12", "1", megabytes=1),
     )
 
