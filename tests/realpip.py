@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.version import Version
+
+from tests.layers import sha256
 from torchkiln.cli.options import cache_root
 from torchkiln.index.download import open_downloads
 from torchkiln.lock import load_locked
@@ -18,8 +20,6 @@ from torchkiln.nouns import LockedWheel
 from torchkiln.places import ROOT
 from torchkiln.store import Store
 from torchkiln.wheel.install import parse_name
-
-from tests.layers import sha256
 
 
 def locked_pip() -> LockedWheel:

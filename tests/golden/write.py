@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
-from torchkiln.files import write_atomic
+from tests.layers import layer_of, pretended_code, sha256
+from tests.planned import PACKAGES, planned
+from torchkiln.files import pretty_json, write_atomic
 from torchkiln.places import TEMPLATES
 from torchkiln.render import load_templates, render_folder
 
-from tests.planned import PACKAGES, planned
-
 GOLDEN = Path(__file__).parent / "2.7.1-cuda12.1-cudnn9-runtime"
+# A wheel that is kept as a file: what zipfile writes hangs on the compressor of the machine.
+LAYER_WHEEL = Path(__file__).parent / "golden-1.0-py3-none-any.whl"
+LAYER = Path(__file__).parent / "layer.json"
 _KEPT = ("Dockerfile", "image.json", "plan.json")
 
 
@@ -20,6 +24,13 @@ def files() -> dict[str, bytes]:
     return {name: rendered[name] for name in _KEPT}
 
 
+def layer_facts(wheel: Path) -> dict[str, object]:
+    """The wheel's hash, and the layer that it gives with pretended byte-code."""
+    _, written = layer_of([wheel], code=pretended_code)
+    return {"wheel": sha256(wheel), **asdict(written)}
+
+
 if __name__ == "__main__":
+    write_atomic(LAYER, pretty_json(layer_facts(LAYER_WHEEL)))
     for name, data in files().items():
         write_atomic(GOLDEN / name, data)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+
 from tests.layers import Item, layer_of, pretended_code, tree_of_folder, tree_of_layer
 from tests.realpip import RealPip, pip_folder, requirements
 from tests.wheel_strategies import wheel_specs
@@ -259,9 +260,9 @@ def test_the_dockerfile_s_own_command_in_a_real_venv(tmp_path: Path, pip: RealPi
         cd /opt/venv
         find . -mindepth 1 | sort > {tmp_path}/before
         umask 022
-        PYTHONPATH={pip_folder(tmp_path)} bin/python -B -m pip install \
-            --no-index --find-links {tmp_path}/wheels --require-hashes --no-deps --no-compile --no-cache-dir --root-user-action ignore \
-            -r {tmp_path}/requirements.txt
+        export PYTHONPATH={pip_folder(tmp_path)}
+        bin/python -B -m pip install --no-index --find-links {tmp_path}/wheels --require-hashes --no-deps \
+            --no-compile --no-cache-dir --root-user-action ignore -r {tmp_path}/requirements.txt
         find . -mindepth 1 | sort | comm -13 {tmp_path}/before - > {tmp_path}/new
         tar --create --file {archive} --no-recursion --verbatim-files-from --files-from={tmp_path}/new
     """

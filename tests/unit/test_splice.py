@@ -1,0 +1,293 @@
+"""Wheel → layer: nothing is recompressed, one wheel gives one digest, every reader sees one tar."""
+
+import gzip
+import hashlib
+import io
+import json
+import multiprocessing
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+from isal import igzip
+
+from tests.golden.write import LAYER, LAYER_WHEEL, layer_facts
+from tests.layers import SCHEME, add, layer_of, pretended_code, sha256, tree_of_layer
+from tests.unpublished import locked_wheel
+from tests.wheels import File, WheelSpec, write_wheel
+from torchkiln.engines import conversion
+from torchkiln.engines.conversion import Input, Job, convert
+from torchkiln.errors import BadWheel
+from torchkiln.oci import gzip as members
+from torchkiln.oci.layer import LayerWriter
+from torchkiln.recipe import PREFIX, WHEEL_EPOCH
+from torchkiln.wheel.source import WheelFile
+from torchkiln.wheel.splice import splice
+
+SPEC = WheelSpec(
+    name="some",
+    files=(
+        File(path="some/__init__.py", data=b"def main():\n    return 0\n" * 50),
+        File(path="some/lib.so", data=bytes(range(256)) * 3000, mode=0o755),
+        File(path="some/stored.bin", data=b"kept as it is" * 20_000, stored=True),
+        File(path="some/empty", data=b""),
+        File(path=f"some/{'n' * 120}/ü.txt", data=b"long and not ASCII"),
+        File(path="tool", data=b"#!python\n", scheme="scripts", mode=0o755),
+    ),
+    console=(("run", "some:main"),),
+)
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    return write_wheel(SPEC, tmp_path / "wheels")
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process as a conversion worker."""
+    monkeypatch.setattr(conversion, "_cancelled", multiprocessing.Event(), raising=False)
+    monkeypatch.setattr(conversion, "_progress", [0], raising=False)
+
+
+def test_the_golden_wheel_gives_the_golden_digest() -> None:
+    """On any machine, by any version of any compressor: the digest follows from the wheel and the recipe."""
+    assert layer_facts(LAYER_WHEEL) == json.loads(LAYER.read_text())
+
+
+def test_the_same_wheel_twice(wheel: Path) -> None:
+    """No clock, no random number, no memory of the run before."""
+    assert layer_of([wheel]) == layer_of([wheel])
+
+
+def test_a_tail_told_beforehand_changes_nothing(wheel: Path) -> None:
+    """Some of the directory, the directory, all of the file: the layer is the same."""
+    size = wheel.stat().st_size
+    assert {layer_of([wheel], tail=tail)[1] for tail in (0, 30, 2000, size)} == {layer_of([wheel])[1]}
+
+
+@pytest.mark.parametrize("tail", [0, 2000])
+def test_a_wheel_that_arrives_slowly(wheel: Path, tmp_path: Path, tail: int) -> None:
+    """Read behind a download, piece by piece, from before its first byte is there."""
+    data = wheel.read_bytes()
+    growing = tmp_path / "growing" / wheel.name
+    growing.parent.mkdir()
+
+    def arrive() -> None:
+        time.sleep(0.02)
+        with growing.open("wb", buffering=0) as out:
+            for start in range(0, len(data), 1000):
+                out.write(data[start : start + 1000])
+
+    download = threading.Thread(target=arrive)
+    download.start()
+    layer = LayerWriter(io.BytesIO(), mtime=WHEEL_EPOCH)
+    end = data[len(data) - tail :] if tail else b""
+    with WheelFile(growing, len(data), tail=end) as file:
+        splice(
+            file,
+            wheel.name,
+            sha256(wheel),
+            layer,
+            SCHEME,
+            source=lambda _p, _d: None,
+            bytecode=lambda: iter(()),
+        )
+    download.join()
+
+    assert layer.finish() == layer_of([wheel])[1]
+
+
+@pytest.mark.usefixtures("worker")
+def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Path) -> None:
+    """Cold, the interpreter compiles; warm, the pack is read and nothing is started; damaged, anew."""
+
+    def job(cache: str, interpreter: str = sys.executable) -> Job:
+        return Job(
+            slot=0,
+            inputs=(Input(wheel=locked_wheel(wheel), path=wheel),),
+            cache=tmp_path / cache,
+            python="3.11.2",
+            interpreter=(interpreter,),
+            out=tmp_path / "out",
+        )
+
+    cold = convert(job("one"))
+    warm = convert(job("one", "/nowhere/python"))
+    other = convert(job("two"))
+    (pack,) = (tmp_path / "one" / "bytecode").iterdir()
+    pack.chmod(0o644)
+    pack.write_bytes(pack.read_bytes()[:-1])
+
+    assert cold == warm == other == convert(job("one"))
+    tree = tree_of_layer((tmp_path / "out").read_bytes())
+    made = f"{SCHEME.site}/some/__pycache__/__init__.cpython-311.pyc"
+    assert tree[made].mode == 0o644
+    assert (
+        b"some/__pycache__/__init__.cpython-311.pyc,,\r\n"
+        in tree[f"{SCHEME.site}/some-1.0.dist-info/RECORD"].data
+    )
+    assert list((tmp_path / "one" / "tmp").iterdir()) == []
+
+
+def test_deflate_streams_are_the_wheel_s_own(wheel: Path) -> None:
+    """Each one stands in the blob, whole, as the one content of a gzip member."""
+    blob, _ = layer_of([wheel])
+    data = wheel.read_bytes()
+    seen = 0
+    with zipfile.ZipFile(wheel) as archive:
+        for info in archive.infolist():
+            if info.compress_type != zipfile.ZIP_DEFLATED or not info.file_size or "RECORD" in info.filename:
+                continue
+            if "/scripts/" in info.filename:  # rewritten
+                continue
+            start = info.header_offset + 30 + len(info.filename.encode())
+            stream = data[start : start + info.compress_size]
+            assert zlib.decompress(stream, -15) == archive.read(info)
+            assert members.HEADER + stream + members.trailer(info.CRC, info.file_size) in blob
+            seen += 1
+    assert seen == 6
+
+
+def test_a_layer_is_hardly_larger_than_its_wheel(wheel: Path) -> None:
+    """What is added is headers and paddings: 512 bytes and a little for each file and folder."""
+    blob, written = layer_of([wheel])
+    assert written.size == len(blob)
+    assert len(blob) < wheel.stat().st_size + 30 * 1024
+
+
+def test_every_reader_sees_the_tar_of_the_diff_id(wheel: Path) -> None:
+    """GNU gzip, zlib, isal and Python's gzip; and the blob's own hash is the digest."""
+    blob, written = layer_of([wheel], code=pretended_code)
+    plain = [
+        subprocess.run(["gzip", "-dc"], input=blob, capture_output=True, check=True).stdout,
+        gzip.decompress(blob),
+        igzip.decompress(blob),
+        _by_zlib(blob),
+    ]
+    assert {f"sha256:{hashlib.sha256(tar).hexdigest()}" for tar in plain} == {written.diff_id}
+    assert len(plain[0]) == written.unpacked
+    assert len(plain[0]) % 512 == 0
+    assert f"sha256:{hashlib.sha256(blob).hexdigest()}" == written.digest
+
+
+def _by_zlib(blob: bytes) -> bytes:
+    """Member after member; each must end where the next begins, the last at the end."""
+    out = b""
+    while blob:
+        member = zlib.decompressobj(31)
+        out += member.decompress(blob)
+        assert member.eof
+        blob = member.unused_data
+    return out
+
+
+def test_several_wheels_in_one_layer_share_what_is_the_same(tmp_path: Path) -> None:
+    """Two wheels with one `nvidia/__init__.py`: it is there once; two that differ are refused."""
+    common = File(path="nvidia/__init__.py", data=b"# shared\n")
+    one, two = (
+        write_wheel(
+            WheelSpec(name=name, files=(common, File(path=f"nvidia/{name}.so", data=name.encode() * 99))),
+            tmp_path,
+        )
+        for name in ("one", "two")
+    )
+    other = write_wheel(
+        WheelSpec(name="other", files=(File(path="nvidia/__init__.py", data=b"# not\n"),)), tmp_path
+    )
+
+    tree = tree_of_layer(layer_of([one, two], code=pretended_code)[0])
+
+    assert {f"{SCHEME.site}/nvidia/{name}" for name in ("__init__.py", "one.so", "two.so")} <= tree.keys()
+    assert [n for n in tree if n.endswith(".pyc")] == [
+        f"{SCHEME.site}/nvidia/__pycache__/__init__.cpython-311.pyc"
+    ]
+    with pytest.raises(BadWheel, match=r"^other-1.0-py3-none-any.whl: another wheel .*/nvidia/__init__.py$"):
+        layer_of([one, other])
+
+
+def test_pieces_of_any_size_make_the_same_members(tmp_path: Path) -> None:
+    """Files around the sizes at which reading, inflating and gathering go on to the next piece."""
+    sizes = [size + more for size in (1 << 18, 1 << 20, 0xFFFF, 512) for more in (-1, 0, 1)]
+    files = [
+        File(path=f"p/{size}-{kept}", data=_noise(size), stored=kept)
+        for size in sizes
+        for kept in (True, False)
+    ]
+    blob, written = layer_of([write_wheel(WheelSpec(name="pieces", files=tuple(files)), tmp_path)])
+
+    tree = tree_of_layer(blob)
+    assert {path: tree[f"{SCHEME.site}/{path}"].data for path in (file.path for file in files)} == {
+        file.path: file.data for file in files
+    }
+    assert hashlib.sha256(gzip.decompress(blob)).hexdigest() == written.diff_id.removeprefix("sha256:")
+
+
+def _noise(size: int) -> bytes:
+    """Bytes that deflate cannot make smaller."""
+    return hashlib.shake_128(b"noise").digest(size)
+
+
+def test_the_tar_ends_as_a_tar_does(wheel: Path) -> None:
+    """Two empty blocks, no link, no device, no owner: GNU's and Python's readers say nothing."""
+    plain = gzip.decompress(layer_of([wheel])[0])
+    assert plain.endswith(bytes(1024))
+    with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
+        assert {member.type for member in tar} == {tarfile.REGTYPE, tarfile.DIRTYPE}
+    done = subprocess.run(["tar", "-tf", "-"], input=plain, capture_output=True, check=True)
+    assert done.stderr == b""
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from tests.layers import add
+from torchkiln.oci.layer import LayerWriter
+with open("/dev/null", "wb") as out:
+    add(Path(sys.argv[1]), LayerWriter(out, mtime=0), locked=sys.argv[2])
+# Not ru_maxrss, which a process inherits from the one that started it.
+(peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(peak)
+"""
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "deflated"])
+def test_a_large_entry_takes_no_memory(tmp_path: Path, *, stored: bool) -> None:
+    """160 MB in one file (deflated to 160 kB, so that one read inflates to all of it): a few pieces."""
+    peaks = []
+    for megabytes in (1, 160):
+        spec = WheelSpec(
+            name="large", files=(File(path="l/l.so", data=bytes(megabytes << 20), stored=stored),)
+        )
+        wheel = write_wheel(spec, tmp_path)
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, str(wheel), sha256(wheel)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        peaks.append(int(done.stdout) // 1024)
+    assert peaks[1] - peaks[0] < 32, f"MiB: {peaks}"
+
+
+def test_a_writer_into_which_nothing_fits_says_so(wheel: Path) -> None:
+    """A full disk is an OSError of the writer, not a short layer."""
+
+    class Full(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise OSError(28, "No space left on device")
+
+    layer = LayerWriter(Full(), mtime=0)
+    with pytest.raises(OSError, match="No space"):
+        add(wheel, layer)
+
+
+def test_the_prefix_is_part_of_the_layer() -> None:
+    """What the goldens and all tests here assume."""
+    assert (SCHEME.prefix, SCHEME.site) == (PREFIX, "opt/venv/lib/python3.11/site-packages")

@@ -1,0 +1,73 @@
+"""Generated wheels as a lock would name them, and places to get them from, good and bad."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from tests.layers import sha256
+from torchkiln.errors import BuildFailed
+from torchkiln.nouns import LockedWheel, Source
+from torchkiln.wheel.install import parse_name
+
+
+def locked_wheel(path: Path) -> LockedWheel:
+    """The wheel at *path*, by content."""
+    name = parse_name(path.name)
+    return LockedWheel(
+        name=name.distribution.replace("_", "-").lower(),
+        version=str(name.version),
+        filename=path.name,
+        sha256=sha256(path),
+        size=path.stat().st_size,
+        index=Source.DEFAULT,
+    )
+
+
+class FakeIndex:
+    """Serves wheels from memory, in order, and remembers who asked for what; a Fetcher.
+
+    `pause` is waited between pieces of `piece` bytes; a file in `broken` stops half-way with that error.
+    """
+
+    def __init__(
+        self,
+        wheels: Iterable[Path],
+        *,
+        ranges: bool = True,
+        piece: int = 1 << 20,
+        pause: float = 0.0,
+        broken: dict[str, str] | None = None,
+    ) -> None:
+        self.files = {wheel.name: wheel.read_bytes() for wheel in wheels}
+        self.ranges, self.piece, self.pause, self.broken = ranges, piece, pause, broken or {}
+        self.fetched: list[str] = []
+        self._lock = threading.Lock()
+
+    def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
+        """As the protocol says."""
+        return self.files[wheel.filename][-count:] if self.ranges else None
+
+    def fetch(
+        self,
+        wheel: LockedWheel,
+        path: Path,
+        *,
+        on_progress: Callable[[int], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        """As the protocol says."""
+        with self._lock:
+            self.fetched.append(wheel.filename)
+        data = self.files[wheel.filename]
+        with path.open("ab", buffering=0) as out:
+            for start in range(out.tell(), len(data), self.piece):
+                if cancelled():
+                    return
+                if wheel.filename in self.broken and start >= len(data) // 2:
+                    raise BuildFailed(self.broken[wheel.filename])
+                on_progress(out.write(data[start : start + self.piece]))
+                if self.pause:
+                    time.sleep(self.pause)
