@@ -45,7 +45,7 @@ _FORMATS = ("oci", "oci-archive", "docker-archive")
     type=click.Choice(_FORMATS),
     default="oci",
     show_default=True,
-    help="besides the layout, an archive of it: OUTPUT/<tag>.tar",
+    help="besides the layout, an archive beside it: <tag>.FORMAT.tar",
 )
 @click.option(
     "--base",

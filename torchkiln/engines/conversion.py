@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.nouns import LockedWheel
+from torchkiln.oci.encode import ENCODER
 from torchkiln.oci.layer import LayerWriter, Written
 from torchkiln.recipe import PREFIX, RECIPE, WHEEL_EPOCH, minor
 from torchkiln.store import Store
@@ -139,7 +140,7 @@ def _intact(pack: Path) -> list[tuple[str, bytes]] | None:
 
 
 def _key(wheels: list[str], python: str) -> str:
-    decides = {"wheels": wheels, "python": python, "prefix": PREFIX, "recipe": RECIPE}
+    decides = {"wheels": wheels, "python": python, "prefix": PREFIX, "recipe": RECIPE, "encoder": ENCODER}
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 

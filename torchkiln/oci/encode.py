@@ -100,6 +100,11 @@ def _pump(tar: BinaryIO, write: Callable[[bytes], object]) -> Encoded:
     )
 
 
+def deflated(data: bytes) -> bytes:
+    """*data* as one raw deflate stream, for a member whose frame somebody else writes."""
+    return bytes(deflate.deflate_compress(data, LEVEL))
+
+
 def _member(chunk: bytes) -> bytes:
     return bytes(deflate.gzip_compress(chunk, LEVEL))
 
