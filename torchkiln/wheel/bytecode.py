@@ -67,21 +67,27 @@ def read_pack(pack: BinaryIO) -> Iterator[tuple[str, bytes]]:
     :raises ValueError: the pack is cut short or was changed.
     """
     total = hashlib.sha256()
-    while True:
+
+    def length() -> int:
         head = pack.read(_LENGTH.size)
         if len(head) < _LENGTH.size:
             raise ValueError("the pack is cut short")
-        (length,) = _LENGTH.unpack(head)
-        if length == _END:
-            if pack.read() != total.digest():
+        total.update(head)
+        return int(_LENGTH.unpack(head)[0])
+
+    def content(count: int) -> bytes:
+        data = pack.read(count)
+        total.update(data)
+        return data
+
+    while True:
+        before = total.digest()
+        if (count := length()) == _END:
+            if pack.read() != before:
                 raise ValueError("the pack does not match its own hash")
             return
-        path = pack.read(length)
-        size = pack.read(_LENGTH.size)
-        code = pack.read(_LENGTH.unpack(size)[0])
-        for part in (head, path, size, code):
-            total.update(part)
-        yield path.decode(), code
+        path = content(count)
+        yield path.decode(), content(length())
 
 
 def cached_name(source: str, python: str) -> str:
