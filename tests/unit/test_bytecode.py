@@ -1,0 +1,201 @@
+"""Sources → a pack of .pyc files; they are what `compileall` writes, byte for byte."""
+
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchkiln.engines.conversion import layer_key
+from torchkiln.errors import BuildFailed
+from torchkiln.nouns import LockedWheel, Source
+from torchkiln.wheel.bytecode import Compiler, cached_name, read_pack
+
+SOURCES = {
+    "/a/__init__.py": b"import sys\n__all__ = ['main', 'x']\nx = 'x'\n",
+    "/a/main.py": b"def main(a, b='x', *, c=(1, 2, 'x')):\n"
+    b"    return [a in {'p', 'q', 'r', b}, b in {'p', 'q', 'r'}, c, {'x', 'y'}, 1e300, -0.0, 2**99]\n",
+    "/a/cls.py": b"class A:\n    '''Doc.'''\n    x: int = 1\n    async def f(self):\n        return self.x\n",
+    "/a/latin.py": b"# -*- coding: latin-1 -*-\nname = '\xe9'\n",
+    "/a/bom.py": b"\xef\xbb\xbfname = 1\n",
+    "/a/crlf.py": b"x = 1\r\ny = 2\r\n",
+    "/a/empty.py": b"",
+    "/a/escape.py": b"x = '\\d'\n",
+    "/a/future.py": b"from __future__ import annotations\ndef f(x: no_such_name) -> 3: ...\n",
+    "/a/module/same.py": b"def same(): return 'same'\n",
+    "/a/module/same2.py": b"def same(): return 'same'\n",
+    "/a/ü.py": "ü = 'ü'\n".encode(),
+}
+BROKEN = {
+    "/b/syntax.py": b"def f(:\n",
+    "/b/nul.py": b"x = 1\0\n",
+    "/b/coding.py": b"# -*- coding: no-such -*-\n",
+    "/b/bytes.py": b"x = '\xff'\n",
+    "/b/deep.py": b"x = " + b"(" * 5000 + b")" * 5000 + b"\n",
+    "/b/digits.py": b"x = " + b"1" * 5000 + b"\n",
+}
+
+
+def pack_of(sources: dict[str, bytes], place: Path, python: str = sys.executable) -> list[tuple[str, bytes]]:
+    """Through the worker and back."""
+    compiler = Compiler([python], place)
+    for path, source in sources.items():
+        compiler.add(path, source)
+    compiler.finish()
+    with place.open("rb") as pack:
+        return list(read_pack(pack))
+
+
+def test_sources_come_back_as_code_in_order(tmp_path: Path) -> None:
+    """What does not compile is left out, and what comes behind it is not lost."""
+    mixed = {**dict(list(SOURCES.items())[:3]), **BROKEN, **dict(list(SOURCES.items())[3:])}
+    assert [path for path, _ in pack_of(mixed, tmp_path / "pack")] == list(SOURCES)
+
+
+def test_nothing_in_is_nothing_out(tmp_path: Path) -> None:
+    """A pack of no sources is whole too."""
+    assert pack_of({}, tmp_path / "pack") == []
+
+
+def test_a_file_is_hash_based_and_unchecked(tmp_path: Path) -> None:
+    """Magic, flags 1, the source's hash: no time in it, and import does not look at the source."""
+    for path, code in pack_of(SOURCES, tmp_path / "pack"):
+        assert code[:4] == importlib.util.MAGIC_NUMBER
+        assert code[4:8] == b"\1\0\0\0"
+        assert code[8:16] == importlib.util.source_hash(SOURCES[path])
+
+
+def compileall(sources: dict[str, bytes], root: Path) -> dict[str, bytes]:
+    """As the Dockerfile does it: once, over the whole folder."""
+    for path, source in sources.items():
+        place = root / path[1:]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(source)
+    argv = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+    subprocess.run([*argv, str(root)], capture_output=True, check=False)
+    return {
+        path: made.read_bytes()
+        for path in sources
+        if (made := root / cached_name(path[1:], f"{sys.version_info[0]}.{sys.version_info[1]}")).exists()
+    }
+
+
+def test_the_same_bytes_as_compileall(tmp_path: Path) -> None:
+    """The other engine compiles an environment in one run; ours one wheel at a time, in its order."""
+    root = tmp_path / "root"
+    theirs = compileall({**SOURCES, **BROKEN}, root)
+    told = {f"{root}{path}": source for path, source in {**BROKEN, **SOURCES}.items()}
+    ours = {path.removeprefix(str(root)): code for path, code in pack_of(told, tmp_path / "pack")}
+
+    assert sorted(ours) == sorted(theirs) == sorted(SOURCES)
+    assert [path for path in ours if ours[path] != theirs[path]] == []
+
+
+def test_the_same_bytes_as_compileall_for_the_standard_library(tmp_path: Path) -> None:
+    """Some hundred real modules, in another order than compileall's."""
+    library = Path(json.__file__).parent.parent
+    names = ("json", "email", "asyncio", "logging", "importlib", "xml", "unittest", "collections", "http")
+    files = [file for name in names for file in (library / name).rglob("*.py")]
+    sources = {
+        f"/{file.relative_to(library)}": file.read_bytes() for file in (*files, *library.glob("[a-h]*.py"))
+    }
+    root = tmp_path / "root"
+    theirs = compileall(sources, root)
+    told = {f"{root}{path}": source for path, source in sorted(sources.items(), reverse=True)}
+    ours = {path.removeprefix(str(root)): code for path, code in pack_of(told, tmp_path / "pack")}
+
+    assert len(ours) > 150
+    assert sorted(ours) == sorted(theirs)
+    assert [path for path in ours if ours[path] != theirs[path]] == []
+
+
+@given(cut=st.integers(0, 10_000))
+def test_a_cut_pack_is_refused(whole_pack: bytes, cut: int) -> None:
+    """At whatever byte it ends."""
+    with pytest.raises(ValueError):
+        list(read_pack(io.BytesIO(whole_pack[: cut % len(whole_pack)])))
+
+
+@given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_changed_pack_is_refused(whole_pack: bytes, at: int, bit: int) -> None:
+    """One bit anywhere."""
+    changed = bytearray(whole_pack)
+    changed[at % len(changed)] ^= 1 << bit
+    with pytest.raises(ValueError):
+        list(read_pack(io.BytesIO(changed)))
+
+
+def test_a_pack_with_more_behind_it_is_refused(whole_pack: bytes) -> None:
+    """Two packs, one behind the other, are none."""
+    with pytest.raises(ValueError):
+        list(read_pack(io.BytesIO(whole_pack + b"x")))
+
+
+@pytest.fixture(scope="module")
+def whole_pack(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    place = tmp_path_factory.mktemp("pack") / "pack"
+    pack_of(dict(list(SOURCES.items())[:2]), place)
+    return place.read_bytes()
+
+
+def test_a_worker_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    """However much was still to be handed over."""
+    compiler = Compiler([sys.executable, "-c", "import sys; sys.exit('no such library')"], tmp_path / "pack")
+
+    def work() -> None:
+        for number in range(1000):
+            compiler.add(f"/{number}.py", b"x = 1\n" * 1000)
+        compiler.finish()
+
+    with pytest.raises(BuildFailed, match="no such library"):
+        work()
+    compiler.kill()
+
+
+def test_a_worker_can_be_ended(tmp_path: Path) -> None:
+    """In the middle of its work, and twice."""
+    compiler = Compiler([sys.executable], tmp_path / "pack")
+    compiler.add("/a.py", b"x = 1\n")
+    compiler.kill()
+    compiler.kill()
+    assert compiler._process.returncode
+
+
+@pytest.mark.parametrize(
+    ("source", "python", "place"),
+    [
+        ("a/b.py", "3.11", "a/__pycache__/b.cpython-311.pyc"),
+        ("/a/b.py", "3.10", "a/__pycache__/b.cpython-310.pyc"),
+        ("b.py", "3.9", "__pycache__/b.cpython-39.pyc"),
+        ("a/b.c.py", "3.11", "a/__pycache__/b.c.cpython-311.pyc"),
+        ("a/.py", "3.11", "a/__pycache__/.cpython-311.pyc"),
+    ],
+)
+def test_where_code_goes(source: str, python: str, place: str) -> None:
+    """As the import system looks for it."""
+    assert cached_name(source, python) == place
+
+
+def test_the_key_of_a_layer_tells_all_that_decides_it() -> None:
+    """Wheels in their order and the exact Python; not names, not sizes."""
+
+    def wheel(sha256: str, name: str = "a") -> LockedWheel:
+        return LockedWheel(
+            name=name, version="1", filename=f"{name}.whl", sha256=sha256, size=1, index=Source.DEFAULT
+        )
+
+    one, two = wheel("1" * 64), wheel("2" * 64)
+    keys = {
+        layer_key([one], "3.11.2"),
+        layer_key([one], "3.11.7"),
+        layer_key([two], "3.11.2"),
+        layer_key([one, two], "3.11.2"),
+        layer_key([two, one], "3.11.2"),
+    }
+    assert len(keys) == 5
+    assert layer_key([wheel("1" * 64, "b")], "3.11.2") == layer_key([one], "3.11.2")
