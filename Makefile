@@ -33,10 +33,12 @@ check: $(STAMP)  ## lint, types, stale generated files
 	$(RUN) mypy
 	$(VENV)/bin/python build.py lock --check
 	$(VENV)/bin/python build.py render --all --check
+	$(VENV)/bin/python tools/readme.py --check
 
 golden: $(STAMP)  ## write the golden files and the generated ones anew
 	$(VENV)/bin/python build.py render --all
 	$(RUN) tests.golden.write
+	$(VENV)/bin/python tools/readme.py
 
 bench: $(STAMP)  ## wheels to layers against what else could be done; JSON and a table
 	$(RUN) bench

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """matrix, facts, locks, numbers and the commands themselves → the generated parts of README.md.
 
-A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`, `numbers`, or
-`output of COMMAND`, with `; first N lines` or `; last N lines` behind it. `--check` writes nothing and ends
-with 5 if a part is stale.
+A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`, `numbers`,
+`output of COMMAND` (with `; first N lines` behind it), or `transcript NAME` (recorded by
+tools/transcripts.py). `--check` writes nothing and ends with 5 if a part is stale.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from torchkiln.files import write_atomic  # noqa: E402
 from torchkiln.nouns import Resolution, Source, Status  # noqa: E402
 
 README = ROOT / "README.md"
+TRANSCRIPTS = ROOT / "docs" / "transcripts"
 NUMBERS = ROOT / "docs" / "numbers.json"
 _PART = re.compile(r"(<!-- generated: (?P<what>.+?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
-_OUTPUT = re.compile(r"output of (?P<command>.+?)(; (?P<end>first|last) (?P<count>\d+) lines)?")
+_OUTPUT = re.compile(r"output of (?P<command>.+?)(; first (?P<count>\d+) lines)?")
 _WIDTH = 150  # characters; a longer line of output is cut, visibly
 
 
@@ -40,20 +41,21 @@ def _made(what: str) -> str:
     if what == "numbers":
         return numbers(json.loads(NUMBERS.read_bytes()))
     if found := _OUTPUT.fullmatch(what):
-        count = int(found["count"]) if found["count"] else None
-        return output(found["command"], count, last=found["end"] == "last")
+        return output(found["command"], int(found["count"]) if found["count"] else None)
+    if what.startswith("transcript "):
+        recorded = (TRANSCRIPTS / f"{what.removeprefix('transcript ')}.txt").read_text()
+        return f"```console\n{recorded}```\n"
     raise SystemExit(f"README.md: nothing is known that makes {what!r}")
 
 
-def output(command: str, count: int | None, *, last: bool = False) -> str:
+def output(command: str, count: int | None) -> str:
     """What `python build.py COMMAND` prints on stdout, as a fenced block; what is left out is said."""
     argv = [sys.executable, str(ROOT / "build.py"), *command.split()]
     done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     lines = [line if len(line) <= _WIDTH else line[: _WIDTH - 2] + " …" for line in done.stdout.splitlines()]
     left = 0 if count is None else max(0, len(lines) - count)
     if left:
-        note = f"… {left} lines left out"
-        lines = [note, *lines[left:]] if last else [*lines[:-left], note]
+        lines = [*lines[:-left], f"… {left} lines left out"]
     return "\n".join(("```console", f"$ python build.py {command}", *lines, "```", ""))
 
 
@@ -66,9 +68,7 @@ def grid() -> str:
 
     facts = facts_of.load()
     matrix = matrix_of.read(ROOT / "matrix.yaml", facts)
-    answers = {
-        (cell.torch, cell.cuda): resolve(cell, matrix, facts) for cell in select(Selection(), matrix)
-    }
+    answers = {(cell.torch, cell.cuda): resolve(cell, matrix, facts) for cell in select(Selection(), matrix)}
     head = [f"CUDA {cuda}<br>{_drivers(cuda, answers.values())}" for cuda in matrix.cuda]
     rows = [
         [f"**{torch}**", *(_square(answers[torch, cuda]) for cuda in matrix.cuda)]

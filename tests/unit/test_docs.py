@@ -1,0 +1,169 @@
+"""The documents hold: links lead somewhere, commands parse, codes and variables are those of the code."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from torchkiln import errors
+from torchkiln.cli import INTERRUPTED, torchkiln
+from torchkiln.places import ROOT
+
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+
+_LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:)(?P<target>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
+_COMMAND = re.compile(r"^\s*(?:\$ )?(?:\.venv/bin/)?(?:python build\.py|torchkiln)\s+(?P<arguments>.*)$")
+_OURS = re.compile(r"\bTORCHKILN_[A-Z_]*[A-Z]\b(?!_)")
+_READ = re.compile(r"environ(?:\.get\(|\[)\s*\"(?P<name>[A-Za-z_]+)\"")
+_OF_A_TOOL = re.compile(r"\b(?:UV|SSL|SSH|JUPYTER)_[A-Z_]+\b")
+
+
+def _tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False).stdout
+    return [path for name in listed.decode().split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Lines of fenced and indented code, and code between backticks that starts with our command."""
+    fenced = False
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            yield line
+        else:
+            yield from re.findall(r"`([^`]+)`", line)
+
+
+def _commands() -> list[tuple[str, str]]:
+    return [
+        (document.name, found["arguments"])
+        for document in DOCUMENTS
+        for line in _blocks(document.read_text())
+        if (found := _COMMAND.match(line))
+    ]
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(document: Path) -> None:
+    broken = []
+    for found in _LINK.finditer(document.read_text()):
+        target = (document.parent / found["target"]).resolve() if found["target"] else document
+        if not target.exists():
+            broken.append(found[0])
+        elif found["anchor"]:
+            titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            broken += [] if found["anchor"] in map(_slug, titles) else [found[0]]
+
+    assert broken == []
+
+
+def test_documents_show_commands() -> None:
+    """Else the next test would be green for want of any."""
+    assert len(_commands()) >= 12
+
+
+@pytest.mark.parametrize(
+    ("document", "arguments"), sorted(set(_commands())), ids=lambda value: str(value)[:60]
+)
+def test_every_command_in_the_documents_parses(document: str, arguments: str) -> None:
+    """Each word is a command or an option that exists, with a value where it takes one."""
+    words = shlex.split(arguments.replace("…", ""), comments=True)
+    context = click.Context(torchkiln, info_name="torchkiln")
+    command: click.Command = torchkiln
+    if words and words[0] not in ("X", "--help"):
+        words = ["build", *words] if words[0].startswith("-") else words
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        if words[0] == "X":
+            return  # "python build.py X": any of them
+        found = command.get_command(context, words[0])
+        if found is None:
+            # A group may have a command that it runs when none is named: `smoke TAG`.
+            words = [getattr(command, "default", words[0]), *words]
+            break
+        command, words = found, words[1:]
+        context = click.Context(command, parent=context, info_name=command.name)
+    if isinstance(command, click.Group):
+        command.make_context(command.name, words, parent=context.parent, resilient_parsing=True)
+        return
+    command.make_parser(context).parse_args(words)
+
+
+def test_exit_codes_are_those_of_the_code() -> None:
+    """One row a code, none missing, none made up."""
+    table = README.split("| exit code | |")[1].split("\n\n")[0]
+    told = [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    raised = {kind.exit_code for kind in kinds if issubclass(kind, errors.KilnError)}
+
+    assert told == sorted({0, INTERRUPTED} | raised)
+
+
+def _sources() -> str:
+    """All code whose settings a reader of the documents may meet."""
+    folders = ("torchkiln", "rootfs", "smoke_tests", "tests/smoke_mutants", "tools")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.is_file()]
+    wanted = [file for file in files if "__pycache__" not in file.parts]
+    return "\n".join(file.read_text(errors="replace") for file in (*wanted, ROOT / "build.py"))
+
+
+def test_our_variables_are_documented_and_documented_ones_exist() -> None:
+    documents = "\n".join(document.read_text() for document in DOCUMENTS)
+
+    assert set(_OURS.findall(documents)) == set(_OURS.findall(_sources()))
+
+
+def test_variables_of_others_that_the_readme_names_are_read() -> None:
+    """UV_*, SSL_*, and the container's SSH_* and JUPYTER_*."""
+    code = _sources()
+
+    assert [name for name in sorted(set(_OF_A_TOOL.findall(README))) if name not in code] == []
+
+
+def test_variables_that_the_code_reads_are_in_the_readme() -> None:
+    """By name in the code; PATH, HOME and what a check sets for itself are nobody's setting."""
+    kept_out = {"PATH", "HOME", "TORCHINDUCTOR_CACHE_DIR"}
+    read = {found["name"] for found in _READ.finditer(_sources())} - kept_out
+
+    assert {name for name in read if f"`{name}`" not in README and not _OURS.match(name)} == set()
+
+
+_PATH_OF_A_MACHINE = re.compile(r"(?<![\w.$}/-])/(?:home|Users|mnt|media|work)/[a-z]\w*/")
+_HOST = re.compile(r"https?://(?P<host>[A-Za-z0-9.-]+)")
+# Where specifications live, names reserved for examples (or with no dot, which nobody owns), this machine.
+_FREE_HOSTS = re.compile(
+    r"[a-z0-9-]+|(.*\.)?(example|test|invalid|localhost)(\.(com|org|net))?|127\.0\.0\.1|json-schema\.org"
+    r"|keepachangelog\.com|www\.w3\.org|www\.apache\.org"
+)
+
+
+def test_no_address_and_no_path_of_a_machine_is_committed() -> None:
+    """Locks, code and documents say nothing of where they were made; an index is the user's setting."""
+    faults = []
+    for file in _tracked():
+        text = file.read_text(errors="replace")
+        faults += [f"{file.relative_to(ROOT)}: {found}" for found in _PATH_OF_A_MACHINE.findall(text)]
+        hosts = {found["host"].lower() for found in _HOST.finditer(text)}
+        faults += [f"{file.relative_to(ROOT)}: {host}" for host in hosts if not _FREE_HOSTS.fullmatch(host)]
+
+    assert faults == []
+
+
+def test_the_readmes_generated_parts_are_fresh() -> None:
+    """Grid, numbers and the output of every command that needs no network: `make golden` writes them anew."""
+    check = [sys.executable, str(ROOT / "tools" / "readme.py"), "--check"]
+    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
