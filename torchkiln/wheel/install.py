@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from torchkiln.errors import BadWheel
 
@@ -134,19 +134,18 @@ def check_metadata(wheel_file: bytes, metadata: bytes, wheel: WheelName) -> None
         raise BadWheel(wheel.filename, f"Wheel-Version {format_version or 'missing'}; only 1.x is known")
     fields = parser.parsebytes(metadata)
     name, version = str(fields.get("Name", "")).strip(), str(fields.get("Version", "")).strip()
-    # A local version (2.7.1+cu126) may be left out of the file name: the default index allows none there.
-    stated = {str(wheel.version), wheel.version.public}
-    ours = _canonical(version)
-    if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not ours & stated:
+    if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not _is_of(wheel.version, version):
         raise BadWheel(wheel.filename, f"METADATA is that of {name} {version}")
 
 
-def _canonical(version: str) -> set[str]:
+def _is_of(named: Version, stated: str) -> bool:
+    """Whether METADATA's version is the one in the file name, by value: 1 is 1.0."""
     try:
-        parsed = Version(version)
-    except ValueError:
-        return set()
-    return {str(parsed), parsed.public}
+        version = Version(stated)
+    except InvalidVersion:
+        return False
+    # A local version (2.7.1+cu126) may be left out of the file name: the default index allows none there.
+    return version == named or (named.local is None and Version(version.public) == named)
 
 
 _ENTRY_POINT = re.compile(r"(?P<module>[\w.]+)(:(?P<attribute>[\w.]+))?\s*(\[[\w.,\s-]*\])?", re.ASCII)
