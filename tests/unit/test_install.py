@@ -1,0 +1,310 @@
+"""The wheel specification as pure functions: where files go, launchers, RECORD."""
+
+import csv
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchkiln.errors import BadWheel
+from torchkiln.wheel import install
+from torchkiln.wheel.install import Row, Scheme, WheelName, parse_name
+
+SCHEME = Scheme(prefix="/opt/venv", python="3.11")
+WHEEL = parse_name("Some_Thing-1.0-py3-none-any.whl")
+SITE = "opt/venv/lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("some/x.py", f"{SITE}/some/x.py"),
+        ("x.data", f"{SITE}/x.data"),
+        ("Some_Thing-1.0.data/purelib/a/b.py", f"{SITE}/a/b.py"),
+        ("Some_Thing-1.0.data/platlib/b.so", f"{SITE}/b.so"),
+        ("Some_Thing-1.0.data/scripts/run", "opt/venv/bin/run"),
+        ("Some_Thing-1.0.data/data/share/x", "opt/venv/share/x"),
+        ("Some_Thing-1.0.data/headers/x.h", "opt/venv/include/site/python3.11/some-thing/x.h"),
+    ],
+)
+def test_destination(name: str, place: str) -> None:
+    """Root files to site-packages, `.data` by its key."""
+    assert install.destination(name, WHEEL, SCHEME) == place
+
+
+@pytest.mark.parametrize("name", ["a.data/nowhere/x", "a.data/scripts", "a.data/scripts/", "a.data/stdlib/x"])
+def test_a_scheme_that_does_not_exist_is_refused(name: str) -> None:
+    """So is a file beside the schemes' folders."""
+    with pytest.raises(BadWheel, match=r"^Some_Thing-1.0-py3-none-any.whl: entry .* no such data scheme"):
+        install.destination(name, WHEEL, SCHEME)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a-1.0.tar.gz",
+        "a.whl",
+        "a-1.0.whl",
+        "a-1-py3-none.whl",
+        "-1-py3-none-any.whl",
+        "a-x!-py3-none-any.whl",
+    ],
+)
+def test_a_file_that_is_named_like_no_wheel_is_refused(name: str) -> None:
+    """Name, version, tags: all of them."""
+    with pytest.raises(BadWheel, match="not the file name of a wheel"):
+        parse_name(name)
+
+
+@pytest.mark.parametrize(
+    ("script", "made"),
+    [
+        (b"#!python\nx", b"#!/opt/venv/bin/python\nx"),
+        (b"#!pythonw -E\r\nx\n", b"#!/opt/venv/bin/python\nx\n"),
+        (b"#!python", b"#!/opt/venv/bin/python\n"),
+        (b"#!/usr/bin/python\nx", b"#!/usr/bin/python\nx"),
+        (b"# !python\n", b"# !python\n"),
+        (b"\x7fELF\0", b"\x7fELF\0"),
+        (b"", b""),
+    ],
+)
+def test_with_interpreter(script: bytes, made: bytes) -> None:
+    """Only a first line that begins with `#!python` is ours to write."""
+    assert install.with_interpreter(script, SCHEME) == made
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_it"),
+    [
+        ("a-1.data/scripts/x", True),
+        ("a-1.data/scripts/deep/x", True),
+        ("a-1.data/data/scripts/x", False),
+        ("scripts/x/y", False),
+        ("a-1.data/scripts", False),
+    ],
+)
+def test_is_script(entry: str, is_it: bool) -> None:
+    """What lies in the scripts scheme."""
+    assert install.is_script(entry) is is_it
+
+
+def test_a_launcher_runs_its_function(tmp_path: Path) -> None:
+    """The text that is written is a program: it imports, calls, and gives the exit code on."""
+    made = install.launchers(b"[console_scripts]\nrun = pack.age:Class.main [extra]\n", WHEEL, SCHEME)
+    assert list(made) == ["opt/venv/bin/run"]
+    script = tmp_path / "run"
+    script.write_bytes(made["opt/venv/bin/run"])
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "age.py").write_text(
+        "import sys\nclass Class:\n    @staticmethod\n    def main():\n        print(sys.argv[1]); return 7\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script), "told"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert (done.stdout, done.returncode, done.stderr) == ("told\n", 7, "")
+    assert script.read_bytes().startswith(b"#!/opt/venv/bin/python\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (b"", []),
+        (b"[other]\nx = y\n", []),
+        (b"; remark\n# remark\n\n[console_scripts]\na=p:m\n[gui_scripts]\nb = p:m\n", ["a", "b"]),
+        (b"[console_scripts]\r\nTool.x-y_z = p:m\r\n", ["Tool.x-y_z"]),
+        (b"[console_scripts]\na = p:m\na = p:other\n", ["a"]),
+        (
+            b"[console_scripts]\npip = p:m\npip3.9 = p:m\npip4 = p:m\npipx = p:m\n",
+            ["pip", "pip3", "pip3.11", "pipx"],
+        ),
+        (b"[console_scripts]\npip3 = p:m\n", ["pip3"]),
+        (
+            b"[console_scripts]\neasy_install = p:m\neasy_install-3.6 = p:m\n",
+            ["easy_install", "easy_install-3.11"],
+        ),
+    ],
+)
+def test_launchers(text: bytes, names: list[str]) -> None:
+    """Console and gui scripts; pip's own named after the image's Python, not the builder's."""
+    assert sorted(install.launchers(text, WHEEL, SCHEME)) == [f"opt/venv/bin/{name}" for name in names]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a = p",
+        "a = p:",
+        "a = p:m; import os",
+        "a = p:m()",
+        "a = p import os\nx:m",
+        "a = os:system('x')",
+        "../a = p:m",
+        "a/b = p:m",
+        ".hidden = p:m",
+        "= p:m",
+        "a\\b = p:m",
+        "a\u202eb = p:m",
+        "a = p\u00fc:m",
+        "$(id) = p:m",
+        "no entry",
+        "a = p : m",
+    ],
+)
+def test_an_entry_point_that_is_not_plain_is_refused(line: str) -> None:
+    """A name becomes a path, a reference becomes code: neither may hold more than it should."""
+    with pytest.raises(BadWheel, match=r"^Some_Thing-1.0-py3-none-any.whl: "):
+        install.launchers(f"[console_scripts]\n{line}\n".encode(), WHEEL, SCHEME)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        (f"{SITE}/a/b.py", "a/b.py"),
+        (f"{SITE}/a", "a"),
+        ("opt/venv/bin/x", "../../../bin/x"),
+        ("opt/venv/include/site/python3.11/x/y.h", "../../../include/site/python3.11/x/y.h"),
+        ("opt/venv/lib/python3.11/x", "../x"),
+        ("opt/venv/lib/x", "../../x"),
+        ("opt/venv/lib", "../../../lib"),
+    ],
+)
+def test_record_path(path: str, told: str) -> None:
+    """Relative to site-packages, as os.path.relpath has it."""
+    assert install.record_path(path, SCHEME) == told
+    assert Path(f"/{SITE}/{told}").resolve() == Path(f"/{path}")
+
+
+def test_record_is_sorted_and_quoted_as_pip_writes_it() -> None:
+    """CRLF, a quote doubled, a comma quoted, no hash for what has none."""
+    rows = [Row(path='b,"c"', hash="sha256=x", size="1"), Row(path="a", hash="", size="")]
+    assert install.record(rows) == b'a,,\r\n"b,""c""",sha256=x,1\r\n'
+
+
+@given(
+    paths=st.lists(
+        st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1), unique=True
+    )
+)
+def test_what_record_writes_is_read_back(paths: list[str]) -> None:
+    """By our reader and by Python's csv."""
+    text = install.record(Row(path=path, hash="sha256=x", size="3") for path in paths)
+    assert install.parse_record(text, WHEEL) == dict.fromkeys(paths, ("sha256=x", "3"))
+    read = list(csv.reader(io.StringIO(text.decode(), newline="")))
+    assert [row[0] for row in read] == sorted(paths)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (b"\xff,,\n", "RECORD cannot be read"),
+        (b'"open,,\n', "RECORD cannot be read"),
+        (b"a,sha256=x,1\na,sha256=y,1\n", "RECORD tells 'a' twice"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_refused(record: bytes, reason: str) -> None:
+    """Not UTF-8, no CSV, two answers."""
+    with pytest.raises(BadWheel, match=reason):
+        install.parse_record(record, WHEEL)
+
+
+def told(name: str, version: str, wheel_version: str = "1.0") -> tuple[bytes, bytes]:
+    return (
+        f"Wheel-Version: {wheel_version}\n".encode(),
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nbody\nName: other\n".encode(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("filename", "name", "version"),
+    [
+        ("some_thing-1.0-py3-none-any.whl", "Some.Thing", "1.0"),
+        ("some_thing-1.0-py3-none-any.whl", "some-thing", "1"),
+        ("torch-2.7.1+cu126-py3-none-any.whl", "torch", "2.7.1+cu126"),
+        ("torch-2.7.1-py3-none-any.whl", "torch", "2.7.1+cu126"),
+    ],
+)
+def test_metadata_of_this_wheel(filename: str, name: str, version: str) -> None:
+    """Names are compared normalized, versions by value; the file name may leave a local version out."""
+    install.check_metadata(*told(name, version), parse_name(filename))
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "wheel_version", "reason"),
+    [
+        ("other", "1.0", "1.0", "METADATA is that of other 1.0"),
+        ("some-thing", "1.1", "1.0", "METADATA is that of some-thing 1.1"),
+        ("some-thing", "one", "1.0", "METADATA is that of some-thing one"),
+        ("", "", "1.0", "METADATA is that of"),
+        ("some-thing", "1.0", "2.0", "Wheel-Version 2.0; only 1.x"),
+        ("some-thing", "1.0", "", "Wheel-Version missing"),
+    ],
+)
+def test_metadata_of_another_wheel(name: str, version: str, wheel_version: str, reason: str) -> None:
+    """Said with what was found."""
+    with pytest.raises(BadWheel, match=reason):
+        install.check_metadata(*told(name, version, wheel_version), WHEEL)
+
+
+def test_two_local_versions_of_one_release_are_two() -> None:
+    """The wheel of CUDA 11.8 is not that of CUDA 12.6."""
+    with pytest.raises(BadWheel, match=r"METADATA is that of torch 2\.7\.1\+cu118"):
+        install.check_metadata(
+            *told("torch", "2.7.1+cu118"), parse_name("torch-2.7.1+cu126-py3-none-any.whl")
+        )
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["a/x.py", "Some_Thing-1.0.dist-info/RECORD"], "Some_Thing-1.0.dist-info"),
+        (["some.thing-1.0.dist-info/RECORD"], "some.thing-1.0.dist-info"),
+        (["a/x.py"], None),
+        (["some_thing-1.0.dist-info/RECORD", "some_thing-2.0.dist-info/RECORD"], None),
+        (["other-1.0.dist-info/RECORD"], None),
+    ],
+)
+def test_dist_info(names: list[str], found: str | None) -> None:
+    """One, and this distribution's."""
+    if found:
+        assert install.dist_info(names, WHEEL) == found
+    else:
+        with pytest.raises(BadWheel):
+            install.dist_info(names, WHEEL)
+
+
+def test_names_of_launchers_from_the_build() -> None:
+    """tool.exe, tool-script.py, tool.pya and tool give way to the launcher of `tool`; nothing else does."""
+    names = install.launcher_names(
+        b"[console_scripts]\ntool = p:m\n[gui_scripts]\nwin = p:m\n[x]\nz = p:m\n", WHEEL
+    )
+    scripts = (
+        "tool",
+        "tool.exe",
+        "tool.EXE",
+        "tool-script.py",
+        "tool.pya",
+        "deep/win",
+        "z",
+        "tool.py",
+        "Tool",
+    )
+
+    assert names == {"tool", "win"}
+    assert [name for name in scripts if not install.is_old_launcher(f"bin/{name}", names)] == [
+        "z",
+        "tool.py",
+        "Tool",
+    ]
+
+
+def test_the_name_keeps_what_was_written() -> None:
+    """Normalizing is the affair of whoever compares."""
+    assert parse_name("A.B_c-1.0.0-py3-none-any.whl") == WheelName(
+        filename="A.B_c-1.0.0-py3-none-any.whl",
+        distribution="A.B_c",
+        version=parse_name("a-1.0.0-py3-none-any.whl").version,
+    )
