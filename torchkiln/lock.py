@@ -120,7 +120,7 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
     build = resolution.build
     inputs = {
         "rules": RULES,
-        "resolution": asdict(resolution) | {"nearest": ()},
+        "resolution": asdict(resolution),
         "bound": bound if build and build.source is Source.PYTORCH else (),
         "glibc": _glibc(resolution.cell.os),
     }
@@ -162,7 +162,7 @@ def staleness(
     reasons = []
     if locked.inputs != inputs_digest(resolution, bound):
         was, now = asdict(locked.resolution), asdict(resolution)
-        differing = [name for name in now if name != "nearest" and was[name] != now[name]]
+        differing = [name for name in now if was[name] != now[name]]
         reasons.append(f"made from other {', '.join(differing)}" if differing else "made by other rules")
     if base is not None and base.digest != locked.base.digest:
         reasons.append(f"its base is {locked.base.digest[:19]}…, base.json has {base.digest[:19]}…")

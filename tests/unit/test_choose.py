@@ -6,6 +6,7 @@ import hashlib
 
 import pytest
 from packaging.tags import cpython_tags
+
 from torchkiln.errors import Unresolvable
 from torchkiln.index.choose import FileAt, choose, tags_of
 

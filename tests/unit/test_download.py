@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from tests.standin.index_server import IndexServer
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index.download import Downloads, verify
@@ -79,6 +80,13 @@ def test_a_broken_connection_is_taken_up_where_it_broke(bench: Bench) -> None:
 
     assert bench.fetch() == bench.data
     assert bench.ranges() == ["", "bytes=1000-", "bytes=71000-"]
+
+
+def test_a_line_that_breaks_often_still_brings_the_file(bench: Bench) -> None:
+    """Only breaks without progress count against a server."""
+    bench.server.faults.short = [100_000] * 12
+
+    assert bench.fetch() == bench.data
 
 
 def test_a_server_without_ranges_sends_the_beginning_again_and_the_file_never_shrinks(bench: Bench) -> None:

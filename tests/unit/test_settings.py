@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from torchkiln.errors import ConfigError, Unresolvable
 from torchkiln.index.settings import (
     IndexSettings,

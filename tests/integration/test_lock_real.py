@@ -1,0 +1,66 @@
+"""The committed lock against the real index: made again it is the same, and pip takes it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchkiln.index.package_index import open_index
+from torchkiln.lock import load_locked, lock, requirements_txt, to_json
+from torchkiln.places import ROOT
+from torchkiln.store import Store
+
+pytestmark = pytest.mark.network
+IMAGES = ROOT / "images"
+TAG = "2.7.1-cuda12.1-cudnn9-runtime"
+
+
+def test_locked_again_on_its_own_date_without_its_versions_it_is_the_same(tmp_path: Path) -> None:
+    """Not the kept versions alone: the date makes the same question have the same answer."""
+    committed = load_locked(IMAGES, TAG)
+    index = open_index(os.environ, Store(tmp_path))
+    again = lock(committed.resolution, index, committed.base, as_of=committed.as_of)
+
+    assert requirements_txt(again) == requirements_txt(committed)
+    assert again.wheels == committed.wheels
+
+
+def test_locked_again_with_its_versions_it_is_the_same_bytes(tmp_path: Path) -> None:
+    committed = load_locked(IMAGES, TAG)
+    index = open_index(os.environ, Store(tmp_path))
+    again = lock(committed.resolution, index, committed.base, as_of="2999-01-01", previous=committed)
+
+    assert to_json(again) == to_json(committed)
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="pip judges wheels by its own Python")
+def test_pip_takes_the_requirements_with_their_hashes(tmp_path: Path) -> None:
+    """The small wheels only: a dry run fetches what it checks."""
+    committed = load_locked(IMAGES, TAG)
+    small = {one.name for one in committed.wheels if one.size < 100_000}
+    lines = requirements_txt(committed).decode().splitlines()
+    file = tmp_path / "requirements.txt"
+    file.write_text("".join(f"{line}\n" for line in lines if line.partition("==")[0] in small))
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--no-cache-dir",
+        "-q",
+    ]
+    done = subprocess.run(
+        [*command, "--require-hashes", "--no-deps", "--only-binary", ":all:", "-r", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert len(small) > 40
+    assert done.returncode == 0, done.stderr
