@@ -25,6 +25,7 @@ from torchkiln.nouns import LockedBase, LockedCell, Resolution, Source
     help="let this package, or without a name every package, move to its newest fitting version",
 )
 @click.option("--upgrade-base", is_flag=True, help="build the base anew from the archive's present state")
+@click.option("--record", is_flag=True, help="note the layers that this machine built from the locks")
 @click.option("--check", is_flag=True, help="only say which locks are stale (exit 5); needs no network")
 @click.option(
     "--as-of",
@@ -47,6 +48,7 @@ def lock(
     matrix_file: Path,
     upgrade: tuple[str, ...],
     upgrade_base: bool,
+    record: bool,
     check: bool,
     as_of: str | None,
     images: Path,
@@ -69,6 +71,9 @@ def lock(
     sweeping = every or len(resolutions) > 1
     if check:
         _check(resolutions, bound, images)
+        return
+    if record:
+        _record(_lockable(resolutions, sweeping=sweeping), images, sweeping=sweeping)
         return
     wanted = _lockable(resolutions, sweeping=sweeping)
     date = _date(as_of)
@@ -94,6 +99,29 @@ def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: 
     if stale:
         raise Stale("\n".join(stale), hint="run: torchkiln lock --all")
     click.echo(f"lock: {fresh} fresh", err=True)
+
+
+def _record(resolutions: tuple[Resolution, ...], images: Path, *, sweeping: bool) -> None:
+    """Write the wheel layers' digests into the locks they were built from; builds then hold to them."""
+    from dataclasses import replace
+
+    from torchkiln.engines.embedded import known_wheel_layers
+    from torchkiln.lock import load_locked, save
+    from torchkiln.store import Store
+    from torchkiln.tags import tag_of
+
+    store = Store(cache_root())
+    for resolution in resolutions:
+        tag = tag_of(resolution)
+        locked = load_locked(images, tag)
+        layers = known_wheel_layers(locked, store)
+        if layers is None and not sweeping:
+            raise ConfigError(f"{tag} is not built in this cache", hint="build it first, then record")
+        if layers is None:
+            click.echo(f"lock: {tag}: not built here, left as it is", err=True)
+            continue
+        save(images, replace(locked, layers=layers))
+        click.echo(tag)
 
 
 def _lockable(resolutions: tuple[Resolution, ...], *, sweeping: bool) -> tuple[Resolution, ...]:

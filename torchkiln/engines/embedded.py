@@ -19,7 +19,17 @@ from torchkiln.engines.conversion import layer_key
 from torchkiln.engines.kitchen import Kitchen, Order
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import BuiltImage, BuiltLayer, Digest, ImagePlan, LayerSpec, LockedWheel
+from torchkiln.layering import wheel_layers
+from torchkiln.nouns import (
+    BuiltImage,
+    BuiltLayer,
+    Digest,
+    ImagePlan,
+    LayerSpec,
+    LockedCell,
+    LockedLayer,
+    LockedWheel,
+)
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layout import write_image
@@ -99,6 +109,17 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
         "downloads": len(absent),
         "download_bytes": sum(wheel.size for wheel in absent),
     }
+
+
+def known_wheel_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, ...] | None:
+    """The wheel layers that *store* has of this lock, in order; None when one is missing."""
+    found = []
+    for spec in wheel_layers(locked.wheels):
+        record = store.record(_RECORDS, layer_key(spec.wheels, locked.base.python))
+        if record is None:
+            return None
+        found.append(LockedLayer(**asdict(_layer(spec, record))))
+    return tuple(found)
 
 
 def _known(spec: LayerSpec, plan: ImagePlan, store: Store) -> BuiltLayer | None:
