@@ -161,3 +161,31 @@ def test_the_readmes_generated_parts_are_fresh() -> None:
     done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def _functions(module: str) -> set[str]:
+    """The functions and classes that a module (or any module of a folder) of torchkiln defines."""
+    place = ROOT / "torchkiln" / module
+    files = place.rglob("*.py") if place.is_dir() else [place]
+    return {name for file in files for name in re.findall(r"^(?:def|class) (\w+)", file.read_text(), re.M)}
+
+
+def test_every_arrow_of_the_map_is_where_the_map_says() -> None:
+    rows = [
+        line.split("|")[1:-1]
+        for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines()
+        if line[:1] == "|"
+    ][2:]
+    missing = [
+        arrow
+        for _, arrows, _, places in rows
+        for arrow in re.findall(r"`(\w+)`", arrows)
+        if not any(
+            arrow in _functions(place)
+            for place in re.findall(r"`([\w/]+(?:\.py|/))`", places)
+            if "." in place
+        )
+    ]
+
+    assert len(rows) > 10
+    assert missing == []
