@@ -111,6 +111,8 @@ def _fault(info: zipfile.ZipInfo) -> str:
         return "a path that is not plain (empty part, '.' or '..')"
     if any(ord(char) < 32 or ord(char) == 127 for char in name):
         return "control characters in the name"
+    if info.filename != name:  # newer Pythons take another name from an extra field
+        return f"a second name, {info.filename!r}"
     if any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in parts) or len(name) > 4000:
         return "a name too long for any file system"
     if any(part.startswith(".wh.") for part in parts):
