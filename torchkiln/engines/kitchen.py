@@ -61,6 +61,7 @@ class Kitchen:
         self._spans: dict[Work, tuple[float, float]] = {}
         self._streams = threading.Semaphore(_STREAMS)
         self._stack = ExitStack()
+        self._outs: list[Path] = []
 
     def __enter__(self) -> Kitchen:
         return self
@@ -71,6 +72,8 @@ class Kitchen:
         if error is not None:
             self._cancelled.set()
         self._stack.close()
+        for out in self._outs:  # those that nobody took over: done when another had failed already
+            out.unlink(missing_ok=True)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -97,6 +100,7 @@ class Kitchen:
         threads = self._stack.enter_context(ThreadPoolExecutor(len(ordered), "order"))
         running = {threads.submit(self._see_through, slot, o): (slot, o) for slot, o in enumerate(ordered)}
         told = [0] * len(ordered)
+        unexplained: Order | None = None
         left = set(running)
         while left:
             done, left = concurrent.futures.wait(left, _LOOK, concurrent.futures.FIRST_COMPLETED)
@@ -104,13 +108,22 @@ class Kitchen:
                 if count := self._progress[slot] - told[slot]:
                     told[slot] += count
                     self._observer.advance("convert", order.title, count)
-            # The cause comes first; the others merely heard that all is off.
-            for future in sorted(done, key=lambda future: isinstance(future.exception(), Cancelled)):
-                yield running[future][1], *future.result()
+            # What succeeded comes first. Who merely heard that all is off says nothing: the cause will.
+            for future in sorted(done, key=lambda future: future.exception() is not None):
+                if isinstance(future.exception(), Cancelled):
+                    unexplained = running[future][1]
+                else:
+                    yield running[future][1], *future.result()
+        if unexplained:
+            raise BuildFailed(
+                f"a wheel of layer {unexplained.title!r} was cut while it was read",
+                hint="is something else at work in the cache? run again",
+            )
 
     def _see_through(self, slot: int, order: Order) -> tuple[Written, Path]:
         """One order from its wheels' download to its blob."""
         out = self._store.temporary("layer")
+        self._outs.append(out)
         try:
             with ExitStack() as locks:
                 for sha256 in sorted(wheel.sha256 for wheel in order.wheels):
