@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Raw:
-    """One entry: what its local header tells, what the directory tells (`told_*`; None: the same), its stream."""
+    """One entry: its local header, what the directory tells (`told_*`; None: the same), and its stream."""
 
     name: bytes
     stream: bytes

@@ -44,6 +44,7 @@ class FakeIndex:
         self.files = {wheel.name: wheel.read_bytes() for wheel in wheels}
         self.ranges, self.piece, self.pause, self.broken = ranges, piece, pause, broken or {}
         self.fetched: list[str] = []
+        self.sent: dict[str, int] = {}  # bytes, by file name
         self._lock = threading.Lock()
 
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
@@ -68,6 +69,8 @@ class FakeIndex:
                     return
                 if wheel.filename in self.broken and start >= len(data) // 2:
                     raise BuildFailed(self.broken[wheel.filename])
-                on_progress(out.write(data[start : start + self.piece]))
+                count = out.write(data[start : start + self.piece])
+                self.sent[wheel.filename] = self.sent.get(wheel.filename, 0) + count
+                on_progress(count)
                 if self.pause:
                     time.sleep(self.pause)

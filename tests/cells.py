@@ -1,0 +1,91 @@
+"""A small cell that can be built: generated wheels, a base of one file, the host's Python as the image's."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest.mock import patch
+
+from tests.planned import LOCK_DIGEST, locked
+from tests.unpublished import locked_wheel
+from tests.wheels import File, WheelSpec, write_wheel
+from torchkiln.engines import embedded
+from torchkiln.engines.observer import Fetcher, Silent
+from torchkiln.nouns import Digest, ImagePlan, LockedLayer, OverlayFile
+from torchkiln.oci import tar
+from torchkiln.plan import plan
+from torchkiln.store import Store
+
+_BASE_TAR = tar.archive([OverlayFile(path="etc/os-release", mode=0o644, data=b"ID=none\n")], mtime=0)
+_BASE = gzip.compress(_BASE_TAR, mtime=0)
+CODE = b"def main():\n    return 0\n"
+
+
+@dataclass(frozen=True)
+class HostPython:
+    """Stands for `base.interpreter.Interpreter`."""
+
+    def argv(self) -> list[str]:
+        """The command that starts it."""
+        return [sys.executable]
+
+
+def noise(name: str, size: int) -> bytes:
+    """Bytes that hang on *name* and do not deflate."""
+    return hashlib.shake_128(name.encode()).digest(size)
+
+
+def small_wheels(folder: Path) -> list[Path]:
+    """Two that get layers of their own (see `planned_cell`), three that share one."""
+    specs = [
+        WheelSpec(
+            name=name,
+            files=(
+                File(path=f"{name}/__init__.py", data=CODE + f"# {name}\n".encode()),
+                File(path=f"{name}/lib.so", data=noise(name, size), mode=0o755),
+            ),
+            console=((name, f"{name}:main"),),
+        )
+        for name, size in {
+            "torch": 300_000,
+            "triton": 150_000,
+            "jinja2": 900,
+            "networkx": 700,
+            "sympy": 500,
+        }.items()
+    ]
+    return [write_wheel(spec, folder) for spec in specs]
+
+
+def planned_cell(wheels: Iterable[Path], layers: tuple[LockedLayer, ...] = ()) -> ImagePlan:
+    """The plan of a lock of *wheels* in which 100 kB make a wheel big."""
+    cell = locked()
+    base = replace(
+        cell.base,
+        python=f"{sys.version_info[0]}.{sys.version_info[1]}.{sys.version_info[2]}",
+        digest=Digest(f"sha256:{hashlib.sha256(_BASE).hexdigest()}"),
+        diff_id=Digest(f"sha256:{hashlib.sha256(_BASE_TAR).hexdigest()}"),
+        size=len(_BASE),
+        unpacked=len(_BASE_TAR),
+    )
+    named = tuple(sorted((locked_wheel(wheel) for wheel in wheels), key=lambda wheel: wheel.name))
+    with patch("torchkiln.layering.BIG_WHEEL", 100_000):
+        return plan(
+            replace(cell, wheels=named, base=base, layers=layers), (), aliases=(), lock_digest=LOCK_DIGEST
+        )
+
+
+def build(cell: ImagePlan, cache: Path, layout: Path, fetcher: Fetcher) -> embedded.Build:
+    """Build *cell* with the base in *cache* and the host's Python."""
+    store = Store(cache)
+    base = cell.locked.base
+    if not store.has_blob(base.digest, base.size):
+        temporary = store.temporary("base")
+        temporary.write_bytes(_BASE)
+        store.adopt(temporary, store.blob(base.digest))
+    with patch("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython()):
+        return embedded.build(cell, store, layout, fetcher=fetcher, observer=Silent())
