@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from torchkiln.base import artefact
 from torchkiln.base.interpreter import Interpreter, interpreter
 from torchkiln.base.mmdebstrap import MIRROR, build

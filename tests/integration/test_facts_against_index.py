@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pypi_simple import DistributionPackage, PyPISimple
+
 from tests.gridcase import FACTS, MATRIX
 from tests.remotewheel import metadata
 from torchkiln.facts import Release

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.oci_samples import BlobFolder, Member, digest, files, members_of, plan, tar_of
 from torchkiln.nouns import BuiltImage
 from torchkiln.oci.archive import write_archive

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.roots import tiny_root
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.runtimes import enter

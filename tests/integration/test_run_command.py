@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+
 from tests.roots import entry, layer, minimal_layout, tiny_root
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.runtimes.rootfs import RootfsRuntime

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from smoke_tests.allowed import LIST, allowed_unresolved
 from smoke_tests.elf import read_elf
 from smoke_tests.linkage import read_linkage, sonames

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.smoke_suites import CLAIMS, FACTS, SUITE
 
 PYTHON = os.environ.get("TORCHKILN_TORCH_PYTHON") or (

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from tests.roots import entry, tar_of
 from torchkiln.base import artefact
 from torchkiln.base.contents import inspect, parse_status

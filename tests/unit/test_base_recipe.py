@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR, build, command
 from torchkiln.base.recipe import EPOCH, recipe
 from torchkiln.errors import ConfigError, ToolMissing

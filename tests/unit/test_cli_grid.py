@@ -8,6 +8,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+
 from tests.gridcase import ROOT
 from torchkiln.cli.grid import explain, list_command, pick
 from torchkiln.errors import ConfigError, NothingSelected

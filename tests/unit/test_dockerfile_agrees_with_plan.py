@@ -7,6 +7,7 @@ import re
 import shlex
 
 import pytest
+
 from tests.planned import PACKAGES, planned
 from torchkiln.nouns import ImageConfig
 from torchkiln.places import TEMPLATES

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from torchkiln.errors import ToolMissing
 from torchkiln.oci import encode as module
 from torchkiln.oci.encode import MEMBER, encode, encode_bytes

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+
 from tests.gridcase import FACTS, MATRIX, ROOT
 from torchkiln.facts import cuda_of, parse
 from torchkiln.resolve import resolve

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.gridcase import FACTS, MATRIX, ROOT
 from torchkiln import located
 from torchkiln.errors import ConfigError

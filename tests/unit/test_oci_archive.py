@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+
 from tests.oci_samples import BlobFolder, digest, files, plan, tar_of
 from torchkiln.errors import BuildFailed
 from torchkiln.nouns import BuiltImage

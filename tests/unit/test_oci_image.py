@@ -5,6 +5,7 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.oci_samples import ZERO, digest, plan
 from torchkiln.nouns import BuiltLayer, Digest
 from torchkiln.oci.image import canonical_json, describe

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from torchkiln.errors import ConfigError
 from torchkiln.overlay import load
 from torchkiln.places import ROOTFS

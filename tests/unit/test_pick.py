@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.gridcase import FACTS, MATRIX, NATIVE_FIRST
 from torchkiln.arch import how_served
 from torchkiln.errors import ConfigError

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.planned import ENTRYPOINT, LOCK_DIGEST, PROFILE, locked, planned, wheel
 from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
 from torchkiln.layering import wheel_layers

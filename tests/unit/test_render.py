@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.golden.write import GOLDEN, files
 from tests.planned import PACKAGES, planned, wheel
 from torchkiln.errors import ConfigError

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from torchkiln.cli.plan import plan
 from torchkiln.cli.render import render
 from torchkiln.errors import NothingSelected, Stale

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.gridcase import FACTS, MATRIX, NATIVE_FIRST, answer
 from torchkiln.arch import capability_served, how_served, served_classes
 from torchkiln.errors import Unresolvable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.gridcase import MATRIX
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.select import Selection, all_cells, select

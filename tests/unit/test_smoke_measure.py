@@ -8,6 +8,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from smoke_tests.measure import Measure, fault, plain
 from torchkiln.verdict import is_within
 

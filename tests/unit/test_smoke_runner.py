@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+
 from tests.smoke_suites import FACTS, SUITE, findings, run_suite, suite_with
 
 GOOD = """

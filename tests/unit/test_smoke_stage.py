@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.smoke_suites import CLAIMS, FACTS, SUITE
 from torchkiln import report as forms
 from torchkiln.errors import ConfigError

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
+
 from tests.gridcase import FACTS, MATRIX, NATIVE_FIRST, answer
 from torchkiln.matrix import Aliases, Bound
 from torchkiln.resolve import resolve

@@ -8,6 +8,7 @@ import tarfile
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.roots import entry, tar_of
 from torchkiln.oci.tarscan import Entry, TarScan
 

@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+
 from tests.roots import entry, layer, tar_of
 from torchkiln.errors import KilnError, VerificationFailed
 from torchkiln.nouns import Digest

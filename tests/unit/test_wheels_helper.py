@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+
 from tests.wheel_strategies import wheel_specs
 from tests.wheels import WheelSpec, make_wheel, write_wheel
 

@@ -22,7 +22,7 @@ def cache_root() -> Path:
 
 
 def selection(command: F) -> F:
-    """The options that choose cells: --torch, --cuda, --flavor, --os (each several times), --all, --matrix."""
+    """The options that choose cells; --torch, --cuda, --flavor and --os may come several times."""
     for option in (
         click.option("--torch", "torch", multiple=True, metavar="X[,Y]", help="torch releases: 2.7 or 2.7.1"),
         click.option("--cuda", "cuda", multiple=True, metavar="X[,Y]", help="CUDA versions: 12.1"),

@@ -1,0 +1,266 @@
+"""The oracle on layers: what is wrong in a tar or in its gzip is found; nothing makes it stumble."""
+
+import gzip
+import io
+import random
+import re
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.oci_samples import Member, digest, files, members_of, tar_of
+from tests.validated import BASE, OWN, build, words
+from torchkiln.oci import inspect_layer as inspect_module
+from torchkiln.oci import validate as module
+from torchkiln.oci.inspect_layer import GZIP_TYPE, inspect_layer
+from torchkiln.oci.inspect_tar import TarInspector
+from torchkiln.oci.validate import validate
+
+
+def raw(name: bytes, **fields: bytes) -> bytes:
+    """One ustar header by hand, for what tarfile would not write."""
+    values = {
+        "mode": b"0000644\0",
+        "uid": b"0000000\0",
+        "gid": b"0000000\0",
+        "size": b"00000000000\0",
+    } | fields
+    block = name.ljust(100, b"\0") + values["mode"] + values["uid"] + values["gid"] + values["size"]
+    block += b"00000000000\0" + b" " * 8 + values.get("kind", b"0") + bytes(100)
+    block += values.get("magic", b"ustar\0") + b"00"
+    block = block.ljust(512, b"\0")
+    check = values.get("check", b"%06o\0 " % sum(block))
+    return block[:148] + check + block[156:]
+
+
+END = bytes(1024)
+F = Member(name="opt/f", data=b"1")
+TAR_FAULTS: dict[str, tuple[bytes, str]] = {
+    "absolute": (tar_of([Member(name="/etc/passwd")]), "'/etc/passwd': an absolute name"),
+    "dot dot": (
+        tar_of([Member(name="opt/../etc")]),
+        r"'opt/\.\./etc': a name that leaves its folder by \.\.",
+    ),
+    "not plain": (tar_of([Member(name="opt//etc")]), "'opt//etc': not a plain name"),
+    "long part": (tar_of([Member(name="x" * 256)]), "more than 255 bytes"),
+    "twice": (tar_of([F, F]), "opt/f: twice in the layer"),
+    "twice by dot": (tar_of([F, Member(name="./opt/f")]), "opt/f: twice in the layer"),
+    "folder twice": (tar_of([Member(name="d/"), Member(name="d/")]), "d: twice in the layer"),
+    "pax size": (
+        raw(b"p", kind=b"x", size=b"00000000012\0") + b"10 size=x\n".ljust(512, b"\0") + raw(b"f") + END,
+        "its size is 'x'",
+    ),
+    "pax size counts": (
+        raw(b"p", kind=b"x", size=b"00000000013\0")
+        + b"11 size=99\n".ljust(512, b"\0")
+        + raw(b"f")
+        + bytes(9),
+        "the tar is cut off within f",
+    ),
+    "file and folder": (tar_of([F, Member(name="opt/f/")]), "opt/f: twice in the layer"),
+    "parent missing": (
+        tar_of([Member(name="no/where/f")]),
+        "parent missing: no/where is not in this layer and not",
+    ),
+    "parent a file": (
+        tar_of([Member(name="etc/motd/f")]),
+        "parent missing: etc/motd is not in this layer and no folder in those below",
+    ),
+    "parent a file here": (tar_of([F, Member(name="opt/f/g")]), "opt/f/g: its parent opt/f is not a folder"),
+    "parent later": (
+        tar_of([Member(name="srv/f"), Member(name="srv/")]),
+        "srv/f: comes before its parent folder srv",
+    ),
+    "hard link": (
+        tar_of([Member(name="l", kind=tarfile.LNKTYPE)]),
+        "l: a hard link to '', which is no file before",
+    ),
+    "empty link": (tar_of([Member(name="l", kind=tarfile.SYMTYPE)]), "l: a symbolic link to ''"),
+    "fat folder": (
+        raw(b"d/", kind=b"5", size=b"00000000001\0") + bytes(512) + END,
+        "d: not a file, yet it has",
+    ),
+    "unknown type": (raw(b"s", kind=b"S") + END, "s: of unknown type b'S'"),
+    "mode": (raw(b"m", mode=b"0100644\0") + END, "m: mode 100644 has more than permission bits"),
+    "world": (tar_of([Member(name="w", mode=0o666)]), "w: mode 666 lets everybody write"),
+    "owner": (tar_of([Member(name="o", uid=70_000)]), "o: owner 70000:0 is beyond"),
+    "checksum": (
+        raw(b"c", check=b"0000000\0") + END,
+        r"cannot be read \(behind the start\): its checksum is wrong",
+    ),
+    "magic": (raw(b"c", magic=b"v7\0\0\0\0") + END, "it is not ustar"),
+    "number": (raw(b"n", size=b"0000000000x\0") + END, "is not an octal number"),
+    "negative": (raw(b"n", uid=b"\xff" * 8) + END, "below zero"),
+    "no end": (tar_of([F])[:1024], "does not end with two zero blocks"),
+    "half end": (tar_of([F])[:1536], "does not end with two zero blocks"),
+    "behind the end": (tar_of([F])[:1536] + END + b"x" * 512, "bytes behind the end of the tar"),
+    "one zero block": (raw(b"a") + bytes(512) + raw(b"b") + END, "bytes behind the end of the tar"),
+    "cut in a file": (tar_of([F])[:700], "the tar is cut off within opt/f"),
+    "cut in a header": (raw(b"a") + raw(b"b")[:100], "the tar is cut off within a header"),
+    "pax": (
+        raw(b"p", kind=b"x", size=b"00000000005\0") + b"9 a=b".ljust(512, b"\0") + END,
+        "a pax header that",
+    ),
+    "empty": (b"", "does not end with two zero blocks"),
+}
+
+
+@pytest.mark.parametrize("kind", TAR_FAULTS)
+def test_a_fault_in_a_tar_is_found(tmp_path: Path, kind: str) -> None:
+    """Every digest is right; the tar itself is not."""
+    tar, pattern = TAR_FAULTS[kind]
+
+    found = words(build(tmp_path, tar))
+
+    assert len(found) == 1
+    assert found[0].startswith("a layers[1]: ")
+    assert re.search(pattern, found[0])
+
+
+GZIP_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "garbage": (
+        lambda tar: members_of(tar, 3) + b"garbage",
+        "trailing bytes: what is behind the last gzip member",
+    ),
+    "zeros": (lambda tar: members_of(tar) + bytes(9), "trailing bytes: what is behind the last gzip member"),
+    "one byte": (lambda tar: members_of(tar) + b"\x1f", "trailing bytes"),
+    "no gzip": (lambda tar: tar, r"what is at the start \(byte 0\) is no gzip member"),
+    "bad crc": (lambda tar: members_of(tar)[:-8] + bytes(8), "the gzip member at byte 0 is damaged"),
+    "cut": (lambda tar: members_of(tar)[:-8], "the gzip member at byte 0 is cut off"),
+    "cut in a head": (
+        lambda tar: members_of(tar) + b"\x1f\x8b\x08",
+        r"the gzip member at byte \d+ is cut off",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GZIP_FAULTS)
+def test_a_fault_in_the_gzip_is_found(tmp_path: Path, kind: str) -> None:
+    """Behind, before and within the members."""
+    pack, pattern = GZIP_FAULTS[kind]
+
+    found = "\n".join(words(build(tmp_path, tar_of(OWN), pack=pack)))
+
+    assert re.search(pattern, found)
+
+
+def test_a_smuggled_member_is_seen_as_tar(tmp_path: Path) -> None:
+    """A whole gzip member behind the end of the tar is legal gzip; its bytes are not part of the tar."""
+    found = words(
+        build(tmp_path, tar_of(OWN), pack=lambda tar: members_of(tar) + gzip.compress(b"smuggled" * 64))
+    )
+
+    assert "a layers[1]: bytes behind the end of the tar" in found
+
+
+def test_faults_are_counted_not_hoarded(tmp_path: Path) -> None:
+    """A layer of ten thousand bad names costs twenty lines."""
+    found = words(build(tmp_path, tar_of([Member(name=f"/{number}") for number in range(10_000)])))
+
+    assert len(found) == 21
+    assert found[-1] == "a layers[1]: and 9980 more faults"
+
+
+names = st.lists(
+    st.text(st.characters(exclude_categories=("Cs",), exclude_characters="/\0"), min_size=1, max_size=60),
+    min_size=1,
+    max_size=5,
+).filter(lambda parts: not {".", ".."} & set(parts))
+
+
+@given(
+    chosen=st.lists(st.tuples(names, st.binary(max_size=1500)), max_size=6),
+    form=st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]),
+    step=st.integers(1, 2000),
+)
+def test_what_tarfile_reads_is_read_the_same(
+    chosen: list[tuple[list[str], bytes]], form: int, step: int
+) -> None:
+    """The names of any tar that Python writes, pax or GNU, fed in pieces of any size, without a fault."""
+    members: dict[str, Member] = {}
+    for parts, data in chosen:
+        for depth in range(1, len(parts)):
+            folder = "/".join(parts[:depth])
+            if folder not in members:
+                members[folder] = Member(name=folder + "/")
+        if "/".join(parts) not in members and not any(
+            not members[above].name.endswith("/")
+            for above in ("/".join(parts[:d]) for d in range(1, len(parts)))
+        ):
+            members["/".join(parts)] = Member(name="/".join(parts), data=data)
+    # A file in the way of a folder would be a fault, and is another test's.
+    kept = [
+        m
+        for name, m in members.items()
+        if not any(
+            above in members and not members[above].name.endswith("/")
+            for above in (name[:at] for at, letter in enumerate(name) if letter == "/")
+        )
+    ]
+    tar = tar_of(kept, form=form)
+    inspector = TarInspector()
+
+    for at in range(0, len(tar), step):
+        inspector.feed(tar[at : at + step])
+    inspector.close()
+
+    assert inspector.faults() == ()
+    assert inspector.wants() == []
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        assert inspector.others == {info.name for info in archive if not info.isdir()}
+        assert inspector.folders == {info.name for info in archive if info.isdir()}
+
+
+@given(data=st.binary(max_size=3000), at=st.integers(0, 4000), flip=st.integers(1, 255))
+def test_no_bytes_make_the_inspector_stumble(data: bytes, at: int, flip: int) -> None:
+    """Noise, and a tar with one byte changed: faults or none, no exception."""
+    tar = bytearray(tar_of(BASE))
+    tar[at % len(tar)] ^= flip
+    for content in (data, bytes(tar)):
+        inspector = TarInspector()
+        inspector.feed(content)
+        inspector.close()
+        inspector.faults()
+
+
+def test_facts_of_a_layer_are_those_of_python(tmp_path: Path) -> None:
+    """Digest, diff_id and sizes; pieces that end anywhere, a member with a thousandfold ratio."""
+    tar = tar_of(files(zeros=bytes(9 << 20), noise=random.Random(5).randbytes(700_000)))
+    blob = members_of(tar, 7)
+    (tmp_path / "blob").write_bytes(blob)
+
+    facts = inspect_layer(tmp_path / "blob", GZIP_TYPE)
+
+    assert (facts.digest, facts.diff_id, facts.faults) == (digest(blob), digest(tar), ())
+    assert (facts.size, facts.unpacked) == (len(blob), len(tar))
+    assert facts.others == {"zeros", "noise"}
+
+
+def test_a_member_may_begin_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A magic number that a read cuts in two, and one byte that is left alone at the end."""
+    monkeypatch.setattr(inspect_module, "_READ", 37)
+    tar = tar_of(files(noise=random.Random(5).randbytes(3000)))
+    blob = members_of(tar, 60)
+    (tmp_path / "blob").write_bytes(blob)
+    (tmp_path / "more").write_bytes(blob + b"\x1f")
+
+    facts, more = (inspect_layer(tmp_path / name, GZIP_TYPE) for name in ("blob", "more"))
+
+    assert (facts.digest, facts.diff_id, facts.faults) == (digest(blob), digest(tar), ())
+    assert more.digest == digest(blob + b"\x1f")
+    assert f"(byte {len(blob)})" in more.faults[0]
+
+
+def test_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Big layouts are checked in processes: the same faults in the same order."""
+    layout = build(tmp_path, tar_of([F, F]), TAR_FAULTS["absolute"][0])
+    alone = words(layout)
+
+    monkeypatch.setattr(module, "_WORTH_PROCESSES", 0)
+
+    assert [str(fault) for fault in validate(layout.path, workers=2)] == alone
+    assert len(alone) == 2
