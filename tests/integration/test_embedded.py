@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from tests.layers import tree_of_layer
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import write_wheel
 from torchkiln.engines.embedded import forecast
+from torchkiln.engines.kitchen import Kitchen, Order
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.nouns import Digest, LockedLayer
+from torchkiln.oci.layer import Written
 from torchkiln.oci.validate import validate
 from torchkiln.store import Store
+from torchkiln.wheel.source import Cancelled
 
 SITE = f"opt/venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 
@@ -162,6 +166,49 @@ def test_whichever_download_is_lost(name: str, wheels: list[Path], tmp_path: Pat
     with pytest.raises(BuildFailed, match=f"^no {name}$"):
         build(planned_cell(wheels), tmp_path / "cache", tmp_path / "layout", lost)
     assert leftovers(tmp_path / "cache") == []
+
+
+def test_the_cause_is_told_even_if_it_comes_last(
+    wheels: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was called off may end before the one at fault does: that is no answer yet."""
+    others: list[Cancelled] = []
+    made = Kitchen._made
+
+    def slow_to_fail(self: Kitchen, slot: int, order: Order, out: Path) -> Written:
+        try:
+            return made(self, slot, order, out)
+        except BuildFailed:
+            self._cancelled.set()
+            while len(others) < 2:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            raise
+        except Cancelled as error:
+            others.append(error)
+            raise
+
+    monkeypatch.setattr(Kitchen, "_made", slow_to_fail)
+    lost = FakeIndex(wheels, piece=200, pause=0.01, broken={"sympy-1.0-py3-none-any.whl": "no sympy"})
+    with pytest.raises(BuildFailed, match="^no sympy$"):
+        build(planned_cell(wheels), tmp_path / "cache", tmp_path / "layout", lost)
+    assert len(others) == 2
+
+
+def test_a_damaged_wheel_in_the_cache_is_fetched_again(wheels: list[Path], tmp_path: Path) -> None:
+    """Refused where it is read, taken out of the cache, and had anew by the next run."""
+    (torch,) = (wheel for wheel in wheels if wheel.name.startswith("torch"))
+    store, cell = Store(tmp_path / "cache"), planned_cell(wheels)
+    place = store.wheel(locked_wheel(torch))
+    place.parent.mkdir(parents=True)
+    place.write_bytes(torch.read_bytes()[:-1] + b"!")
+
+    with pytest.raises(BadWheel, match=f"^{torch.name}: "):
+        build(cell, store.root, tmp_path / "layout", FakeIndex(wheels))
+    assert not place.exists()
+    index = FakeIndex(wheels)
+    build(cell, store.root, tmp_path / "layout", index)
+    assert torch.name in index.fetched
 
 
 @pytest.mark.parametrize(
