@@ -190,7 +190,7 @@ def test_the_cause_is_told_even_if_it_comes_last(
 
     monkeypatch.setattr(Kitchen, "_made", slow_to_fail)
     lost = FakeIndex(wheels, piece=200, pause=0.01, broken={"sympy-1.0-py3-none-any.whl": "no sympy"})
-    with pytest.raises(BuildFailed, match="^no sympy$"):
+    with pytest.raises(BuildFailed, match=r"^no sympy$"):
         build(planned_cell(wheels), tmp_path / "cache", tmp_path / "layout", lost)
     assert len(others) == 2
 

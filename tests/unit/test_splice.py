@@ -26,6 +26,7 @@ from torchkiln.engines.conversion import Input, Job, convert
 from torchkiln.errors import BadWheel
 from torchkiln.oci import gzip as members
 from torchkiln.oci.layer import LayerWriter
+from torchkiln.places import ROOT
 from torchkiln.recipe import PREFIX, WHEEL_EPOCH
 from torchkiln.wheel.source import WheelFile
 from torchkiln.wheel.splice import splice
@@ -268,6 +269,7 @@ def test_a_large_entry_takes_no_memory(tmp_path: Path, *, stored: bool) -> None:
         wheel = write_wheel(spec, tmp_path)
         done = subprocess.run(
             [sys.executable, "-c", MEASURE, str(wheel), sha256(wheel)],
+            cwd=ROOT,
             capture_output=True,
             text=True,
             check=True,

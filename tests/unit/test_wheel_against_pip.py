@@ -5,6 +5,7 @@ import csv
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -169,7 +170,7 @@ def as_ours(pips: dict[str, Item]) -> dict[str, Item]:
     sources = [path for path in tree if path.startswith(SITE) and path.endswith(".py")]
     codes = {cached(path): pretended_code(f"/{path}") for path in sources}
     outdated = {path for path in tree if "/__pycache__/" in path and source_of(path) in sources}
-    (record,) = (path for path in tree if path.endswith(".dist-info/RECORD"))
+    (record,) = (path for path in tree if re.fullmatch(rf"{SITE}/[^/]+\.dist-info/RECORD", path))
     info = record.removesuffix("RECORD")
     rows = {row[0]: row for row in csv.reader(io.StringIO(tree[record].data.decode(), newline=""))}
     for ghost in [path for path in rows if os.path.normpath(f"{SITE}/{path}") not in tree]:
