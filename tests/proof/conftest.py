@@ -46,7 +46,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return build(tmp_path_factory.mktemp("proof") / "dist")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # 6 GB: gone before the next module takes as much
 def installed_by_pip(
     image: dict[str, Any], locked: LockedCell, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:

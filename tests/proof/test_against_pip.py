@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
 import marshal
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,20 @@ METADATA_THAT_DIFFERS = {"INSTALLER", "REQUESTED", "RECORD"}
 MOST_PYC_THAT_DIFFER = 10
 
 
-def members(image: dict[str, Any]) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
+@dataclass(frozen=True, kw_only=True)
+class Ours:
+    """One member of our layers; `data` is kept for what is compared in parts."""
+
+    mode: int
+    is_folder: bool
+    sha256: bytes
+    data: bytes = field(repr=False)
+
+
+@pytest.fixture(scope="module")
+def ours(image: dict[str, Any]) -> dict[str, Ours]:
     """Every file and folder in the wheel layers of the image, read by the standard library alone."""
+    found = {}
     blobs = Path(image["layout"]) / "blobs" / "sha256"
     for layer in image["layers"][1:-1]:
         with (
@@ -39,36 +52,43 @@ def members(image: dict[str, Any]) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
         ):
             for member in tar:
                 file = tar.extractfile(member)
-                yield member, file.read() if file else b""
+                data = file.read() if file else b""
+                found[member.name] = Ours(
+                    mode=member.mode,
+                    is_folder=member.isdir(),
+                    sha256=hashlib.sha256(data).digest(),
+                    data=data if member.name.endswith((".pyc", "/RECORD")) else b"",
+                )
+    return found
 
 
 def in_metadata(path: str) -> bool:
     return ".dist-info/" in path and path.rpartition("/")[2] in METADATA_THAT_DIFFERS
 
 
-def test_our_layers_unpack_to_what_pip_installs(image: dict[str, Any], installed_by_pip: Path) -> None:
+def test_our_layers_unpack_to_what_pip_installs(ours: dict[str, Ours], installed_by_pip: Path) -> None:
     """Paths, kinds, modes and contents; and nothing of pip's is missing from ours."""
-    ours: set[str] = set()
     faults: list[str] = []
     other_pyc: list[str] = []
-    for member, data in members(image):
-        path = member.name.rstrip("/")
-        ours.add(path)
+    for path, member in ours.items():
         theirs = installed_by_pip / path
         if not os.path.lexists(theirs):
             faults.append(f"{path}: pip has none")
             continue
         mode = theirs.lstat().st_mode
-        if (stat.S_ISDIR(mode), stat.S_IMODE(mode)) != (member.isdir(), member.mode):
+        if (stat.S_ISDIR(mode), stat.S_IMODE(mode)) != (member.is_folder, member.mode):
             faults.append(f"{path}: {stat.filemode(mode)} by pip, ours {member.mode:o}")
-        if member.isdir() or in_metadata(path) or theirs.read_bytes() == data:
+        if member.is_folder or in_metadata(path):
             continue
-        if path.endswith(".pyc"):
-            other_pyc.append(path)
-            if not same_code(marshal.loads(data[16:]), marshal.loads(theirs.read_bytes()[16:])):
-                faults.append(f"{path}: loads to other code")
-        else:
+        data = theirs.read_bytes()
+        if hashlib.sha256(data).digest() == member.sha256:
+            continue
+        if not path.endswith(".pyc"):
             faults.append(f"{path}: another content")
+        elif same_code(marshal.loads(data[16:]), marshal.loads(member.data[16:])):
+            other_pyc.append(path)
+        else:
+            faults.append(f"{path}: loads to other code")
     for folder, _, names in os.walk(installed_by_pip / SITE):
         for name in names:
             path = str(Path(folder, name).relative_to(installed_by_pip))
@@ -83,7 +103,7 @@ def test_our_layers_unpack_to_what_pip_installs(image: dict[str, Any], installed
     assert len(ours) > 20_000
 
 
-def test_records_differ_in_what_is_ours_alone(image: dict[str, Any], installed_by_pip: Path) -> None:
+def test_records_differ_in_what_is_ours_alone(ours: dict[str, Ours], installed_by_pip: Path) -> None:
     """RECORD, line by line: the same but for INSTALLER, REQUESTED and .pyc files."""
 
     def lines(text: bytes) -> set[tuple[str, ...]]:
@@ -91,12 +111,10 @@ def test_records_differ_in_what_is_ours_alone(image: dict[str, Any], installed_b
         kept = ("INSTALLER", "REQUESTED")
         return {tuple(row) for row in rows if not row[0].endswith((".pyc", *kept))}
 
-    seen = 0
-    for member, data in members(image):
-        if member.name.endswith(".dist-info/RECORD"):
-            seen += 1
-            assert lines(data) == lines((installed_by_pip / member.name).read_bytes()), member.name
-    assert seen > 100
+    records = [path for path in ours if path.endswith(".dist-info/RECORD")]
+    assert len(records) > 100
+    for path in records:
+        assert lines(ours[path].data) == lines((installed_by_pip / path).read_bytes()), path
 
 
 def same_code(left: Any, right: Any) -> bool:
