@@ -8,19 +8,12 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.options import cache_root
+from torchkiln.cli.options import cache_root, images_folder
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.nouns import LockedBase
 from torchkiln.store import Store
 
 _os = click.option("--os", "os_name", default="debian12", show_default=True, help="debian12, ubuntu22.04")
-_images = click.option(
-    "--images",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("images"),
-    show_default=True,
-    help="the folder of generated files, where the base's lock is",
-)
 
 
 def _say(line: str) -> None:
@@ -34,7 +27,7 @@ def base() -> None:
 
 @base.command("build")
 @_os
-@_images
+@images_folder
 @click.option("--lock", "relock", is_flag=True, help="make the result the lock's base")
 def build(os_name: str, images: Path, relock: bool) -> None:
     """Build the base from the archive's present state; print its digest.
@@ -59,7 +52,7 @@ def build(os_name: str, images: Path, relock: bool) -> None:
 
 @base.command("show")
 @_os
-@_images
+@images_folder
 @click.option("--json", "as_json", is_flag=True, help="the whole lock")
 def show(os_name: str, images: Path, as_json: bool) -> None:
     """Show the locked base and whether it is in the cache."""
@@ -87,7 +80,7 @@ def show(os_name: str, images: Path, as_json: bool) -> None:
 @base.command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @_os
-@_images
+@images_folder
 def export(file: Path, os_name: str, images: Path) -> None:
     """Write the locked base to FILE, a gzipped tar that `base import` and --base take."""
     locked, store = _locked(images, os_name), Store(cache_root())
@@ -109,7 +102,7 @@ def export(file: Path, os_name: str, images: Path) -> None:
 @base.command("import")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @_os
-@_images
+@images_folder
 def import_(file: Path, os_name: str, images: Path) -> None:
     """Take the locked base from FILE into the cache; without a lock, FILE becomes the lock's base."""
     from torchkiln.base import artefact

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.options import cache_root, selection
+from torchkiln.cli.options import cache_root, images_folder, selection
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
 from torchkiln.nouns import LockedBase, LockedCell, Resolution, Source
 
@@ -32,13 +32,7 @@ from torchkiln.nouns import LockedBase, LockedCell, Resolution, Source
     metavar="DATE",
     help="packages uploaded on that day (UTC) or later do not take part  [default: today]",
 )
-@click.option(
-    "--images",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("images"),
-    show_default=True,
-    help="the folder of generated files",
-)
+@images_folder
 def lock(
     torch: tuple[str, ...],
     cuda: tuple[str, ...],

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from torchkiln.places import ROOT
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -19,6 +21,11 @@ def cache_root() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("torchkiln"))
+
+
+def _here_or_checkout(name: str) -> Path:
+    """*name* in the current folder if it is there, else the one of our checkout."""
+    return Path(name) if Path(name).exists() else ROOT / name
 
 
 def selection(command: F) -> F:
@@ -33,8 +40,8 @@ def selection(command: F) -> F:
             "--matrix",
             "matrix_file",
             type=click.Path(path_type=Path, dir_okay=False),
-            default=Path("matrix.yaml"),
-            show_default=True,
+            default=lambda: _here_or_checkout("matrix.yaml"),
+            show_default="matrix.yaml",
             help="the version matrix",
         ),
     ):
@@ -47,8 +54,8 @@ def images_folder(command: F) -> F:
     return click.option(
         "--images",
         type=click.Path(path_type=Path, file_okay=False),
-        default=Path("images"),
-        show_default=True,
+        default=lambda: _here_or_checkout("images"),
+        show_default="images",
         help="the folder of generated files",
     )(command)
 
