@@ -110,10 +110,10 @@ def ensure(
             if base_file
             else rebuild(wanted, store, environ=environ, say=say)
         ), ()
-    if base_file is not None:
-        adopt(base_file, store, os_name=os_name, locked=locked)
     if store.has_blob(locked.digest, locked.size):
         return locked, ()
+    if base_file is not None:
+        return adopt(base_file, store, os_name=os_name, locked=locked), ()
     with store.lock(f"base-{os_name}"):
         if store.has_blob(locked.digest, locked.size):  # another process was at it
             return locked, ()

@@ -6,6 +6,7 @@ import difflib
 import errno
 import importlib
 import os
+import signal
 import sys
 from typing import Any
 
@@ -30,6 +31,7 @@ COMMANDS = {
     "doctor": ("torchkiln.cli.doctor", "doctor"),
 }
 INTERRUPTED = 130
+TERMINATED = 128 + signal.SIGTERM
 
 
 class Commands(click.Group):
@@ -73,6 +75,7 @@ def torchkiln() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run, and end the process with the exit code of DESIGN section 9."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # an exit that cleans up
     sys.exit(_code(args))
 
 

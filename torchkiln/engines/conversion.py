@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
@@ -60,6 +62,7 @@ def start_worker(cancelled: Event, progress: Any) -> None:
     """Runs once in each worker: what is shared; Ctrl-C is the parent's affair."""
     global _cancelled, _progress
     _cancelled, _progress = cancelled, progress
+    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -97,6 +100,13 @@ def _add(item: Input, layer: LayerWriter, scheme: Scheme, job: Job) -> None:
             )
     finally:
         bytecode.close()
+
+
+def _die_with(parent: int) -> None:
+    """A pool's worker does not notice that its parent was killed, and would wait for work for ever."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 class _Bytecode:

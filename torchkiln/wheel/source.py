@@ -59,6 +59,8 @@ class WheelFile:
 
     def read(self, count: int) -> bytes:
         """The next bytes, at least one, at most *count* and never beyond the end."""
+        if self._cancelled():
+            raise Cancelled
         count = min(count, self.size - self.position)
         self._await(self.position + min(count, 1))
         data = os.pread(self._file, min(count, self._arrived - self.position), self.position)
