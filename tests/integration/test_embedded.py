@@ -267,7 +267,7 @@ def test_a_layer_that_is_not_the_recorded_one(wheels: list[Path], tmp_path: Path
     nobody = FakeIndex([])
     build(planned_cell(wheels, recorded), tmp_path / "cache", tmp_path / "layout2", nobody)
     wrong = (*recorded[:2], replace(recorded[2], digest=Digest("sha256:" + "0" * 64)), *recorded[3:])
-    with pytest.raises(BuildFailed, match=r"^layer 'torch 1.0' is sha256:.*, the lock has sha256:0{64}$"):
+    with pytest.raises(BuildFailed, match=r"^layer 'torch 1.0' is sha256:.*, the lock has sha256:0{64} "):
         build(planned_cell(wheels, wrong), tmp_path / "cache", tmp_path / "layout3", nobody)
     assert not (tmp_path / "layout3").exists()
 

@@ -7,6 +7,7 @@ the exact Python, the prefix and the recipe, and of nothing else: `layer_key` is
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import signal
@@ -18,9 +19,11 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+from torchkiln.errors import BuildFailed
 from torchkiln.nouns import LockedWheel
 from torchkiln.oci.encode import ENCODER
 from torchkiln.oci.layer import LayerWriter, Written
+from torchkiln.pagecache import PassingFile
 from torchkiln.recipe import PREFIX, RECIPE, WHEEL_EPOCH, minor
 from torchkiln.store import Store
 from torchkiln.wheel.bytecode import Compiler, read_pack
@@ -43,7 +46,10 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One layer to make. `python` is the base's full version, `interpreter` the command that starts it."""
+    """One layer to make. `python` is the base's full version, `interpreter` the command that starts it.
+
+    `recorded` is what the lock says that it will be.
+    """
 
     slot: int
     inputs: tuple[Input, ...]
@@ -51,6 +57,7 @@ class Job:
     python: str
     interpreter: tuple[str, ...]
     out: Path
+    recorded: Written | None = None
 
 
 def layer_key(wheels: Iterable[LockedWheel], python: str) -> str:
@@ -69,12 +76,24 @@ def start_worker(cancelled: Event, progress: Any) -> None:
 def convert(job: Job) -> Written:
     """Make the layer of *job*; the blob is at `job.out` when this returns.
 
+    A recorded layer is made without looking into it. If it then is not the recorded one it is made once more,
+    in full: that finds what is wrong with a wheel, or the layer that it should have been.
+
     :raises BadWheel: a wheel is refused.
     :raises Cancelled: the parent gave up.
     """
+    if job.recorded:
+        written = _write(job, job.recorded)
+        if written == job.recorded:
+            return written
+        _progress[job.slot] = 0
+    return _write(job, None)
+
+
+def _write(job: Job, recorded: Written | None) -> Written:
     scheme = Scheme(prefix=PREFIX, python=minor(job.python))
-    with job.out.open("wb", buffering=1 << 20) as out:
-        layer = LayerWriter(out, mtime=WHEEL_EPOCH)
+    with io.BufferedWriter(PassingFile(job.out, "wb"), 1 << 20) as out:
+        layer = LayerWriter(out, mtime=WHEEL_EPOCH, recorded=recorded)
         for item in job.inputs:
             _add(item, layer, scheme, job)
         return layer.finish()
@@ -95,7 +114,7 @@ def _add(item: Input, layer: LayerWriter, scheme: Scheme, job: Job) -> None:
                 item.wheel.sha256,
                 layer,
                 scheme,
-                source=bytecode.source,
+                source=None if bytecode.kept is not None else bytecode.source,
                 bytecode=bytecode.result,
             )
     finally:
@@ -115,24 +134,28 @@ class _Bytecode:
     def __init__(self, wheel: LockedWheel, job: Job) -> None:
         self._store = Store(job.cache)
         self._place = self._store.root / "bytecode" / f"{_key([wheel.sha256], job.python)}.pack"
-        self._kept = _intact(self._place)
+        self.kept = _intact(self._place)
         self._compiler: Compiler | None = None
         self._start: Callable[[Path], Compiler] = lambda pack: Compiler(job.interpreter, pack)
 
     def source(self, path: str, data: bytes) -> None:
-        if self._kept is None:
-            if self._compiler is None:
-                self._compiler = self._start(self._store.temporary("pack"))
-            self._compiler.add(path, data)
+        if self._compiler is None:
+            self._compiler = self._start(self._store.temporary("pack"))
+        self._compiler.add(path, data)
 
     def result(self) -> Iterator[tuple[str, bytes]]:
-        if self._kept is not None:
-            return iter(self._kept)
+        if self.kept is not None:
+            return iter(self.kept)
         if self._compiler is None:
             return iter(())
         self._compiler.finish()
+        made = _intact(self._compiler.pack)
+        if made is None:
+            raise BuildFailed(
+                "the byte-code just made cannot be read back", hint="look at the disk; run again"
+            )
         self._store.adopt(self._compiler.pack, self._place)
-        return iter(_intact(self._place) or ())
+        return iter(made)
 
     def close(self) -> None:
         if self._compiler is not None:

@@ -32,6 +32,7 @@ from torchkiln.nouns import (
 )
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
+from torchkiln.oci.layer import Written
 from torchkiln.oci.layout import write_image
 from torchkiln.plan import layer_bytes
 from torchkiln.store import Store
@@ -112,11 +113,14 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
 
 
 def known_wheel_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, ...] | None:
-    """The wheel layers that *store* has of this lock, in order; None when one is missing."""
+    """The wheel layers that *store* has of this lock, in order; None when one is missing.
+
+    Only those count whose wheels were looked into: a lock must not vouch for itself.
+    """
     found = []
     for spec in wheel_layers(locked.wheels):
         record = store.record(_RECORDS, layer_key(spec.wheels, locked.base.python))
-        if record is None:
+        if record is None or not record.get("looked_into"):
             return None
         found.append(LockedLayer(**asdict(_layer(spec, record))))
     return tuple(found)
@@ -139,7 +143,11 @@ def _known(spec: LayerSpec, plan: ImagePlan, store: Store) -> BuiltLayer | None:
     record = store.record(_RECORDS, layer_key(spec.wheels, locked.base.python))
     if record is None or not store.has_blob(Digest(record["digest"]), record["size"]):
         return None
-    return _layer(spec, record)
+    layer = _layer(spec, record)
+    # What only another lock vouched for, this one must vouch for too.
+    if not record.get("looked_into") and LockedLayer(**asdict(layer)) not in locked.layers:
+        return None
+    return layer
 
 
 def _overlay(spec: LayerSpec, epoch: int, store: Store) -> BuiltLayer:
@@ -164,6 +172,7 @@ def _make(
     Locks are taken in the order of their names, so two builds cannot wait for each other.
     """
     python = plan.locked.base.python
+    recorded = {layer.title: layer for layer in plan.locked.layers}
     keys = {layer_key(spec.wheels, python): spec for spec in missing}
     made: dict[LayerSpec, BuiltLayer] = {}
     waited: list[str] = []
@@ -173,7 +182,9 @@ def _make(
             locks.enter_context(store.lock(f"layer-{key}"))
             known = _known(keys[key], plan, store)
             if known is None:
-                orders.append(Order(key=key, title=keys[key].title, wheels=keys[key].wheels))
+                spec = keys[key]
+                told = _written(recorded[spec.title]) if spec.title in recorded else None
+                orders.append(Order(key=key, title=spec.title, wheels=spec.wheels, recorded=told))
             else:
                 made[keys[key]] = known
                 waited.append(keys[key].title)
@@ -181,10 +192,14 @@ def _make(
         with Kitchen(store, fetcher, observer, python=python, interpreter=argv) as kitchen:
             for order, written, blob in kitchen.cook(orders):
                 store.adopt(blob, store.blob(written.digest))
-                record = asdict(written)
+                record = {**asdict(written), "looked_into": written != order.recorded}
                 store.put_record(_RECORDS, order.key, record)
                 made[keys[order.key]] = _layer(keys[order.key], record)
             return made, kitchen.seconds, waited
+
+
+def _written(layer: LockedLayer | BuiltLayer) -> Written:
+    return Written(digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=layer.unpacked)
 
 
 def _layer(spec: LayerSpec, record: dict[str, Any]) -> BuiltLayer:
@@ -197,13 +212,18 @@ def _layer(spec: LayerSpec, record: dict[str, Any]) -> BuiltLayer:
     )
 
 
+def _told(layer: LockedLayer | BuiltLayer) -> str:
+    """*layer*'s digest, and what its tar is."""
+    return f"{layer.digest} (diff_id {layer.diff_id}, {layer.unpacked} bytes unpacked)"
+
+
 def _compare_with_lock(layers: Sequence[BuiltLayer], plan: ImagePlan) -> None:
     """Where the lock has recorded layers, these must be they: the same lock gives the same image."""
     recorded = {layer.title: layer for layer in plan.locked.layers}
     faults = [
-        f"layer {layer.title!r} is {layer.digest}, the lock has {recorded[layer.title].digest}"
+        f"layer {layer.title!r} is {_told(layer)}, the lock has {_told(recorded[layer.title])}"
         for layer in layers
-        if layer.title in recorded and recorded[layer.title].digest != layer.digest
+        if layer.title in recorded and _written(recorded[layer.title]) != _written(layer)
     ]
     if faults:
         raise BuildFailed(

@@ -30,17 +30,18 @@ from torchkiln.wheel.source import Cancelled
 
 _TAIL = 2 << 20  # bytes; torch's zip directory takes 1.4 MB of it
 _LOOK = 0.1  # seconds between looks at the workers' progress
-_STREAMS = 2  # large downloads at a time: more gain nothing while the cores convert
+_STREAMS = 6  # large downloads at a time: one connection alone seldom fills the line
 _SMALL_STREAMS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """A layer to make."""
+    """A layer to make; `recorded` where the lock says what it will be."""
 
     key: str
     title: str
     wheels: tuple[LockedWheel, ...]
+    recorded: Written | None = None
 
     @property
     def size(self) -> int:
@@ -178,6 +179,7 @@ class Kitchen:
             python=self._python,
             interpreter=self._interpreter,
             out=out,
+            recorded=order.recorded,
         )
         future = self._workers.submit(convert, job)
         future.add_done_callback(lambda _: self._done("convert", order.title, started))

@@ -21,6 +21,7 @@ from torchkiln.index.pages import Pages
 from torchkiln.index.session import ATTEMPTS, Transient, ask, lost, pause, refused
 from torchkiln.index.settings import index_settings
 from torchkiln.nouns import LockedWheel
+from torchkiln.pagecache import PassingFile
 from torchkiln.store import Store
 
 _CHUNK = 1 << 20  # one read of the socket; larger ones only cost memory
@@ -62,7 +63,7 @@ class Downloads:
         :raises BuildFailed: the file is not to be had, has another size, or cannot be written here.
         """
         try:
-            out = path.open("ab", buffering=0)
+            out = PassingFile(path, "ab")
         except OSError as error:
             raise _unwritable(path, error) from error
         with out:

@@ -3,6 +3,9 @@
 What is small and ours (headers, paddings, generated files) is gathered into stored members. What comes
 compressed already is copied into a gzip member of its own: the caller hands over deflate bytes and, beside
 them, what they inflate to. Nothing is compressed here.
+
+A layer that was made before, and `recorded`, is made again without looking inside: if the blob has the
+recorded digest, it is that blob to the last byte, and so is its tar. Then nobody need inflate or hash that.
 """
 
 from __future__ import annotations
@@ -37,11 +40,15 @@ class LayerWriter:
     """Writes one layer to *out*. Every folder is written once, before what is in it, with mode 0755.
 
     A file may come twice if it is the same: several of NVIDIA's wheels carry one `nvidia/__init__.py`.
+
+    :param recorded: what this layer was when it was last made. Then contents are neither asked for nor
+        compared, and the caller sees whether `finish` gives the same again.
     """
 
-    def __init__(self, out: BinaryIO, *, mtime: int) -> None:
+    def __init__(self, out: BinaryIO, *, mtime: int, recorded: Written | None = None) -> None:
         self._out = out
         self._mtime = mtime
+        self.recorded = recorded
         self._blob = hashlib.sha256()
         self._tar = hashlib.sha256()
         self._size = self._unpacked = 0
@@ -79,21 +86,25 @@ class LayerWriter:
             self._gather(tar.padding(size))
 
     def finish(self) -> Written:
-        """Close the archive."""
+        """Close the archive. Of a recorded layer the tar's digest and size are the recorded ones."""
         self._gather(tar.END)
         self._flush()
+        diff_id, unpacked = Digest(f"sha256:{self._tar.hexdigest()}"), self._unpacked
+        if self.recorded:
+            diff_id, unpacked = self.recorded.diff_id, self.recorded.unpacked
         return Written(
             digest=Digest(f"sha256:{self._blob.hexdigest()}"),
-            diff_id=Digest(f"sha256:{self._tar.hexdigest()}"),
+            diff_id=diff_id,
             size=self._size,
-            unpacked=self._unpacked,
+            unpacked=unpacked,
         )
 
     def _is_new(self, path: str, mode: int, sha256: bytes) -> bool:
         """Note the file; False if the very same is there already."""
-        if path in self._folders or self._files.get(path, (mode, sha256)) != (mode, sha256):
+        there = self._files.get(path)
+        if path in self._folders or (there not in (None, (mode, sha256)) and not self.recorded):
             raise Collision(path)
-        if path in self._files:
+        if there:
             return False
         self._enter_folders(path)
         self._files[path] = (mode, sha256)
@@ -118,9 +129,14 @@ class LayerWriter:
         if self._plain:
             plain = b"".join(self._plain)
             self._plain, self._gathered = [], 0
-            self._tar.update(plain)
-            self._unpacked += len(plain)
+            self._account(plain)
             self._emit(gzip.stored(plain))
+
+    def _account(self, content: bytes) -> None:
+        """*content* goes into the tar."""
+        if not self.recorded:
+            self._tar.update(content)
+            self._unpacked += len(content)
 
     def _emit(self, data: bytes | memoryview) -> None:
         self._out.write(data)
@@ -139,13 +155,16 @@ class Member:
 
     def plain(self, content: bytes) -> None:
         """The next bytes, kept uncompressed."""
-        self.sha256.update(content)
+        self._hash(content)
         if not self.silent:
             self._layer._gather(content)
 
     def spliced(self, deflate: bytes, content: bytes) -> None:
-        """The next bytes of the deflate stream, copied as they stand, and what they inflate to."""
-        self.sha256.update(content)
+        """The next bytes of the deflate stream, copied as they stand, and what they inflate to.
+
+        Into a recorded layer they go without *content*.
+        """
+        self._hash(content)
         if self.silent:
             return
         layer = self._layer
@@ -155,5 +174,8 @@ class Member:
             self.open = True
         if deflate:
             layer._emit(deflate)
-        layer._tar.update(content)
-        layer._unpacked += len(content)
+        layer._account(content)
+
+    def _hash(self, content: bytes) -> None:
+        if not self._layer.recorded:
+            self.sha256.update(content)

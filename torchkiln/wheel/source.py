@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from torchkiln.pagecache import STEP, forget
+
 _POLL = 0.005  # seconds between looks at a file that is growing
 
 
@@ -42,7 +44,7 @@ class WheelFile:
         self._cancelled = cancelled
         self._advanced = advanced
         self._file = -1
-        self._arrived = 0
+        self._arrived = self._forgotten = 0
 
     def __enter__(self) -> WheelFile:
         while True:
@@ -67,6 +69,9 @@ class WheelFile:
         if len(data) == 0 and count:
             raise Cancelled  # it was complete a moment ago: somebody cut it
         self.position += len(data)
+        if self.position - self._forgotten > STEP:
+            forget(self._file, self._forgotten, STEP)
+            self._forgotten += STEP
         self._hash.update(data)
         self._advanced(len(data))
         return data

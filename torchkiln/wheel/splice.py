@@ -13,7 +13,9 @@ each entry's CRC-32, size and the hash that RECORD tells. What the wheel does no
 adds, follows behind: launchers, INSTALLER and RECORD stored; the .pyc files, a twentieth of an image, by the
 pinned encoder.
 
-Everything is checked before anybody sees the layer: a wheel that lies anywhere gives none.
+Everything is checked before anybody sees the layer: a wheel that lies anywhere gives none. Only a layer
+that the lock has recorded is made without inflating (`LayerWriter`): its digest says that all of this was
+seen to hold before.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from isal import igzip_lib, isal_zlib
 from torchkiln.errors import BadWheel
 from torchkiln.oci.encode import deflated
 from torchkiln.oci.layer import Collision, LayerWriter
-from torchkiln.wheel import install
+from torchkiln.wheel import fitness, install
 from torchkiln.wheel.bytecode import cached_name
 from torchkiln.wheel.entries import Entry, entries, skip_local_header
 from torchkiln.wheel.install import Row, Scheme, WheelName
@@ -40,7 +42,7 @@ _SCRIPT = 1 << 20  # scripts up to this size are held back and may be rewritten
 
 # Given (path, source) of each Python file; returns, at the end, the (path, .pyc) pairs to add.
 Bytecode = Callable[[], Iterator[tuple[str, bytes]]]
-SourceSink = Callable[[str, bytes], None]
+SourceSink = Callable[[str, bytes], None] | None
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class _Installation:
     scheme: Scheme
     info: str
     rows: list[Row] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)  # entries
     hashes: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # entry → sha256, size
     metadata: dict[str, bytes] = field(default_factory=dict)
     scripts: list[tuple[Entry, bytes]] = field(default_factory=list)
@@ -70,7 +73,7 @@ def splice(
     """Install the wheel *filename* into *layer* under *scheme*.
 
     :param sha256: of the wheel as locked, hex.
-    :param source: takes each Python source as it goes by (path in the image, bytes).
+    :param source: takes each Python source as it goes by (path in the image, bytes); None: nobody asks.
     :param bytecode: called once behind the last source; gives path and bytes of each .pyc.
     :raises BadWheel: anything in it is not as it must be. The layer is then worthless.
     """
@@ -97,6 +100,7 @@ def _one_file(
     filename = work.wheel.filename
     skip_local_header(file, entry, filename)
     path = install.destination(entry.name, work.wheel, work.scheme)
+    work.seen.add(entry.name)
     top, _, name = entry.name.partition("/")
     in_info = top == work.info
     if (install.is_script(entry.name) and entry.size <= _SCRIPT) or (in_info and name == "RECORD"):
@@ -107,24 +111,26 @@ def _one_file(
         else:
             work.scripts.append((entry, data))
         return
-    is_source = path.endswith(".py") and path.startswith(work.scheme.site + "/")
+    is_source = source is not None and path.endswith(".py") and path.startswith(work.scheme.site + "/")
     keep = is_source or (in_info and name in ("METADATA", "WHEEL", "entry_points.txt"))
     if keep and entry.size > _KEEP:
         raise BadWheel(filename, f"entry {entry.name!r} is {entry.size} bytes; {_KEEP} at most for its kind")
     kept: list[bytes] = []
     mode = 0o755 if entry.executable else 0o644
+    pieces = _inflate(file, entry, filename) if keep or not layer.recorded else _copied(file, entry)
     with layer.entry(path, mode, size=entry.size, crc=entry.crc) as member:
-        for deflate, content in _inflate(file, entry, filename):
+        for deflate, content in pieces:
             if not entry.deflated:
                 member.plain(content)
             elif entry.size:
                 member.spliced(deflate, content)
             if keep:
                 kept.append(content)
-    work.hashes[entry.name] = (member.sha256.digest(), entry.size)
+    if not layer.recorded:
+        work.hashes[entry.name] = (member.sha256.digest(), entry.size)
     if install.is_script(entry.name):
         work.large_scripts.append(path)
-    if is_source:
+    if is_source and source:
         source("/" + path, b"".join(kept))
     elif keep:
         work.metadata[name] = b"".join(kept)
@@ -139,7 +145,7 @@ def _inflate(file: WheelFile, entry: Entry, filename: str) -> Iterator[tuple[byt
     left, produced, crc = entry.compressed, 0, 0
     inflater = isal_zlib.decompressobj(-15) if entry.deflated else None
     while left:
-        piece = file.read(min(left, _READ))
+        piece = file.read_exactly(min(left, _READ))
         left -= len(piece)
         pending, more = piece, True
         while more:
@@ -162,13 +168,22 @@ def _inflate(file: WheelFile, entry: Entry, filename: str) -> Iterator[tuple[byt
         raise BadWheel(filename, f"entry {entry.name!r}: size or CRC-32 is not that of the directory")
 
 
+def _copied(file: WheelFile, entry: Entry) -> Iterator[tuple[bytes, bytes]]:
+    """`_inflate` for a recorded layer: the bytes as they stand, the content only where it is the same."""
+    left = entry.compressed
+    while left:
+        piece = file.read_exactly(min(left, _READ))
+        left -= len(piece)
+        yield piece, b"" if entry.deflated else piece
+
+
 def _check(work: _Installation) -> None:
     """METADATA and WHEEL are this wheel's; RECORD tells each file with its true hash and size."""
     filename = work.wheel.filename
     for needed in ("METADATA", "WHEEL", "RECORD"):
         if needed not in work.metadata:
             raise BadWheel(filename, f"{work.info}/{needed} is missing")
-    install.check_metadata(work.metadata["WHEEL"], work.metadata["METADATA"], work.wheel)
+    fitness.check(work.metadata["WHEEL"], work.metadata["METADATA"], work.wheel, work.scheme)
     told = install.parse_record(work.metadata["RECORD"], work.wheel)
     faults = []
     for name, (digest, size) in sorted(work.hashes.items()):
@@ -220,7 +235,7 @@ def _finish(work: _Installation, layer: LayerWriter, bytecode: Iterator[tuple[st
             size=size,
         )
         for name, (hash_, size) in told.items()
-        if name in work.hashes and name not in dropped
+        if name in work.seen and name not in dropped
     ]
     made = {**launchers, f"{scheme.site}/{work.info}/INSTALLER": install.INSTALLER}
     for path, data in made.items():
