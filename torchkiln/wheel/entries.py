@@ -1,22 +1,35 @@
 """Zip directory → the entries of a wheel, in the order in which they lie in the file.
 
-The standard library reads the directory; here it is doubted: a name that could leave its folder, a kind
-that is no plain file, a method nobody may use in a wheel, two entries in one place: refused by name.
+Here the directory is doubted: a name that could leave its folder or hide what it is, a kind that is no
+plain file, a method nobody may use in a wheel, two entries in one place, more than a wheel may cost: refused
+by name.
 """
 
 from __future__ import annotations
 
 import stat
 import struct
-import zipfile
+import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torchkiln.errors import BadWheel
+from torchkiln.wheel import bounds
+from torchkiln.wheel.directory import (
+    STREAMED,
+    Line,
+    Unreadable,
+    directory,
+    extra_fields,
+    unusual,
+    widened,
+)
 from torchkiln.wheel.source import WheelFile
 
 _LOCAL = struct.Struct("<4s5H3L2H")  # the header before each entry's data
 _STORED, _DEFLATED = 0, 8
-MOST_ENTRIES = 200_000  # torch has 11,000; memory is bounded by this
+_LONGEST_PART, _LONGEST_NAME = 255, 4000  # bytes; Linux allows 4,095 with what comes in front
+_LONGEST_SOURCE = _LONGEST_PART - len(".cpython-311.pyc") + len(".py")  # its byte-code has a name too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,28 +52,23 @@ def entries(wheel: WheelFile, filename: str) -> tuple[Entry, ...]:
 
     :raises BadWheel: the directory is broken, or holds what a wheel may not hold.
     """
-    try:
-        with zipfile.ZipFile(wheel.directory_view()) as archive:
-            infos, start = archive.infolist(), archive.start_dir
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, struct.error) as error:
-        raise BadWheel(filename, f"not a readable zip: {error}") from error
-    if len(infos) > MOST_ENTRIES:
-        raise BadWheel(filename, f"{len(infos)} entries; {MOST_ENTRIES} at most")
-    found = []
+    lines, start = directory(wheel, filename)
     end = 0
-    for info in sorted(infos, key=lambda info: info.header_offset):
-        if fault := _fault(info):
-            raise BadWheel(filename, f"entry {info.orig_filename!r}: {fault}")
-        if info.header_offset < end:
-            raise BadWheel(filename, f"entry {info.filename!r} overlaps the one before it")
-        end = info.header_offset + _LOCAL.size + info.compress_size
+    for line in sorted(lines, key=lambda line: line.offset):
+        if fault := _fault(line):
+            raise BadWheel(filename, f"entry {line.name!r}: {fault}")
+        if line.offset < end:
+            raise BadWheel(filename, f"entry {line.name!r} overlaps the one before it")
+        end = line.offset + _LOCAL.size + len(line.raw_name) + line.compressed
         if end > start:
-            raise BadWheel(filename, f"entry {info.filename!r} reaches into the directory")
-        if not info.is_dir():
-            found.append(_entry(info))
-    if infos and min(info.header_offset for info in infos) != 0:
+            raise BadWheel(filename, f"entry {line.name!r} reaches into the directory")
+    if lines and min(line.offset for line in lines) != 0:
         raise BadWheel(filename, "bytes stand before the first entry")
+    found = [_entry(line) for line in lines if not line.name.endswith("/")]
+    found.sort(key=lambda entry: entry.offset)
     _refuse_collisions(found, filename)
+    if fault := bounds.fault(((entry.name, entry.size) for entry in found), wheel.size):
+        raise BadWheel(filename, fault)
     return tuple(found)
 
 
@@ -70,74 +78,92 @@ def skip_local_header(wheel: WheelFile, entry: Entry, filename: str) -> None:
     fields = _LOCAL.unpack(wheel.read_exactly(_LOCAL.size))
     signature, _, flags, method, _, _, crc, compressed, size, name_length, extra_length = fields
     name = wheel.read_exactly(name_length)
-    wheel.read_exactly(extra_length)
-    streamed = flags & 0x08  # sizes and CRC follow the data
-    zip64 = 0xFFFFFFFF in (compressed, size)
+    try:
+        extra = extra_fields(wheel.read_exactly(extra_length), entry.name)
+        size, compressed = widened((size, compressed), extra, entry.name)
+    except Unreadable as error:
+        raise BadWheel(filename, f"in the entry's own header: {error}") from error
+    told = ((crc, entry.crc), (compressed, entry.compressed), (size, entry.size))
     same = (
         signature == b"PK\x03\x04"
         and name == entry.raw_name
         and flags == entry.flags
         and method == (_DEFLATED if entry.deflated else _STORED)
-        and (streamed or crc == entry.crc)
-        and (streamed or zip64 or (compressed, size) == (entry.compressed, entry.size))
+        # Of a streamed entry they follow the data, where nobody reads them: here they may be zero.
+        and all(here == there or (flags & STREAMED and not here) for here, there in told)
     )
     if not same:
         raise BadWheel(filename, f"entry {entry.name!r}: its header and the directory disagree")
 
 
-def _entry(info: zipfile.ZipInfo) -> Entry:
-    mode = info.external_attr >> 16
+def _entry(line: Line) -> Entry:
     return Entry(
-        name=info.filename,
-        offset=info.header_offset,
-        compressed=info.compress_size,
-        size=info.file_size,
-        crc=info.CRC,
-        deflated=info.compress_type == _DEFLATED,
-        executable=stat.S_ISREG(mode) and bool(mode & 0o111),
-        flags=info.flag_bits,
-        raw_name=info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437"),
+        name=line.name,
+        offset=line.offset,
+        compressed=line.compressed,
+        size=line.size,
+        crc=line.crc,
+        deflated=line.method == _DEFLATED,
+        executable=stat.S_ISREG(line.mode) and bool(line.mode & 0o111),
+        flags=line.flags,
+        raw_name=line.raw_name,
     )
 
 
-def _fault(info: zipfile.ZipInfo) -> str:
-    """What is wrong with one directory entry; empty when nothing is."""
-    name = info.orig_filename
-    parts = name.rstrip("/").split("/")
-    kind = stat.S_IFMT(info.external_attr >> 16)
-    if name.startswith("/") or "\\" in name or (len(name) > 1 and name[1] == ":"):
-        return "an absolute path, a drive or a backslash"
-    if any(part in ("", ".", "..") for part in parts):
-        return "a path that is not plain (empty part, '.' or '..')"
-    if any(ord(char) < 32 or ord(char) == 127 for char in name):
-        return "control characters in the name"
-    if info.filename != name:  # newer Pythons take another name from an extra field
-        return f"a second name, {info.filename!r}"
-    if any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in parts) or len(name) > 4000:
-        return "a name too long for any file system"
-    if any(part.startswith(".wh.") for part in parts):
-        return "a name that layers use to delete files (.wh.)"
+def _fault(line: Line) -> str:
+    """What is wrong with one line of the directory; empty when nothing is."""
+    kind = stat.S_IFMT(line.mode)
+    if fault := _name_fault(line.name):
+        return fault
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         return "neither a file nor a folder (a link or a device)"
-    if info.flag_bits & 0x1:
-        return "encrypted"
-    if info.compress_type not in (_STORED, _DEFLATED):
-        return f"compression method {info.compress_type}; wheels use stored and deflated"
-    if info.compress_type == _STORED and info.compress_size != info.file_size:
+    if line.name.endswith("/") and line.size:
+        return "a folder with content"
+    if fault := unusual(line.flags):
+        return fault
+    if line.method not in (_STORED, _DEFLATED):
+        return f"compression method {line.method}; wheels use stored and deflated"
+    if line.method == _STORED and line.compressed != line.size:
         return "stored, but of two sizes"
     return ""
 
 
-def _refuse_collisions(found: list[Entry], filename: str) -> None:
-    """Two files at one path, or a file where another needs a folder."""
+def _name_fault(name: str) -> str:
+    """Why no file may be called *name*; empty when it may."""
+    parts = name.removesuffix("/").split("/")
+    if name.startswith("/") or "\\" in name or (len(name) > 1 and name[1] == ":"):
+        return "an absolute path, a drive or a backslash"
+    if any(part in ("", ".", "..") for part in parts):
+        return "a path that is not plain (empty part, '.' or '..')"
+    if any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in name):
+        return "control characters in the name"
+    if any(unicodedata.bidirectional(char) in _TURNING for char in name):
+        return "characters that turn the direction of writing: the name is not what it looks like"
+    if any(len(part.encode()) > _LONGEST_PART for part in parts) or len(name.encode()) > _LONGEST_NAME:
+        return "a name too long for any file system"
+    if name.endswith(".py") and len(parts[-1].encode()) > _LONGEST_SOURCE:
+        return "a name too long for its byte-code"
+    if any(part.startswith(".wh.") for part in parts):
+        return "a name that layers use to delete files (.wh.)"
+    return ""
+
+
+_TURNING = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+
+
+def _refuse_collisions(found: Iterable[Entry], filename: str) -> None:
+    """Two files at one path, a file where another needs a folder, or more folders than one may have."""
     names: set[str] = set()
+    folders: set[str] = set()
     for entry in found:
         if entry.name in names:
             raise BadWheel(filename, f"entry {entry.name!r} occurs twice")
         names.add(entry.name)
-    for entry in found:
-        folder = entry.name
-        while "/" in folder:
+        folder = entry.name.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
             folder = folder.rpartition("/")[0]
-            if folder in names:
-                raise BadWheel(filename, f"entry {folder!r} is a file and a folder")
+        if len(folders) > bounds.MOST_FOLDERS:
+            raise BadWheel(filename, f"more than {bounds.MOST_FOLDERS} folders")
+    for name in sorted(names & folders):
+        raise BadWheel(filename, f"entry {name!r} is a file and a folder")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import csv
-import email.parser
 import hashlib
 import io
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
@@ -60,6 +60,18 @@ class WheelName:
     filename: str
     distribution: str  # as written, "nvidia_cublas_cu12"
     version: Version
+    tags: frozenset[Tag]
+
+    def is_of(self, stated: str) -> bool:
+        """Whether *stated* is this version, by value: 1 is 1.0."""
+        try:
+            version = Version(stated)
+        except InvalidVersion:
+            return False
+        # A local version (2.7.1+cu126) may be left out of the file name: the default index allows none there.
+        return version == self.version or (
+            self.version.local is None and Version(version.public) == self.version
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,16 +86,16 @@ class Row:
 def parse_name(filename: str) -> WheelName:
     """:raises BadWheel: the file name is not that of a wheel."""
     try:
-        _, version, _, _ = parse_wheel_filename(filename)
+        _, version, _, tags = parse_wheel_filename(filename)
     except InvalidWheelFilename as error:
         raise BadWheel(filename, "not the file name of a wheel") from error
-    return WheelName(filename=filename, distribution=filename.split("-")[0], version=version)
+    return WheelName(filename=filename, distribution=filename.split("-")[0], version=version, tags=tags)
 
 
 def destination(name: str, wheel: WheelName, scheme: Scheme) -> str:
     """Where the entry *name* goes.
 
-    :raises BadWheel: a `.data` folder with a scheme that does not exist.
+    :raises BadWheel: a `.data` folder with a scheme that does not exist, or a file of the environment itself.
     """
     top, _, rest = name.partition("/")
     if not top.endswith(".data") or not rest:
@@ -92,7 +104,18 @@ def destination(name: str, wheel: WheelName, scheme: Scheme) -> str:
     folder = scheme.folder(key, wheel.distribution)
     if folder is None or not path:
         raise BadWheel(wheel.filename, f"entry {name!r}: no such data scheme")
-    return f"{folder}/{path}"
+    place = f"{folder}/{path}"
+    if _is_environment(place, scheme):
+        raise BadWheel(wheel.filename, f"entry {name!r} would replace the environment's own /{place}")
+    return place
+
+
+_OWN = re.compile(r"bin/(python[\d.]*|[Aa]ctivate([.].*)?)(/.*)?|pyvenv[.]cfg(/.*)?|lib64(/.*)?", re.ASCII)
+
+
+def _is_environment(path: str, scheme: Scheme) -> bool:
+    """Whether *path* belongs to the virtual environment: its Python, its settings, its link lib64."""
+    return _OWN.fullmatch(path.removeprefix(f"{scheme.prefix[1:]}/")) is not None
 
 
 def is_script(name: str) -> bool:
@@ -118,38 +141,15 @@ def dist_info(names: Iterable[str], wheel: WheelName) -> str:
     if len(folders) != 1:
         raise BadWheel(wheel.filename, f"{len(folders)} .dist-info folders; a wheel has one")
     folder = folders.pop()
-    if canonicalize_name(folder.split("-")[0]) != canonicalize_name(wheel.distribution):
+    name, _, version = folder.removesuffix(".dist-info").partition("-")
+    if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not wheel.is_of(version):
         raise BadWheel(wheel.filename, f"its metadata folder is {folder}")
     return folder
 
 
-def check_metadata(wheel_file: bytes, metadata: bytes, wheel: WheelName) -> None:
-    """WHEEL's version is one we know; METADATA names this distribution and version.
-
-    :raises BadWheel: if not.
-    """
-    parser = email.parser.BytesHeaderParser()
-    format_version = str(parser.parsebytes(wheel_file).get("Wheel-Version", "")).strip()
-    if format_version.split(".")[0] != "1":
-        raise BadWheel(wheel.filename, f"Wheel-Version {format_version or 'missing'}; only 1.x is known")
-    fields = parser.parsebytes(metadata)
-    name, version = str(fields.get("Name", "")).strip(), str(fields.get("Version", "")).strip()
-    if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not _is_of(wheel.version, version):
-        raise BadWheel(wheel.filename, f"METADATA is that of {name} {version}")
-
-
-def _is_of(named: Version, stated: str) -> bool:
-    """Whether METADATA's version is the one in the file name, by value: 1 is 1.0."""
-    try:
-        version = Version(stated)
-    except InvalidVersion:
-        return False
-    # A local version (2.7.1+cu126) may be left out of the file name: the default index allows none there.
-    return version == named or (named.local is None and Version(version.public) == named)
-
-
+_LONGEST_NAME = 255  # bytes of a file's name
 _ENTRY_POINT = re.compile(r"(?P<module>[\w.]+)(:(?P<attribute>[\w.]+))?\s*(\[[\w.,\s-]*\])?", re.ASCII)
-_SCRIPT_NAME = re.compile(r"[\w.+-]+( [\w.+-]+)*", re.ASCII)
+_SCRIPT_NAME = re.compile(r"[\w+][\w.+-]*( [\w.+-]+)*", re.ASCII)
 
 
 def launchers(entry_points: bytes, wheel: WheelName, scheme: Scheme) -> dict[str, bytes]:
@@ -163,10 +163,13 @@ def launchers(entry_points: bytes, wheel: WheelName, scheme: Scheme) -> dict[str
     made = {}
     for name, reference in wanted.items():
         match = _ENTRY_POINT.fullmatch(reference)
-        if not match or not match["attribute"] or not _SCRIPT_NAME.fullmatch(name) or name.startswith("."):
+        if not match or not match["attribute"] or not _SCRIPT_NAME.fullmatch(name):
             raise BadWheel(wheel.filename, f"entry point {name!r} = {reference!r} is not plain")
+        path = f"{scheme.scripts}/{name}"
+        if len(name) > _LONGEST_NAME or _is_environment(path, scheme):
+            raise BadWheel(wheel.filename, f"entry point {name!r} is too long, or the environment's own")
         module, attribute = match["module"], match["attribute"]
-        made[f"{scheme.scripts}/{name}"] = (
+        made[path] = (
             f"#!{scheme.prefix}/bin/python\n"
             "import sys\n"
             f"from {module} import {attribute.split('.')[0]}\n"
@@ -235,21 +238,35 @@ def _versioned(console: Mapping[str, str], scheme: Scheme) -> dict[str, str]:
 
 
 def parse_record(record: bytes, wheel: WheelName) -> dict[str, tuple[str, str]]:
-    """RECORD as path → (hash, size), as written.
+    """RECORD as path → (hash, size), as written; lines of files that are not there do no harm.
 
-    :raises BadWheel: it is no CSV of UTF-8 lines, or names a file twice with different hashes.
+    :raises BadWheel: it is no CSV of UTF-8 lines, names a file twice with different hashes or a path outside,
+        or has hashes of another kind than SHA-256.
     """
     rows: dict[str, tuple[str, str]] = {}
     try:
-        for fields in csv.reader(record.decode("utf-8").splitlines(), strict=True):
-            if not fields:
-                continue
+        text = record.decode("utf-8")
+        if text.count("\n") + text.count("\r") > 2 * _MOST_LINES or _STRANGE_LINE_END.search(text):
+            raise csv.Error("too many lines, or lines with strange ends")
+        for fields in csv.reader(text.splitlines(), strict=True):
+            if not fields or not fields[0]:
+                raise csv.Error("a line without a path")
             path, digest, size = (*fields, "", "")[:3]
+            if path.startswith("/") or ".." in path.split("/"):
+                raise BadWheel(wheel.filename, f"RECORD tells {path!r}, a path outside")
+            if digest and not digest.startswith("sha256="):
+                raise BadWheel(wheel.filename, f"RECORD has no SHA-256 of {path!r} but {digest[:20]!r}")
             if rows.setdefault(path, (digest, size)) != (digest, size):
                 raise BadWheel(wheel.filename, f"RECORD tells {path!r} twice, differently")
     except (UnicodeDecodeError, csv.Error) as error:
         raise BadWheel(wheel.filename, f"RECORD cannot be read: {error}") from error
     return rows
+
+
+_MOST_LINES = 200_000  # as many as a wheel may have entries
+_STRANGE_LINE_END = re.compile(
+    "[\v\f\x1c-\x1e\x85\u2028\u2029]"
+)  # where str.splitlines cuts, but nobody else
 
 
 def urlsafe_sha256(digest: bytes) -> str:

@@ -1,0 +1,87 @@
+"""WHEEL and METADATA → whether this is the wheel of its name, and one for this image. Pure.
+
+Which glibc an image has the lock looked at; here it is the Python and the kind of machine.
+"""
+
+from __future__ import annotations
+
+import email.parser
+import re
+from collections.abc import Iterable
+from email.message import Message
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.tags import Tag, parse_tag
+from packaging.utils import canonicalize_name
+
+from torchkiln.errors import BadWheel
+from torchkiln.wheel.install import Scheme, WheelName
+
+_PLATFORM = re.compile(r"any|linux_x86_64|manylinux(1|2010|2014|_2_\d+)_x86_64")
+_PATCHES = range(100)  # of a Python, of which a scheme tells major and minor
+
+
+def check(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme) -> None:
+    """WHEEL and METADATA are those of *wheel*, and it runs where *scheme* says.
+
+    :raises BadWheel: if not.
+    """
+    if fault := _fault(wheel_file, metadata, wheel, scheme):
+        raise BadWheel(wheel.filename, fault)
+
+
+def _fault(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme) -> str:
+    told, fields = _headers(wheel_file), _headers(metadata)
+    format_version = _field(told, "Wheel-Version")
+    if format_version.split(".")[0] != "1":
+        return f"Wheel-Version {format_version or 'missing'}; only 1.x is known"
+    name, version = _field(fields, "Name"), _field(fields, "Version")
+    if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not wheel.is_of(version):
+        return f"METADATA is that of {name} {version}"
+    if not _fits(wheel.tags, scheme.python):
+        return f"its tags are not for Python {scheme.python} on x86_64 Linux"
+    try:
+        tags = [tag for line in told.get_all("Tag", []) for tag in parse_tag(str(line).strip())]
+    except ValueError:
+        return "WHEEL has a tag that is none"
+    if tags and not _fits(tags, scheme.python):
+        return f"WHEEL's tags are not for Python {scheme.python} on x86_64 Linux: {tags[0]}"
+    requires = _field(fields, "Requires-Python")
+    if not _allows(requires, scheme.python):
+        return f"it requires Python {requires}, the image has {scheme.python}"
+    return ""
+
+
+def _headers(data: bytes) -> Message:
+    return email.parser.BytesHeaderParser().parsebytes(data)
+
+
+def _field(message: Message, key: str) -> str:
+    """The value; two of a kind are told together, and so are neither's."""
+    return ", ".join(str(value).strip() for value in message.get_all(key, []))
+
+
+def _fits(tags: Iterable[Tag], python: str) -> bool:
+    """Whether CPython *python* on x86_64 Linux takes one of *tags*."""
+    return any(_python_fits(tag, python) and _PLATFORM.fullmatch(tag.platform) for tag in tags)
+
+
+def _python_fits(tag: Tag, python: str) -> bool:
+    major, minor = (int(part) for part in python.split("."))
+    found = re.fullmatch(r"(cp|py)(\d)(\d*)", tag.interpreter)
+    if not found or int(found[2]) != major:
+        return False
+    its_minor = int(found[3]) if found[3] else None
+    if tag.abi == f"cp{major}{minor}" or (tag.abi == "none" and found[1] == "cp"):
+        return tag.interpreter == f"cp{major}{minor}"
+    older = its_minor is None or its_minor <= minor
+    return older and (tag.abi, found[1]) in (("none", "py"), ("abi3", "cp"))
+
+
+def _allows(requires: str, python: str) -> bool:
+    """Whether some patch release of *python* satisfies *requires*; what is no specifier asks for nothing."""
+    try:
+        wanted = SpecifierSet(requires)
+    except InvalidSpecifier:
+        return True
+    return any(wanted.contains(f"{python}.{patch}") for patch in _PATCHES)
