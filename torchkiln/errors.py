@@ -6,8 +6,19 @@ with ``exit_code``. The codes are the contract of DESIGN section 9 and are liste
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import ClassVar
+
+# Control characters but line feeds and tabs, what turns the direction of writing, halves of characters.
+_UNPRINTABLE = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """*text* with what would steer a terminal told in its place: a name may hold an escape sequence."""
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class KilnError(Exception):
@@ -16,9 +27,9 @@ class KilnError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        super().__init__(printable(message))
+        self.message = printable(message)
+        self.hint = printable(hint)
 
 
 class ConfigError(KilnError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,7 +17,16 @@ from packaging.version import Version
 
 from torchkiln.errors import ConfigError, Stale, Unresolvable
 from torchkiln.files import write_atomic
-from torchkiln.lockfile import from_json, lock_digest, requirements_txt, to_json
+from torchkiln.lockfile import (
+    broken_seal,
+    from_json,
+    how_to_mend,
+    lock_digest,
+    locked_of,
+    parse,
+    requirements_txt,
+    to_json,
+)
 from torchkiln.nouns import (
     Build,
     Digest,
@@ -26,6 +37,7 @@ from torchkiln.nouns import (
     Source,
     parse_digest,
 )
+from torchkiln.strict import json_of, read_file, text_of
 from torchkiln.tags import tag_of
 from torchkiln.wanted import Wanted
 
@@ -45,6 +57,10 @@ __all__ = [
 
 RULES = 1  # raise it when the same question would be answered by other wheels
 EVERYTHING = ("*",)
+_LIMIT = 4 << 20  # bytes; a lock has fifty thousand
+_SHOWN = 5
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")  # as registries have it
+_PINNED = re.compile(r"^(\S+)==(\S+) --hash=sha256:(\S+)\r?$", re.MULTILINE)
 # glibc of each OS; with it a wheel's manylinux tag is judged.
 _GLIBC = {"debian12": (2, 36), "ubuntu22.04": (2, 35)}
 
@@ -131,16 +147,53 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
 def load_locked(images: Path, tag: str) -> LockedCell:
     """The committed lock of *tag* under the folder *images*.
 
-    :raises Stale: there is none, or it is not as `lock` wrote it.
+    :raises Stale: there is none, it is another image's, or it is not as `lock` wrote it; then also which of
+        the files beside it disagree.
     """
     path = images / tag / "lock.json"
+    if not _TAG.fullmatch(tag):
+        raise ConfigError(f"{tag[:200]!r} is not the tag of an image", hint="`list` shows the tags there are")
     try:
-        data = path.read_bytes()
+        data = read_file(path, _LIMIT)
     except FileNotFoundError:
         raise Stale(
             f"{path} is not there: this cell was not locked yet", hint="run: torchkiln lock"
         ) from None
-    return from_json(data, where=str(path))
+    except OSError as error:
+        raise Stale(f"{path}: {error.strerror}", hint=how_to_mend(None, str(path))) from None
+    document = parse(data, where=str(path))
+    hint = how_to_mend(document, str(path))
+    locked = locked_of(document)
+    if told := broken_seal(document):
+        beside = (f"  {line}" for line in disagreements(images, path.parent, locked))
+        raise Stale("\n".join((f"{path}: {told}", *beside)), hint=hint)
+    if (own := tag_of(locked.resolution)) != tag:
+        raise Stale(f"{path}: is the lock of {own}, not of {tag}", hint=hint)
+    return locked
+
+
+def disagreements(images: Path, folder: Path, locked: LockedCell) -> tuple[str, ...]:
+    """Where what was made with the lock in *folder* tells something else than *locked*, a phrase each."""
+    found = []
+    wheels = {wheel.name: (wheel.version, wheel.sha256) for wheel in locked.wheels}
+    with suppress(OSError, ValueError):
+        lines = _PINNED.findall(text_of(read_file(folder / "requirements.txt", _LIMIT)))
+        pinned = {name: (version, sha256) for name, version, sha256 in lines}
+        other = sorted(n for n in wheels.keys() | pinned.keys() if wheels.get(n) != pinned.get(n))
+        more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
+        if other:
+            found.append(f"requirements.txt disagrees on {', '.join(other[:_SHOWN])}{more}")
+    with suppress(OSError, ValueError, AttributeError):
+        rendered = json_of(read_file(folder / "image.json", _LIMIT)).get("lock")
+        if rendered != lock_digest(locked):
+            found.append("image.json, plan.json and the Dockerfile were rendered from another lock")
+    name = f"base-{locked.base.os}/base.json"
+    with suppress(OSError, ValueError, AttributeError):
+        base = json_of(read_file(images / name, _LIMIT))
+        told = asdict(locked.base) | {"packages": {one.name: one.version for one in locked.base.packages}}
+        if other := sorted(key for key, value in told.items() if base.get(key) != value):
+            found.append(f"{name} disagrees on {', '.join(other)}")
+    return tuple(found)
 
 
 def save(images: Path, locked: LockedCell) -> Path:
@@ -166,6 +219,8 @@ def staleness(
         reasons.append(f"made from other {', '.join(differing)}" if differing else "made by other rules")
     if base is not None and base.digest != locked.base.digest:
         reasons.append(f"its base is {locked.base.digest[:19]}…, base.json has {base.digest[:19]}…")
+    elif base is not None and base != locked.base:
+        reasons.append("its base has base.json's digest, and other words about it")
     file = images / tag_of(resolution) / "requirements.txt"
     if not file.is_file() or file.read_bytes() != requirements_txt(locked):
         reasons.append("requirements.txt does not fit lock.json")

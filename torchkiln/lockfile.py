@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -24,40 +25,83 @@ from torchkiln.nouns import (
     Status,
     parse_digest,
 )
+from torchkiln.schema import sentences, shipped, told
+from torchkiln.strict import json_of
 
 SCHEMA = 1
-_RELOCK = "run: torchkiln lock"
+_PLAIN = re.compile(r"[A-Za-z0-9.]{1,20}")
 
 
 def to_json(locked: LockedCell) -> bytes:
     """The committed form: one wheel, one OS package and one layer a line, for the sake of diffs."""
     document = _document(locked)
-    head = {"schema": SCHEMA, "digest": _digest(document)}
-    lines = [f'  "{key}": {_compact(value)}' for key, value in head.items()]
-    for key, value in document.items():
-        if key == "schema":
-            continue
-        lines.append(f'  "{key}": {_field(key, value)}')
+    document = {"schema": SCHEMA, "digest": _digest(document), **document}
+    document["seal"] = _seal(document)
+    lines = [f'  "{key}": {_field(key, value)}' for key, value in document.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def from_json(data: bytes, *, where: str = "lock.json") -> LockedCell:
     """The inverse of `to_json`.
 
-    :raises Stale: *data* is no lock, one of another schema, or was changed by hand; names *where*.
+    :raises Stale: *data* is no lock, one of another schema, or changed since it was written; names *where*.
+    """
+    document = parse(data, where=where)
+    if told := broken_seal(document):
+        raise Stale(f"{where}: {told}", hint=how_to_mend(document, where))
+    return locked_of(document)
+
+
+def parse(data: bytes, *, where: str) -> dict[str, Any]:
+    """*data* as a document that fits lock.schema.json and is at one with itself; its seal is not looked at.
+
+    :raises Stale: it is none; every fault, with its place in the file.
     """
     try:
-        document = json.loads(data)
-        if document.get("schema") != SCHEMA:
-            raise Stale(f"{where}: schema {document.get('schema')}, not {SCHEMA}", hint=_RELOCK)
-        if _digest(document) != document.get("digest"):
-            raise Stale(
-                f"{where}: changed by hand, its digest no longer fits",
-                hint="restore it from git, or make it anew: torchkiln lock",
-            )
-        return _locked(document)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Stale(f"{where} is not a lock: {error!r}", hint=_RELOCK) from error
+        document = json_of(data)
+    except ValueError as error:
+        raise Stale(f"{where}: {error}", hint=how_to_mend(None, where)) from None
+    schema = document.get("schema", "none") if isinstance(document, dict) else SCHEMA
+    if schema != SCHEMA:
+        raise Stale(f"{where}: schema {told(schema)}, not {SCHEMA}", hint=how_to_mend(document, where))
+    if isinstance(document, dict) and "seal" not in document:
+        old = "it has no seal, by which a change would be noticed: it was written by an older torchkiln"
+        raise Stale(f"{where}: {old}, or cut", hint=how_to_mend(document, where))
+    wrong = sentences(document, shipped("lock"), where) or [
+        f"{where}: {fault}" for fault in _inner_faults(document)
+    ]
+    if wrong:
+        raise Stale("\n".join(wrong), hint=how_to_mend(document, where))
+    found: dict[str, Any] = document
+    return found
+
+
+def broken_seal(document: Mapping[str, Any]) -> str:
+    """What the seal of *document* tells: a sentence; empty when it is whole."""
+    if document["seal"] == _seal(document):
+        return ""
+    if _digest(document) == document["digest"]:
+        part = "its recorded layers, or its seal, are"
+    elif document["seal"] == _seal({**document, "digest": _digest(document)}):
+        part = "its digest is"
+    else:
+        part = "something beside its recorded layers is"
+    return f"edited by hand or merged badly: {part} no longer what `lock` wrote"
+
+
+def how_to_mend(document: object, where: str) -> str:
+    """The way out for whoever has a broken lock at *where*; tells the cell as far as *document* does."""
+    cell = document.get("resolution", {}) if isinstance(document, dict) else {}
+    cell = cell.get("cell", {}) if isinstance(cell, dict) else {}
+    options = [
+        f" --{name} {value}"
+        for name in ("torch", "cuda", "flavor", "os")
+        if isinstance(cell, dict) and isinstance(value := cell.get(name), str) and _PLAIN.fullmatch(value)
+    ]
+    return (
+        f"restore it: git checkout -- {where}"
+        f"; or make it anew, with the newest packages: torchkiln lock{''.join(options) or ' --all'}"
+    )
 
 
 def lock_digest(locked: LockedCell) -> Digest:
@@ -98,9 +142,51 @@ def _document(locked: LockedCell) -> dict[str, Any]:
 
 
 def _digest(document: Mapping[str, Any]) -> Digest:
-    counted = {key: value for key, value in document.items() if key not in ("digest", "layers")}
-    canonical = json.dumps(counted, sort_keys=True, separators=(",", ":")).encode()
+    """Of what is asked for. Images bear it, so what follows from it, layers and seal, does not count."""
+    return _sha256({key: value for key, value in document.items() if key not in ("digest", "layers", "seal")})
+
+
+def _seal(document: Mapping[str, Any]) -> Digest:
+    """Of all that stands in the file, however it is laid out."""
+    return _sha256({key: value for key, value in document.items() if key != "seal"})
+
+
+def _sha256(document: Mapping[str, Any]) -> Digest:
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     return parse_digest("sha256:" + hashlib.sha256(canonical).hexdigest())
+
+
+def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
+    """Where *document*, which fits its schema, is at odds with itself."""
+    seen: set[str] = set()
+    for number, wheel in enumerate(document["wheels"]):
+        at, name = f"wheels[{number}]", wheel["name"]
+        file, version, *_ = wheel["filename"].split("-")
+        if re.sub(r"[_.]+", "-", file).lower() != name or not _same_version(version, wheel["version"]):
+            yield f"{at}: {wheel['filename']} is no wheel of {name} {wheel['version']}"
+        if name in seen:
+            yield f"{at}: {name} stands twice"
+        seen.add(name)
+    if document["indexes"] != sorted({wheel["index"] for wheel in document["wheels"]}):
+        yield "indexes: not those that the wheels name"
+    if document["resolution"]["build"]["cudnn"] is None:
+        yield "resolution.build.cudnn: must be text, not nothing; the tag names it"
+    cell, base = document["resolution"]["cell"], document["base"]
+    if base["os"] != cell["os"] or not base["python"].startswith(cell["python"] + "."):
+        of = f"{base['os']} with Python {base['python']}"
+        yield f"base: it is {of}, the cell asks for {cell['os']} with Python {cell['python']}"
+
+
+def _same_version(one: str, other: str) -> bool:
+    """By spelling, else by meaning: 1.0+a_b of a file's name is 1.0+a.b."""
+    if one == other:
+        return True
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(one.replace("_", "-")) == Version(other)
+    except InvalidVersion:
+        return False
 
 
 def _field(key: str, value: Any) -> str:
@@ -131,7 +217,8 @@ def _compact(value: Any) -> str:
     return json.dumps(value)
 
 
-def _locked(document: Mapping[str, Any]) -> LockedCell:
+def locked_of(document: Mapping[str, Any]) -> LockedCell:
+    """The noun that a document from `parse` stands for."""
     base = document["base"]
     return LockedCell(
         resolution=_resolution(document["resolution"]),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +14,13 @@ from torchkiln.errors import ConfigError
 from torchkiln.facts import Facts
 from torchkiln.located import Located
 from torchkiln.nouns import Cell, Flavor
+from torchkiln.schema import Path as SchemaPath
+from torchkiln.schema import shipped, told
+from torchkiln.strict import read_file, text_of
 from torchkiln.versions import nearest, numbers
+
+_MOST = 50  # faults of one kind that are told
+_VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}")
 
 Prefer = Literal["default-index", "native"]
 
@@ -94,9 +98,9 @@ def read(path: Path, facts: Facts) -> Matrix:
     :raises ConfigError: no such file, not UTF-8, or any fault that `load` finds.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text") from None
+        text = text_of(read_file(path, 4 * located.MAX_TEXT))  # UTF-8 has up to four bytes a character
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", hint="save it as UTF-8 text") from None
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror or error}",
@@ -111,20 +115,12 @@ def load(text: str, facts: Facts, *, name: str = "matrix.yaml") -> Matrix:
     :raises ConfigError: with every fault: unknown keys, wrong types, versions that the facts do not know.
     """
     file = located.parse(text, name=name)
-    faults = located.faults(file, _schema())
+    faults = located.faults(file, shipped("matrix"))
     if isinstance(file.data, dict):
-        faults += [file.fault(path, text) for path, text in _meaning_faults(file, facts)]
+        faults += [file.fault(path, text) for path, text in islice(_meaning_faults(file, facts), _MOST)]
     if faults:
         raise ConfigError.of(sorted(faults, key=_line), hint=f"mend {name}; nothing was done")
     return _matrix(file.data)
-
-
-@cache
-def _schema() -> dict[str, Any]:
-    schema: dict[str, Any] = json.loads(
-        files("torchkiln").joinpath("data").joinpath("matrix.schema.json").read_bytes()
-    )
-    return schema
 
 
 def _matrix(data: dict[str, Any]) -> Matrix:
@@ -159,15 +155,15 @@ def _matrix(data: dict[str, Any]) -> Matrix:
     )
 
 
-def _meaning_faults(file: Located, facts: Facts) -> Iterator[tuple[located.Path, str]]:
+def _meaning_faults(file: Located, facts: Facts) -> Iterator[tuple[SchemaPath, str]]:
     """What no schema can tell: names that must be known elsewhere. Skips what has a wrong shape."""
     data = file.data
     for index, torch in _texts(data.get("torch")):
-        if re.fullmatch(r"[\d.]+", torch) and torch not in facts.releases:
+        if _VERSION.fullmatch(torch) and torch not in facts.releases:
             near = ", ".join(nearest(torch, facts.releases))
             yield ("torch", index), f"nothing is known of torch {torch}; nearest known: {near}"
     for index, cuda in _texts(data.get("cuda")):
-        if re.fullmatch(r"\d+\.\d+", cuda) and cuda not in facts.cuda:
+        if _VERSION.fullmatch(cuda) and cuda not in facts.cuda:
             near = ", ".join(nearest(cuda, facts.cuda))
             yield ("cuda", index), f"nothing is known of CUDA {cuda}; nearest known: {near}"
     for index, companion in _texts(data.get("companions")):
@@ -185,7 +181,7 @@ def _meaning_faults(file: Located, facts: Facts) -> Iterator[tuple[located.Path,
 
 def _bound_faults(
     data: dict[str, Any], index: int, bound: dict[str, Any]
-) -> Iterator[tuple[located.Path, str]]:
+) -> Iterator[tuple[SchemaPath, str]]:
     lists = {
         "torch": data.get("torch"),
         "cuda": data.get("cuda"),
@@ -200,8 +196,8 @@ def _bound_faults(
             else []
         )
         if isinstance(value, str) and valid and value not in valid:
-            near = ", ".join(nearest(value, valid)) or ", ".join(valid)
-            yield ("bounds", index, key), f"{value!r} is not in this matrix; nearest: {near}"
+            near = ", ".join(nearest(value[:20], valid)) or ", ".join(valid)
+            yield ("bounds", index, key), f"{told(value)} is not in this matrix; nearest: {near}"
     if not any(key in bound for key in lists):
         yield ("bounds", index), "names no cell: give at least one of torch, cuda, flavor, os"
 

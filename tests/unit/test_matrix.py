@@ -17,6 +17,7 @@ from tests.gridcase import FACTS, MATRIX, ROOT
 from torchkiln import located
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import load, read
+from torchkiln.schema import KEYWORDS
 
 SCHEMA: dict[str, Any] = json.loads((ROOT / "torchkiln" / "data" / "matrix.schema.json").read_text())
 
@@ -151,7 +152,7 @@ def _keywords(schema: Any) -> set[str]:
 
 def test_the_schema_says_only_what_our_check_understands():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert _keywords(SCHEMA) <= located.KEYWORDS
+    assert _keywords(SCHEMA) <= KEYWORDS
 
 
 VALUES = st.recursive(

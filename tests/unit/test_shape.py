@@ -18,16 +18,21 @@ ADAPTERS = frozenset({"store", "oci", "index", "base", "wheel", "runtimes"})
 # Which modules stand together; a package is named by its folder.
 # fmt: off
 GROUPS: Mapping[str, frozenset[str]] = {
-    "ground": frozenset({"__init__", "nouns", "errors", "files", "places", "recipe", "versions", "wanted"}),
+    "ground": frozenset(
+        {
+            "__init__", "errors", "files", "locks", "nouns", "pagecache", "places", "recipe", "schema", "strict",
+            "versions", "wanted",
+        }
+    ),
     "stages": frozenset(
         {
-            "arch", "claims", "explain", "facts", "layering", "located", "lock", "lockfile", "matrix",
+            "arch", "cache", "claims", "explain", "facts", "layering", "located", "lock", "lockfile", "matrix",
             "pick", "plan", "render", "report", "resolve", "select", "smoke", "suite", "tags", "verdict",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
     "engines": frozenset({"engines"}),
-    "kiln": frozenset({"doctor", "kiln", "overlay", "planning", "pytest_wheels"}),
+    "kiln": frozenset({"doctor", "housekeeping", "kiln", "overlay", "planning", "pytest_wheels", "survey"}),
     "cli": frozenset({"cli", "__main__"}),
 }
 # fmt: on

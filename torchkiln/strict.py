@@ -1,0 +1,145 @@
+"""A file that somebody else may have written -> its bytes, its text, its JSON: bounded, and by the letter.
+
+JSON is read narrowly: UTF-8, no key twice, no number that others would read otherwise, no depth that a
+recursion of ours could fall into. What is refused here is a `ValueError` whose text is a sentence for people;
+the caller adds the file's name and its own kind of error.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any, NoReturn
+
+DEPTH = 40  # levels of lists and mappings; the deepest of our files has seven
+_DIGITS = 19  # of a whole number: 64 bits, as other readers of the same file have them
+_CONFLICT = re.compile(rb"^(<{7}|={7}|>{7}|\|{7})(?= |\r?$)", re.MULTILINE)
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def read_file(path: Path, limit: int, *, follow: bool = True) -> bytes:
+    """The bytes of the plain file *path*, of which it may have *limit*; a pipe does not hang.
+
+    :raises OSError: it cannot be read, is longer, or no file; without *follow* a link is none either.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise OSError(errno.ELOOP, "a link, not a file", str(path)) from None
+        if error.errno == errno.ENXIO:  # a socket, or a pipe's other end
+            raise OSError(errno.ENXIO, "not a file that can be read", str(path)) from None
+        raise
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, "a folder, not a file", str(path))
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+            raise OSError(errno.EINVAL, f"{kind}, not a file", str(path))
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
+    return data
+
+
+def text_of(data: bytes) -> str:
+    """*data* as UTF-8 text.
+
+    :raises ValueError: it is not, or a merge left its marks in it; tells the line.
+    """
+    if found := _CONFLICT.search(data):
+        mark = found[1].decode()
+        raise ValueError(f"line {_line(data, found.start())}: a merge conflict was left in it ({mark})")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"line {_line(data, error.start)}: not UTF-8 text") from None
+
+
+def json_of(data: bytes) -> Any:
+    """The JSON value in *data*.
+
+    :raises ValueError: it is none, or one that two readers could take for two things.
+    """
+    text = text_of(data)
+    if text.startswith("\ufeff"):
+        raise ValueError("starts with a byte order mark; save it without one")
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_mapping, parse_int=_whole, parse_float=_real, parse_constant=_constant
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {error.lineno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise ValueError("not JSON that can be read: nested too deep") from None
+    _look(value)
+    return value
+
+
+def _line(data: bytes, at: int) -> int:
+    return data.count(b"\n", 0, at) + 1
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"the key {twice[:80]!r} stands twice in one mapping")
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _DIGITS + 1:
+        raise ValueError(f"a number of {len(digits)} digits: {digits[:12]}…")
+    return int(digits)
+
+
+def _real(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"a number out of every range: {text[:40]}")
+    return value
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _look(value: Any) -> None:
+    """Neither deep nor with half characters, which cannot be written again."""
+    waiting: list[Any] = [value]
+    for _ in range(DEPTH):
+        inner: list[Any] = []
+        for one in waiting:
+            if isinstance(one, dict):
+                inner += one
+                inner += one.values()
+            elif isinstance(one, list):
+                inner += one
+            elif isinstance(one, str) and not one.isascii() and not _is_writable(one):
+                raise ValueError(f"half a character in {one[:80]!r}")
+        if not inner:
+            return
+        waiting = inner
+    raise ValueError(f"nested deeper than {DEPTH} levels")
+
+
+def _is_writable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
