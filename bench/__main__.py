@@ -1,158 +1,142 @@
-"""`make bench`: one wheel to one layer, ours against the best simple rivals; JSON and a table on stdout.
+"""`python -m bench [NAME...]`: runs benchmarks → docs/bench.json, docs/bench.md and the picture.
 
-Sides, each one process on one core, reading the same wheel from the page cache and writing a blob:
-  splice   the wheel's deflate streams copied, hashed, checked (what torchkiln does; without byte-code)
-  isal-1   inflate with isal, tar, recompress with isal level 1, hash both: the fastest ordinary way
-  zlib-6   the same with zlib level 6, as `docker build` does (one round: it is slow)
+stdout: the page; stderr: what is going on. Results of benchmarks that did not run now are kept.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import os
-import platform
-import statistics
 import sys
-import tarfile
 import tempfile
 import time
-import zipfile
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import BinaryIO, cast
-from unittest import mock
+from typing import Any
 
-from isal import isal_zlib
+import click
 
+from bench import growth, machine, report
+from bench.cold import cold
+from bench.meters import Failed
+from bench.ordinary import pip
+from bench.results import SCHEMA, Outcome, addresses_in, outcome_json
+from bench.sides import Say
+from bench.subject import TAG, Subject, real, served, shrunk
+from bench.warm import unchanged, warm
+from tests.standin.index_server import IndexServer
 from torchkiln.cli.options import cache_root
-from torchkiln.index.download import open_downloads
-from torchkiln.lock import load_locked
-from torchkiln.nouns import LockedWheel
-from torchkiln.oci.layer import LayerWriter
+from torchkiln.errors import KilnError
+from torchkiln.files import pretty_json, write_atomic
+from torchkiln.index.settings import redact_text
 from torchkiln.places import ROOT
-from torchkiln.recipe import PREFIX, WHEEL_EPOCH
 from torchkiln.store import Store
-from torchkiln.wheel.install import Scheme
-from torchkiln.wheel.source import WheelFile
-from torchkiln.wheel.splice import splice
 
-TAG = "2.7.1-cuda12.1-cudnn9-runtime"
-WHEELS = ("torch", "nvidia-nccl-cu12", "jupyterlab")  # much code, one big library, many small files
-ROUNDS = 3
-
-
-def spliced(path: Path, wheel: LockedWheel, out: BinaryIO) -> int:
-    """Our way; returns the blob's size."""
-    layer = LayerWriter(out, mtime=WHEEL_EPOCH)
-    scheme = Scheme(prefix=PREFIX, python="3.11")
-    with WheelFile(path, wheel.size) as file:
-        splice(
-            file,
-            wheel.filename,
-            wheel.sha256,
-            layer,
-            scheme,
-            source=lambda *_: None,
-            bytecode=lambda: iter(()),
-        )
-    return layer.finish().size
-
-
-class Recompressed(io.RawIOBase):
-    """A sink for tar bytes: compresses and hashes both sides, as any layer writer must."""
-
-    def __init__(self, out: BinaryIO, compressor: Callable[[], object]) -> None:
-        self._out, self._compressor = out, cast("zlib._Compress", compressor())
-        self._tar, self._blob, self.size = hashlib.sha256(), hashlib.sha256(), 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: object) -> int:
-        view = memoryview(data)  # type: ignore[arg-type]
-        self._tar.update(view)
-        self._emit(self._compressor.compress(view))
-        return len(view)
-
-    def end(self) -> int:
-        self._emit(self._compressor.flush())
-        return self.size
-
-    def _emit(self, data: bytes) -> None:
-        self._blob.update(data)
-        self._out.write(data)
-        self.size += len(data)
-
-
-def recompressed(
-    compressor: Callable[[], object], zlib_like: ModuleType
-) -> Callable[[Path, LockedWheel, BinaryIO], int]:
-    """The ordinary way with *compressor*, inflating by *zlib_like*."""
-
-    def side(path: Path, wheel: LockedWheel, out: BinaryIO) -> int:
-        with path.open("rb") as file:  # an honest rival checks the wheel too
-            assert hashlib.file_digest(file, "sha256").hexdigest() == wheel.sha256
-        sink = Recompressed(out, compressor)
-        with (
-            mock.patch.object(zipfile, "zlib", zlib_like),
-            zipfile.ZipFile(path) as archive,
-            tarfile.open(fileobj=sink, mode="w|", bufsize=1 << 20) as tar,  # type: ignore[call-overload]
-        ):
-            for entry in archive.infolist():
-                info = tarfile.TarInfo(entry.filename)
-                info.size = entry.file_size
-                with archive.open(entry) as content:
-                    tar.addfile(info, content)
-        return sink.end()
-
-    return side
-
-
-SIDES: dict[str, tuple[int, Callable[[Path, LockedWheel, BinaryIO], int]]] = {
-    "splice": (ROUNDS, spliced),
-    "isal-1": (ROUNDS, recompressed(lambda: isal_zlib.compressobj(1, isal_zlib.DEFLATED, 31), isal_zlib)),
-    "zlib-6": (1, recompressed(lambda: zlib.compressobj(6, zlib.DEFLATED, 31), zlib)),
+OF_SUBJECT: dict[str, Callable[[Subject, int, Say], Outcome]] = {
+    "cold": cold,
+    "warm": warm,
+    "unchanged": unchanged,
+    "pip": pip,
+    "cores": growth.cores,
 }
+OF_WORKSHOP: dict[str, Callable[[growth.Workshop, int, Say], Outcome]] = {
+    "cells": growth.cells,
+    "count": growth.count,
+    "size": growth.size,
+}
+NAMES = (*OF_SUBJECT, *OF_WORKSHOP)
+NOT_MEASURED = (
+    "`docker buildx build`, and pushing to a registry: they need Docker, and a registry.",
+    "Nine real sets: their wheels are 28 GB of downloads; the cells' growth is on generated ones.",
+)
+_QUICK = 100  # the quick set has 1/100 of the true sizes
 
 
-def measure(wheel: LockedWheel, path: Path, folder: Path) -> dict[str, dict[str, object]]:
-    """Seconds of each round and the blob's size, side by side."""
-    path.read_bytes()  # into the page cache
-    told: dict[str, dict[str, object]] = {name: {"seconds": [], "bytes": 0} for name in SIDES}
-    for turn in range(ROUNDS):
-        for name, (rounds, side) in SIDES.items():
-            if turn >= rounds:
-                continue
-            with (folder / "blob").open("wb", buffering=1 << 20) as out:
-                started = time.perf_counter()
-                told[name]["bytes"] = side(path, wheel, out)
-                cast("list[float]", told[name]["seconds"]).append(time.perf_counter() - started)
-    return told
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(NAMES))
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--quick", is_flag=True, help="small generated wheels, an index on this machine; nothing to docs/"
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="where bench.json, bench.md and bench-ratios.svg go  [default: docs; with --quick: nowhere]",
+)
+@click.option("--rows", is_flag=True, help="on stdout rows for docs/numbers.json instead of the page")
+def main(names: tuple[str, ...], rounds: int, quick: bool, output: Path | None, rows: bool) -> None:
+    """Run the benchmarks NAMES (none: all)."""
+    folder = output or (None if quick else ROOT / "docs")
+    document = _kept(folder)
+    for name in names or NAMES:
+        document["benchmarks"][name] = _run(name, rounds, quick)
+        if folder:  # after each: what is done stays done
+            _publish(document, folder)
+    told = pretty_json(report.number_rows(document)).decode() if rows else report.page(document)
+    click.echo(told, nl=False)
 
 
-def main() -> None:
-    store = Store(cache_root())
-    locked = load_locked(ROOT / "images", TAG)
-    downloads = open_downloads(os.environ, store)
-    result: dict[str, object] = {"machine": f"{os.cpu_count()} cores, {platform.machine()}", "wheels": {}}
-    print("| wheel | side | seconds (median) | MB/s of wheel | size / wheel | time / splice |")
-    print("|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory(dir=store.root) as folder:
-        for wheel in (one for one in locked.wheels if one.name in WHEELS):
-            told = measure(wheel, downloads.fetch_wheel(wheel, store), Path(folder))
-            cast("dict[str, object]", result["wheels"])[wheel.filename] = told
-            base = statistics.median(cast("list[float]", told["splice"]["seconds"]))
-            for name, side in told.items():
-                seconds = statistics.median(cast("list[float]", side["seconds"]))
-                rate, share = wheel.size / seconds / 1e6, cast("int", side["bytes"]) / wheel.size
-                cells = (f"{seconds:.2f}", f"{rate:.0f}", f"{share:.3f}", f"{seconds / base:.2f}")
-                print(f"| {' | '.join((f'{wheel.name} {wheel.version}', name, *cells))} |")
-    Path("bench/last.json").write_text(json.dumps(result, indent=2) + "\n")
-    print("raw values: bench/last.json", file=sys.stderr)
+def _run(name: str, rounds: int, quick: bool) -> dict[str, Any]:
+    _say(f"{name}, {rounds} rounds")
+    run, started = machine.describe(), time.monotonic()
+    cache = Store(cache_root())
+    try:
+        with tempfile.TemporaryDirectory(prefix="torchkiln-bench-", dir=cache.root.parent) as folder:
+            if name in OF_WORKSHOP:
+                workshop = growth.Workshop(base=cache, scratch=Path(folder), quick=quick)
+                outcome = OF_WORKSHOP[name](workshop, rounds, _say)
+            else:
+                with _subject(cache, Path(folder), quick) as subject:
+                    outcome = OF_SUBJECT[name](subject, rounds, _say)
+    except (KilnError, Failed) as error:
+        hint = f"\nhint: {error.hint}" if isinstance(error, KilnError) and error.hint else ""
+        raise click.ClickException(f"{name}: {redact_text(str(error))}{hint}") from error
+    _say(f"{name}: {time.monotonic() - started:.0f} s")
+    return {"run": run, "rounds": rounds, "quick": quick, "outcome": outcome_json(outcome)}
+
+
+@contextmanager
+def _subject(cache: Store, scratch: Path, quick: bool) -> Iterator[Subject]:
+    """The real set; or a hundredth of it, made here and served from here."""
+    if not quick:
+        yield real(cache, scratch)
+        return
+    with IndexServer() as server:
+        yield served(shrunk(TAG, cache, Store(scratch / "made"), scratch, divisor=_QUICK), server)
+
+
+def _kept(folder: Path | None) -> dict[str, Any]:
+    """The document so far; results of other benchmarks stay in it."""
+    fresh: dict[str, Any] = {"schema": SCHEMA, "not_measured": list(NOT_MEASURED), "benchmarks": {}}
+    try:
+        found = json.loads((folder / "bench.json").read_bytes()) if folder else fresh
+    except FileNotFoundError:
+        return fresh
+    known = found["benchmarks"] if found.get("schema") == SCHEMA else {}
+    return fresh | {"benchmarks": {name: known[name] for name in NAMES if name in known}}
+
+
+def _publish(document: dict[str, Any], folder: Path) -> None:
+    """Write the three files, unless something in them is nobody's business."""
+    document["benchmarks"] = {
+        name: document["benchmarks"][name] for name in NAMES if name in document["benchmarks"]
+    }
+    files = {
+        "bench.json": pretty_json(document).decode(),
+        "bench.md": report.page(document),
+        "bench-ratios.svg": report.picture(document),
+    }
+    places = (str(Path.home()), str(ROOT), str(cache_root().parent))
+    for name, text in files.items():
+        if found := addresses_in(text, places):
+            raise click.ClickException(
+                f"{name} would hold an address or a path of this machine: {found[0]!r}"
+            )
+        write_atomic(folder / name, text.encode())
+
+
+def _say(line: str) -> None:
+    print(f"bench: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

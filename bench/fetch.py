@@ -1,0 +1,68 @@
+"""`python -m bench.fetch WAY N IMAGES TAG FOLDER`: the bare download of a lock's wheels, look-up included.
+
+WAY is `curl` (N connections at a time; nothing is hashed) or `own` (our downloader alone, N threads). The
+look-up of addresses is ours in both: the same pages, nothing kept from before. Prints the bytes that came.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from torchkiln.engines import kitchen
+from torchkiln.index.download import Downloads, open_downloads
+from torchkiln.lock import load_locked
+from torchkiln.nouns import LockedCell
+from torchkiln.store import Store
+
+
+def streams() -> int:
+    """How many connections our build has at a time, at most."""
+    return kitchen._STREAMS + kitchen._SMALL_STREAMS
+
+
+def curl(downloads: Downloads, locked: LockedCell, folder: Path, connections: int) -> None:
+    """One curl for all files, the largest first."""
+    places = downloads.pages.find_all(locked.wheels)
+    config = "\n".join(
+        f'url = "{places[wheel].url}"\noutput = "{folder / wheel.filename}"'
+        for wheel in sorted(locked.wheels, key=lambda wheel: -wheel.size)
+    )
+    argv = ["curl", "--silent", "--show-error", "--fail", "--location", "--parallel", "--parallel-immediate"]
+    argv += ["--parallel-max", str(connections), "--config", "-"]
+    subprocess.run(argv, input=config.encode(), check=True)
+
+
+def own(downloads: Downloads, locked: LockedCell, folder: Path, connections: int) -> None:
+    """Our downloader, the largest first; it finds each address when it is wanted."""
+    with ThreadPoolExecutor(connections) as pool:
+        fetched = [
+            pool.submit(
+                downloads.fetch,
+                wheel,
+                folder / wheel.filename,
+                on_progress=lambda _: None,
+                cancelled=lambda: False,
+            )
+            for wheel in sorted(locked.wheels, key=lambda wheel: -wheel.size)
+        ]
+        for future in fetched:
+            future.result()
+
+
+def main(way: str, connections: int, images: Path, tag: str, folder: Path) -> None:
+    """Download into *folder*."""
+    locked = load_locked(images, tag)
+    downloads = open_downloads(os.environ, Store(folder / "records"))
+    {"curl": curl, "own": own}[way](downloads, locked, folder, connections)
+    sizes = {wheel.filename: (folder / wheel.filename).stat().st_size for wheel in locked.wheels}
+    if wrong := [wheel.filename for wheel in locked.wheels if sizes[wheel.filename] != wheel.size]:
+        sys.exit(f"of another size than locked: {', '.join(wrong)}")
+    print(sum(sizes.values()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], Path(sys.argv[5]))

@@ -1,0 +1,153 @@
+"""Shapes → wheels: large ones quickly, for each holds the same few ready-made deflate streams many times."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import random
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from torchkiln.nouns import LockedWheel, Source
+from torchkiln.store import Store
+
+_LOCAL = struct.Struct("<4s5H3L2H")
+_ENTRY = struct.Struct("<4s6H3L5H2L")
+_END = struct.Struct("<4s4H2LH")
+_DATE = 33  # 1980-01-01
+_STEPS = (8 << 20, 1 << 20, 64 << 10, 4 << 10)  # bytes of data a piece
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """The content of a file, deflated once."""
+
+    stream: bytes
+    crc: int
+    size: int
+    digest: str  # as in RECORD
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What a wheel is like: *size* bytes, of which *words* (0 to 1) are of data that deflates well."""
+
+    size: int
+    words: float
+    modules: int = 0  # Python sources of about 4 kB
+
+
+def write_wheel(wheel: LockedWheel, shape: Shape, store: Store) -> LockedWheel:
+    """A wheel of *shape* with *wheel*'s name, in *store* under its hash; as a lock would name it."""
+    temporary = store.temporary("wheel")
+    with temporary.open("wb", buffering=1 << 20) as out:
+        zipped = _Zip(out)
+        stem = "-".join(wheel.filename.split("-")[:2])
+        record = []
+        for path, piece in _files(wheel, stem, shape):
+            zipped.add(path, piece)
+            record.append(f"{path},{piece.digest},{piece.size}")
+        own = f"{stem}.dist-info/RECORD"
+        zipped.add(own, _piece("\n".join((*record, f"{own},,", "")).encode()))
+        made = replace(wheel, size=zipped.end(), sha256=zipped.sha256.hexdigest())
+    store.adopt(temporary, store.wheel(made))
+    return made
+
+
+def named(name: str) -> LockedWheel:
+    """A wheel of that name, yet to be written."""
+    return LockedWheel(
+        name=name,
+        version="1.0",
+        filename=f"{name}-1.0-py3-none-any.whl",
+        sha256="0" * 64,
+        size=0,
+        index=Source.DEFAULT,
+    )
+
+
+def _files(wheel: LockedWheel, stem: str, shape: Shape) -> Iterator[tuple[str, Piece]]:
+    top = re.sub(r"\W", "_", wheel.name)
+    for number in range(shape.modules):
+        yield f"{top}/m{number}.py", _module()
+    left = {"words": int(shape.size * shape.words), "noise": int(shape.size * (1 - shape.words))}
+    for kind, wanted in left.items():
+        number = 0
+        for step in _STEPS:
+            piece = _data(kind, step)
+            while wanted >= len(piece.stream):
+                yield f"{top}/{kind}{number}.so", piece
+                wanted, number = wanted - len(piece.stream), number + 1
+    tags = wheel.filename.removesuffix(".whl").split("-", 2)[2]
+    metadata = f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\n"
+    yield f"{stem}.dist-info/METADATA", _piece(metadata.encode())
+    yield (
+        f"{stem}.dist-info/WHEEL",
+        _piece(f"Wheel-Version: 1.0\nGenerator: bench\nRoot-Is-Purelib: false\nTag: {tags}\n".encode()),
+    )
+
+
+def _piece(data: bytes) -> Piece:
+    compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+    return Piece(
+        stream=compressor.compress(data) + compressor.flush(),
+        crc=zlib.crc32(data),
+        size=len(data),
+        digest=f"sha256={digest}",
+    )
+
+
+@functools.cache
+def _data(kind: str, size: int) -> Piece:
+    """*size* bytes of noise, or as many of words (which deflate to about two fifths)."""
+    chance = random.Random(f"{kind} {size}")
+    if kind == "noise":
+        return _piece(chance.randbytes(size))
+    words = [f"{chance.getrandbits(32):x} " for _ in range(3000)]
+    return _piece("".join(chance.choices(words, k=size // 8)).encode())
+
+
+@functools.cache
+def _module() -> Piece:
+    lines = [
+        f'def function_{number}(value, *rest):\n    """Add {number}."""\n    return value + {number}\n'
+        for number in range(45)
+    ]
+    return _piece("\n".join(lines).encode())
+
+
+class _Zip:
+    """Writes a zip of ready-made streams; below 4 GB."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self._at, self._count, self._directory = out, 0, 0, bytearray()
+        self.sha256 = hashlib.sha256()
+
+    def add(self, path: str, piece: Piece) -> None:
+        name = path.encode()
+        told = (piece.crc, len(piece.stream), piece.size, len(name), 0)
+        self._directory += _ENTRY.pack(
+            b"PK\1\2", 0x0314, 20, 0x800, 8, 0, _DATE, *told, 0, 0, 0, 0o100644 << 16, self._at
+        )
+        self._directory += name
+        self._count += 1
+        self._write(_LOCAL.pack(b"PK\3\4", 20, 0x800, 8, 0, _DATE, *told) + name)
+        self._write(piece.stream)
+
+    def end(self) -> int:
+        """Bytes of the whole."""
+        start = self._at
+        self._write(bytes(self._directory))
+        self._write(_END.pack(b"PK\5\6", 0, 0, self._count, self._count, len(self._directory), start, 0))
+        return self._at
+
+    def _write(self, data: bytes) -> None:
+        self._out.write(data)
+        self.sha256.update(data)
+        self._at += len(data)

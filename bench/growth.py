@@ -1,0 +1,231 @@
+"""How it grows: with cells, cores, count and size of wheels; the wheels are generated, but for the cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from bench import sides
+from bench.generated import Shape, named, write_wheel
+from bench.results import Outcome, Sample, Side
+from bench.sides import Say
+from bench.subject import TAG, Subject, of_wheels, shrunk
+from torchkiln.lock import load_locked
+from torchkiln.nouns import LockedWheel
+from torchkiln.places import ROOT
+from torchkiln.store import Store
+
+_LONG = 15.0  # seconds; a point that takes longer is not measured again
+_MIB = 1 << 20
+_STATE = "base and wheels in our cache, wheels in the page cache, layers not; locks without recorded layers"
+_TITLES = ("rounds", "seconds (median)", "MB/s of wheels", "core-seconds", "peak memory, MiB")
+_SMALL = Shape(size=100_000, words=0.5, modules=5)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One place on a curve: so many *bytes* of wheels."""
+
+    labels: tuple[str, ...]
+    bytes: int
+    run: Callable[[], Sample]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workshop:
+    """Where generated wheels are made: *base* is the user's cache, only read; *scratch* is beside it."""
+
+    base: Store
+    scratch: Path
+    quick: bool
+
+    def subject(self, wheels: Iterable[LockedWheel], store: Store, name: str) -> Subject:
+        """The headline cell with other *wheels*."""
+        locked = load_locked(ROOT / "images", TAG)
+        return of_wheels(wheels, locked, self.base, store, self.scratch, name=name)
+
+
+def cells(workshop: Workshop, rounds: int, say: Say) -> Outcome:
+    """1, 3 and 9 cells one after the other into one layout, by one cache."""
+    divisor = 200 if workshop.quick else 10
+    store = Store(workshop.scratch / "cells")
+    tags = sorted((path.parent.name for path in (ROOT / "images").glob("*/lock.json")), reverse=True)
+    subjects = [shrunk(tag, workshop.base, store, workshop.scratch, divisor=divisor) for tag in tags]
+    points = []
+    for count in sorted({1, 3, len(subjects)}):
+        wheels = {wheel for subject in subjects[:count] for wheel in subject.locked.wheels}
+        every = sum(subject.wheel_bytes for subject in subjects[:count])
+        size = sum(wheel.size for wheel in wheels)
+        labels = (str(count), f"{size / 1e6:,.0f}", f"{every / 1e6:,.0f}")
+        points.append(Point(labels=labels, bytes=size, run=partial(_build_all, subjects[:count])))
+    return _outcome(
+        "cells",
+        "Growth: cells of the matrix",
+        ("cells", "MB of different wheels", "MB, cells counted singly"),
+        points,
+        measured(points, rounds, say),
+        state=f"{_STATE}; .pyc made; a command a cell, one after the other, newest torch first",
+        notes=(
+            f"Generated wheels with the true names and 1/{divisor} of the true sizes: nine real sets are"
+            " 28 GB of downloads. So fewer wheels have a layer of their own than in truth, and what each"
+            " build costs whatever its size weighs more.",
+        ),
+    )
+
+
+def cores(subject: Subject, rounds: int, say: Say) -> Outcome:
+    """One core, two, and so on by doubling as far as there are."""
+    there = sorted(os.sched_getaffinity(0))
+    counts = [count for count in (1, 2, 4, 8, 16) if count <= len(there)]
+    points = [
+        Point(
+            labels=(str(count),),
+            bytes=subject.wheel_bytes,
+            run=partial(sides.build, subject, wheels=True, bytecode=True, cores=frozenset(there[:count])),
+        )
+        for count in counts
+    ]
+    return _outcome(
+        "cores",
+        "Growth: cores",
+        ("cores",),
+        points,
+        measured(points, rounds, say),
+        state="base, wheels and .pyc files cached, wheels in the page cache, layers not; by CPU affinity",
+        notes=(f"{subject.name}, with its committed lock.",),
+    )
+
+
+def count(workshop: Workshop, rounds: int, say: Say) -> Outcome:
+    """1 to 1000 small wheels, with .pyc files cached and made."""
+    counts = (1, 10, 100) if workshop.quick else (1, 10, 100, 1000)
+    store = Store(workshop.scratch / "count")
+    wheels = [write_wheel(named(f"w{number:04}"), _SMALL, store) for number in range(max(counts))]
+    subjects = {n: workshop.subject(wheels[:n], store, f"{n} small wheels") for n in counts}
+    _keep_bytecode(subjects[max(counts)])
+    points = [
+        Point(
+            labels=(str(n), "cached" if cached else "made"),
+            bytes=subjects[n].wheel_bytes,
+            run=partial(sides.build, subjects[n], wheels=True, bytecode=cached),
+        )
+        for n in counts
+        for cached in (True, False)
+    ]
+    return _outcome(
+        "count",
+        "Growth: number of wheels",
+        ("wheels", ".pyc"),
+        points,
+        measured(points, rounds, say),
+        state=_STATE,
+        notes=(f"Generated wheels of 100 kB, {_SMALL.modules} Python sources each; all share a layer.",),
+    )
+
+
+def size(workshop: Workshop, rounds: int, say: Say) -> Outcome:
+    """One wheel of 1 to 1000 MB, of data that deflates well and of data that does not."""
+    megabytes = (1, 10, 40) if workshop.quick else (1, 10, 100, 1000)
+    points = []
+    for words, kind in ((1.0, "deflates to 2/5"), (0.0, "does not deflate")):
+        for many in megabytes:
+            store = Store(workshop.scratch / "size")
+            wheel = write_wheel(
+                named(f"big{many}{'w' if words else 'n'}"), Shape(size=many * 1_000_000, words=words), store
+            )
+            subject = workshop.subject([wheel], store, wheel.name)
+            points.append(
+                Point(
+                    labels=(str(many), kind),
+                    bytes=wheel.size,
+                    run=partial(sides.build, subject, wheels=True, bytecode=False),
+                )
+            )
+    return _outcome(
+        "size",
+        "Growth: size of a wheel",
+        ("MB", "content"),
+        points,
+        measured(points, rounds, say),
+        state=f"{_STATE}; no Python sources in the wheel",
+        notes=("One generated wheel is one layer, which is one worker's: the other cores have nothing.",),
+    )
+
+
+def measured(points: Sequence[Point], rounds: int, say: Say) -> dict[tuple[str, ...], Side]:
+    """All points, then all again; a long one once."""
+    samples: dict[tuple[str, ...], list[Sample]] = {point.labels: [] for point in points}
+    for turn in range(rounds):
+        for point in points:
+            known = samples[point.labels]
+            if known and known[0].wall > _LONG:
+                continue
+            os.sync()
+            known.append(point.run())
+            say(f"  {', '.join(point.labels)}, round {turn + 1}: {known[-1].wall:.2f} s")
+    return {
+        labels: Side(name=", ".join(labels), what="", samples=tuple(found))
+        for labels, found in samples.items()
+    }
+
+
+def table(
+    titles: tuple[str, ...], points: Sequence[Point], found: dict[tuple[str, ...], Side]
+) -> tuple[tuple[str, ...], ...]:
+    """Titles, then a row a point."""
+    rows = [(*titles, *_TITLES)]
+    for point in points:
+        side = found[point.labels]
+        wall = side.median("wall")
+        rate, core, peak = point.bytes / 1e6 / wall, side.median("core"), side.median("peak") / _MIB
+        rounds = str(len(side.samples))
+        rows.append((*point.labels, rounds, f"{wall:.2f}", f"{rate:.1f}", f"{core:.2f}", f"{peak:.0f}"))
+    return tuple(rows)
+
+
+def _outcome(
+    name: str,
+    title: str,
+    titles: tuple[str, ...],
+    points: Sequence[Point],
+    found: dict[tuple[str, ...], Side],
+    *,
+    state: str,
+    notes: tuple[str, ...],
+) -> Outcome:
+    return Outcome(
+        name=name,
+        title=title,
+        state=state,
+        sides=tuple(found[point.labels] for point in points),
+        series=table(titles, points, found),
+        notes=(*notes, f"A point that took more than {_LONG:.0f} s was measured once."),
+    )
+
+
+def _build_all(subjects: Sequence[Subject]) -> Sample:
+    """The subjects' builds one after the other, on one cache that has their wheels."""
+    wheels = {wheel.name + wheel.sha256: wheel for one in subjects for wheel in one.locked.wheels}
+    union = replace(subjects[0], locked=replace(subjects[0].locked, wheels=tuple(wheels.values())))
+    cache, layout = union.cache("ours", wheels=True), union.scratch / "layout"
+    union.read_wheels()
+    try:
+        total, *others = [sides.built(subject, cache, layout) for subject in subjects]
+        for other in others:
+            total += other
+        return total
+    finally:
+        sides.remove(cache, layout)
+
+
+def _keep_bytecode(subject: Subject) -> None:
+    """Build once, untimed, and put the .pyc packs and the base's Python where `Subject.cache` finds them."""
+    cache, layout = subject.cache("first", wheels=True), subject.scratch / "layout"
+    sides.built(subject, cache, layout)
+    for folder in ("bytecode", "interpreters"):
+        if (cache / folder).is_dir():
+            (cache / folder).rename(subject.store.root / folder)
+    sides.remove(cache, layout)

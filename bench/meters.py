@@ -1,0 +1,173 @@
+"""A command → what it took: wall, core-seconds of the whole tree, peak memory of all its processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.results import STAGES, Sample
+
+_PERIOD = 0.1  # seconds between two looks
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Failed(Exception):
+    """A side ended with an error; its message is what it said last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """One process at one look: times in core-seconds, `reaped` those of children that ended."""
+
+    parent: int
+    command: str
+    own: float
+    reaped: float
+
+
+@dataclass
+class Watch:
+    """What the looks at a process tree gave so far: the last sight of each process and thread."""
+
+    root: int
+    peak: int = 0
+    seen: dict[int, Seen] = field(default_factory=dict)
+    threads: dict[int, float] = field(default_factory=dict)  # the root's, core-seconds
+
+
+def measure(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    cores: frozenset[int] | None = None,
+) -> tuple[Sample, bytes]:
+    """Run *argv* on *cores* (None: all); what it took and what it printed.
+
+    Core-seconds come from the kernel when the tree has ended (wait4: exact, of all that was waited for);
+    memory and stages are looked at ten times a second.
+
+    :raises Failed: it did not end with 0.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as talk:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [*argv],
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=talk,
+            preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
+        )
+        watch, over = Watch(process.pid), threading.Event()
+        looker = threading.Thread(target=_look_until, args=(watch, over), daemon=True)
+        looker.start()
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        finally:
+            wall = time.perf_counter() - started
+            over.set()
+            looker.join()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        for stream in (out, talk):
+            stream.seek(0)
+        if process.returncode:
+            said = talk.read()[-2000:].decode(errors="replace")
+            raise Failed(f"exit {process.returncode}: {said}")
+        stages = stage_seconds(watch, usage.ru_utime + usage.ru_stime)
+        sample = Sample(wall=wall, user=usage.ru_utime, system=usage.ru_stime, peak=watch.peak, stages=stages)
+        return sample, out.read()
+
+
+def stage_seconds(watch: Watch, total: float) -> tuple[tuple[str, float], ...]:
+    """Core-seconds by stage, from outside: who is who shows in command lines and threads.
+
+    download: the root's threads but the first; convert: worker processes; byte-code: the workers' children;
+    rest: all else of *total* (start, plan, layout; and what lived and died between two looks).
+    """
+    workers = {pid for pid, one in watch.seen.items() if "multiprocessing.spawn" in one.command}
+    compilers = {
+        pid
+        for pid, one in watch.seen.items()
+        if "compile_worker" in one.command and one.parent not in workers
+    }
+    found = dict.fromkeys(STAGES, 0.0)
+    found["download"] = sum(spent for thread, spent in watch.threads.items() if thread != watch.root)
+    found["convert"] = sum(watch.seen[pid].own for pid in workers)
+    found["byte-code"] = sum(watch.seen[pid].reaped for pid in workers)
+    found["byte-code"] += sum(watch.seen[pid].own for pid in compilers)
+    found["rest"] = max(0.0, total - sum(found.values()))
+    return tuple(found.items())
+
+
+def parse_stat(text: str) -> tuple[int, float, float]:
+    """Parent, own and reaped core-seconds of a /proc/PID/stat; the name in it may hold anything."""
+    fields = text.rpartition(")")[2].split()
+    user, system, child_user, child_system = (int(value) for value in fields[11:15])
+    return int(fields[1]), (user + system) / _TICK, (child_user + child_system) / _TICK
+
+
+def parse_pss(text: str) -> int:
+    """Bytes of a /proc/PID/smaps_rollup; shared pages count in parts."""
+    for line in text.splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def tree_of(root: int, parents: Mapping[int, int]) -> set[int]:
+    """*root* and all that descend from it."""
+    found, grown = {root}, True
+    while grown:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        grown = bool(more)
+        found |= more
+    return found
+
+
+def _look_until(watch: Watch, over: threading.Event) -> None:
+    while not over.wait(_PERIOD):
+        _look(watch)
+
+
+def _look(watch: Watch) -> None:
+    """One look; processes end while it is taken, which is no news."""
+    stats = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and (text := _read(f"/proc/{entry.name}/stat")):
+            stats[int(entry.name)] = parse_stat(text)
+    memory = 0
+    for pid in tree_of(watch.root, {pid: parent for pid, (parent, _, _) in stats.items()}):
+        if pid not in stats:
+            continue
+        parent, own, reaped = stats[pid]
+        command = _read(f"/proc/{pid}/cmdline").replace("\0", " ")
+        memory += parse_pss(_read(f"/proc/{pid}/smaps_rollup"))
+        watch.seen[pid] = Seen(parent=parent, command=command, own=own, reaped=reaped)
+    watch.peak = max(watch.peak, memory)
+    try:
+        threads = [int(name) for name in os.listdir(f"/proc/{watch.root}/task")]
+    except OSError:
+        return
+    for thread in threads:
+        if text := _read(f"/proc/{watch.root}/task/{thread}/stat"):
+            watch.threads[thread] = parse_stat(text)[1]
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,89 @@
+"""`python -m bench.recompress IMAGES TAG STORE OUT`: the best simple rival: inflate, tar, isal at level 1.
+
+Every layer of the lock's plan from cached wheels, a process a core, the largest first. An honest rival
+checks each wheel's hash, and hashes the tar and the blob, as any writer of images must. It installs nothing
+(no launchers, no RECORD, no byte-code). Prints the bytes of its layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import tarfile
+import zipfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+from unittest import mock
+
+from isal import isal_zlib
+
+from torchkiln.index.download import verify
+from torchkiln.layering import wheel_layers
+from torchkiln.lock import load_locked
+from torchkiln.nouns import LayerSpec
+from torchkiln.store import Store
+
+_LEVEL = 1
+_BUFFER = 1 << 20
+
+
+class Recompressed(io.RawIOBase):
+    """A sink for tar bytes: compresses, and hashes both sides."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self._compressor = out, isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, 31)
+        self._tar, self._blob, self.size = hashlib.sha256(), hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        view = memoryview(data)  # type: ignore[arg-type]
+        self._tar.update(view)
+        self._emit(self._compressor.compress(view))
+        return len(view)
+
+    def end(self) -> int:
+        """Bytes of the blob."""
+        self._emit(self._compressor.flush())
+        return self.size
+
+    def _emit(self, data: bytes) -> None:
+        self._blob.update(data)
+        self._out.write(data)
+        self.size += len(data)
+
+
+def layer(spec: LayerSpec, store: Store, out: Path) -> int:
+    """The wheels of *spec* as one blob at *out*; its bytes."""
+    with out.open("wb", buffering=_BUFFER) as file:
+        sink = Recompressed(file)
+        with tarfile.open(fileobj=sink, mode="w|", bufsize=_BUFFER) as tar:
+            for wheel in spec.wheels:
+                path = store.wheel(wheel)
+                verify(wheel, path)
+                with mock.patch.object(zipfile, "zlib", isal_zlib), zipfile.ZipFile(path) as archive:
+                    for entry in archive.infolist():
+                        info = tarfile.TarInfo(entry.filename)
+                        info.size = entry.file_size
+                        with archive.open(entry) as content:
+                            tar.addfile(info, content)
+        return sink.end()
+
+
+def main(images: Path, tag: str, store: Store, out: Path) -> None:
+    """All layers, into the folder *out*."""
+    specs = sorted(
+        wheel_layers(load_locked(images, tag).wheels),
+        key=lambda spec: -sum(wheel.size for wheel in spec.wheels),
+    )
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        made = [pool.submit(layer, spec, store, out / str(slot)) for slot, spec in enumerate(specs)]
+        print(sum(future.result() for future in made))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], Store(Path(sys.argv[3])), Path(sys.argv[4]))

@@ -1,0 +1,184 @@
+"""What the benchmarks gave → docs/bench.md, its picture, and rows for docs/numbers.json. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bench.plot import Bar, bars, number
+from bench.results import STAGES, Figure, Outcome, Sample, Side, outcome_from_json
+
+_MIB = 1 << 20
+_HEAD = """# Benchmarks
+
+Made by `make bench`, not by hand; the values of every round are in [bench.json](bench.json). The sides of a
+table ran in one run, alternating (A B C, A B C, ...); a ratio is that of a round's pair, and the tables tell
+the median with the least and the most. Seconds are those of the wall, the start of Python included.
+Core-seconds are user and system time of the whole process tree, as the kernel counts them at its end. Memory
+is the largest sum of all its processes' PSS, looked at ten times a second. Sizes are decimal; a MiB is 2^20.
+
+![The ratios and targets as bars](bench-ratios.svg)
+"""
+_TAIL = """
+## Again
+
+    make bench                           all of it; `make image` first: the wheels come from the cache
+    .venv/bin/python -m bench cold warm  these only; the others' results stay as they are
+    .venv/bin/python -m bench --quick    small generated wheels, an index on this machine: does all run?
+
+The machine should be quiet; the load before each start is told above. Nothing is written to the user's
+cache: scratch folders lie beside it, take up to 10 GB, and are deleted.
+"""
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """docs/bench.md of a whole bench.json."""
+    outcomes = [(outcome_from_json(one["outcome"]), one["run"]) for one in document["benchmarks"].values()]
+    left_out = [*_unmeasured(document), *(line for one, _ in outcomes for line in one.left_out)]
+    parts = [
+        _HEAD,
+        "## Targets\n",
+        _table(
+            ("what", "target", "median (least to most)", "met"),
+            (_target_row(figure) for one, _ in outcomes for figure in one.figures if figure.target),
+        ),
+        *(part for one, run in outcomes for part in _section(one, run)),
+        "## Not measured\n",
+        *(f"- {line}" for line in left_out),
+        _TAIL,
+    ]
+    return "\n".join(parts)
+
+
+def picture(document: Mapping[str, Any]) -> str:
+    """docs/bench-ratios.svg: every figure of the main job, grouped by unit."""
+    figures = [
+        figure
+        for one in document["benchmarks"].values()
+        for figure in outcome_from_json(one["outcome"]).figures
+    ]
+    units = list(dict.fromkeys(figure.unit for figure in figures))
+    ordered = sorted(figures, key=lambda figure: (figure.target is None, units.index(figure.unit)))
+    return bars(
+        "torchkiln against its targets and its rivals",
+        "Bars: medians. Whiskers: least to most of the rounds. Dashed: the target; green met, red missed,"
+        " grey without. A scale for each unit.",
+        [
+            Bar(
+                label=_short(figure.what),
+                value=figure.median,
+                low=min(figure.values),
+                high=max(figure.values),
+                unit=figure.unit,
+                target=figure.target,
+                met=figure.met,
+            )
+            for figure in ordered
+        ],
+    )
+
+
+def number_rows(document: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Rows as docs/numbers.json has them, one a figure: for the README's short list to choose from."""
+    return [
+        {"what": figure.what, "value": spread(figure), "how": f"`python -m bench {name}`"}
+        for name, one in document["benchmarks"].items()
+        for figure in outcome_from_json(one["outcome"]).figures
+    ]
+
+
+def spread(figure: Figure) -> str:
+    """`1.21 × (1.18 to 1.30)`; a single round has no spread."""
+    told = f"{number(figure.median)} {figure.unit}"
+    if len(figure.values) == 1:
+        return f"{told} (one round)"
+    return f"{told} ({number(min(figure.values))} to {number(max(figure.values))})"
+
+
+def run_line(run: Mapping[str, Any]) -> str:
+    """Machine, date and versions in one line."""
+    machine, versions = run["machine"], run["versions"]
+    told = ", ".join(f"{name} {text}" for name, text in versions.items())
+    cores = f"{machine['cores']} core" + ("" if machine["cores"] == 1 else "s")
+    return (
+        f"{run['when']}, commit {run['commit']}; {cores} ({machine['cpu']}), {machine['memory_gib']} GiB,"
+        f" {machine['kernel']}; load before {run['load']}; {told}."
+    )
+
+
+def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
+    parts = [f"## {outcome.title}\n", f"State: {outcome.state}.\n"]
+    if outcome.series:
+        parts.append(_table(outcome.series[0], outcome.series[1:]))
+    elif outcome.sides:
+        titles = ("side", "what", "rounds", "seconds", "core-seconds", "MB out", "peak, MiB")
+        parts.append(_table(titles, map(_side_row, outcome.sides)))
+    if outcome.figures:
+        parts.append(_table(("figure", "median (least to most)"), map(_figure_row, outcome.figures)))
+    staged = [side for side in outcome.sides if _is_staged(side)] if not outcome.series else []
+    if staged:
+        parts.append("Core-seconds by stage (medians; by process and thread, seen from outside):\n")
+        parts.append(_table(("side", *STAGES), (_stage_row(side) for side in staged)))
+    parts += [f"{note}\n" for note in outcome.notes]
+    parts.append(f"<sub>{run_line(run)}</sub>\n")
+    return parts
+
+
+def _side_row(side: Side) -> tuple[str, ...]:
+    def told(values: Sequence[float]) -> str:
+        middle = number(sorted(values)[len(values) // 2]) if len(values) % 2 else number(sum(values) / 2)
+        return middle if len(values) == 1 else f"{middle} ({number(min(values))} to {number(max(values))})"
+
+    samples = side.samples
+    megabytes = side.median("bytes") / 1e6
+    return (
+        side.name,
+        side.what,
+        str(len(samples)),
+        told([sample.wall for sample in samples]),
+        told([sample.core for sample in samples]),
+        f"{megabytes:,.1f}" if megabytes else "",
+        f"{side.median('peak') / _MIB:.0f}",
+    )
+
+
+def _figure_row(figure: Figure) -> tuple[str, ...]:
+    return (figure.what, spread(figure))
+
+
+def _target_row(figure: Figure) -> tuple[str, ...]:
+    sign = "≤" if figure.at_most else "≥"
+    return (
+        figure.what,
+        f"{sign} {number(figure.target or 0.0)} {figure.unit}",
+        spread(figure),
+        "yes" if figure.met else "**no**",
+    )
+
+
+def _is_staged(side: Side) -> bool:
+    return any(dict(sample.stages).get("convert") for sample in side.samples)
+
+
+def _stage_row(side: Side) -> tuple[str, ...]:
+    def middle(samples: Sequence[Sample], stage: str) -> float:
+        values = sorted(dict(sample.stages).get(stage, 0.0) for sample in samples)
+        return values[len(values) // 2]
+
+    return (side.name, *(f"{middle(side.samples, stage):.1f}" for stage in STAGES))
+
+
+def _unmeasured(document: Mapping[str, Any]) -> Iterable[str]:
+    yield from document["not_measured"]
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return (
+        "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines) + "\n"
+    )
+
+
+def _short(what: str) -> str:
+    """As a label beside a bar."""
+    return what if len(what) <= 50 else what[:49] + "…"

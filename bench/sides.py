@@ -1,0 +1,160 @@
+"""Subject → Sample, a function a side: prepares folders untimed, runs as processes of its own, cleans up."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.meters import Failed, measure
+from bench.results import Sample, Side
+from bench.subject import Subject
+from torchkiln.places import ROOT
+from torchkiln.tags import tag_of
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """A side before it ran. `rounds`: at most so many (it is slow, which its table says)."""
+
+    name: str
+    what: str
+    run: Callable[[], Sample]
+    rounds: int | None = None
+
+
+def alternate(ways: Sequence[Way], rounds: int, say: Say) -> dict[str, Side]:
+    """A B C, A B C, ...: so that what changes on the machine or the network meets all of them."""
+    samples: dict[str, list[Sample]] = {way.name: [] for way in ways}
+    for turn in range(rounds):
+        for way in ways:
+            if way.rounds is None or turn < way.rounds:
+                os.sync()  # nobody waits for what another has written
+                sample = way.run()
+                samples[way.name].append(sample)
+                say(f"  {way.name}, round {turn + 1}: {sample.wall:.2f} s, {sample.core:.1f} core-seconds")
+    return {way.name: Side(name=way.name, what=way.what, samples=tuple(samples[way.name])) for way in ways}
+
+
+def build(
+    subject: Subject,
+    *,
+    wheels: bool,
+    bytecode: bool,
+    images: Path | None = None,
+    cores: frozenset[int] | None = None,
+) -> Sample:
+    """Our build by the command line into a layout, with a cache of its own; bytes: of its wheel layers.
+
+    :raises Failed: it failed, or found the .pyc files not cached although they should be.
+    """
+    cache, layout = subject.cache("ours", wheels=wheels, bytecode=bytecode), subject.scratch / "layout"
+    if wheels:
+        subject.read_wheels()
+    packs = subject.packs(cache)
+    try:
+        sample = built(subject, cache, layout, images=images, cores=cores)
+        if bytecode and subject.packs(cache) != packs:
+            raise Failed("not all .pyc files were in the cache; run first: make image")
+        return sample
+    finally:
+        remove(cache, layout)
+
+
+def built(
+    subject: Subject,
+    cache: Path,
+    layout: Path,
+    *,
+    images: Path | None = None,
+    cores: frozenset[int] | None = None,
+) -> Sample:
+    """Our build with this *cache* into *layout*."""
+    sample, out = run(
+        subject, [*subject.command(images), "--output", str(layout)], {"TORCHKILN_CACHE": str(cache)}, cores
+    )
+    return replace(sample, bytes=sum(layer["size"] for layer in json.loads(out)["layers"][1:-1]))
+
+
+def download(subject: Subject, way: str, connections: int) -> Sample:
+    """The bare download; bytes: what came."""
+    folder = subject.scratch / "bare"
+    folder.mkdir()
+    arguments = [way, str(connections), str(subject.images), tag_of(subject.locked.resolution), str(folder)]
+    try:
+        sample, out = run(subject, [*MODULE, "bench.fetch", *arguments])
+        return replace(sample, bytes=int(out))
+    finally:
+        remove(folder)
+
+
+def recompress(subject: Subject) -> Sample:
+    """The best simple rival, over all wheels."""
+    folder = subject.scratch / "rival"
+    folder.mkdir()
+    subject.read_wheels()
+    arguments = [str(subject.images), tag_of(subject.locked.resolution), str(subject.store.root), str(folder)]
+    try:
+        sample, out = run(subject, [*MODULE, "bench.recompress", *arguments])
+        return replace(sample, bytes=int(out))
+    finally:
+        remove(folder)
+
+
+def pip_install(subject: Subject, venv: Path) -> Sample:
+    """pip into a fresh venv, from a folder of the same wheels; it makes .pyc files, as it does by default."""
+    wheels = subject.scratch / "find-links"
+    wheels.mkdir(exist_ok=True)
+    for wheel in subject.locked.wheels:
+        if not (wheels / wheel.filename).exists():
+            os.link(subject.store.wheel(wheel), wheels / wheel.filename)
+    measure([sys.executable, "-m", "venv", str(venv)], env=os.environ, cwd=ROOT)
+    subject.read_wheels()
+    os.sync()
+    pins = [f"{wheel.name}=={wheel.version}" for wheel in subject.locked.wheels]
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--no-cache-dir"]
+    argv = [str(venv / "bin/python"), "-m", "pip", "install", *options, "--find-links", str(wheels), *pins]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
+    try:
+        return measure(argv, env=environ | {"PIP_CONFIG_FILE": os.devnull}, cwd=subject.scratch)[0]
+    finally:
+        remove(wheels)
+
+
+def compress(folder: Path, compressor: str) -> Sample:
+    """`tar | compressor` of *folder*: one layer; nothing is hashed."""
+    out = folder.with_name("one-layer.tar.gz")
+    script = f'set -o pipefail; tar -C "$1" -cf - . | {compressor} > "$2"'
+    os.sync()
+    try:
+        sample, _ = measure(
+            ["bash", "-c", script, "bash", str(folder), str(out)], env=os.environ, cwd=folder.parent
+        )
+        return replace(sample, bytes=out.stat().st_size)
+    finally:
+        out.unlink(missing_ok=True)
+
+
+def run(
+    subject: Subject,
+    argv: Sequence[str],
+    more: Mapping[str, str] | None = None,
+    cores: frozenset[int] | None = None,
+) -> tuple[Sample, bytes]:
+    """*argv* in the subject's environment, from our checkout."""
+    return measure(argv, env={**subject.environ, **(more or {})}, cwd=ROOT, cores=cores)
+
+
+def remove(*folders: Path) -> None:
+    """Delete *folders*; wheels are read-only there, folders are not."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+MODULE = [sys.executable, "-m"]

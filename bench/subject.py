@@ -1,0 +1,157 @@
+"""What is built in a benchmark: the real set from the user's cache (read only), or a generated one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.generated import Shape, write_wheel
+from tests.standin.index_server import IndexServer
+from torchkiln.errors import ConfigError
+from torchkiln.lock import load_locked, save
+from torchkiln.nouns import LockedCell, LockedWheel
+from torchkiln.places import ROOT
+from torchkiln.store import Store
+from torchkiln.tags import tag_of
+
+TAG = "2.7.1-cuda12.1-cudnn9-runtime"
+_INDEX_SETTINGS = ("PIP_", "UV_")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """A locked cell with a store that holds its wheels, byte-code and base."""
+
+    name: str
+    images: Path
+    locked: LockedCell
+    store: Store  # only read
+    scratch: Path  # on the same file system
+    environ: Mapping[str, str]
+
+    @property
+    def wheel_bytes(self) -> int:
+        """Of all wheels."""
+        return sum(wheel.size for wheel in self.locked.wheels)
+
+    def cache(self, name: str, *, wheels: bool = False, bytecode: bool = False) -> Path:
+        """A fresh cache folder with the base; *bytecode*: the .pyc packs and the base's Python too."""
+        root = self.scratch / name
+        shutil.rmtree(root, ignore_errors=True)
+        target = Store(root)
+        base = self.locked.base.digest
+        _link(self.store.blob(base), target.blob(base))
+        if wheels:
+            for wheel in self.locked.wheels:
+                _link(self.store.wheel(wheel), target.wheel(wheel))
+        if bytecode:
+            for folder in ("bytecode", "interpreters"):
+                if (found := self.store.root / folder).is_dir():
+                    shutil.copytree(found, root / folder, symlinks=True, copy_function=os.link)
+        return root
+
+    def packs(self, cache: Path) -> int:
+        """How many wheels' byte-code *cache* holds."""
+        return sum(1 for _ in (cache / "bytecode").glob("*.pack"))
+
+    def command(self, images: Path | None = None) -> list[str]:
+        """Our own build of the cell, as a user types it; without --output."""
+        cell = self.locked.resolution.cell
+        chosen = ["--torch", cell.torch, "--cuda", cell.cuda, "--images", str(images or self.images)]
+        return [*DOOR, "build", *chosen, "--json", "--quiet"]
+
+    def read_wheels(self) -> None:
+        """Bring the wheels into the page cache."""
+        for wheel in self.locked.wheels:
+            with self.store.wheel(wheel).open("rb", buffering=0) as file:
+                while file.read(1 << 20):
+                    pass
+
+    def without_records(self) -> Path:
+        """A folder of images with this cell's lock, its recorded layers left out."""
+        folder = self.scratch / "images-without-records"
+        save(folder, replace(self.locked, layers=()))
+        return folder
+
+
+DOOR = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py")]
+
+
+def real(store: Store, scratch: Path) -> Subject:
+    """The headline cell.
+
+    :raises ConfigError: its wheels or its base are not in *store*.
+    """
+    locked = load_locked(ROOT / "images", TAG)
+    missing = [wheel.filename for wheel in locked.wheels if not store.has_wheel(wheel)]
+    if missing or not store.has_blob(locked.base.digest, locked.base.size):
+        raise ConfigError(
+            f"the cache lacks {len(missing)} wheels of {TAG}, or its base", hint="run first: make image"
+        )
+    return Subject(
+        name=f"the real set of {TAG}",
+        images=ROOT / "images",
+        locked=locked,
+        store=store,
+        scratch=scratch,
+        environ=os.environ,
+    )
+
+
+def shrunk(tag: str, base: Store, store: Store, scratch: Path, *, divisor: int) -> Subject:
+    """The cell *tag* with generated wheels of the true names and 1/*divisor* of the true sizes.
+
+    :raises ConfigError: the cell's base is not in the user's cache, *base*.
+    """
+    locked = load_locked(ROOT / "images", tag)
+    wheels = tuple(_shrunk(wheel, store, divisor) for wheel in locked.wheels)
+    return of_wheels(wheels, locked, base, store, scratch, name=f"{tag} at 1/{divisor} of its size")
+
+
+def of_wheels(
+    wheels: Iterable[LockedWheel], locked: LockedCell, base: Store, store: Store, scratch: Path, *, name: str
+) -> Subject:
+    """The cell of *locked* with other *wheels*, which *store* holds; its lock goes to the scratch folder.
+
+    :raises ConfigError: the base is not in the user's cache, *base*.
+    """
+    if not base.has_blob(locked.base.digest, locked.base.size):
+        raise ConfigError(f"the cache lacks the base of {tag_of(locked.resolution)}", hint="run: make image")
+    _link(base.blob(locked.base.digest), store.blob(locked.base.digest))
+    other = replace(locked, wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)), layers=())
+    images = scratch / "images" / re.sub(r"\W+", "-", name)
+    save(images, other)
+    return Subject(
+        name=name, images=images, locked=other, store=store, scratch=scratch, environ=dict(os.environ)
+    )
+
+
+def served(subject: Subject, server: IndexServer) -> Subject:
+    """*subject* with its wheels on *server*, and no other index in sight."""
+    for wheel in subject.locked.wheels:
+        server.files["simple", wheel.name, wheel.filename] = subject.store.wheel(wheel).read_bytes()
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(_INDEX_SETTINGS)}
+    environ |= {"PIP_INDEX_URL": server.url("simple"), "PIP_CONFIG_FILE": os.devnull, "NO_PROXY": "127.0.0.1"}
+    return replace(subject, environ=environ)
+
+
+def _shrunk(wheel: LockedWheel, store: Store, divisor: int) -> LockedWheel:
+    """Made once a store; the note of it is a record there."""
+    key = f"{wheel.sha256}-{divisor}"
+    if known := store.record("shrunk", key):
+        return replace(wheel, sha256=known["sha256"], size=known["size"])
+    size = wheel.size // divisor
+    made = write_wheel(wheel, Shape(size=size, words=0.5, modules=min(20, size // 5000)), store)
+    store.put_record("shrunk", key, {"sha256": made.sha256, "size": made.size})
+    return made
+
+
+def _link(source: Path, target: Path) -> None:
+    """By hard link; the scratch folder is on the cache's file system."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source, target)

@@ -1,0 +1,110 @@
+"""Wheels are cached: how fast they become layers, against the best simple rival; and when nothing changed."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import sides
+from bench.results import Figure, Outcome, Side, per_round
+from bench.sides import Say, Way, alternate, build
+from bench.subject import Subject
+
+STATE = (
+    "base and wheels in our cache, layers not; for every side all wheels were read into the page cache"
+    " just before, and written data was synced"
+)
+
+
+def warm(subject: Subject, rounds: int, say: Say) -> Outcome:
+    """Wheels are cached: how fast they become layers, against the best simple rival."""
+    unrecorded = subject.without_records()
+    full, rival = "ours, full verification", "isal at level 1"
+    ways = [
+        Way(
+            name=full,
+            what="lock without recorded layers: every stream is inflated, every hash compared",
+            run=lambda: build(subject, wheels=True, bytecode=True, images=unrecorded),
+        ),
+        Way(
+            name=rival,
+            what="inflate, tar, isal level 1, a process a core; hashes wheels, tars and blobs; no installing",
+            run=lambda: sides.recompress(subject),
+        ),
+    ]
+    recorded = "ours, recorded layers"
+    if subject.locked.layers:
+        what = "the committed lock: its layers' digests are known, and compared"
+        ways.insert(0, Way(name=recorded, what=what, run=lambda: build(subject, wheels=True, bytecode=True)))
+    found = alternate(ways, rounds, say)
+    figures = [_rate(found[name], subject, 200.0 if name != rival else None) for name in found]
+    for name in found:
+        if name != rival:
+            figures.append(
+                Figure(
+                    what=f"{rival} / {name}: time",
+                    unit="×",
+                    values=per_round(found[rival].samples, found[name].samples),
+                )
+            )
+    figures.append(size_figure("wheel layers: " + full, found[full], subject))
+    figures.append(size_figure("wheel layers: " + rival, found[rival], subject))
+    return Outcome(
+        name="warm",
+        title="Wheels and .pyc files cached, layers not",
+        state=STATE,
+        sides=tuple(found.values()),
+        figures=tuple(figures),
+        notes=(
+            "Sizes: ours hold .pyc files, launchers and RECORDs, the rival's only what lies in the wheels.",
+        ),
+    )
+
+
+def unchanged(subject: Subject, rounds: int, say: Say) -> Outcome:
+    """The second build; a start of Python as the scale. Three times as many rounds: they are short."""
+    cache, layout = subject.cache("ours", wheels=True, bytecode=True), subject.scratch / "layout"
+    try:
+        sides.built(subject, cache, layout)
+        found = alternate(
+            (
+                Way(
+                    name="second build",
+                    what="the same command again",
+                    run=lambda: sides.built(subject, cache, layout),
+                ),
+                Way(
+                    name="python -c pass",
+                    what="a start of the same interpreter",
+                    run=lambda: sides.run(subject, [sys.executable, "-c", "pass"])[0],
+                ),
+            ),
+            3 * rounds,
+            say,
+        )
+    finally:
+        sides.remove(cache, layout)
+    return Outcome(
+        name="unchanged",
+        title="Nothing changed",
+        state="all layers in our cache, the image in its layout; Python's own files in the page cache",
+        sides=tuple(found.values()),
+        figures=(
+            Figure(
+                what="a build that changes nothing, with Python's start",
+                unit="s",
+                target=0.5,
+                values=tuple(sample.wall for sample in found["second build"].samples),
+            ),
+        ),
+    )
+
+
+def _rate(side: Side, subject: Subject, target: float | None) -> Figure:
+    values = tuple(subject.wheel_bytes / 1e6 / sample.wall for sample in side.samples)
+    return Figure(what=f"{side.name}: wheel bytes", unit="MB/s", values=values, target=target, at_most=False)
+
+
+def size_figure(what: str, side: Side, subject: Subject) -> Figure:
+    """What came out, in sizes of what went in."""
+    values = tuple(sample.bytes / subject.wheel_bytes for sample in side.samples)
+    return Figure(what=f"{what} / wheels: size", unit="×", values=values)
