@@ -9,7 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import socket
+import struct
 import threading
+import time
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
@@ -54,6 +57,26 @@ class Faults:
     loop: bool = False  # redirect to itself
     extra: bytes = b""  # appended to every file
     retry_after: str = ""
+    only: str = ""  # the faults from here on concern files with this in their path
+    pace: float = 0.0  # bytes a second on each connection
+    silent: float = 0.0  # seconds without a byte in the middle of a body
+    resets: list[int] = field(default_factory=list)  # the next connections are reset after so many bytes
+    flip: int | None = None  # the byte there is another one
+    lie: int = 0  # added to Content-Length
+    shift: int = 0  # added to the start in Content-Range
+    gone: bool = False  # 404, though the page names the file
+    page_errors: list[int] = field(default_factory=list)
+    page_loop: bool = False
+    page_body: bytes | None = None  # in place of every page
+
+
+@dataclass
+class Sent:
+    """What went out of one file in one answer."""
+
+    path: str
+    wanted: str  # the Range that was asked for
+    count: int = 0  # bytes of the body
 
 
 class _Server(ThreadingHTTPServer):
@@ -75,6 +98,7 @@ class IndexServer:
         self.asked: list[tuple[str, str, str]] = []  # (method, path, Range)
         self.counts: Counter[int] = Counter()  # answers by status
         self.logins: list[str] = []  # Authorization headers
+        self.sent: list[Sent] = []  # an entry for each answer with bytes of a file
         self._server = _Server(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
@@ -130,6 +154,7 @@ class IndexServer:
     def _handler(outer) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def log_message(self, format: str, *args: Any) -> None: ...
 
@@ -144,8 +169,16 @@ class IndexServer:
                 if "/files/" in path:
                     self.answer_file(outer.file(path), wanted)
                     return
+                if outer.faults.page_errors:
+                    self.answer(outer.faults.page_errors.pop(0), b"")
+                    return
+                if outer.faults.page_loop:
+                    self.answer(302, b"", {"Location": self.path})
+                    return
                 index, _, project = path.strip("/").partition("/")
                 page = outer.page(index, project)
+                if page and outer.faults.page_body is not None:
+                    page = outer.faults.page_body
                 if page is None:
                     self.answer(404, b"")
                     return
@@ -162,30 +195,66 @@ class IndexServer:
                 elif faults.errors:
                     late = {"Retry-After": faults.retry_after} if faults.retry_after else {}
                     self.answer(faults.errors.pop(0), b"", late)
-                elif data is None:
+                elif data is None or (faults.gone and faults.only in self.path):
                     self.answer(404, b"")
                 elif wanted and not faults.no_ranges:
-                    data += faults.extra
+                    data = self.spoilt(data) + faults.extra
                     start, _, end = wanted.removeprefix("bytes=").partition("-")
                     first, last = int(start), min(int(end or len(data)), len(data) - 1)
-                    told = {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
+                    told = {"Content-Range": f"bytes {first + faults.shift}-{last}/{len(data)}"}
                     self.answer(206, data[first : last + 1], told)
                 else:
-                    self.answer(200, data + faults.extra)
+                    self.answer(200, self.spoilt(data) + faults.extra)
+
+            def spoilt(self, data: bytes) -> bytes:
+                at = outer.faults.flip
+                if at is None or outer.faults.only not in self.path:
+                    return data
+                return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
             def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
                 outer.counts[status] += 1
                 self.send_response(status)
                 for name, value in (headers or {}).items():
                     self.send_header(name, value)
+                ours = "/files/" in self.path and status in (200, 206) and outer.faults.only in self.path
+                lie = outer.faults.lie if ours else 0
                 if status != 304:
-                    self.send_header("Content-Length", str(len(body)))
+                    self.send_header("Content-Length", str(len(body) + lie))
                 self.end_headers()
                 if self.command == "HEAD" or status == 304:
                     return
+                if lie:
+                    self.close_connection = True
                 if status in (200, 206) and outer.faults.short and "/files/" in self.path:
                     body = body[: outer.faults.short.pop(0)]
                     self.close_connection = True
-                self.wfile.write(body)
+                if not ours:
+                    self.wfile.write(body)
+                elif outer.faults.resets:
+                    self.send(body[: outer.faults.resets.pop(0)])
+                    # Unsent data and a linger of nothing: the kernel sends RST, not FIN.
+                    linger = struct.pack("ii", 1, 0)
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    self.close_connection = True
+                    self.connection.close()
+                else:
+                    self.send(body)
+
+            def send(self, body: bytes) -> None:
+                """The body of a file, by the clock if faults say so; counts what went out."""
+                faults, done = outer.faults, 0
+                piece = max(int(faults.pace / 50), 1) if faults.pace else 1 << 20
+                sent = Sent(unquote(urlsplit(self.path).path), self.headers.get("Range", ""))
+                outer.sent.append(sent)
+                while done < len(body):
+                    part = body[done : done + piece]
+                    self.wfile.write(part)
+                    if faults.silent and done <= len(body) // 2 < done + len(part):
+                        time.sleep(faults.silent)
+                    elif faults.pace:
+                        time.sleep(len(part) / faults.pace)
+                    done += len(part)
+                    sent.count = done
 
         return Handler

@@ -1,0 +1,361 @@
+"""A small cell for the true command line: matrix, lock, base and wheels of its own, and an index of them."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import random
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.campaign.tracer import Plan, Shared, compile_tracer
+from tests.standin.index_server import IndexServer
+from tests.unpublished import locked_wheel
+from tests.wheels import File, WheelSpec, write_wheel
+from torchkiln import facts as facts_of
+from torchkiln import matrix as matrix_of
+from torchkiln.lock import inputs_digest, save
+from torchkiln.nouns import Cell, LockedBase, LockedCell, OsPackage
+from torchkiln.oci.encode import ENCODER, encode
+from torchkiln.resolve import resolve
+from torchkiln.tags import tag_of
+
+ROOT = Path(__file__).resolve().parents[2]
+MARKER = "TORCHKILN_CAMPAIGN"  # its value is one run's; what carries it is a process of that run
+PATIENCE = 120.0  # seconds until a run counts as hanging
+_MATRIX = """\
+torch: ["2.7.1"]
+cuda: ["12.1"]
+flavors: [runtime]
+os: {debian12: {python: "3.11"}}
+companions: [numpy]
+repository: campaign
+"""
+# Bytes that do not deflate, by wheel; 20 MB make a layer of its own, which is converted while it arrives.
+_BIG = {
+    "torch": 20_500_000,
+    "nvidia-cudnn-cu12": 20_100_000,
+    "triton": 4_000_000,
+    "nvidia-nccl-cu12": 3_000_000,
+    "numpy": 3_000_000,
+    "jupyterlab": 2_000_000,
+}
+_SMALL = 8
+# The base's Python is this one: its loader is a script that starts it, without the options for the other.
+_LOADER = """#!/bin/sh
+shift 4
+while :; do case "$1" in -*) shift ;; *) break ;; esac; done
+unset PYTHONHOME
+exec {python} -s -S "$@"
+"""
+_STATUS = "Package: python3.11-minimal\nStatus: install ok installed\nVersion: 3.11.2-6\n\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """One run of the command line."""
+
+    code: int  # negative: the signal that ended it
+    out: str
+    err: str
+    seconds: float
+    left: tuple[str, ...] = ()  # processes of it that outlived it for too long
+    flying: dict[str, int] = field(default_factory=dict)  # operations under way at the signal
+    fired: bool = False
+
+
+class Scene:
+    """Everything a build needs, in *folder*; each trial has a cache and an output of its own in it."""
+
+    def __init__(self, folder: Path, *, seed: int = 0) -> None:
+        self.folder = folder
+        self.tracer = compile_tracer(folder)
+        # A copy: what is edited while the campaign runs does not take part.
+        self.checkout = folder / "checkout"
+        for name in ("torchkiln", "rootfs", "templates"):
+            shutil.copytree(ROOT / name, self.checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "build.py", self.checkout)
+        self.wheels = _wheels(folder / "wheels", random.Random(seed))
+        self.files = {("simple", locked_wheel(one).name, one.name): one.read_bytes() for one in self.wheels}
+        self.base = folder / "base.tar"
+        self.base.write_bytes(_base(random.Random(seed)))
+        (folder / "matrix.yaml").write_text(_MATRIX)
+        self.tag = self._lock()
+        self._runs = itertools.count(1)
+
+    def trial(self, name: str) -> Trial:
+        """An empty cache and output, and an index of its own."""
+        return Trial(scene=self, folder=self.folder / "trials" / name)
+
+    @property
+    def truth(self) -> dict[str, bytes]:
+        """Every wheel's bytes by file name."""
+        return {filename: data for (_, _, filename), data in self.files.items()}
+
+    def _lock(self) -> str:
+        facts = facts_of.load()
+        matrix = matrix_of.read(self.folder / "matrix.yaml", facts)
+        cell = Cell(torch="2.7.1", cuda="12.1", flavor="runtime", os="debian12", python="3.11")
+        resolution = resolve(cell, matrix, facts)
+        encoded = encode(self.base, self.folder / "base.tar.gz")
+        locked = LockedCell(
+            resolution=resolution,
+            wheels=tuple(sorted((locked_wheel(path) for path in self.wheels), key=lambda wheel: wheel.name)),
+            base=LockedBase(
+                os="debian12",
+                python="3.11.2",
+                digest=encoded.digest,
+                diff_id=encoded.diff_id,
+                size=encoded.size,
+                unpacked=encoded.unpacked,
+                encoder=ENCODER,
+                packages=(OsPackage(name="python3.11-minimal", version="3.11.2-6"),),
+            ),
+            as_of="2026-01-01",
+            epoch=1_767_225_600,
+            inputs=inputs_digest(resolution, ()),
+            layers=(),
+        )
+        save(self.folder / "images", locked)
+        return tag_of(resolution)
+
+    def number(self) -> int:
+        """A number that no run had."""
+        return next(self._runs)
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """A cache, an output, and the runs on them."""
+
+    scene: Scene
+    folder: Path
+    cache: Path = Path()
+    output: Path = Path()
+
+    def __post_init__(self) -> None:
+        self.cache, self.output = self.folder / "cache", self.folder / "out" / "dist"
+        (self.folder / "home").mkdir(parents=True)
+        self.server = IndexServer()
+        self.server.files = self.scene.files
+
+    def __enter__(self) -> Trial:
+        self.server.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.server.__exit__(None, None, None)
+        shutil.rmtree(self.folder)
+
+    def command(self, *more: str) -> list[str]:
+        """The command line, as a user writes it."""
+        where = self.scene.folder
+        options = {
+            "--torch": "2.7",
+            "--cuda": "12.1",
+            "--matrix": where / "matrix.yaml",
+            "--images": where / "images",
+            "--base": where / "base.tar",
+            "--output": self.output,
+        }
+        flat = [str(word) for pair in options.items() for word in pair]
+        return [sys.executable, str(self.scene.checkout / "build.py"), *flat, *more]
+
+    def run(
+        self,
+        *more: str,
+        plan: Plan | None = None,
+        act: Callable[[Shared, subprocess.Popen[str]], dict[str, int]] | None = None,
+        before: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        wait_for_others: bool = True,
+        preexec: Callable[[], None] | None = None,
+    ) -> Ran:
+        """Run to the end. *act* may send signals meanwhile and tells what was under way.
+
+        :param before: a command that the build's command is handed to, such as unshare.
+        :param wait_for_others: False: do not look for processes that outlive it.
+        """
+        mark = f"{os.getpid()}-{self.scene.number()}"
+        place = self.folder / "counters"
+        shared = Shared(place)
+        env = self.environment(mark, place, plan) | dict(environ or {})
+        started = time.monotonic()
+        process = subprocess.Popen(
+            [*before, *self.command(*more)],
+            env=env,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=preexec,
+        )
+        flying: dict[str, int] = {}
+        try:
+            if act:
+                flying = act(shared, process)
+            hung = False
+            try:
+                out, err = _ended(process)
+            except subprocess.TimeoutExpired:
+                hung = True
+                os.killpg(process.pid, signal.SIGKILL)
+                out, err = process.communicate()
+            seconds = time.monotonic() - started
+            left = survivors(mark, str(self.folder)) if wait_for_others else ()
+            if hung:
+                left = (*left, "the run itself: it hung")
+            return Ran(
+                code=process.returncode,
+                out=out.strip(),
+                err=err.strip(),
+                seconds=seconds,
+                left=left,
+                flying=shared.flying() if plan else flying,
+                fired=shared.fired,
+            )
+        finally:
+            shared.close()
+
+    def environment(self, mark: str, shared: Path, plan: Plan | None) -> dict[str, str]:
+        """All that the build sees of us."""
+        return {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(self.folder / "home"),
+            "LANG": "C.UTF-8",
+            "PYTHONPYCACHEPREFIX": str(self.scene.folder / "pycache"),
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": self.server.url("simple"),
+            "TORCHKILN_CACHE": str(self.cache),
+            MARKER: mark,
+            "LD_PRELOAD": str(self.scene.tracer),
+            "TRACER_SHARED": str(shared),
+            **({"TRACER_PLAN": plan.text()} if plan else {}),
+        }
+
+    def counted(self) -> dict[tuple[str, str], int]:
+        """How often the last run did what: see `Shared.totals`."""
+        data = (self.folder / "counters").read_bytes()
+        copy = self.folder / "counters.read"
+        shared = Shared(copy)
+        copy.write_bytes(data)
+        try:
+            return shared.totals()
+        finally:
+            shared.close()
+
+
+def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Its output. Not by end of file: a process that outlives it may hold the pipes."""
+    assert process.stdout
+    assert process.stderr
+    files = {process.stdout: "out", process.stderr: "err"}
+    raw: dict[str, list[bytes]] = {"out": [], "err": []}
+    deadline = time.monotonic() + PATIENCE
+    with selectors.DefaultSelector() as selector:
+        for file, name in files.items():
+            os.set_blocking(file.fileno(), False)
+            selector.register(file, selectors.EVENT_READ, name)
+        over = False
+        while selector.get_map():
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(process.args, PATIENCE)
+            ready = selector.select(0.02)
+            for key, _ in ready:
+                data = os.read(key.fd, 1 << 16)
+                if data:
+                    raw[key.data].append(data)
+                else:
+                    selector.unregister(key.fileobj)
+            if over and not ready:
+                break
+            over = process.poll() is not None
+    process.wait(PATIENCE)
+    process.stdout.close()
+    process.stderr.close()
+    out, err = (b"".join(raw[name]).decode(errors="replace") for name in ("out", "err"))
+    return out, err
+
+
+def survivors(mark: str, folder: str, *, patience: float = 8.0) -> tuple[str, ...]:
+    """Processes of the run *mark* that still live after *patience* seconds; they are ended then.
+
+    A worker looks once a second whether its parent lives. The base's Python has an empty environment and is
+    known by what it writes, which lies in *folder*.
+    """
+    deadline = time.monotonic() + patience
+    while found := _living(mark, folder):
+        if time.monotonic() > deadline:
+            for pid in found:
+                os.kill(pid, signal.SIGKILL)
+            return tuple(sorted(found.values()))
+        time.sleep(0.05)
+    return ()
+
+
+def _living(mark: str, folder: str) -> dict[int, str]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environ = (entry / "environ").read_bytes()
+            command = (entry / "cmdline").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        ours = f"{MARKER}={mark}".encode() in environ.split(b"\0") or folder.encode() + b"/" in command
+        if ours and state != "Z":
+            found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+    return found
+
+
+def _wheels(folder: Path, dice: random.Random) -> list[Path]:
+    sizes = _BIG | {f"small-{number:02}": dice.randrange(2_000, 60_000) for number in range(_SMALL)}
+    return [write_wheel(_spec(name, size, dice), folder) for name, size in sizes.items()]
+
+
+def _spec(name: str, size: int, dice: random.Random) -> WheelSpec:
+    module = name.replace("-", "_")
+    code = "".join(f"def f{line}(x):\n    return x + {dice.randrange(1 << 30)}\n" for line in range(40))
+    sources = 12 if size > 1_000_000 else 2
+    files = [File(path=f"{module}/__init__.py", data=code.encode())]
+    files += [File(path=f"{module}/part{n}.py", data=f"N = {n}\n{code}".encode()) for n in range(sources)]
+    files += [
+        File(path=f"{module}/lib{n}.so", data=dice.randbytes(size // 3), mode=0o755, stored=n == 2)
+        for n in range(3)
+    ]
+    return WheelSpec(name=name, version="2.7.1" if name == "torch" else "1.0", files=tuple(files))
+
+
+def _base(dice: random.Random) -> bytes:
+    """A root that has what is asked of a base: a package list and a Python."""
+    files = {
+        "usr/bin/python3.11": (0o755, b"#!/bin/sh\n"),
+        "usr/lib/python3.11/os.py": (0o644, b""),
+        "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2": (
+            0o755,
+            _LOADER.format(python=sys.executable).encode(),
+        ),
+        "usr/share/ballast": (0o644, dice.randbytes(3_000_000)),
+        "var/lib/dpkg/status": (0o644, _STATUS.encode()),
+    }
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, (mode, data) in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), mode
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()

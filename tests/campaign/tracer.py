@@ -1,0 +1,108 @@
+"""What a build does to files and sockets, seen and cut from outside: a library of ours preloaded into it."""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+import signal
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ROLES = ("parent", "worker", "other")
+OPS = ("write", "read", "rename", "link", "unlink", "sync")  # read: of a socket
+PHASES = ("before", "inside", "after")  # inside a write: half of it is done
+_SLOTS = len(ROLES) * len(OPS)
+_SHARED = struct.Struct(f"=2q{3 * _SLOTS}q")
+Counts = dict[str, int]
+
+
+def compiler() -> str | None:
+    """A C compiler of this host, if it has one."""
+    return shutil.which("cc") or shutil.which("gcc")
+
+
+def compile_tracer(folder: Path) -> Path:
+    """The library, made in *folder*."""
+    library = folder / "tracer.so"
+    source = Path(__file__).with_name("tracer.c")
+    command = [
+        str(compiler()),
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-o",
+        str(library),
+        str(source),
+        "-ldl",
+        "-lpthread",
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    return library
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The signal that is sent at the *count*-th *op* of all processes of *role*.
+
+    target: "self" is the process that does it, "root" the one that was started, "group" all of them.
+    """
+
+    role: str
+    op: str
+    count: int
+    phase: str
+    signal: signal.Signals
+    target: str
+
+    def text(self) -> str:
+        """As the library reads it."""
+        numbers = (ROLES.index(self.role), OPS.index(self.op), self.count, PHASES.index(self.phase))
+        return f"{' '.join(map(str, numbers))} {int(self.signal)} {self.target}"
+
+
+class Shared:
+    """The counters of one run, in the file *path*."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(bytes(_SHARED.size))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _SHARED.size)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._map.close()
+
+    @property
+    def root(self) -> int:
+        """The process id of the build; 0 until it has started."""
+        return int(self._numbers()[0])
+
+    @property
+    def fired(self) -> bool:
+        """Whether the planned event came."""
+        return bool(self._numbers()[1])
+
+    def totals(self) -> dict[tuple[str, str], int]:
+        """How often each role began each operation."""
+        return self._table(0)
+
+    def flying(self) -> Counts:
+        """Operations under way now, by name, of parent and workers; when the plan has fired, then."""
+        if self.fired:
+            return _summed(self._table(2))
+        begun, ended = self._table(0), self._table(1)
+        return _summed({key: begun[key] - ended[key] for key in begun})
+
+    def _numbers(self) -> tuple[int, ...]:
+        return _SHARED.unpack(self._map[:])
+
+    def _table(self, which: int) -> dict[tuple[str, str], int]:
+        numbers = iter(self._numbers()[2 + which * _SLOTS :])
+        return {(role, op): next(numbers) for role in ROLES for op in OPS}
+
+
+def _summed(table: dict[tuple[str, str], int]) -> Counts:
+    flying = {op: sum(table[role, op] for role in ("parent", "worker")) for op in OPS}
+    return {op: count for op, count in flying.items() if count > 0}
