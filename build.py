@@ -3,6 +3,7 @@
 
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ ALSO_NEEDED = ("platformdirs", "pypi_simple", "requests", "rich", "uv", "yaml")
 
 def main() -> None:
     """Run torchkiln with .venv's Python where there is one, else with this one if it has what is needed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until torchkiln listens: no traceback of an import
     python = VENV / "bin" / "python"
     if Path(sys.prefix).resolve() != VENV and python.exists():
         os.execv(python, [str(python), *sys.argv])

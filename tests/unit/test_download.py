@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,3 +214,25 @@ def test_a_folder_that_cannot_be_written_is_told_without_a_traceback(bench: Benc
     bench.part.mkdir()
     with pytest.raises(BuildFailed, match="cannot be written"):
         bench.fetch()
+
+
+def test_a_silent_server_does_not_hold_up_who_gives_up(bench: Bench) -> None:
+    """The read that waits for bytes ends when the work is called off, not when the server speaks again."""
+    bench.server.faults.silent = 30.0
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(bench.fetch, 1_000_000).result(timeout=20)
+    assert bench.data.startswith(bench.part.read_bytes())
+
+
+@pytest.mark.parametrize("accident", ["cut", "deleted"])
+def test_a_file_that_is_spoilt_while_it_arrives(accident: str, bench: Bench) -> None:
+    """Whoever reads behind would wait for ever for what was cut off."""
+
+    def spoil(count: int) -> None:
+        if accident == "deleted":
+            bench.part.unlink(missing_ok=True)
+        elif bench.part.stat().st_size > 1_500_000:
+            os.truncate(bench.part, 1_000)
+
+    with pytest.raises(BuildFailed, match=r"^x\.part was cut or deleted while it was fetched$"):
+        bench.downloads.fetch(bench.wheel, bench.part, on_progress=spoil, cancelled=lambda: False)

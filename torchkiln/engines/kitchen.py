@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -98,7 +99,7 @@ class Kitchen:
             )
         )
         self._small = self._stack.enter_context(ThreadPoolExecutor(_SMALL_STREAMS, "small"))
-        threads = self._stack.enter_context(ThreadPoolExecutor(len(ordered), "order"))
+        threads = self._stack.enter_context(ThreadPoolExecutor(len(ordered), "order", _deaf))
         running = {threads.submit(self._see_through, slot, o): (slot, o) for slot, o in enumerate(ordered)}
         told = [0] * len(ordered)
         unexplained: Order | None = None
@@ -211,3 +212,8 @@ class Kitchen:
         first, last = self._spans.get(work, (started, started))
         self._spans[work] = (min(first, started), max(last, time.monotonic()))
         self._observer.end(work, name)
+
+
+def _deaf() -> None:
+    """Ctrl-C is the main thread's; the workers that this thread starts are deaf from their first moment."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

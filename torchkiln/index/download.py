@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import re
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import TypeVar
@@ -75,6 +77,7 @@ class Downloads:
             stream = _Stream(wheel, path, out, have, on_progress, cancelled)
             if not stream.over():
                 self._persist(wheel, lambda place: self._pour(place, stream), stream)
+            stream.check()
 
     def fetch_wheel(
         self,
@@ -123,9 +126,10 @@ class Downloads:
             else:
                 raise _Refused(place.url, answer.status_code)
             try:
-                while not stream.over() and (chunk := answer.raw.read(_CHUNK)):
-                    stream.take(chunk[skip:])
-                    skip = max(skip - len(chunk), 0)
+                with _called_off(answer, stream):
+                    while not stream.over() and (chunk := answer.raw.read(_CHUNK)):
+                        stream.take(chunk[skip:])
+                        skip = max(skip - len(chunk), 0)
             except (HTTPError, OSError) as error:
                 raise Transient(f"the connection broke off ({type(error).__name__})") from error
         if not stream.over():
@@ -231,6 +235,18 @@ class _Stream:
         """Whether nothing more is to come: complete, or cancelled."""
         return self.have == self.wheel.size or self._cancelled()
 
+    def check(self) -> None:
+        """Whether the file holds all that was written: who reads behind would wait for the rest for ever.
+
+        :raises BuildFailed: somebody cut or deleted it meanwhile.
+        """
+        found = os.fstat(self._out.fileno())
+        if found.st_size < self.have or not found.st_nlink:
+            raise BuildFailed(
+                f"{self._path.name} was cut or deleted while it was fetched",
+                hint="is something else at work in the cache? run again",
+            )
+
     def take(self, chunk: bytes) -> None:
         """Append *chunk*.
 
@@ -248,6 +264,27 @@ class _Stream:
             rest = rest[written:]
             self.have += written
             self._on_progress(written)
+
+
+@contextlib.contextmanager
+def _called_off(answer: requests.Response, stream: _Stream) -> Iterator[None]:
+    """Inside, a read that waits for a silent server ends when the work is called off, not a minute later."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_LOOK):
+            if stream.over():
+                with contextlib.suppress(ValueError, OSError):  # it has ended by itself
+                    answer.raw.shutdown()
+                return
+
+    watcher = threading.Thread(target=watch, name="watch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
 
 
 def _expect_size(wheel: LockedWheel, length: str) -> None:
