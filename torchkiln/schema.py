@@ -69,10 +69,10 @@ def wrongs(
     return list(islice(_Check(schema, written).faults(value, schema, ()), _MOST))
 
 
-def sentences(value: Any, schema: Mapping[str, Any], where: str) -> list[str]:
-    """`wrongs` as lines: ``where: path: what``."""
+def sentences(value: Any, schema: Mapping[str, Any], where: str, *, at: Path = ()) -> list[str]:
+    """`wrongs` as lines, ``where: path: what``; *value* itself stands *at* this path of its file."""
     return [
-        f"{where}: {dotted(path)}: {what}" if path else f"{where}: {what}"
+        f"{where}: {dotted((*at, *path))}: {what}" if at or path else f"{where}: {what}"
         for path, what in wrongs(value, schema)
     ]
 

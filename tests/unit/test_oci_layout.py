@@ -234,13 +234,17 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
         ("oci-layout", '{"imageLayoutVersion":"2.0.0"}', "unknown layout version '2.0.0'"),
         ("oci-layout", "[]", "not a JSON object"),
         ("index.json", "{", "not JSON"),
-        ("index.json", "{}", "manifests is not a list"),
-        ("index.json", '{"manifests":[{"digest":"sha256:12"}]}', r"manifests\[0\] is not a descriptor"),
-        ("index.json", "[" * 100_000, "not JSON"),
+        ("index.json", "{}", "manifests: must be a list, not nothing"),
+        (
+            "index.json",
+            '{"manifests":[{"digest":"sha256:12"}]}',
+            r"\[0\]\.digest: 'sha256:12' is not",
+        ),
+        ("index.json", "[" * 100_000, "nested too deep"),
         (
             "index.json",
             json.dumps({"manifests": [{"mediaType": "m", "size": 1, "digest": ZERO, "annotations": []}]}),
-            r"manifests\[0\] is not a descriptor",
+            r"manifests\[0\]\.annotations: must be a mapping",
         ),
     ],
 )

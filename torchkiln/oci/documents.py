@@ -1,67 +1,80 @@
 """Files of a layout -> the JSON documents in them, checked just far enough that no reader stumbles.
 
 Whoever reads a layout reads what others wrote: each malformed shape is a VerificationFailed naming the file.
+What the readers rely on stands in data/layout.schema.json.
 """
 
 from __future__ import annotations
 
-import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import Digest, parse_digest
+from torchkiln.nouns import Digest
 from torchkiln.oci.image import digest_of
+from torchkiln.schema import sentences, shipped
+from torchkiln.strict import json_of, read_file
 
-_LIMIT = 16 << 20  # bytes; manifests are kilobytes, and a layout may come from anywhere
+LIMIT = 4 << 20  # bytes; manifests are kilobytes, and registries take none above this
+_HINT = "`verify` tells all that is wrong with the layout; build the image again"
 
 
 def read_document(path: Path, digest: Digest | None = None) -> dict[str, Any]:
-    """The JSON object in the file *path*; its digest is checked when given."""
+    """The JSON object in the file *path*; its digest is checked when given.
+
+    :raises VerificationFailed: no plain file, too long, other content than *digest* says, or no JSON object.
+    """
     try:
-        with path.open("rb") as source:
-            data = source.read(_LIMIT + 1)
-        found = json.loads(data) if len(data) <= _LIMIT else None
+        data = read_file(path, LIMIT, follow=False)
     except OSError as error:
-        raise VerificationFailed(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise VerificationFailed(f"{path}: not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise VerificationFailed(f"{path}: not a JSON object")
+        raise VerificationFailed(f"{path}: {error.strerror}", hint=_HINT) from error
     if digest is not None and digest_of(data) != digest:
-        raise VerificationFailed(f"{path}: the content is not what its digest says")
+        raise VerificationFailed(f"{path}: the content is not what its digest says", hint=_HINT)
+    try:
+        found = json_of(data)
+    except ValueError as error:
+        raise VerificationFailed(f"{path}: {error}", hint=_HINT) from error
+    if not isinstance(found, dict):
+        raise VerificationFailed(f"{path}: not a JSON object", hint=_HINT)
     return found
 
 
 def descriptors(path: Path, key: str, document: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The list of descriptors under *key* of the *document* that was read from *path*."""
-    found = document.get(key)
-    if not isinstance(found, list):
-        raise VerificationFailed(f"{path}: {key} is not a list")
-    for number, entry in enumerate(found):
-        if not (
-            isinstance(entry, dict)
-            and isinstance(entry.get("mediaType"), str)
-            and isinstance(entry.get("size"), int)
-            and _is_digest(entry.get("digest"))
-            and isinstance(entry.get("annotations", {}), dict)
-        ):
-            raise VerificationFailed(f"{path}: {key}[{number}] is not a descriptor (mediaType, digest, size)")
+    """The list of descriptors under *key* of the *document* that was read from *path*.
+
+    :raises VerificationFailed: it is none; every fault with its place.
+    """
+    found: list[Mapping[str, Any]] = document.get(key)  # type: ignore[assignment]  # _demand tells
+    _demand("descriptors", found, path, at=(key,))
     return tuple(found)
 
 
 def diff_ids(path: Path, config: Mapping[str, Any]) -> tuple[Digest, ...]:
-    """The diff_ids of the image *config* that was read from *path*."""
-    rootfs = config.get("rootfs")
-    found = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-    if not isinstance(found, list) or not all(map(_is_digest, found)):
-        raise VerificationFailed(f"{path}: rootfs.diff_ids is not a list of digests")
-    return tuple(map(Digest, found))
+    """The diff_ids of the image *config* that was read from *path*, all that we read of it being sound.
+
+    :raises VerificationFailed: it is no image's config; every fault with its place.
+    """
+    _demand("config", config, path)
+    return tuple(map(Digest, config["rootfs"]["diff_ids"]))
 
 
-def _is_digest(value: object) -> bool:
+def plain_file(path: Path) -> Path:
+    """*path*, if it is a file or not there: what it lacks is told by whoever opens it.
+
+    :raises VerificationFailed: a link, which may lead out of the layout, a pipe or a device, which may hang.
+    """
     try:
-        return isinstance(value, str) and bool(parse_digest(value))
-    except ValueError:
-        return False
+        mode = path.lstat().st_mode
+    except OSError:
+        return path
+    if not stat.S_ISREG(mode):
+        raise VerificationFailed(f"{path}: not a plain file", hint=_HINT)
+    return path
+
+
+def _demand(part: str, value: object, path: Path, *, at: tuple[str, ...] = ()) -> None:
+    schema = {"$defs": shipped("layout")["$defs"], "$ref": f"#/$defs/{part}"}
+    if wrong := sentences(value, schema, str(path), at=at):
+        raise VerificationFailed("\n".join(wrong), hint=_HINT)
