@@ -16,6 +16,7 @@ from typing import Any
 
 from torchkiln.base.interpreter import interpreter
 from torchkiln.engines.conversion import layer_key
+from torchkiln.engines.joining import join_layers
 from torchkiln.engines.kitchen import Kitchen, Order
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.errors import BuildFailed
@@ -25,6 +26,7 @@ from torchkiln.nouns import (
     BuiltLayer,
     Digest,
     ImagePlan,
+    LayerFormat,
     LayerSpec,
     LockedCell,
     LockedLayer,
@@ -47,6 +49,7 @@ class Build:
     image: BuiltImage
     seconds: tuple[tuple[str, float], ...]
     reused: tuple[str, ...]  # titles
+    layer_format: LayerFormat = "gzip"
 
 
 def build(
@@ -58,10 +61,12 @@ def build(
     observer: Observer,
     refs: Sequence[str] = (),
     base_moved: tuple[str, ...] = (),
+    layer_format: LayerFormat = "gzip",
 ) -> Build:
     """Build *plan* into *layout* under *refs* (the plan's tag when none).
 
     :param base_moved: what `base.artefact.ensure` told; the base's blob is in *store*.
+    :param layer_format: with "gzip-joined", layers are made as ever, compared with the lock, and then joined.
     :raises BuildFailed: a wheel is refused or cannot be had, a layer is not the recorded one, no space.
     """
     started = time.monotonic()
@@ -80,6 +85,10 @@ def build(
         reused += waited
     layers = tuple(built[spec] for spec in plan.layers)
     _compare_with_lock(layers, plan)
+    if layer_format == "gzip-joined":
+        joining = time.monotonic()
+        layers = join_layers(layers, store, observer)
+        seconds = {**seconds, "join": time.monotonic() - joining}
     writing = time.monotonic()
     observer.begin("write", "layout", len(layers))
     image = write_image(layout, plan, layers, store.blob, refs=refs)
@@ -89,6 +98,7 @@ def build(
         image=replace(image, base_moved=base_moved),
         seconds=(*sorted(seconds.items()), ("write", now - writing), ("total", now - started)),
         reused=tuple(spec.title for spec in plan.layers if spec.title in reused),
+        layer_format=layer_format,
     )
 
 

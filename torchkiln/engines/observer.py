@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from torchkiln.nouns import LockedWheel
 
-Work = Literal["download", "convert", "base", "write"]
+Work = Literal["download", "convert", "join", "base", "write"]
 
 
 class Observer(Protocol):
