@@ -15,7 +15,7 @@ from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Fetcher, Silent
-from torchkiln.nouns import Digest, ImagePlan, LockedLayer, OverlayFile
+from torchkiln.nouns import Digest, ImagePlan, LockedBase, LockedLayer, OverlayFile
 from torchkiln.oci import tar
 from torchkiln.plan import plan
 from torchkiln.store import Store
@@ -79,13 +79,17 @@ def planned_cell(wheels: Iterable[Path], layers: tuple[LockedLayer, ...] = ()) -
         )
 
 
-def build(cell: ImagePlan, cache: Path, layout: Path, fetcher: Fetcher) -> embedded.Build:
-    """Build *cell* with the base in *cache* and the host's Python."""
-    store = Store(cache)
-    base = cell.locked.base
+def put_base(base: LockedBase, store: Store) -> None:
+    """The base of `planned_cell` in *store*."""
     if not store.has_blob(base.digest, base.size):
         temporary = store.temporary("base")
         temporary.write_bytes(_BASE)
         store.adopt(temporary, store.blob(base.digest))
+
+
+def build(cell: ImagePlan, cache: Path, layout: Path, fetcher: Fetcher) -> embedded.Build:
+    """Build *cell* with the base in *cache* and the host's Python."""
+    store = Store(cache)
+    put_base(cell.locked.base, store)
     with patch("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython()):
         return embedded.build(cell, store, layout, fetcher=fetcher, observer=Silent())

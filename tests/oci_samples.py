@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchkiln.files import write_atomic
 from torchkiln.nouns import (
     BuiltLayer,
     Cell,
@@ -94,7 +95,7 @@ class BlobFolder:
         """Put a layer in."""
         blob = pack(tar)
         self.root.mkdir(parents=True, exist_ok=True)
-        self.path(digest(blob)).write_bytes(blob)
+        write_atomic(self.path(digest(blob)), blob)  # several processes may put in the same
         return BuiltLayer(
             title=title, digest=digest(blob), diff_id=digest(tar), size=len(blob), unpacked=len(tar)
         )

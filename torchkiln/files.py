@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,3 +29,33 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 def pretty_json(value: Any) -> bytes:
     """The one JSON form of committed files: indented, ASCII, a newline at the end; key order kept."""
     return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a file or a folder, whatever permissions an image gave it; no error if it is not there."""
+    if path.is_symlink() or not path.is_dir():
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return
+    if os.geteuid() != 0:
+        for folder, _, _ in os.walk(path):  # top down: a folder is opened up before it is listed
+            for entry in os.scandir(folder):
+                if entry.is_dir(follow_symlinks=False):
+                    os.chmod(entry.path, 0o700)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def tree_size(root: Path) -> tuple[int, int]:
+    """Bytes and number of the files below *root*, links not followed, hard links counted once."""
+    seen: set[tuple[int, int]] = set()
+    size = count = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found = os.lstat(os.path.join(folder, name))
+                count += 1
+                if (found.st_dev, found.st_ino) not in seen:
+                    size += found.st_size
+                    if found.st_nlink > 1:
+                        seen.add((found.st_dev, found.st_ino))
+    return size, count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,18 +13,21 @@ from torchkiln.engines import embedded
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.facts import Facts
 from torchkiln.matrix import Matrix
-from torchkiln.nouns import LockedCell
+from torchkiln.nouns import LayerFormat, LockedCell
 from torchkiln.planning import plan_locked
 from torchkiln.store import Store
+from torchkiln.survey import build_needs, remember_image, remember_layout
+from torchkiln.tags import tag_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """How to build; nothing here changes an image's bytes."""
+    """How to build; of these only `layer_format` changes an image's bytes, though not what is in it."""
 
     base_file: Path | None = None  # take the base from there
     locked_only: bool = False  # never build on another base than the locked one
     refs: tuple[str, ...] = ()  # names in the layout; none: the plan's tag
+    layer_format: LayerFormat = "gzip"
 
 
 def build(
@@ -42,24 +46,34 @@ def build(
     """Make sure of the base, plan on it, and let the embedded engine build into *layout*.
 
     A base newer than the lock's gives another image, which says so: the plan is then made on that base.
+    What the build needs of the cache is claimed meanwhile, and the layout is known to the cache from then on.
     """
     store.sweep()
-    base, moved = artefact.ensure(
-        locked.base,
-        store,
-        os_name=locked.resolution.cell.os,
-        base_file=options.base_file,
-        locked_only=options.locked_only,
-        environ=environ,
-        say=say,
-    )
-    at_hand = replace(locked, base=base, layers=()) if moved else locked
-    return embedded.build(
-        plan_locked(at_hand, matrix, facts),
-        store,
-        layout,
-        fetcher=fetcher,
-        observer=observer,
-        refs=options.refs,
-        base_moved=moved,
-    )
+    what = f"builds {tag_of(locked.resolution)}"
+    with ExitStack() as claims:
+        claims.enter_context(store.claim(what, build_needs(locked)))
+        base, moved = artefact.ensure(
+            locked.base,
+            store,
+            os_name=locked.resolution.cell.os,
+            base_file=options.base_file,
+            locked_only=options.locked_only,
+            environ=environ,
+            say=say,
+        )
+        at_hand = replace(locked, base=base, layers=()) if moved else locked
+        if moved:
+            claims.enter_context(store.claim(what, build_needs(at_hand)))
+        remember_layout(store, layout)
+        built = embedded.build(
+            plan_locked(at_hand, matrix, facts),
+            store,
+            layout,
+            fetcher=fetcher,
+            observer=observer,
+            refs=options.refs,
+            base_moved=moved,
+            layer_format=options.layer_format,
+        )
+        remember_image(store, built.image, at_hand, built.reused)
+    return built

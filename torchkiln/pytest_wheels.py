@@ -23,6 +23,7 @@ def pytest_wheels(requirements: Path, cache: Path) -> Path:
     key = hashlib.sha256(requirements.read_bytes()).hexdigest()
     place = cache / "pytest" / key
     if place.is_dir():
+        os.utime(place)  # when it was last used, for `cache prune`
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
     temporary = place.with_name(f".{key}.{os.getpid()}.{secrets.token_hex(4)}")

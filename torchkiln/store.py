@@ -3,8 +3,9 @@
     blobs/sha256/<hex>            layer, config and manifest blobs, read-only
     wheels/<hex>/<file name>      wheels by their own sha256
     records/<kind>/<key>.json     small facts by a content key (which layer a wheel gave ...)
-    locks/<name>                  one file lock a piece of work, so that nothing is done twice
-    tmp/                          work in progress; files of dead processes are swept
+    locks/<name>                  one lock a piece of work, so that nothing is done twice
+    claims/<name>                 what each running build needs: `cache prune` leaves it
+    tmp/                          work in progress; what dead processes left is swept
 
 A file reaches its name only by `os.replace`, after its digest was checked by whoever made it.
 """
@@ -12,26 +13,41 @@ A file reaches its name only by `os.replace`, after its digest was checked by wh
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
 import secrets
-import shutil
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from torchkiln.errors import BuildFailed
-from torchkiln.files import write_atomic
+from torchkiln.files import remove_tree, write_atomic
+from torchkiln.locks import Holder, acquire, clear, hold, holder
 from torchkiln.nouns import Digest, LockedWheel, parse_digest
+
+_GATE = "gate"  # held for a moment by who claims, and by who takes away what is unclaimed
+_ORPHANED = 3600.0  # seconds after which a half-written file without an owner's name is nobody's
+_DAY = 86400.0
+_TEMPORARY = re.compile(r"\.?(\d+\.[0-9a-f]{8})-")
+
+# A process has one name in a cache for as long as it lives, whatever comes and goes of its Store objects.
+_tokens: dict[tuple[Path, int], str] = {}
+_guard = threading.Lock()
 
 
 class Store:
-    """One cache folder, shared by any number of processes."""
+    """One cache folder, shared by any number of processes.
 
-    def __init__(self, root: Path) -> None:
+    :param on_wait: is told for whom this process waits, when that takes more than a moment.
+    """
+
+    def __init__(self, root: Path, *, on_wait: Callable[[Holder], None] = lambda _: None) -> None:
         self.root = root
+        self._on_wait = on_wait
 
     def blob(self, digest: Digest) -> Path:
         """Where the blob *digest* is, or would be."""
@@ -56,25 +72,6 @@ class Store:
         os.replace(temporary, place)
         return place
 
-    def temporary(self, stem: str) -> Path:
-        """A fresh path under tmp/, on the same file system as every place; names its process."""
-        folder = self.root / "tmp"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{os.getpid()}-{secrets.token_hex(4)}-{stem}"
-
-    def sweep(self) -> int:
-        """Delete what dead processes left in tmp/; returns how many files."""
-        swept = 0
-        for path in (self.root / "tmp").glob("*"):
-            pid = path.name.partition("-")[0]
-            if pid.isdigit() and not _alive(int(pid)):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
-                swept += 1
-        return swept
-
     def record(self, kind: str, key: str) -> dict[str, Any] | None:
         """The record of *key*, or None; an unreadable one counts as absent."""
         try:
@@ -83,6 +80,12 @@ class Store:
             return None
         return found if isinstance(found, dict) else None
 
+    def records(self, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every readable record of *kind* with its key."""
+        for path in sorted((self.root / "records" / kind).glob("[!.]*.json")):
+            if (found := self.record(kind, path.stem)) is not None:
+                yield path.stem, found
+
     def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
         """Keep *value* under *key*; atomic."""
         write_atomic(
@@ -90,19 +93,150 @@ class Store:
             json.dumps(value, sort_keys=True, separators=(",", ":")).encode(),
         )
 
+    def touch(self, path: Path) -> None:
+        """Note that *path* was used now. Times of access are no help: many file systems keep none.
+
+        Not for blobs: a layout elsewhere knows its copy by the time of the original.
+        """
+        with contextlib.suppress(OSError):  # not there, or another user's: then it only looks older
+            os.utime(path)
+
+    # --- who does what ----------------------------------------------------------------------------
+
     @contextlib.contextmanager
-    def lock(self, name: str) -> Iterator[None]:
-        """Hold the lock *name*: a kernel lock, so a dead process holds none."""
-        folder = self.root / "locks"
+    def lock(self, name: str, what: str = "", *, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold the lock *name*: a kernel lock, so a dead process holds none.
+
+        :param what: what for, as those are told who wait: "makes layer torch 2.7.1".
+        :param check: is called while waiting; what it raises ends the wait.
+        :raises BuildFailed: the cache cannot be written.
+        """
+        with contextlib.ExitStack() as stack:
+            with self._writable():
+                stack.enter_context(
+                    hold(
+                        self._folder("locks") / name,
+                        what,
+                        keep=name == _GATE,  # so that it can be had when the disk is full
+                        on_wait=self._on_wait,
+                        check=check,
+                    )
+                )
+            yield
+
+    def locked(self, name: str) -> Holder | None:
+        """Who holds the lock *name* now."""
+        return holder(self.root / "locks" / name)
+
+    @contextlib.contextmanager
+    def claim(self, what: str, needs: Collection[str]) -> Iterator[None]:
+        """Let nobody take away *needs* (paths below the root) meanwhile, nor blobs without a record.
+
+        :raises BuildFailed: the cache cannot be written.
+        """
+        with contextlib.ExitStack() as stack:
+            with self.lock(_GATE, "looks for what may go"), self._writable():
+                name = f"{os.getpid()}-{secrets.token_hex(4)}"
+                stack.enter_context(hold(self._folder("claims") / name, what, needs=sorted(needs)))
+            yield
+
+    def claims(self) -> tuple[Holder, ...]:
+        """What is claimed now; claims of dead processes are deleted."""
+        found = []
+        for path in sorted((self.root / "claims").glob("*")):
+            if alive := holder(path):
+                found.append(alive)
+            else:
+                clear(path)
+        return tuple(found)
+
+    @contextlib.contextmanager
+    def gate(self) -> Iterator[None]:
+        """Keep new claims waiting: what is unclaimed stays so meanwhile. For moments only."""
+        with self.lock(_GATE, "looks for what may go"):
+            yield
+
+    # --- what comes and goes ----------------------------------------------------------------------
+
+    def temporary(self, stem: str) -> Path:
+        """A fresh path under tmp/, on the same file system as every place; names its process.
+
+        :raises BuildFailed: the cache cannot be written.
+        """
+        with self._writable():
+            return self._folder("tmp") / f"{self._token()}-{secrets.token_hex(4)}-{stem}"
+
+    def sweep(self) -> int:
+        """Delete what dead processes left; returns how many files and folders."""
+        swept = 0
+        for path in self.dead():
+            remove_tree(path)
+            swept += 1
+        for path in (self.root / "locks").glob("process-*"):
+            if age(path) > _ORPHANED:
+                clear(path)
+        for path in (self.root / "records").glob("*/.*"):  # see `files.write_atomic`
+            if age(path) > _ORPHANED:
+                path.unlink(missing_ok=True)
+                swept += 1
+        return swept
+
+    def dead(self) -> list[Path]:
+        """What in tmp/ nobody works on any more.
+
+        A process that lives holds a lock of its own. That is seen from other containers too, and after a
+        restart of the machine, where a pid would be somebody else's.
+        """
+        found = []
+        for path in (self.root / "tmp").glob("*"):
+            if (ours := _TEMPORARY.match(path.name)) is None:
+                continue
+            lock = self.root / "locks" / f"process-{ours[1]}"
+            # A lock file that somebody deleted by hand proves nothing; after a day it does.
+            if holder(lock) is None and (lock.exists() or age(path) > _DAY):
+                found.append(path)
+        return found
+
+    def set_aside(self, paths: Iterable[Path]) -> list[Path]:
+        """Take *paths* out of their places, a rename each; returns what is to be deleted, at leisure."""
+        aside = []
+        for path in paths:
+            try:
+                os.replace(path, place := self.temporary("aside"))
+            except FileNotFoundError:
+                continue
+            except (OSError, BuildFailed):  # on a full disk even a name may want room
+                aside.append(path)
+            else:
+                aside.append(place)
+        return aside
+
+    def _token(self) -> str:
+        key = (self.root, os.getpid())
+        with _guard:
+            if key not in _tokens:
+                token = f"{os.getpid()}.{secrets.token_hex(4)}"
+                acquire(self._folder("locks") / f"process-{token}", "works in tmp/")  # open until we end
+                _tokens[key] = token
+            return _tokens[key]
+
+    def _folder(self, name: str) -> Path:
+        folder = self.root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        """An OSError inside is the cache's: it says so, and what to do."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            yield
         except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            make_room = "make room (torchkiln cache prune), or "
             raise BuildFailed(
                 f"the cache {self.root} cannot be written: {error.strerror}",
-                hint="set TORCHKILN_CACHE to a folder that can",
+                hint=(make_room if full else "") + "set TORCHKILN_CACHE to a folder that can",
             ) from error
-        with FileLock(folder / name):
-            yield
 
 
 def _size(path: Path) -> int:
@@ -112,11 +246,9 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _alive(pid: int) -> bool:
+def age(path: Path) -> float:
+    """Seconds since *path* was written; 0 if it is not there."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        return time.time() - path.lstat().st_mtime
+    except OSError:
+        return 0.0

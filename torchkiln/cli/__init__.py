@@ -27,6 +27,7 @@ COMMANDS = {
     "base": ("torchkiln.cli.base", "base"),
     "run": ("torchkiln.cli.run", "run"),
     "smoke": ("torchkiln.cli.smoke", "smoke"),
+    "cache": ("torchkiln.cli.cache", "cache"),
     "verify": ("torchkiln.cli.verify", "verify"),
     "doctor": ("torchkiln.cli.doctor", "doctor"),
 }
@@ -75,11 +76,40 @@ def torchkiln() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run, and end the process with the exit code of DESIGN section 9."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # an exit that cleans up
-    sys.exit(_code(args))
+    stop = _Stop()
+    code = _code(args, stop)
+    stop.leave_with(code)
+    sys.exit(code)
 
 
-def _code(args: list[str] | None) -> int:
+class _Stop:
+    """Ctrl-C and SIGTERM: the first ends the work in order, the second at once.
+
+    At once does no harm: whatever has a name in the store is whole, and the next run sweeps the rest.
+    """
+
+    def __init__(self) -> None:
+        self.signal = 0  # the one that came first
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._heard)
+
+    @property
+    def code(self) -> int:
+        """The exit code that belongs to the signal."""
+        return TERMINATED if self.signal == signal.SIGTERM else INTERRUPTED
+
+    def leave_with(self, code: int) -> None:
+        """From here on nothing is left to be put in order: a signal ends the process, with *code*."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: os._exit(code))
+
+    def _heard(self, number: int, _frame: object) -> None:
+        self.signal = number
+        self.leave_with(self.code)
+        raise KeyboardInterrupt
+
+
+def _code(args: list[str] | None, stop: _Stop) -> int:
     try:
         result: Any = torchkiln.main(args=args, prog_name="torchkiln", standalone_mode=False)
     except click.ClickException as error:
@@ -88,8 +118,9 @@ def _code(args: list[str] | None) -> int:
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except (KeyboardInterrupt, click.Abort):
-        _tell("interrupted; what was complete is kept, the next run goes on from there")
-        return INTERRUPTED
+        how = "terminated" if stop.code == TERMINATED else "interrupted"
+        _tell(f"{how}; what was complete is kept, the next run goes on from there")
+        return stop.code
     except KilnError as error:
         _tell(error.message, error.hint)
         return error.exit_code

@@ -14,7 +14,7 @@ import click
 from torchkiln.cli import console
 from torchkiln.cli.options import cache_root, images_folder, selection
 from torchkiln.errors import KilnError, Stale, Unresolvable
-from torchkiln.nouns import LockedCell, LockedWheel
+from torchkiln.nouns import LayerFormat, LockedCell, LockedWheel
 
 if TYPE_CHECKING:
     from torchkiln.engines.embedded import Build
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torchkiln.store import Store
 
 _FORMATS = ("oci", "oci-archive", "docker-archive")
+_LAYER_FORMATS: tuple[LayerFormat, ...] = ("gzip", "gzip-joined")
 
 
 @click.command()
@@ -48,6 +49,13 @@ _FORMATS = ("oci", "oci-archive", "docker-archive")
     help="besides the layout, an archive beside it: <tag>.FORMAT.tar",
 )
 @click.option(
+    "--layer-format",
+    type=click.Choice(_LAYER_FORMATS),
+    default="gzip",
+    show_default=True,
+    help="gzip-joined: for readers that take only a layer's first gzip member; other digests, same content",
+)
+@click.option(
     "--base",
     "base_file",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -68,6 +76,7 @@ def build(
     output: Path,
     engine: str,
     form: str,
+    layer_format: LayerFormat,
     base_file: Path | None,
     locked: bool,
     dry_run: bool,
@@ -86,7 +95,7 @@ def build(
     matrix = matrix_of.read(matrix_file, facts)
     asked = Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every)
     cells = select(asked, matrix, must_name=True)
-    desk = _Desk(matrix, facts, images, output.absolute(), base_file, locked, quiet)
+    desk = _Desk(matrix, facts, images, output.absolute(), base_file, locked, quiet, layer_format)
     failures: list[KilnError] = []
     for cell in cells:
         try:
@@ -125,6 +134,7 @@ class _Desk:
     base_file: Path | None
     locked_only: bool
     quiet: bool
+    layer_format: LayerFormat
 
     def locked(self, cell: Cell) -> LockedCell:
         """The cell's lock, if it still fits matrix and facts."""
@@ -157,7 +167,7 @@ class _Desk:
         from torchkiln import kiln
         from torchkiln.store import Store
 
-        store = Store(cache_root())
+        store = Store(cache_root(), on_wait=(lambda _: None) if self.quiet else console.waiting)
         with console.progress(quiet=self.quiet) as observer:
             return kiln.build(
                 self.locked(cell),
@@ -167,7 +177,9 @@ class _Desk:
                 layout=self.layout,
                 fetcher=_LateIndex(store),
                 observer=observer,
-                options=kiln.Options(base_file=self.base_file, locked_only=self.locked_only),
+                options=kiln.Options(
+                    base_file=self.base_file, locked_only=self.locked_only, layer_format=self.layer_format
+                ),
                 say=(lambda line: None) if self.quiet else console.say,
             )
 
@@ -177,7 +189,8 @@ class _Desk:
         from torchkiln.store import Store
 
         plan = plan_locked(self.locked(cell), self.matrix, self.facts)
-        return {"tag": plan.tag, **forecast(plan, Store(cache_root()))}
+        told = forecast(plan, Store(cache_root()))
+        return {"tag": plan.tag, "layer_format": self.layer_format, **told}
 
 
 def _report(built: Build, desk: _Desk, form: str, as_json: bool) -> None:
@@ -202,6 +215,8 @@ def _tell(told: dict[str, Any], as_json: bool) -> None:
     for step in told["layers"]:
         click.echo(f"  {step['do']:<8} {console.size(step['bytes']):>9}  {step['what']}")
     click.echo(f"  to download: {console.size(told['download_bytes'])} in {told['downloads']} wheels")
+    if told["layer_format"] == "gzip-joined":
+        click.echo("  then each layer is joined into one gzip member, but for those the cache has joined")
 
 
 class _LateIndex:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchkiln.engines.observer import Observer, Silent, Work
+from torchkiln.locks import Holder
 
 if TYPE_CHECKING:
     from torchkiln.engines.embedded import Build
@@ -59,11 +60,18 @@ class Plain:
         total = self._sizes.get((work, name), 0)
         if work == "convert":
             say(f"layer {name}: {size(total)} of wheels")
+        elif work == "join":
+            say(f"layer {name}: {size(total)} joined")
 
 
 def say(line: str) -> None:
     """One line of talk, to stderr."""
     click.echo(f"torchkiln: {line}", err=True)
+
+
+def waiting(holder: Holder) -> None:
+    """For whom this process waits."""
+    say(f"waiting for {holder}")
 
 
 def summary(build: Build) -> None:
@@ -100,6 +108,7 @@ def numbers(build: Build) -> dict[str, Any]:
         "digest": image.manifest,
         "layout": image.layout,
         "ref": image.ref,
+        "layer_format": build.layer_format,
         "compressed_bytes": sum(layer.size for layer in image.layers),
         "unpacked_bytes": sum(layer.unpacked for layer in image.layers),
         "layers": [

@@ -44,7 +44,7 @@ def verify(target: str, as_json: bool) -> None:
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         raise VerificationFailed(
             "\n".join((f"{target}: {count}", *map(str, faults))),
-            hint="build the image again: what is wrong is replaced",
+            hint="run: torchkiln cache verify --repair; then build the image again",
         )
 
 

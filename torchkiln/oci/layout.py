@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from filelock import FileLock
 
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.nouns import BuiltImage, BuiltLayer, Digest, ImagePlan, parse_digest
-from torchkiln.oci.documents import descriptors, diff_ids, read_document
+from torchkiln.oci.documents import descriptors, diff_ids, plain_file, read_document
 from torchkiln.oci.image import MANIFEST_TYPE, PLATFORM, canonical_json, describe, descriptor, digest_of
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
@@ -176,7 +177,7 @@ class Layout:
                     diff_id=diff_id,
                     size=layer["size"],
                     media_type=layer["mediaType"],
-                    path=self.blob(Digest(layer["digest"])),
+                    path=plain_file(self.blob(Digest(layer["digest"]))),
                 )
                 for layer, diff_id in zip(layers, ids, strict=True)
             ),
@@ -281,20 +282,35 @@ def _place(source: Path, target: Path, layer: BuiltLayer) -> None:
             f"layer {layer.title!r} ({layer.digest}) is not in the store with its {layer.size} bytes",
             hint="the cache was changed behind our back; build again",
         )
-    # Blobs are read-only and were hashed when they came in: the same size is the same file.
-    if target.is_file() and target.stat().st_size == layer.size:
+    if _is_copy(source, target):
         return
-    target.unlink(missing_ok=True)
+    temporary = _neighbour(target)
     try:
-        os.link(source, target)
-    except OSError:  # another file system, no hard links there, too many, or not our file
-        temporary = _neighbour(target)
         try:
+            os.link(source, temporary)
+        except OSError:  # another file system, no hard links there, too many, or not our file
             shutil.copyfile(source, temporary)
             temporary.chmod(0o444)
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+            time = source.stat().st_mtime_ns
+            os.utime(temporary, ns=(time, time))
+        os.replace(temporary, target)  # by rename: a reader of the old one never finds none
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _is_copy(source: Path, target: Path) -> bool:
+    """Whether *target* is the store's own file, or a copy made of it and untouched since.
+
+    Size alone would do for a file that nobody damages. But when the store's was damaged and then made anew,
+    the layout's still is: it has another inode, and, where it is a copy, another time.
+    """
+    try:
+        ours, theirs = source.stat(), target.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(ours, theirs) or (
+        (ours.st_size, ours.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns) and theirs.st_nlink == 1
+    )
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -324,8 +340,8 @@ def _prune(layout: Layout) -> int:
     freed = 0
     left_over = (path for path in layout.path.glob(".*.????????") if path.is_file())
     for path in (*(layout.path / "blobs" / "sha256").iterdir(), *left_over):
-        if path.name not in needed:
-            freed += path.lstat().st_size
+        if path.name not in needed and not stat.S_ISDIR((found := path.lstat()).st_mode):
+            freed += found.st_size
             path.unlink()
     return freed
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from torchkiln.errors import BuildFailed, ToolMissing, VerificationFailed
+from torchkiln.files import remove_tree, tree_size
 from torchkiln.nouns import Digest
 from torchkiln.oci.gunzip import open_gzip_ahead
 from torchkiln.oci.tarscan import Entry, TarScan
@@ -38,10 +39,27 @@ def unpacked_root(manifest: Digest, layers: Sequence[LayerBlob], store: Store) -
     """
     place = store.root / "rootfs" / manifest.removeprefix("sha256:")
     if not place.is_dir():
-        with store.lock(f"rootfs-{place.name}"):
+        with store.lock(f"rootfs-{place.name}", "unpacks that image"):
             if not place.is_dir():
-                unpack(layers, place)
+                _keep(layers, place, store)
+    # The record's time is that of the last use; the root's own is seen inside.
+    store.touch(store.root / "records" / "roots" / f"{place.name}.json")
     return place
+
+
+def _keep(layers: Sequence[LayerBlob], place: Path, store: Store) -> None:
+    """Unpack in tmp/, where `sweep` finds what is left of it if we are killed; and note how much it is."""
+    temporary = store.temporary("root")
+    try:
+        unpack(layers, temporary)
+        size, files = tree_size(temporary)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        store.put_record("roots", place.name, {"bytes": size, "files": files})
+        os.replace(temporary, place)
+    except OSError as error:
+        raise BuildFailed(f"{place} cannot be made: {error.strerror}") from error
+    finally:
+        remove_tree(temporary)
 
 
 def unpack(layers: Sequence[LayerBlob], into: Path) -> None:
@@ -59,7 +77,7 @@ def unpack(layers: Sequence[LayerBlob], into: Path) -> None:
         raise ToolMissing("tar is not installed", hint="as root: apt-get install tar")
     try:
         into.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{into.name[:16]}.{os.getpid()}.", dir=into.parent))
+        work = Path(tempfile.mkdtemp(prefix=f".{into.name}.", dir=into.parent))
     except OSError as error:
         raise BuildFailed(f"{into} cannot be made: {error.strerror}") from error
     try:
@@ -71,19 +89,7 @@ def unpack(layers: Sequence[LayerBlob], into: Path) -> None:
     except OSError as error:
         raise BuildFailed(f"{into} cannot be made: {error.strerror}") from error
     finally:
-        remove(work)
-
-
-def remove(root: Path) -> None:
-    """Delete an unpacked root, folders without write permission included; no error if it is not there."""
-    if not root.is_dir():
-        return
-    if os.geteuid() != 0:
-        for folder, _, _ in os.walk(root):  # top down: a folder is opened up before it is listed
-            for entry in os.scandir(folder):
-                if entry.is_dir(follow_symlinks=False):
-                    os.chmod(entry.path, 0o700)
-    shutil.rmtree(root, ignore_errors=True)
+        remove_tree(work)
 
 
 def _unpack_layer(layer: LayerBlob, root: Path, links: set[str]) -> None:

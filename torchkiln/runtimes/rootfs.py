@@ -7,6 +7,7 @@ network is the host's. This separates, it does not confine: run only what you wo
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.errors import ConfigError, ToolMissing
-from torchkiln.oci.unpack import remove
+from torchkiln.files import remove_tree
 
 _ENTER = Path(__file__).with_name("enter.py")
 _PATIENCE = 10.0  # seconds from the order to end until force
@@ -74,7 +75,7 @@ class RootfsRuntime:
         _check(image_root, argv, binds, workdir)
         spec_read, spec_write = os.pipe()
         fault_read, fault_write = os.pipe()
-        with self._scratch() as scratch, os.fdopen(fault_read, "rb") as faults:
+        with _in_use(image_root), self._scratch() as scratch, os.fdopen(fault_read, "rb") as faults:
             spec = {
                 "root": str(image_root.absolute()),
                 "argv": list(argv),
@@ -122,7 +123,22 @@ class RootfsRuntime:
         try:
             yield folder
         finally:
-            remove(folder)
+            remove_tree(folder)
+
+
+@contextlib.contextmanager
+def _in_use(image_root: Path) -> Iterator[None]:
+    """Hold *image_root* while the command runs: `cache prune` leaves an unpacked image that is in use.
+
+    The lock is the folder's own, for nothing may be written into it, and ends with us, as the command does.
+    """
+    descriptor = os.open(image_root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks has no `prune` that asks for them
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _check(image_root: Path, argv: Sequence[str], binds: Sequence[Bind], workdir: str) -> None:

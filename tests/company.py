@@ -1,0 +1,97 @@
+"""The small cell of `tests.cells`, built the whole way by `kiln.build`; also as a program, for processes.
+
+    python -m tests.company FOLDER LAYOUT REF WHEEL...
+
+builds of FOLDER/wheels those that are named, in FOLDER/cache, and tells digest, fetched files, reused layers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from tests import cells
+from tests.unpublished import FakeIndex
+from torchkiln import facts, kiln, matrix
+from torchkiln.engines.embedded import Build
+from torchkiln.engines.observer import Fetcher, Silent
+from torchkiln.places import ROOT
+from torchkiln.store import Store
+
+
+@contextmanager
+def small_scale(wheels: Sequence[Path]) -> Iterator[None]:
+    """The plan is that of *wheels*, 100 kB make a wheel big, and the host's Python is the image's."""
+    with ExitStack() as patches:
+        for target, value in {
+            "torchkiln.layering.BIG_WHEEL": 100_000,
+            "torchkiln.kiln.plan_locked": lambda *_: cells.planned_cell(wheels),
+            "torchkiln.engines.embedded.interpreter": lambda *_: cells.HostPython(),
+        }.items():
+            patches.enter_context(patch(target, value))
+        yield
+
+
+def build(
+    wheels: Sequence[Path],
+    cache: Path,
+    layout: Path,
+    fetcher: Fetcher,
+    *,
+    ref: str = "",
+    store: Store | None = None,
+) -> Build:
+    """Build a cell of *wheels* in *cache* into *layout*, as `torchkiln build` does."""
+    store = store or Store(cache)
+    known = facts.load()
+    with small_scale(wheels):
+        locked = cells.planned_cell(wheels).locked
+        cells.put_base(locked.base, store)
+        return kiln.build(
+            locked,
+            matrix.read(ROOT / "matrix.yaml", known),
+            known,
+            store=store,
+            layout=layout,
+            fetcher=fetcher,
+            observer=Silent(),
+            options=kiln.Options(refs=(ref,) if ref else ()),
+        )
+
+
+def start(folder: Path, layout: Path, ref: str, wheels: Sequence[str]) -> subprocess.Popen[bytes]:
+    """The program below, running."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.company", str(folder), str(layout), ref, *wheels],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": os.defpath},
+    )
+
+
+def _told(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def main() -> None:
+    folder, layout, ref, *names = sys.argv[1:]
+    wheels = sorted(
+        path for path in (Path(folder) / "wheels").glob("*.whl") if path.name.split("-")[0] in names
+    )
+    index = FakeIndex(wheels, piece=30_000, pause=0.03)
+    store = Store(Path(folder) / "cache", on_wait=lambda holder: _told(f"waiting for {holder}"))
+    built = build(wheels, store.root, Path(layout), index, ref=ref, store=store)
+    told = {"digest": built.image.manifest, "fetched": index.fetched, "reused": built.reused}
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""The cache folder, the layouts built from it and the committed locks → items and who needs them.
+
+`remember` is the other half: what a build leaves behind so that later its tags are known to the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchkiln.base import artefact
+from torchkiln.cache import Item, Kind, Needer
+from torchkiln.engines.conversion import layer_key
+from torchkiln.errors import KilnError
+from torchkiln.files import tree_size
+from torchkiln.layering import wheel_layers
+from torchkiln.lockfile import from_json
+from torchkiln.locks import Holder, in_use
+from torchkiln.nouns import BuiltImage, LockedBase, LockedCell, LockedWheel
+from torchkiln.oci.layout import Layout, open_layout
+from torchkiln.store import Store, age
+
+_OF_WHEELS = re.compile("records/layers/")
+_HEX = re.compile(r"[0-9a-f]{64}")
+_MOMENT, _MOMENTS, _HOUR, _DAY = 60.0, 600.0, 3600.0, 86400.0
+_OURS = frozenset({"blobs", "wheels", "bytecode", "interpreters", "rootfs", "pytest", "records"})
+_OURS |= {"locks", "claims", "tmp"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """All of it. `unread`: layouts and locks that exist but cannot be read, with the reason."""
+
+    items: tuple[Item, ...]
+    needers: tuple[Needer, ...]
+    wheels: Mapping[str, LockedWheel] = field(hash=False)  # by path: what a lock can fetch again
+    unread: tuple[str, ...]
+
+
+# --- what a build tells -----------------------------------------------------------------------------
+
+
+def remember_layout(store: Store, layout: Path) -> None:
+    """Let tags in *layout* count from now on; before the build, so that no image is there unknown."""
+    place = str(layout.absolute())
+    store.put_record("layouts", hashlib.sha256(place.encode()).hexdigest(), {"path": place})
+
+
+def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: Iterable[str]) -> None:
+    """Note what *image* was made of; its wheels count as used where their layer was not *reused*."""
+    packs = {_wheel_path(wheel): _pack_path(wheel, locked.base) for wheel in locked.wheels}
+    store.put_record(
+        "images",
+        image.manifest.removeprefix("sha256:"),
+        {
+            "tag": image.tag,
+            "base": locked.base.digest.removeprefix("sha256:"),
+            "layers": {layer.digest.removeprefix("sha256:"): layer.title for layer in image.layers},
+            "wheels": packs,
+        },
+    )
+    old = frozenset(reused)
+    for layer in wheel_layers(locked.wheels):
+        if layer.title not in old:
+            for wheel in layer.wheels:
+                store.touch(store.root / _wheel_path(wheel))
+                store.touch(store.root / packs[_wheel_path(wheel)])
+
+
+def build_needs(locked: LockedCell) -> frozenset[str]:
+    """Every path in the cache that a build of *locked* may read or make."""
+    layers = wheel_layers(locked.wheels)
+    keys = (layer_key(layer.wheels, locked.base.python) for layer in layers)
+    records = {f"records/layers/{key}.json" for key in keys}
+    return frozenset({*records, _blob_path(locked.base.digest), *_sources(locked)})
+
+
+# --- what is there ----------------------------------------------------------------------------------
+
+
+def survey(store: Store, layouts: Iterable[Path], images: Path) -> Survey:
+    """Look at everything. Nothing is changed.
+
+    :param layouts: more layouts than those that the cache knows.
+    :param images: the folder of locks; it may be absent.
+    """
+    unread: list[str] = []
+    manifests: dict[str, str] = {}
+    claims = store.claims()
+    needers = [_claimed(claim, store) for claim in claims]
+    for place in _layouts(store, layouts):
+        needers += _tags(store, Layout(place), manifests, unread)
+    locks, bases, wheels = _locks(images, unread)
+    scan = _Scan(store, manifests, bases, building=bool(claims))
+    return Survey(items=tuple(scan.items()), needers=(*needers, *locks), wheels=wheels, unread=tuple(unread))
+
+
+def _layouts(store: Store, more: Iterable[Path]) -> list[Path]:
+    known = [Path(str(found.get("path", ""))) for _, found in store.records("layouts")]
+    return [path for path in dict.fromkeys([*known, *(path.absolute() for path in more)]) if path.is_dir()]
+
+
+def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[str]) -> Iterator[Needer]:
+    """Who needs what of the cache, a needer a tag of *layout*; if it cannot be read, it needs all it has."""
+    if not (layout.path / "index.json").exists() and not (layout.path / "oci-layout").exists():
+        return  # a build made the folder and ended before it wrote there
+    try:
+        refs = open_layout(layout.path).refs()
+        images = [layout.image(ref) for ref in refs]
+        joined = {_blob_path(str(told.get("digest"))): key for key, told in store.records("joined")}
+    except (KilnError, OSError) as error:
+        unread.append(f"{layout.path}: {error}")
+        here = (layout.path / "blobs" / "sha256").glob("*")
+        needs = frozenset(f"blobs/sha256/{path.name}" for path in here)
+        yield Needer(sort="tag", name=f"{layout.path}, which cannot be read", needs=needs)
+        return
+    for image in images:
+        key = image.manifest.removeprefix("sha256:")
+        manifests[key] = image.ref
+        made = store.record("images", key) or {}
+        wheels = dict(made.get("wheels", {}))
+        needed = {_blob_path(layer.digest) for layer in image.layers}
+        plain = {_blob_path(joined[path]) for path in needed if path in joined}
+        yield Needer(
+            sort="tag",
+            name=f"{image.ref} in {layout.path}",
+            needs=frozenset(needed | {_record_path("images", key)}),
+            sources=frozenset({*plain, *wheels, *wheels.values(), f"interpreters/{made.get('base')}"}),
+        )
+
+
+def _locks(images: Path, unread: list[str]) -> tuple[list[Needer], set[str], dict[str, LockedWheel]]:
+    """The locks below *images*, and the bases and wheels that they name."""
+    found: list[Needer] = []
+    bases: set[str] = set()
+    wheels: dict[str, LockedWheel] = {}
+    for path in sorted(images.glob("*/*.json")):
+        try:
+            if path.name == "lock.json":
+                locked = from_json(path.read_bytes(), where=str(path))
+                base, sources = locked.base, _sources(locked)
+                wheels |= {_wheel_path(wheel): wheel for wheel in locked.wheels}
+            elif path.name == "base.json":
+                base = artefact.from_json(path.read_bytes(), where=str(path))
+                sources = frozenset({_interpreter_path(base)})
+            else:
+                continue
+        except (KilnError, OSError) as error:
+            unread.append(str(error))
+            continue
+        bases.add(base.digest.removeprefix("sha256:"))
+        needs = frozenset({_blob_path(base.digest)})
+        found.append(Needer(sort="lock", name=path.parent.name, needs=needs, sources=sources))
+    return found, bases, wheels
+
+
+def _claimed(claim: Holder, store: Store) -> Needer:
+    """A running process; one that does not say what it needs may need anything."""
+    needs = claim.needs
+    if needs is None:
+        needs = tuple(str(path.relative_to(store.root)) for path in store.root.rglob("*"))
+    return Needer(sort="process", name=str(claim), needs=frozenset(needs))
+
+
+class _Scan:
+    """One look at the cache's folders."""
+
+    def __init__(
+        self, store: Store, manifests: Mapping[str, str], bases: set[str], *, building: bool
+    ) -> None:
+        self._store, self._root, self._building = store, store.root, building
+        self._manifests = manifests
+        self._titles: dict[str, str] = {}
+        self._used: dict[str, float] = {}
+        self._records: dict[str, list[str]] = {}
+        self._bases = set(bases)
+        for key, image in store.records("images"):
+            used = _mtime(self._root / _record_path("images", key))
+            self._bases.add(str(image.get("base")))
+            self._titles |= dict(image.get("layers", {}))
+            self._titles |= {pack: Path(wheel).name for wheel, pack in dict(image.get("wheels", {})).items()}
+            for name in (*image.get("layers", {}), image.get("base")):
+                self._used[name] = max(self._used.get(name, 0.0), used)
+        for kind in ("layers", "bases", "joined"):
+            for key, record in store.records(kind):
+                name = str(record.get("digest")).removeprefix("sha256:")
+                self._records.setdefault(name, []).append(_record_path(kind, key))
+                if kind == "bases":
+                    self._bases.add(name)
+
+    def items(self) -> Iterator[Item]:
+        """Everything, kind by kind."""
+        yield from self._blobs()
+        yield from self._wheels()
+        yield from self._files("bytecode", ".pack", "byte-code")
+        yield from self._folders()
+        yield from self._files("records/pages", ".json", "index pages")
+        yield from self._files("records/urls", ".json", "index pages")
+        yield from self._leftovers()
+        for path in sorted(self._root.glob("*")):
+            if path.name not in _OURS:
+                size = tree_size(path)[0] if path.is_dir() else path.lstat().st_size
+                yield Item(kind="not ours", path=path.name, size=size, used=_mtime(path))
+
+    def _blobs(self) -> Iterator[Item]:
+        for path in sorted((self._root / "blobs" / "sha256").glob("*")):
+            if not _HEX.fullmatch(path.name):
+                continue
+            records = tuple(self._records.get(path.name, ()))
+            base = path.name in self._bases
+            with contextlib.suppress(FileNotFoundError):  # another `prune`
+                found = path.stat()
+                yield Item(
+                    kind="bases" if base else "layers" if records else "other blobs",
+                    path=f"blobs/sha256/{path.name}",
+                    size=found.st_size,
+                    used=max(found.st_mtime, self._used.get(path.name, 0.0)),
+                    title=self._titles.get(path.name, ""),
+                    along=records,
+                    shared=found.st_nlink > 1,
+                    busy="" if any(map(_OF_WHEELS.match, records)) else self._unclaimable(found.st_mtime),
+                )
+
+    def _unclaimable(self, made: float) -> str:
+        """A build can only claim what it can name beforehand: layers, by their wheels."""
+        if self._building:
+            return "a build is running that may need it"
+        return "made a moment ago" if time.time() - made < _MOMENTS else ""
+
+    def _wheels(self) -> Iterator[Item]:
+        for path in sorted((self._root / "wheels").glob("*/*")):
+            if not _HEX.fullmatch(path.parent.name):
+                continue
+            partial = path.name.endswith(".part")
+            at_work = self._store.locked(f"wheel-{path.parent.name}")
+            whole = path.with_name(path.name.removesuffix(".part"))
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+                yield Item(
+                    kind="partial wheels" if partial else "wheels",
+                    path=f"wheels/{path.parent.name}/{path.name}",
+                    size=found.st_size,
+                    used=found.st_mtime,
+                    title=path.name,
+                    along=(f"wheels/{path.parent.name}/{whole.name}",)
+                    if partial and not whole.exists()
+                    else (),
+                    busy=f"in use: {at_work}" if at_work else "",
+                )
+
+    def _files(self, folder: str, suffix: str, kind: Kind) -> Iterator[Item]:
+        for path in sorted((self._root / folder).glob(f"[!.]*{suffix}")):
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+                name = f"{folder}/{path.name}"
+                title = self._titles.get(name, "")
+                yield Item(kind=kind, path=name, size=found.st_size, used=found.st_mtime, title=title)
+
+    def _folders(self) -> Iterator[Item]:
+        for path in sorted((self._root / "interpreters").glob("[!.]*")):
+            used = max(_mtime(path), self._used.get(path.name, 0.0))
+            name = f"interpreters/{path.name}"
+            yield Item(kind="interpreters", path=name, size=tree_size(path)[0], used=used)
+        for path in sorted((self._root / "rootfs").glob("[!.]*")):
+            record = self._store.record("roots", path.name)
+            marker = _record_path("roots", path.name)
+            used = _mtime(self._root / marker) if record else _mtime(path)
+            recent = time.time() - used < _MOMENT  # on the way from `unpacked_root` to the command's start
+            yield Item(
+                kind="unpacked images",
+                path=f"rootfs/{path.name}",
+                size=int(record["bytes"]) if record else tree_size(path)[0],
+                used=used,
+                title=self._manifests.get(path.name, ""),
+                along=(marker,) if record else (),
+                busy="a command runs in it" if in_use(path) else "used a moment ago" if recent else "",
+            )
+        for path in sorted((self._root / "pytest").glob("[!.]*")):
+            yield Item(kind="pytest", path=f"pytest/{path.name}", size=tree_size(path)[0], used=_mtime(path))
+
+    def _leftovers(self) -> Iterator[Item]:
+        """What ended processes left, and records of what is gone."""
+        paths = self._store.dead()
+        for name, after in (("rootfs", _DAY), ("pytest", _DAY), ("records/*", _HOUR)):
+            paths += [path for path in self._root.glob(f"{name}/.*") if age(path) > after]
+        paths += [
+            path
+            for path in (self._root / "locks").glob("*")
+            if path.name != "gate" and age(path) > _HOUR and self._store.locked(path.name) is None
+        ]
+        if not self._building:  # who may be about to make what a record names
+            paths += self._dangling()
+        for path in paths:
+            size = tree_size(path)[0] if path.is_dir() and not path.is_symlink() else max(_size(path), 0)
+            name = str(path.relative_to(self._root))
+            yield Item(kind="leftovers", path=name, size=size, used=_mtime(path), title=path.name)
+
+    def _dangling(self) -> Iterator[Path]:
+        """Records of layouts, images and blobs that are gone."""
+        for key, found in self._store.records("layouts"):
+            if not Path(str(found.get("path", ""))).is_dir():
+                yield self._root / _record_path("layouts", key)
+        for key, _ in self._store.records("images"):
+            if key not in self._manifests:
+                yield self._root / _record_path("images", key)
+        for name, records in self._records.items():
+            if not (self._root / "blobs" / "sha256" / name).exists():
+                yield from (self._root / record for record in records)
+
+
+# --- names ------------------------------------------------------------------------------------------
+
+
+def _sources(locked: LockedCell) -> frozenset[str]:
+    wheels = {_wheel_path(wheel) for wheel in locked.wheels}
+    packs = {_pack_path(wheel, locked.base) for wheel in locked.wheels}
+    return frozenset(wheels | packs | {_interpreter_path(locked.base)})
+
+
+def _wheel_path(wheel: LockedWheel) -> str:
+    return f"wheels/{wheel.sha256}/{wheel.filename}"
+
+
+def _pack_path(wheel: LockedWheel, base: LockedBase) -> str:
+    return f"bytecode/{layer_key((wheel,), base.python)}.pack"
+
+
+def _interpreter_path(base: LockedBase) -> str:
+    return f"interpreters/{base.digest.removeprefix('sha256:')}"
+
+
+def _blob_path(digest: str) -> str:
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def _record_path(kind: str, key: str) -> str:
+    return f"records/{kind}/{key}.json"
+
+
+def _mtime(path: Path) -> float:
+    return time.time() - age(path)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
