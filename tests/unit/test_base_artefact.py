@@ -105,7 +105,7 @@ def test_a_spoiled_lock_is_named(tmp_path: Path, spoil: Callable[[dict[str, obje
     path = artefact.write_lock(tmp_path, a_base(None))
     path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
 
-    with pytest.raises(ConfigError, match=r"base-debian12/base\.json is not the lock of a base"):
+    with pytest.raises(ConfigError, match=r"base-debian12/base\.json: "):
         artefact.read_lock(tmp_path, "debian12")
     assert artefact.read_lock(tmp_path, "ubuntu22.04") is None
 

@@ -11,21 +11,26 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from torchkiln.base.contents import inspect
 from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR, build
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.files import pretty_json, write_atomic
-from torchkiln.nouns import LockedBase, OsPackage, parse_digest
+from torchkiln.nouns import LockedBase, OsPackage
 from torchkiln.oci.encode import ENCODER, encode
 from torchkiln.oci.gunzip import open_gzip
+from torchkiln.schema import sentences, shipped
 from torchkiln.store import Store
+from torchkiln.strict import json_of, read_file
 
 SCHEMA = 1
 _STAND_INS = "bases"
+_LIMIT = 4 << 20  # bytes of base.json; it has ten thousand
+_UNPACKED = 8 << 30  # bytes of any base's tar; ours have half a gigabyte
 _NEWER = "make the present archive the lock's base with: torchkiln lock --upgrade-base"
 
 
@@ -45,33 +50,28 @@ def from_json(data: bytes, *, where: str = "base.json") -> LockedBase:
 
     :raises ConfigError: *data* is no lock of a base, or of another schema; names *where*.
     """
+    hint = f"restore it: git checkout -- {where}"
     try:
-        value: dict[str, Any] = json.loads(data)
-        if value["schema"] != SCHEMA:
-            raise ValueError(f"schema {value['schema']}, not {SCHEMA}")
-        return LockedBase(
-            os=str(value["os"]),
-            python=str(value["python"]),
-            digest=parse_digest(value["digest"]),
-            diff_id=parse_digest(value["diff_id"]),
-            size=int(value["size"]),
-            unpacked=int(value["unpacked"]),
-            encoder=str(value["encoder"]),
-            packages=tuple(OsPackage(name=name, version=text) for name, text in value["packages"].items()),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{where} is not the lock of a base: {error!r}", hint="restore it from git"
-        ) from error
+        value = json_of(data)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}", hint=hint) from error
+    if wrong := sentences(value, _schema(), where):
+        raise ConfigError.of(wrong, hint=hint)
+    fields = {key: told for key, told in value.items() if key != "schema"}
+    packages = tuple(OsPackage(name=name, version=text) for name, text in value["packages"].items())
+    return LockedBase(**fields | {"packages": packages})
 
 
 def read_lock(images: Path, os_name: str) -> LockedBase | None:
     """The committed lock of *os_name*'s base; None when there is none yet."""
     path = lock_path(images, os_name)
     try:
-        return from_json(path.read_bytes(), where=str(path))
+        data = read_file(path, _LIMIT)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint=f"restore it: git checkout -- {path}") from error
+    return from_json(data, where=str(path))
 
 
 def write_lock(images: Path, base: LockedBase) -> Path:
@@ -157,11 +157,13 @@ def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None =
     """
     temporary = store.temporary(f"base-{os_name}")
     try:
+        if not file.is_file():  # a pipe would hang, and a device may have no end
+            raise BuildFailed(f"{file} is no file", hint="name what `torchkiln base export` wrote")
         with file.open("rb") as stream:
             gzipped = stream.read(2) == b"\x1f\x8b"
         # Encoded anew in any case: what another tool compressed has the same tar and gives the locked blob.
         with open_gzip(file) if gzipped else file.open("rb") as tar:
-            encoded = encode(tar, temporary)
+            encoded = encode(_bounded(tar, file, locked), temporary)
         if locked is not None and encoded.digest != locked.digest:
             raise BuildFailed(
                 f"{file} is not the locked base: {encoded.digest}, locked is {locked.digest}",
@@ -170,7 +172,9 @@ def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None =
         contents = inspect(temporary)
         store.adopt(temporary, store.blob(encoded.digest))
     except (OSError, EOFError) as error:
-        raise BuildFailed(f"{file} cannot be read as a base: {error}") from error
+        raise BuildFailed(
+            f"{file} cannot be read as a base: {error}", hint="export it again: torchkiln base export FILE"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
     return locked or LockedBase(
@@ -185,6 +189,36 @@ def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None =
     )
 
 
+def _bounded(tar: BinaryIO, file: Path, locked: LockedBase | None) -> BinaryIO:
+    """*tar*, no longer than the locked one's, or than any base: a small file may unpack to much."""
+    limit = locked.unpacked if locked else _UNPACKED
+
+    def over() -> BuildFailed:
+        if locked:
+            return BuildFailed(
+                f"{file} is not the locked base: it unpacks to more than the lock's {limit} bytes",
+                hint="export the right one where it was locked: torchkiln base export FILE",
+            )
+        return BuildFailed(f"{file} is no base: it unpacks to more than {limit >> 30} GiB")
+
+    return cast(BinaryIO, _Bounded(tar, limit, over))
+
+
+class _Bounded:
+    """A stream that ends in an error behind so many bytes."""
+
+    def __init__(self, stream: BinaryIO, limit: int, over: Callable[[], BuildFailed]) -> None:
+        self._stream, self._left, self._over = stream, limit, over
+
+    def read(self, size: int) -> bytes:
+        """As a file."""
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise self._over()
+        return data
+
+
 def moved(before: tuple[OsPackage, ...], after: tuple[OsPackage, ...]) -> tuple[str, ...]:
     """What differs between two package lists, a phrase each, by name: "openssl 3.0.18 → 3.0.19". Pure."""
     old = {package.name: package.version for package in before}
@@ -194,6 +228,19 @@ def moved(before: tuple[OsPackage, ...], after: tuple[OsPackage, ...]) -> tuple[
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
     )
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    """The base's part of a lock's schema, with the number that the file of its own begins with."""
+    lock = shipped("lock")
+    part = lock["properties"]["base"]
+    return {
+        **part,
+        "$defs": lock["$defs"],
+        "required": ["schema", *part["required"]],
+        "properties": {"schema": {"const": SCHEMA}, **part["properties"]},
+    }
 
 
 def _stand_in(

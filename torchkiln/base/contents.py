@@ -7,13 +7,17 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from torchkiln.errors import BuildFailed
 from torchkiln.nouns import OsPackage
 from torchkiln.oci.gunzip import open_gzip
+from torchkiln.oci.tarscan import TarScan
 
 _STATUS = "var/lib/dpkg/status"
+_LIMIT = 64 << 20  # bytes of it; Debian's whole archive has as much
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]{0,200}")
+_VERSION = re.compile(r"[A-Za-z0-9.+:~-]{1,200}")
 _FORBIDDEN = re.compile(
     r"etc/(machine-id|resolv\.conf|hostname|hosts|ssh/ssh_host_.*)|var/lib/dbus/machine-id|\.dockerenv"
 )
@@ -41,8 +45,11 @@ def inspect(blob: Path) -> Contents:
                 faults += [f"{blob.name}: {fault}" for fault in _faults(name, member)]
                 if name == _STATUS and data is not None:
                     status = data.decode(errors="replace")
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise BuildFailed(f"{blob.name} is not a gzipped tar: {error}") from error
+    # ValueError: what TarScan says, and what tarfile lets through of a header's numbers.
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
+        raise BuildFailed(
+            f"{blob.name} is not a gzipped tar: {error}", hint="make a base with: torchkiln base build"
+        ) from error
     if not status:
         faults.append(f"{blob.name}: no dpkg status in it, so it is no base")
     if faults:
@@ -52,14 +59,23 @@ def inspect(blob: Path) -> Contents:
 
 
 def parse_status(text: str) -> tuple[OsPackage, ...]:
-    """The installed packages of a dpkg status file, sorted by name."""
+    """The installed packages of a dpkg status file, sorted by name.
+
+    :raises BuildFailed: a name or a version is none.
+    """
     found = []
     for paragraph in text.split("\n\n"):
         fields = dict(
             line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " "
         )
         if fields.get("Status") == "install ok installed":
-            found.append(OsPackage(name=fields["Package"], version=fields["Version"]))
+            name, version = fields.get("Package", ""), fields.get("Version", "")
+            if not (_PACKAGE.fullmatch(name) and _VERSION.fullmatch(version)):
+                raise BuildFailed(
+                    f"dpkg's status names no package: {name[:80]!r} {version[:80]!r}",
+                    hint="make a base with: torchkiln base build",
+                )
+            found.append(OsPackage(name=name, version=version))
     return tuple(sorted(found, key=lambda package: (package.name, package.version)))
 
 
@@ -73,11 +89,24 @@ def _python(packages: tuple[OsPackage, ...]) -> str:
 
 def _walk(stream: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
     """Each entry, with the data of those that `inspect` reads."""
-    with tarfile.open(fileobj=stream, mode="r|") as tar:
+    with tarfile.open(fileobj=cast(BinaryIO, _Scanned(stream)), mode="r|") as tar:
         for member in tar:
             wanted = member.isfile() and member.name.removeprefix("./") == _STATUS
-            opened = tar.extractfile(member) if wanted else None
+            opened = tar.extractfile(member) if wanted and member.size <= _LIMIT else None
             yield member, opened.read() if opened else None
+
+
+class _Scanned:
+    """A tar's stream that `TarScan` sees first: tarfile takes extension headers of any length into memory."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._scan = stream, TarScan()
+
+    def read(self, size: int) -> bytes:
+        """As a file."""
+        data = self._stream.read(size)
+        self._scan.feed(data)
+        return data
 
 
 def _faults(name: str, member: tarfile.TarInfo) -> Iterator[str]:
