@@ -27,6 +27,7 @@ COMMANDS = {
     "base": ("torchkiln.cli.base", "base"),
     "run": ("torchkiln.cli.run", "run"),
     "smoke": ("torchkiln.cli.smoke", "smoke"),
+    "cache": ("torchkiln.cli.cache", "cache"),
     "verify": ("torchkiln.cli.verify", "verify"),
     "doctor": ("torchkiln.cli.doctor", "doctor"),
 }
