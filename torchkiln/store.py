@@ -172,6 +172,7 @@ class Store:
         for path in self.dead():
             remove_tree(path)
             swept += 1
+        self.claims()
         for path in (self.root / "locks").glob("process-*"):
             if age(path) > _ORPHANED:
                 clear(path)

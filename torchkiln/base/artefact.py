@@ -114,7 +114,7 @@ def ensure(
         return locked, ()
     if base_file is not None:
         return adopt(base_file, store, os_name=os_name, locked=locked), ()
-    with store.lock(f"base-{os_name}"):
+    with store.lock(f"base-{os_name}", f"builds the base of {os_name}"):
         if store.has_blob(locked.digest, locked.size):  # another process was at it
             return locked, ()
         base = _stand_in(wanted, locked, store, environ)
@@ -143,7 +143,7 @@ def rebuild(
     say: Callable[[str], None] = lambda _: None,
 ) -> LockedBase:
     """Ask the archive now, whatever the cache holds; from here on the result stands in for *locked*."""
-    with store.lock(f"base-{wanted.os}"):
+    with store.lock(f"base-{wanted.os}", f"builds the base of {wanted.os}"):
         base = build(wanted, store, environ=environ, say=say)
         if locked is not None and locked.digest != base.digest:
             store.put_record(_STAND_INS, _key(wanted, locked, environ), json.loads(to_json(base)))

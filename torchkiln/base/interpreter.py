@@ -54,7 +54,7 @@ def interpreter(base: LockedBase, store: Store) -> Interpreter:
     found = Interpreter(root=root, version=base.python)
     if root.is_dir():
         return found
-    with store.lock(f"interpreter-{base.os}"):
+    with store.lock(f"interpreter-{base.os}", f"takes the Python out of the base of {base.os}"):
         if root.is_dir():
             return found
         temporary = store.temporary("interpreter")

@@ -189,7 +189,7 @@ def _make(
     with ExitStack() as locks:
         orders = []
         for key in sorted(keys):
-            locks.enter_context(store.lock(f"layer-{key}"))
+            locks.enter_context(store.lock(f"layer-{key}", f"makes layer {keys[key].title}"))
             known = _known(keys[key], plan, store)
             if known is None:
                 spec = keys[key]

@@ -129,7 +129,8 @@ class Kitchen:
         try:
             with ExitStack() as locks:
                 for sha256 in sorted(wheel.sha256 for wheel in order.wheels):
-                    locks.enter_context(self._store.lock(f"wheel-{sha256}"))
+                    what = f"makes layer {order.title}"
+                    locks.enter_context(self._store.lock(f"wheel-{sha256}", what, check=self._check))
                 written = self._made(slot, order, out)
                 for wheel in order.wheels:
                     if not self._store.has_wheel(wheel):
@@ -149,6 +150,11 @@ class Kitchen:
                     hint="probably for want of memory: dmesg tells",
                 ) from error
             raise
+
+    def _check(self) -> None:
+        """While an order waits for another process: has it been called off?"""
+        if self._cancelled.is_set():
+            raise Cancelled
 
     def _made(self, slot: int, order: Order, out: Path) -> Written:
         """Wheels in, blob out; a single large wheel is converted while it arrives."""

@@ -91,7 +91,7 @@ class Downloads:
         :raises BadWheel: what the index serves is not what was locked; nothing is kept of it.
         """
         place = store.wheel(wheel)
-        with store.lock(f"wheel-{wheel.sha256}"):
+        with store.lock(f"wheel-{wheel.sha256}", f"fetches {wheel.filename}"):
             if store.has_wheel(wheel):
                 return place
             place.parent.mkdir(parents=True, exist_ok=True)

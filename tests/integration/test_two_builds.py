@@ -1,0 +1,153 @@
+"""Several processes on one cache: never twice the work, always the right image; and `prune` beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cells import small_wheels
+from tests.company import build
+from tests.company import start as program
+from tests.unpublished import FakeIndex
+from torchkiln.oci.layout import open_layout
+from torchkiln.oci.validate import validate
+from torchkiln.places import ROOT
+
+ALL = ("torch", "triton", "jinja2", "networkx", "sympy")
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> list[Path]:
+    return small_wheels(tmp_path / "wheels")
+
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Builds in processes of their own; none outlives the test."""
+    running = []
+
+    def started(*args: Any) -> subprocess.Popen[bytes]:
+        running.append(program(*args))
+        return running[-1]
+
+    yield started
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """What a build told; its stderr under "talk"."""
+    out, talk = process.communicate()
+    assert process.returncode == 0, talk.decode()
+    return {**json.loads(out), "talk": talk.decode()}
+
+
+def expected(wheels: list[Path], names: tuple[str, ...], folder: Path) -> str:
+    """The digest that a build alone in the world gives."""
+    chosen = [wheel for wheel in wheels if wheel.name.split("-")[0] in names]
+    alone = build(chosen, folder / "alone", folder / "alone layout", FakeIndex(chosen))
+    shutil.rmtree(folder / "alone")
+    shutil.rmtree(folder / "alone layout")
+    return alone.image.manifest
+
+
+def test_one_cell_into_two_layouts(start: Start, wheels: list[Path], tmp_path: Path) -> None:
+    """Each wheel comes once, each layer is made once, both get the same image."""
+    told = [ended(one) for one in [start(tmp_path, tmp_path / name, "t", ALL) for name in ("one", "two")]]
+
+    assert {one["digest"] for one in told} == {expected(wheels, ALL, tmp_path)}
+    assert sorted(told[0]["fetched"] + told[1]["fetched"]) == sorted(wheel.name for wheel in wheels)
+    assert len(told[0]["reused"]) + len(told[1]["reused"]) == 2 + 5  # base and overlay by both
+    assert validate(tmp_path / "one") == validate(tmp_path / "two") == ()
+
+
+def test_two_tags_into_one_layout(start: Start, wheels: list[Path], tmp_path: Path) -> None:
+    """Different cells with wheels in common: those come once, and both names are there."""
+    cells = {"a": ("torch", "triton", "jinja2", "sympy"), "b": ("torch", "triton", "networkx", "sympy")}
+    running = {ref: start(tmp_path, tmp_path / "layout", ref, names) for ref, names in cells.items()}
+    told = {ref: ended(process) for ref, process in running.items()}
+
+    fetched = told["a"]["fetched"] + told["b"]["fetched"]
+    assert sorted(fetched) == sorted(wheel.name for wheel in wheels)
+    for ref, names in cells.items():
+        assert told[ref]["digest"] == expected(wheels, names, tmp_path)
+    assert dict(open_layout(tmp_path / "layout").refs()) == {ref: told[ref]["digest"] for ref in cells}
+    assert validate(tmp_path / "layout") == ()
+
+
+def test_the_second_goes_on_when_the_first_is_killed(
+    start: Start, wheels: list[Path], tmp_path: Path
+) -> None:
+    """It was told for whom it waits; then it does the work from where the first had come."""
+    first = start(tmp_path, tmp_path / "one", "t", ALL)
+    while not list((tmp_path / "cache").glob("wheels/*/torch-*.part")):
+        time.sleep(0.01)
+    os.kill(first.pid, signal.SIGSTOP)  # so that it surely is in the middle of it
+    second = start(tmp_path, tmp_path / "two", "t", ALL)
+    assert second.stderr
+    line = second.stderr.readline().decode()
+    assert f"waiting for process {first.pid} (since " in line
+    assert "), which makes layer " in line
+    assert not (tmp_path / "two").exists()
+    first.kill()
+    first.communicate()
+
+    told = ended(second)
+    assert told["digest"] == expected(wheels, ALL, tmp_path)
+    assert validate(tmp_path / "two") == ()
+    build(wheels, tmp_path / "cache", tmp_path / "two", FakeIndex([]))
+    assert list((tmp_path / "cache" / "tmp").iterdir()) == []
+    assert list((tmp_path / "cache" / "claims").iterdir()) == []
+
+
+PRUNE = """
+import sys
+from pathlib import Path
+from torchkiln.cache import Policy
+from torchkiln.housekeeping import prune
+from torchkiln.store import Store
+from torchkiln.survey import survey
+folder = Path(sys.argv[1])
+store, turns, gone = Store(folder / "cache"), 0, 0
+while not (folder / "enough").exists():
+    gone += len(prune(store, lambda: survey(store, (), folder / "none"), Policy(everything=True)).gone)
+    turns += 1
+print(turns, gone)
+"""
+
+
+def test_prune_beside_builds(wheels: list[Path], tmp_path: Path) -> None:
+    """It takes all that it may, over and over; every build succeeds, is right, and stays whole."""
+    right = expected(wheels, ALL, tmp_path)
+    pruning = subprocess.Popen(
+        [sys.executable, "-c", PRUNE, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    )
+    try:
+        for turn in range(6):
+            layout = tmp_path / f"layout {turn % 3}"
+            if turn >= 3:
+                shutil.rmtree(layout)  # what it had is nobody's now
+            index = FakeIndex(wheels, piece=50_000, pause=0.005)
+            assert build(wheels, tmp_path / "cache", layout, index).image.manifest == right
+            assert validate(layout) == ()
+    finally:
+        (tmp_path / "enough").touch()
+        out, errors = pruning.communicate()
+    assert pruning.returncode == 0, errors.decode()
+    turns, gone = map(int, out.split())
+    assert turns > 6
+    assert gone > 5  # wheels at least
