@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timezone
 
-from packaging.version import Version
-from pypi_simple import DistributionPackage, ProjectPage, RepositoryPage
+from packaging.version import InvalidVersion, Version
+from pypi_simple import DistributionPackage
 
-from torchkiln.index.pages import Page, Pages
+from torchkiln.index.pages import Pages
+from torchkiln.index.read_page import Page, links_on, packages_of
 from torchkiln.nouns import Source
 
 # Seen: pages without the dates of the newest files in two of five answers. Ten leave one in 10,000.
@@ -28,7 +28,7 @@ def too_new(pages: Pages, name: str, index: Source, as_of: str) -> tuple[str, ..
     versions: dict[str, str] = {}
     for _ in range(_LOOKS):
         for file, date in _dated(pages.page(name, index, fresh=True), name):
-            if file.version and file.package_type == "wheel":
+            if file.package_type == "wheel" and _is_version(file.version):
                 versions[file.filename] = file.version
                 dates[file.filename] = dates.get(file.filename) or date
         if all(dates.values()) or not any(dates.values()):
@@ -44,13 +44,18 @@ def too_new(pages: Pages, name: str, index: Source, as_of: str) -> tuple[str, ..
 def _dated(page: Page, name: str) -> list[tuple[DistributionPackage, datetime | None]]:
     """Every file of *page* with its upload date, in JSON by its own field, in HTML by uv's attribute."""
     if page.json:
-        parsed = ProjectPage.from_json_data(json.loads(page.body), page.url)
-        return [(file, file.upload_time) for file in parsed.packages]
-    links = RepositoryPage.from_html(page.body, page.url).links
+        return [(file, _aware(file.upload_time)) for file in packages_of(page)]
     return [
         (DistributionPackage.from_link(link, name), _moment(link.get_str_attrib("data-upload-time")))
-        for link in links
+        for link in links_on(page)
     ]
+
+
+def _is_version(text: str | None) -> bool:
+    try:
+        return bool(text and Version(text))
+    except InvalidVersion:  # a file of that name is nothing that uv could choose
+        return False
 
 
 def _moment(text: str | None) -> datetime | None:
@@ -58,4 +63,9 @@ def _moment(text: str | None) -> datetime | None:
         moment = datetime.fromisoformat((text or "").replace("Z", "+00:00"))
     except ValueError:
         return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return _aware(moment)
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    """A time without a zone is meant in UTC."""
+    return moment.replace(tzinfo=timezone.utc) if moment and not moment.tzinfo else moment

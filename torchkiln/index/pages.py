@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import requests
-from pypi_simple import ACCEPT_JSON_PREFERRED, ProjectPage, UnsupportedRepoVersionError
+from pypi_simple import ACCEPT_JSON_PREFERRED
 
 from torchkiln.errors import BuildFailed, Unresolvable
 from torchkiln.index.choose import FileAt
-from torchkiln.index.session import WORKERS, Session, persist, refused
+from torchkiln.index.read_page import Page, found_on
+from torchkiln.index.session import WORKERS, Session, get, persist, refused
 from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, redact
 from torchkiln.nouns import LockedWheel, Source
 from torchkiln.store import Store
 
 # A page without an ETag is taken as it was for this long (seconds): nine cells are locked in less.
 _FRESH = 600.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Page:
-    """A page as it was served."""
-
-    url: str  # after redirects: links are relative to it
-    json: bool
-    body: bytes
+MOST = 16 << 20  # bytes of a page; the largest that is known has ten million
 
 
 class Pages:
@@ -53,7 +44,7 @@ class Pages:
         """
         found: tuple[FileAt, ...] = ()
         for fresh in (False, True):
-            found = _parse(self.page(name, index, fresh=fresh), name, hashes)
+            found = found_on(self.page(name, index, fresh=fresh), name, hashes)
             if {file.sha256 for file in found} >= set(hashes):
                 break
         return found
@@ -134,30 +125,29 @@ class Pages:
         elif kept and not fresh and 0 <= self._clock() - float(kept["at"]) < _FRESH:
             return _thaw(kept)
         try:
-            response = persist(self.session, "GET", url, headers=headers)
+            response, body = get(self.session, url, MOST, headers=headers)
         except BuildFailed as error:
             if index is Source.PYTORCH:
                 raise _unreachable(error.message) from error
             raise
-        with response:
-            if response.status_code == 304 and kept:
-                return _thaw(kept)
-            if response.status_code == 404:
-                raise Unresolvable(
-                    f"{redact(url)}: the index {index.value} has no project of this name",
-                    hint=f"is {PYTORCH_VARIABLE} a simple-index address?" if index is Source.PYTORCH else "",
-                )
-            if response.status_code != 200:
-                raise refused(url, response.status_code)
-            return self._keep(key, response)
+        if response.status_code == 304 and kept:
+            return _thaw(kept)
+        if response.status_code == 404:
+            raise Unresolvable(
+                f"{redact(url)}: the index {index.value} has no project of this name",
+                hint=f"is {PYTORCH_VARIABLE} a simple-index address?" if index is Source.PYTORCH else "",
+            )
+        if response.status_code != 200:
+            raise refused(url, response.status_code)
+        return self._keep(key, response, body)
 
-    def _keep(self, key: str, response: requests.Response) -> Page:
+    def _keep(self, key: str, response: requests.Response, body: bytes) -> Page:
         kept = {
             "url": response.url,
             "json": "json" in response.headers.get("Content-Type", ""),
             "etag": response.headers.get("ETag", ""),
             "at": self._clock(),
-            "body": response.content.decode("utf-8", "replace"),
+            "body": body.decode("utf-8", "replace"),
         }
         self.store.put_record("pages", key, kept)
         return _thaw(kept)
@@ -172,33 +162,3 @@ def _unreachable(reason: str) -> Unresolvable:
 
 def _thaw(kept: Mapping[str, Any]) -> Page:
     return Page(url=str(kept["url"]), json=bool(kept["json"]), body=str(kept["body"]).encode())
-
-
-def _parse(page: Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ...]:
-    """The files on *page* with one of *hashes*."""
-    try:
-        if page.json:
-            parsed = ProjectPage.from_json_data(json.loads(page.body), page.url)
-        else:
-            parsed = ProjectPage.from_html(name, _narrow(page.body, hashes), page.url)
-    except (ValueError, UnsupportedRepoVersionError) as error:
-        raise BuildFailed(
-            f"{redact(page.url)}: not a project page of a simple index", hint="look at the index address"
-        ) from error
-    return tuple(
-        FileAt(filename=file.filename, url=file.url, size=file.size, sha256=digest)
-        for file in parsed.packages
-        if (digest := file.digests.get("sha256", "")) in hashes
-        and urlsplit(file.url).scheme in ("http", "https")
-    )
-
-
-def _narrow(body: bytes, hashes: Collection[str]) -> bytes:
-    """The head of *body* and its links that name one of *hashes*: to parse all costs half a second a page."""
-    head = body.partition(b"<a ")[0]
-    links = []
-    for digest in hashes:
-        if (at := body.find(digest.encode())) >= 0:
-            start, end = body.rfind(b"<a", 0, at), body.find(b"</a", at)
-            links.append(body[start:end] + b"</a>" if start >= 0 and end >= 0 else b"")
-    return head + b"\n".join(links)

@@ -6,6 +6,7 @@ import email.utils
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -18,6 +19,7 @@ from torchkiln.index.settings import IndexSettings, redact
 TIMEOUT = (15.0, 60.0)  # seconds: to connect, and between two bytes
 ATTEMPTS = 6  # in a row without a byte of progress
 WORKERS = 16
+_PIECE = 1 << 14  # bytes of a body as it comes; unpacked it may be a thousand times as long
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
@@ -40,6 +42,19 @@ class Session(requests.Session):
             kwargs.setdefault("verify", self.verify)
         kwargs.setdefault("timeout", TIMEOUT)
         return super().request(*args, **kwargs)
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        """Where an answer sends us on to.
+
+        :raises BuildFailed: out of http and https, or from https to http.
+        """
+        target = super().get_redirect_target(resp)
+        if target and (why := unsafe(urljoin(resp.url, target), resp.url)):
+            raise BuildFailed(
+                f"{redact(resp.url)}: redirected to an address that is not followed: {why}",
+                hint="the index, or somebody between, is at fault; try another one",
+            )
+        return target
 
 
 class _Logins(AuthBase):
@@ -87,6 +102,58 @@ def ask(session: requests.Session, method: str, url: str, **kwargs: Any) -> requ
         response.close()
         raise Transient(f"HTTP {response.status_code}", retry_after(response.headers))
     return response
+
+
+def unsafe(url: str, page: str) -> str:
+    """Why *url*, to which *page* leads, is not to be asked; "" when it is."""
+    try:
+        parts, scheme = urlsplit(url), urlsplit(page).scheme
+        host, login = parts.hostname, parts.username or parts.password
+    except ValueError:
+        return "it is none"
+    if parts.scheme not in ("http", "https"):
+        return f"{parts.scheme[:20] or 'no scheme'}: is neither http nor https"
+    if (scheme, parts.scheme) == ("https", "http"):
+        return "it leaves https for http"
+    if login:
+        return "it holds credentials, which belong into netrc or into the index address"
+    if not host or not url.isprintable() or " " in url:
+        return "it is none"
+    return ""
+
+
+def get(
+    session: requests.Session,
+    url: str,
+    most: int,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    **kwargs: Any,
+) -> tuple[requests.Response, bytes]:
+    """`persist` for a GET whose body, at *most* so many bytes unpacked, comes with the answer.
+
+    :raises BuildFailed: the server gave no lasting answer, or one that is longer.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        wait = 0.0
+        try:
+            with ask(session, "GET", url, stream=True, **kwargs) as response:
+                body = bytearray()
+                for piece in response.iter_content(_PIECE):
+                    body += piece
+                    if len(body) > most:
+                        raise BuildFailed(
+                            f"{redact(url)}: more than {most >> 20} MiB, which no page has",
+                            hint="the index is at fault; look at the index address, or try another one",
+                        )
+                return response, bytes(body)
+        except Transient as error:
+            reason, wait = str(error), error.wait
+        except requests.RequestException as error:  # while the body came
+            reason = f"no connection ({type(error).__name__})"
+        if attempt < ATTEMPTS:
+            sleep(pause(attempt, wait))
+    raise lost(url, reason)
 
 
 def retry_after(headers: Mapping[str, str], *, now: Callable[[], float] = time.time) -> float:
