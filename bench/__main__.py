@@ -21,8 +21,8 @@ from bench.cold import cold
 from bench.meters import Failed
 from bench.ordinary import pip
 from bench.results import SCHEMA, Outcome, addresses_in, outcome_json
-from bench.sides import Say
-from bench.subject import TAG, Subject, real, served, shrunk
+from bench.sides import Say, keep_bytecode
+from bench.subject import TAG, Subject, real, recorded, served, shrunk
 from bench.warm import unchanged, warm
 from tests.standin.index_server import IndexServer
 from torchkiln.cli.options import cache_root
@@ -102,7 +102,8 @@ def _subject(cache: Store, scratch: Path, quick: bool) -> Iterator[Subject]:
         yield real(cache, scratch)
         return
     with IndexServer() as server:
-        yield served(shrunk(TAG, cache, Store(scratch / "made"), scratch, divisor=_QUICK), server)
+        subject = served(shrunk(TAG, cache, Store(scratch / "made"), scratch, divisor=_QUICK), server)
+        yield recorded(subject, keep_bytecode(subject))
 
 
 def _kept(folder: Path | None) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def count(workshop: Workshop, rounds: int, say: Say) -> Outcome:
     store = Store(workshop.scratch / "count")
     wheels = [write_wheel(named(f"w{number:04}"), _SMALL, store) for number in range(max(counts))]
     subjects = {n: workshop.subject(wheels[:n], store, f"{n} small wheels") for n in counts}
-    _keep_bytecode(subjects[max(counts)])
+    sides.keep_bytecode(subjects[max(counts)])
     points = [
         Point(
             labels=(str(n), "cached" if cached else "made"),
@@ -219,13 +219,3 @@ def _build_all(subjects: Sequence[Subject]) -> Sample:
         return total
     finally:
         sides.remove(cache, layout)
-
-
-def _keep_bytecode(subject: Subject) -> None:
-    """Build once, untimed, and put the .pyc packs and the base's Python where `Subject.cache` finds them."""
-    cache, layout = subject.cache("first", wheels=True), subject.scratch / "layout"
-    sides.built(subject, cache, layout)
-    for folder in ("bytecode", "interpreters"):
-        if (cache / folder).is_dir():
-            (cache / folder).rename(subject.store.root / folder)
-    sides.remove(cache, layout)

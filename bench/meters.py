@@ -154,6 +154,8 @@ def _look(watch: Watch) -> None:
         parent, own, reaped = stats[pid]
         command = _read(f"/proc/{pid}/cmdline").replace("\0", " ")
         memory += parse_pss(_read(f"/proc/{pid}/smaps_rollup"))
+        if not command and pid in watch.seen:  # it ended and waits to be reaped
+            command = watch.seen[pid].command
         watch.seen[pid] = Seen(parent=parent, command=command, own=own, reaped=reaped)
     watch.peak = max(watch.peak, memory)
     try:

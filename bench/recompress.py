@@ -57,13 +57,12 @@ class Recompressed(io.RawIOBase):
         self.size += len(data)
 
 
-def layer(spec: LayerSpec, store: Store, out: Path) -> int:
-    """The wheels of *spec* as one blob at *out*; its bytes."""
+def layer(spec: LayerSpec, wheels: tuple[Path, ...], out: Path) -> int:
+    """The *wheels* of *spec* as one blob at *out*; its bytes."""
     with out.open("wb", buffering=_BUFFER) as file:
         sink = Recompressed(file)
         with tarfile.open(fileobj=sink, mode="w|", bufsize=_BUFFER) as tar:
-            for wheel in spec.wheels:
-                path = store.wheel(wheel)
+            for wheel, path in zip(spec.wheels, wheels, strict=True):
                 verify(wheel, path)
                 with mock.patch.object(zipfile, "zlib", isal_zlib), zipfile.ZipFile(path) as archive:
                     for entry in archive.infolist():
@@ -81,7 +80,10 @@ def main(images: Path, tag: str, store: Store, out: Path) -> None:
         key=lambda spec: -sum(wheel.size for wheel in spec.wheels),
     )
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        made = [pool.submit(layer, spec, store, out / str(slot)) for slot, spec in enumerate(specs)]
+        made = [
+            pool.submit(layer, spec, tuple(map(store.wheel, spec.wheels)), out / str(slot))
+            for slot, spec in enumerate(specs)
+        ]
         print(sum(future.result() for future in made))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -126,7 +127,7 @@ def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
 
 def _side_row(side: Side) -> tuple[str, ...]:
     def told(values: Sequence[float]) -> str:
-        middle = number(sorted(values)[len(values) // 2]) if len(values) % 2 else number(sum(values) / 2)
+        middle = number(statistics.median(values))
         return middle if len(values) == 1 else f"{middle} ({number(min(values))} to {number(max(values))})"
 
     samples = side.samples
@@ -162,8 +163,7 @@ def _is_staged(side: Side) -> bool:
 
 def _stage_row(side: Side) -> tuple[str, ...]:
     def middle(samples: Sequence[Sample], stage: str) -> float:
-        values = sorted(dict(sample.stages).get(stage, 0.0) for sample in samples)
-        return values[len(values) // 2]
+        return statistics.median(dict(sample.stages).get(stage, 0.0) for sample in samples)
 
     return (side.name, *(f"{middle(side.samples, stage):.1f}" for stage in STAGES))
 

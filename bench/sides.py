@@ -13,7 +13,10 @@ from pathlib import Path
 from bench.meters import Failed, measure
 from bench.results import Sample, Side
 from bench.subject import Subject
+from torchkiln.engines.embedded import known_wheel_layers
+from torchkiln.nouns import LockedLayer
 from torchkiln.places import ROOT
+from torchkiln.store import Store
 from torchkiln.tags import tag_of
 
 Say = Callable[[str], None]
@@ -80,6 +83,21 @@ def built(
         subject, [*subject.command(images), "--output", str(layout)], {"TORCHKILN_CACHE": str(cache)}, cores
     )
     return replace(sample, bytes=sum(layer["size"] for layer in json.loads(out)["layers"][1:-1]))
+
+
+def keep_bytecode(subject: Subject) -> tuple[LockedLayer, ...]:
+    """Build once, untimed, and put the .pyc packs and the base's Python where `Subject.cache` finds them.
+
+    Returns the wheel layers that came out, as a lock records them.
+    """
+    cache, layout = subject.cache("first", wheels=True), subject.scratch / "layout"
+    built(subject, cache, layout)
+    for folder in ("bytecode", "interpreters"):
+        if (cache / folder).is_dir():
+            (cache / folder).rename(subject.store.root / folder)
+    layers = known_wheel_layers(subject.locked, Store(cache))
+    remove(cache, layout)
+    return layers or ()
 
 
 def download(subject: Subject, way: str, connections: int) -> Sample:

@@ -13,7 +13,7 @@ from bench.generated import Shape, write_wheel
 from tests.standin.index_server import IndexServer
 from torchkiln.errors import ConfigError
 from torchkiln.lock import load_locked, save
-from torchkiln.nouns import LockedCell, LockedWheel
+from torchkiln.nouns import LockedCell, LockedLayer, LockedWheel
 from torchkiln.places import ROOT
 from torchkiln.store import Store
 from torchkiln.tags import tag_of
@@ -51,7 +51,7 @@ class Subject:
         if bytecode:
             for folder in ("bytecode", "interpreters"):
                 if (found := self.store.root / folder).is_dir():
-                    shutil.copytree(found, root / folder, symlinks=True, copy_function=os.link)
+                    shutil.copytree(found, root / folder, symlinks=True, copy_function=_link)
         return root
 
     def packs(self, cache: Path) -> int:
@@ -130,6 +130,13 @@ def of_wheels(
     )
 
 
+def recorded(subject: Subject, layers: tuple[LockedLayer, ...]) -> Subject:
+    """*subject* with *layers* in its lock."""
+    locked = replace(subject.locked, layers=layers)
+    save(subject.images, locked)
+    return replace(subject, locked=locked)
+
+
 def served(subject: Subject, server: IndexServer) -> Subject:
     """*subject* with its wheels on *server*, and no other index in sight."""
     for wheel in subject.locked.wheels:
@@ -150,8 +157,11 @@ def _shrunk(wheel: LockedWheel, store: Store, divisor: int) -> LockedWheel:
     return made
 
 
-def _link(source: Path, target: Path) -> None:
-    """By hard link; the scratch folder is on the cache's file system."""
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.link(source, target)
+def _link(source: str | Path, target: str | Path) -> None:
+    """By hard link, which costs nothing; by copy where the cache is a file system of its own."""
+    if not Path(target).exists():
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copy(source, target)

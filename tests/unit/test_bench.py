@@ -1,0 +1,244 @@
+"""The pure parts of bench/: what is worked out of samples, processes and shapes, and how it is told."""
+
+import json
+import xml.etree.ElementTree as ET
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import report
+from bench.fetch import streams
+from bench.generated import Shape, named, write_wheel
+from bench.growth import Point, measured, table
+from bench.meters import Seen, Watch, parse_pss, parse_stat, stage_seconds, tree_of
+from bench.plot import Bar, bars, number
+from bench.results import (
+    Figure,
+    Outcome,
+    Sample,
+    Side,
+    addresses_in,
+    fastest,
+    outcome_from_json,
+    outcome_json,
+    per_round,
+)
+from bench.sides import Way, alternate
+from tests.unpublished import locked_wheel
+from torchkiln.places import ROOT
+from torchkiln.store import Store
+
+
+def sample(wall: float, **more: object) -> Sample:
+    return replace(Sample(wall=wall, user=wall, system=0.5, peak=100 << 20), **more)  # type: ignore[arg-type]
+
+
+RATIO = Figure(what="a | b", unit="×", values=(1.2, 1.1, 1.6), target=1.3)
+OUTCOME = Outcome(
+    name="cold",
+    title="Cold",
+    state="empty",
+    sides=(
+        Side(name="ours", what="`build`", samples=(sample(2.0, stages=(("convert", 1.5),)), sample(3.0))),
+        Side(name="bare", what="curl", samples=(sample(1.0, bytes=5_000_000),)),
+    ),
+    figures=(RATIO, Figure(what="rate", unit="MB/s", values=(190.0,), target=200.0, at_most=False)),
+    notes=("a note",),
+    left_out=("pigz: not installed",),
+)
+RUN = {
+    "when": "2026-01-01 00:00 UTC",
+    "commit": "abc",
+    "machine": {"cores": 2, "cpu": "a CPU", "memory_gib": 24.0, "kernel": "Linux 6"},
+    "versions": {"curl": "8.0"},
+    "load": 0.1,
+}
+DOCUMENT = {
+    "schema": 1,
+    "not_measured": ["Docker: not there"],
+    "benchmarks": {"cold": {"run": RUN, "rounds": 2, "quick": False, "outcome": outcome_json(OUTCOME)}},
+}
+
+
+# --- samples and figures --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "more", "met"),
+    [
+        ((1.2, 1.1, 1.6), {"target": 1.3}, True),  # the median counts
+        ((1.2, 1.1, 1.6), {"target": 1.3, "judged": "worst"}, False),
+        ((190.0, 210.0, 220.0), {"target": 200.0, "at_most": False}, True),
+        ((190.0, 210.0, 220.0), {"target": 200.0, "at_most": False, "judged": "worst"}, False),
+        ((1.0,), {}, None),
+    ],
+)
+def test_a_target_is_met_by_the_median_or_by_the_worst(
+    values: tuple[float, ...], more: dict[str, object], met: bool | None
+) -> None:
+    assert Figure(what="", unit="", values=values, **more).met is met  # type: ignore[arg-type]
+
+
+def test_ratios_are_those_of_each_rounds_pair() -> None:
+    """Against the side that was fastest in that very round."""
+    curl, own = (sample(2.0), sample(1.0)), (sample(1.0), sample(4.0))
+
+    assert per_round((sample(3.0), sample(3.0)), fastest(curl, own)) == (3.0, 3.0)
+    assert per_round((sample(3.0),), (sample(2.0), sample(1.0))) == (1.5,)
+
+
+def test_one_after_the_other_adds_time_and_keeps_the_larger_peak() -> None:
+    both = sample(1.0, bytes=3, stages=(("a", 1.0),)) + sample(2.0, peak=7, bytes=4, stages=(("b", 2.0),))
+
+    assert (both.wall, both.core, both.peak, both.bytes) == (3.0, 4.0, 100 << 20, 7)
+    assert dict(both.stages) == {"a": 1.0, "b": 2.0}
+
+
+def test_an_outcome_survives_its_json() -> None:
+    assert outcome_from_json(json.loads(json.dumps(outcome_json(OUTCOME)))) == OUTCOME
+
+
+def test_addresses_and_paths_are_found() -> None:
+    """The picture's name space is nobody's address."""
+    assert addresses_in('xmlns="http://www.w3.org/2000/svg"', ["/home/kim"]) == []
+    assert addresses_in("from ftp://index.example/simple in /home/kim/x", ["/home/kim"]) == [
+        "ftp://",
+        "/home/kim",
+    ]
+
+
+def test_sides_alternate_and_a_slow_one_stops_early() -> None:
+    ran: list[str] = []
+
+    def way(name: str, rounds: int | None = None) -> Way:
+        return Way(name=name, what="", run=lambda: ran.append(name) or sample(1.0), rounds=rounds)  # type: ignore[func-returns-value]
+
+    found = alternate((way("a"), way("b", 1), way("c")), 3, lambda _: None)
+
+    assert ran == ["a", "b", "c", "a", "c", "a", "c"]
+    assert {name: len(side.samples) for name, side in found.items()} == {"a": 3, "b": 1, "c": 3}
+
+
+def test_a_long_point_of_a_growth_curve_is_measured_once() -> None:
+    points = [
+        Point(labels=("1",), bytes=2_000_000, run=lambda: sample(1.0)),
+        Point(labels=("1000",), bytes=2_000_000, run=lambda: sample(100.0)),
+    ]
+    rows = table(("wheels",), points, measured(points, 3, lambda _: None))
+
+    assert [row[:4] for row in rows[1:]] == [("1", "3", "1.00", "2.0"), ("1000", "1", "100.00", "0.0")]
+    assert len({len(row) for row in rows}) == 1
+
+
+# --- meters ---------------------------------------------------------------------------------------
+
+
+def test_a_stat_line_is_read_whatever_the_process_is_called() -> None:
+    line = "7 (a) b) S 3 7 7 0 -1 0 1 2 3 4 100 50 30 20 20 0 1 0"
+
+    parent, own, reaped = parse_stat(line)
+
+    assert (parent, own / reaped) == (3, 3.0)
+
+
+def test_pss_is_read_and_absent_is_nothing() -> None:
+    assert parse_pss("ab-cd ---p [rollup]\nRss:  9 kB\nPss:  5 kB\nPss_Dirty: 3 kB\n") == 5120
+    assert parse_pss("") == 0
+
+
+def test_a_tree_holds_all_that_descend() -> None:
+    assert tree_of(2, {2: 1, 3: 2, 4: 3, 5: 1, 6: 5}) == {2, 3, 4}
+
+
+def test_stages_are_told_by_process_and_thread() -> None:
+    """The root's first thread and helpers are the rest, its other threads the download."""
+    watch = Watch(1, threads={1: 2.0, 8: 1.5, 9: 0.5})
+    watch.seen = {
+        1: Seen(parent=0, command="build.py", own=4.0, reaped=0.0),
+        2: Seen(parent=1, command="python -c from multiprocessing.spawn import x", own=10.0, reaped=3.0),
+        3: Seen(parent=2, command="python compile_worker.py pack", own=2.9, reaped=0.0),  # in 2's reaped
+        4: Seen(parent=1, command="python compile_worker.py pack", own=1.0, reaped=0.0),
+        5: Seen(parent=1, command="pip config list", own=0.4, reaped=0.0),
+    }
+
+    told = dict(stage_seconds(watch, 18.5))
+
+    assert told == pytest.approx({"download": 2.0, "convert": 10.0, "byte-code": 4.0, "rest": 2.5})
+
+
+def test_our_build_tells_how_many_connections_it_has() -> None:
+    """The bare download has as many; a new name in the engine would be missed here."""
+    assert streams() > 0
+
+
+# --- generated wheels -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [0.0, 0.5, 1.0])
+def test_a_generated_wheel_is_a_sound_zip_of_about_its_size(words: float, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = write_wheel(named("thing"), Shape(size=300_000, words=words, modules=3), store)
+
+    with zipfile.ZipFile(store.wheel(made)) as archive:
+        assert archive.testzip() is None
+        names = archive.namelist()
+        record = archive.read("thing-1.0.dist-info/RECORD").decode().splitlines()
+    assert locked_wheel(store.wheel(made)) == made
+    assert [line.split(",")[0] for line in record] == names
+    assert 280_000 < made.size < 330_000
+    assert sum(name.endswith(".py") for name in names) == 3
+
+
+# --- report and picture ---------------------------------------------------------------------------
+
+
+def test_the_page_tells_targets_sides_and_what_is_missing() -> None:
+    page = report.page(DOCUMENT)
+
+    assert "| a \\| b | ≤ 1.30 × | 1.20 × (1.10 to 1.60) | yes |" in page
+    assert "| rate | ≥ 200 MB/s | 190 MB/s (one round) | **no** |" in page
+    assert "| ours | `build` | 2 | 2.50 (2.00 to 3.00) | 3.00 (2.50 to 3.50) |  | 100 |" in page
+    assert "| bare | curl | 1 | 1.00 | 1.50 | 5.0 | 100 |" in page
+    assert "- Docker: not there\n- pigz: not installed\n" in page
+    assert "2 cores (a CPU), 24.0 GiB, Linux 6; load before 0.1; curl 8.0." in page
+
+
+def test_rows_for_the_readme_have_its_form() -> None:
+    known = json.loads((ROOT / "docs" / "numbers.json").read_bytes())["rows"][0]
+
+    first, *_ = report.number_rows(DOCUMENT)
+
+    assert first.keys() == known.keys()
+    assert first == {"what": "a | b", "value": "1.20 × (1.10 to 1.60)", "how": "`python -m bench cold`"}
+
+
+def test_the_picture_is_sound_and_nothing_leaves_it() -> None:
+    """Every bar starts at the axis and ends within the picture; whiskers only where rounds differ."""
+    rows = [
+        Bar(label="a < b", value=1.2, low=1.1, high=1.6, unit="×", target=1.3, met=True),
+        Bar(label="rate", value=190.0, low=190.0, high=190.0, unit="MB/s", target=400.0, met=False),
+        Bar(label="plain", value=2.0, low=1.0, high=3.0, unit="×"),
+    ]
+    root = ET.fromstring(bars("title", "legend", rows))
+    width = float(root.attrib["width"])
+    rectangles = [one.attrib for one in root.findall(".//{*}rect") if one.attrib["class"] != "ground"]
+
+    assert [one["class"] for one in rectangles] == ["met", "missed", "plain"]
+    assert all(float(one["x"]) + float(one["width"]) < width for one in rectangles)
+    assert len(root.findall(".//{*}path")) == 2
+    assert all(float(one.attrib["x2"]) < width for one in root.findall(".//{*}line"))
+
+
+def test_the_picture_of_a_document_has_a_bar_a_figure() -> None:
+    root = ET.fromstring(report.picture(DOCUMENT))
+
+    assert sum(1 for _ in root.findall(".//{*}rect")) == 1 + len(OUTCOME.figures)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(1.234, "1.23"), (12.34, "12.3"), (123.4, "123"), (1234.5, "1,234")]
+)
+def test_numbers_have_three_figures(value: float, told: str) -> None:
+    assert number(value) == told
