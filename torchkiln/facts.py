@@ -1,7 +1,7 @@
 """compat.yaml -> Facts: what is known about builds, drivers and GPUs, each with its sources.
 
-The file ships with the package and is trusted here: its schema and its truth are checked by tests, not
-at each run. `Facts.digest` stands for its bytes wherever something was derived from them.
+The file ships with the package: its schema and its truth are checked by tests, not at each run. Who edits
+it and slips is told where. `Facts.digest` stands for its bytes wherever something was derived from them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+from torchkiln.errors import ConfigError
 from torchkiln.nouns import Digest
+from torchkiln.schema import dotted, shipped
+from torchkiln.strict import text_of
+
+_LIMIT = 1 << 20  # bytes; the file has thirty thousand
+_HINT = "restore it: git checkout -- torchkiln/data/compat.yaml"
 
 Pairs = tuple[tuple[str, str], ...]
 
@@ -146,14 +153,40 @@ def load() -> Facts:
     return parse(files("torchkiln").joinpath("data").joinpath("compat.yaml").read_bytes())
 
 
-def parse(data: bytes) -> Facts:
-    """*data*, the bytes of a facts file of schema 1, as Facts.
+def parse(data: bytes, *, name: str = "compat.yaml") -> Facts:
+    """*data*, the bytes of a facts file of schema 1, as Facts; *name* stands before messages.
 
-    :raises KeyError: a key that the schema demands is missing; validate against compat.schema.json first.
+    :raises ConfigError: it is none; what the schema has to say to it.
     """
     import yaml
 
-    raw: dict[str, Any] = yaml.load(data, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    from torchkiln.located import look
+
+    try:
+        if len(data) > _LIMIT:
+            raise ValueError(f"longer than {_LIMIT} bytes")
+        text = text_of(data)
+        look(text, name)
+        raw = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{name}: {error}", hint=_HINT) from error
+    try:
+        return _facts(data, raw)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError.of(_faults(raw, name) or [f"{name}: {error!r}"], hint=_HINT) from error
+
+
+def _faults(raw: Any, name: str) -> list[str]:
+    """What the schema says to *raw*. Here only, for jsonschema takes 0.3 s to import."""
+    import jsonschema
+
+    found = jsonschema.Draft202012Validator(shipped("compat")).iter_errors(raw)
+    return [
+        f"{name}: {dotted(tuple(error.absolute_path))}: {error.message[:200]}" for error in islice(found, 20)
+    ]
+
+
+def _facts(data: bytes, raw: dict[str, Any]) -> Facts:
     releases = {release.version: release for release in _releases(raw["releases"])}
     return Facts(
         digest=Digest("sha256:" + hashlib.sha256(data).hexdigest()),

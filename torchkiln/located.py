@@ -46,7 +46,7 @@ def parse(text: str, *, name: str) -> Located:
         line = text.count("\n", 0, found.start()) + 1
         raise ConfigError(f"{name}:{line}: not valid YAML: the control character {found[0]!a}")
     try:
-        _look(text, name)
+        look(text, name)
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         mark: Any = error.problem_mark or error.context_mark  # libyaml's mark is a class of its own
@@ -75,8 +75,12 @@ def faults(located: Located, schema: Mapping[str, Any]) -> list[str]:
     return [located.fault(path, text) for path, text in wrongs(located.data, schema, written=written)]
 
 
-def _look(text: str, name: str) -> None:
-    """Before anything is composed: an alias multiplies what it names; a short file could fill the memory."""
+def look(text: str, name: str) -> None:
+    """Before *text* is composed: an alias multiplies what it names, so a short file could fill the memory.
+
+    :raises ConfigError: there are aliases or anchors, or it is nested too deep.
+    :raises yaml.YAMLError: it is not YAML.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
         start: Any = event.start_mark

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
 
-from torchkiln.errors import ConfigError
+from torchkiln.errors import ConfigError, printable
 from torchkiln.files import pretty_json
 from torchkiln.nouns import Finding, SmokeReport, parse_digest
+from torchkiln.schema import sentences, shipped
+from torchkiln.strict import json_of, read_file
 from torchkiln.verdict import faults, host_fault
 
 SCHEMA = 1
+_LIMIT = 16 << 20  # bytes; ours have fifty thousand, and measured values may be lists
 
 
 def to_json(report: SmokeReport) -> bytes:
@@ -48,15 +50,13 @@ def from_json(data: bytes, *, where: str = "report.json") -> SmokeReport:
 
     :raises ConfigError: *data* is no report; every fault with its place in the file.
     """
-    import jsonschema
-
+    hint = "a report is what `smoke --report FILE` writes"
     try:
-        document = json.loads(data)
+        document = json_of(data)
     except ValueError as error:
-        raise ConfigError(f"{where}: not JSON: {error}") from error
-    found = jsonschema.Draft202012Validator(_schema()).iter_errors(document)
-    if wrong := [f"{where}: {_place(error.absolute_path)}: {error.message[:200]}" for error in found]:
-        raise ConfigError.of(wrong, hint="a report is what `smoke --report FILE` writes")
+        raise ConfigError(f"{where}: {error}", hint=hint) from error
+    if wrong := sentences(document, shipped("smoke-report"), where):
+        raise ConfigError.of(wrong, hint=hint)
     return SmokeReport(
         image=parse_digest(document["image"]),
         tag=document["tag"],
@@ -66,6 +66,20 @@ def from_json(data: bytes, *, where: str = "report.json") -> SmokeReport:
         verdict=document["verdict"],
         host=json.dumps(document["host"], sort_keys=True),
     )
+
+
+def read(path: Path) -> SmokeReport:
+    """The report in the file *path*.
+
+    :raises ConfigError: it cannot be read, or is no report.
+    """
+    try:
+        data = read_file(path, _LIMIT)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}", hint="name what `smoke --report FILE` wrote"
+        ) from error
+    return from_json(data, where=path.name)
 
 
 def to_junit(report: SmokeReport) -> bytes:
@@ -123,7 +137,7 @@ def to_lines(report: SmokeReport) -> list[str]:
         lines += [f"    {line}" for text in told for line in text.splitlines()]
         if fault := host_fault(finding):
             lines.append(f"    (the host: {fault})")
-    return lines
+    return [printable(line) for line in lines]  # what an image says may steer no terminal
 
 
 def _values(finding: Finding) -> str:
@@ -160,17 +174,6 @@ def _left_out(finding: Finding) -> bool:
     return finding.outcome in ("skipped", "not-applicable")
 
 
-def _place(path: Any) -> str:
-    return ".".join(str(part) for part in path) or "the report"
-
-
 def _xml_text(text: str) -> str:
     """*text* without the control characters that XML has no way to say."""
     return "".join(char for char in text if char >= " " or char in "\t\n")
-
-
-@cache
-def _schema() -> dict[str, Any]:
-    text = resources.files("torchkiln").joinpath("data/smoke-report.schema.json").read_text("utf-8")
-    loaded: dict[str, Any] = json.loads(text)
-    return loaded

@@ -110,7 +110,7 @@ class _Check:
         if schema is True:
             return
         if reference := schema.get("$ref"):
-            schema = {**self._root["$defs"][reference.rpartition("/")[2]], **schema}
+            schema = {**schema, **self._root["$defs"][reference.rpartition("/")[2]]}
         expected = schema.get("type")
         kinds = [expected] if isinstance(expected, str) else expected or []
         if kinds and not any(_is(value, kind) for kind in kinds):

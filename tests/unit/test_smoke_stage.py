@@ -196,7 +196,7 @@ def test_a_file_that_is_no_report_is_told_with_every_fault() -> None:
     document["image"] = "latest"
     with pytest.raises(ConfigError) as caught:
         forms.from_json(json.dumps(document).encode(), where="r.json")
-    assert "r.json: checks.1.outcome" in caught.value.message
+    assert "r.json: checks[1].outcome" in caught.value.message
     assert "r.json: image" in caught.value.message
 
 

@@ -150,7 +150,7 @@ def show(report_file: Path, as_json: bool) -> None:
     from torchkiln import report as forms
     from torchkiln.verdict import faults, verdict
 
-    report = forms.from_json(report_file.read_bytes(), where=report_file.name)
+    report = forms.read(report_file)
     again = verdict(report.findings)
     if as_json:
         told = {finding.id: faults(finding) for finding in report.findings if faults(finding)}
