@@ -103,7 +103,8 @@ def test_no_claim_while_somebody_looks_for_what_may_go(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from torchkiln.store import Store\n"
         "def told(holder):\n    print(holder.what, flush=True)\n"
-        "with Store(Path(sys.argv[1]), on_wait=told).claim('builds', ['a']):\n    print('claimed', flush=True)\n"
+        "with Store(Path(sys.argv[1]), on_wait=told).claim('builds', ['a']):\n"
+        "    print('claimed', flush=True)\n"
     )
     store = Store(tmp_path)
     with store.gate():

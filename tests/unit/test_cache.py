@@ -1,0 +1,187 @@
+"""What is kept and why, and what may go: judged without a disk."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchkiln.cache import (
+    DAY,
+    Item,
+    Judged,
+    Kind,
+    Needer,
+    Policy,
+    expendable,
+    judge,
+    parse_age,
+    parse_bytes,
+)
+from torchkiln.errors import ConfigError
+
+NOW = 1_800_000_000.0
+GB = 1_000_000_000
+
+
+def item(kind: Kind, path: str, *, days: float = 1.0, size: int = GB, **details: object) -> Item:
+    """Last used *days* ago."""
+    return Item(kind=kind, path=path, size=size, used=NOW - days * DAY, **details)  # type: ignore[arg-type]
+
+
+TAG = Needer(
+    sort="tag",
+    name="2.7.1 in dist",
+    needs=frozenset({"torch", "base"}),
+    sources=frozenset({"torch.whl", "torch.pack"}),
+)
+LOCK = Needer(sort="lock", name="2.6.0", needs=frozenset({"old base"}), sources=frozenset({"old.whl"}))
+BUILD = Needer(sort="process", name="process 7", needs=frozenset({"records/layers/k.json", "new.whl"}))
+
+CACHE = (
+    item("layers", "torch", shared=True),
+    item("layers", "nobody's", along=("records/layers/n.json",)),
+    item("layers", "claimed", along=("records/layers/k.json",)),
+    item("layers", "linked elsewhere", shared=True),
+    item("other blobs", "just made", busy="made a moment ago"),
+    item("bases", "base"),
+    item("bases", "old base", days=400),
+    item("bases", "ancient base", days=500),
+    item("wheels", "torch.whl", days=40),
+    item("wheels", "old.whl", days=90),
+    item("wheels", "forgotten.whl", days=100),
+    item("partial wheels", "new.whl.part", along=("new.whl",)),
+    item("partial wheels", "dead.whl.part", along=("dead.whl",)),
+    item("byte-code", "torch.pack", days=41),
+    item("unpacked images", "fresh", days=6),
+    item("unpacked images", "stale", days=8),
+    item("unpacked images", "running", days=80, busy="a command runs in it"),
+    item("index pages", "page", days=31),
+    item("leftovers", "tmp/x", days=0),
+    item("not ours", "notes", days=900),
+)
+JUDGED = judge(CACHE, (TAG, LOCK, BUILD))
+
+
+def gone(policy: Policy) -> list[str]:
+    return [one.item.path for one in expendable(JUDGED, policy, now=NOW)]
+
+
+USELESS = ["ancient base", "forgotten.whl", "page", "stale", "dead.whl.part", "nobody's", "tmp/x"]
+
+
+def test_by_default_what_nobody_has_a_use_for() -> None:
+    """The least recently used first; what a lock could be built from stays."""
+    assert gone(Policy()) == USELESS
+
+
+def test_all_takes_what_no_tag_needs() -> None:
+    """Wheels and byte-code too; not a locked base, nor what is in use."""
+    assert set(gone(Policy(everything=True))) == {*USELESS, "old.whl", "torch.whl", "torch.pack", "fresh"}
+
+
+def test_older_than_goes_by_age_alone() -> None:
+    """Of all that no tag needs; what ended processes left goes at any age."""
+    assert gone(Policy(older_than=40.5 * DAY)) == [
+        *("ancient base", "forgotten.whl", "old.whl", "torch.pack"),
+        *("dead.whl.part", "tmp/x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "taken"),
+    [
+        (100 * GB, ["dead.whl.part", "tmp/x"]),
+        (18 * GB, ["dead.whl.part", "tmp/x"]),
+        (17 * GB, ["dead.whl.part", "tmp/x", "ancient base"]),
+        (15 * GB, ["dead.whl.part", "tmp/x", "ancient base", "forgotten.whl", "old.whl"]),
+    ],
+)
+def test_max_size_takes_the_oldest_until_it_fits(size: int, taken: list[str]) -> None:
+    """And not one more."""
+    assert gone(Policy(max_size=size)) == taken
+
+
+def test_max_size_and_age_together() -> None:
+    """Only what is old enough, and only as much as is needed."""
+    assert gone(Policy(max_size=0, older_than=95 * DAY)) == [
+        *("dead.whl.part", "tmp/x", "ancient base", "forgotten.whl")
+    ]
+
+
+def test_each_reason_is_told() -> None:
+    """As `cache show` prints it."""
+    why = {one.item.path: one.why for one in JUDGED}
+    assert why["torch"] == "needed by 2.7.1 in dist"
+    assert why["claimed"] == why["new.whl.part"] == "in use: process 7"
+    assert why["linked elsewhere"] == "an unknown layout has it too: deleting it would free nothing"
+    assert why["old base"] == "locked by 2.6.0; the archive may not give it again"
+    assert why["torch.whl"] == "to make layers again, of 2.7.1 in dist"
+    assert why["running"] == "a command runs in it"
+    assert why["fresh"] == "goes after 7 days without use"
+    assert why["dead.whl.part"] == why["tmp/x"] == "left by a process that ended"
+    assert why["nobody's"] == "no tag and no lock needs it"
+    assert why["notes"] == "not ours: never touched"
+    many = [replace(TAG, name=name) for name in "abcd"]
+    (one,) = judge([item("layers", "torch")], many)
+    assert one.why == "needed by a and 3 others"
+
+
+needers = st.builds(
+    Needer,
+    sort=st.sampled_from(["tag", "process"]),
+    name=st.sampled_from("pqr"),
+    needs=st.frozensets(st.sampled_from("abcdefgh")),
+    sources=st.frozensets(st.sampled_from("abcdefgh")),
+)
+policies = st.builds(
+    Policy,
+    everything=st.booleans(),
+    older_than=st.none() | st.floats(0, 100 * DAY),
+    max_size=st.none() | st.integers(0, 50),
+)
+items = st.lists(
+    st.builds(
+        Item,
+        kind=st.sampled_from(["layers", "wheels", "partial wheels", "leftovers", "unpacked images"]),
+        path=st.sampled_from("abcdefgh"),
+        size=st.integers(0, 9),
+        used=st.floats(NOW - 50 * DAY, NOW),
+        along=st.lists(st.sampled_from("abcdefgh"), max_size=1).map(tuple),
+    ),
+    unique_by=lambda one: one.path,
+)
+
+
+@given(items=items, needers=st.lists(needers, max_size=3), policy=policies)
+def test_what_is_needed_never_goes(items: list[Item], needers: list[Needer], policy: Policy) -> None:
+    """Whatever is asked for; and what is left fits, or nothing more could go."""
+    judged = judge(items, needers)
+    taken = expendable(judged, policy, now=NOW)
+
+    needed = frozenset().union(*(needer.needs for needer in needers))
+    for one in taken:
+        assert not needed & {one.item.path, *one.item.along}
+    if policy.max_size is not None and policy.older_than is None:
+        left = [one for one in judged if one not in taken]
+        assert _size(left) <= policy.max_size or all(one.firm for one in left)
+
+
+def _size(judged: list[Judged]) -> int:
+    return sum(one.item.size for one in judged)
+
+
+def test_ages_and_sizes_as_people_write_them() -> None:
+    """And what is neither, with the forms that are."""
+    assert [parse_age(text) for text in ("90m", "12h", "30d", "2W", "1.5d")] == [
+        *(5400.0, 43200.0, 30 * DAY, 14 * DAY, 1.5 * DAY)
+    ]
+    assert [parse_bytes(text) for text in ("20GB", "20gb", "1.5GiB", "500M", "0", "7 kB", "12B")] == [
+        *(20 * GB, 20 * GB, 3 << 29, 500_000_000, 0, 7000, 12)
+    ]
+    for text in ("soon", "", "30", "-3d", "d", "3 d d"):
+        with pytest.raises(ConfigError, match="is no length of time"):
+            parse_age(text)
+    for text in ("big", "", "-1GB", "20 GBs", "1e9"):
+        with pytest.raises(ConfigError, match="is no size"):
+            parse_bytes(text)
