@@ -23,6 +23,7 @@ from torchkiln.engines.embedded import Build
 from torchkiln.engines.observer import Fetcher, Silent
 from torchkiln.places import ROOT
 from torchkiln.store import Store
+from torchkiln.survey import build_needs
 
 
 @contextmanager
@@ -63,6 +64,12 @@ def build(
             observer=Silent(),
             options=kiln.Options(refs=(ref,) if ref else ()),
         )
+
+
+def needs(wheels: Sequence[Path]) -> frozenset[str]:
+    """What that build claims."""
+    with small_scale(wheels):
+        return build_needs(cells.planned_cell(wheels).locked)
 
 
 def start(folder: Path, layout: Path, ref: str, wheels: Sequence[str]) -> subprocess.Popen[bytes]:

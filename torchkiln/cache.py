@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from torchkiln.errors import ConfigError
 
@@ -28,6 +28,7 @@ Kind = Literal[
     "leftovers",
     "not ours",
 ]
+KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of a listing
 DAY = 86400.0
 # Made again at little cost, and large, or of little use when old: days without use after which they go.
 SHORT_LIVED: dict[Kind, float] = {"unpacked images": 7, "index pages": 30, "pytest": 30}

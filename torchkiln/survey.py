@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torchkiln.base import artefact
 from torchkiln.cache import Item, Kind, Needer
-from torchkiln.engines.conversion import layer_key
+from torchkiln.engines.keys import layer_key
 from torchkiln.errors import KilnError
 from torchkiln.files import tree_size
 from torchkiln.layering import wheel_layers
@@ -204,7 +204,7 @@ class _Scan:
         yield from self._leftovers()
         for path in sorted(self._root.glob("*")):
             if path.name not in _OURS:
-                size = tree_size(path)[0] if path.is_dir() else path.lstat().st_size
+                size = tree_size(path)[0] if path.is_dir() else _size(path)
                 yield Item(kind="not ours", path=path.name, size=size, used=_mtime(path))
 
     def _blobs(self) -> Iterator[Item]:

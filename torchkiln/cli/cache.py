@@ -59,11 +59,11 @@ def _common(command: F) -> F:
 @click.option("--each", is_flag=True, help="a line for each thing, not for each kind and reason")
 def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> None:
     """What is in the cache, by kind: count, size, last use, why it is kept, and what would take it."""
-    from torchkiln.cache import Policy, expendable, judge
+    from torchkiln.cache import KINDS, Policy, expendable, judge
 
     store = _store()
     found = _look(store, layouts, images)
-    judged = judge(found.items, found.needers)
+    judged = sorted(judge(found.items, found.needers), key=lambda one: KINDS.index(one.item.kind))
     now = time.time()
     soon = {one.item.path for one in expendable(judged, Policy(), now=now)}
     all_ = {one.item.path for one in expendable(judged, Policy(everything=True), now=now)}
