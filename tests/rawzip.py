@@ -5,14 +5,20 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+Lies = Mapping[str, int | bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raw:
-    """One entry: its local header, what the directory tells (`told_*`; None: the same), and its stream."""
+    """One entry. `local` and `told`: what its own header and the directory say instead, by field.
+
+    Fields: signature, version, flags, method, crc, compressed, size, name, extra; told ones also made, disk,
+    mode, offset, comment, and name_length, extra_length, comment_length, which else follow.
+    """
 
     name: bytes
     stream: bytes
@@ -22,12 +28,9 @@ class Raw:
     flags: int = 0x800
     mode: int = 0o100644
     gap: bytes = b""  # in front of the local header
-    local_name: bytes | None = None
-    told_crc: int | None = None
-    told_size: int | None = None
-    told_compressed: int | None = None
-    told_offset: int | None = None
-    told_flags: int | None = None
+    descriptor: bytes = b""  # behind the stream
+    local: Lies = field(default_factory=dict)
+    told: Lies = field(default_factory=dict)
 
 
 def deflated(data: bytes) -> bytes:
@@ -36,12 +39,22 @@ def deflated(data: bytes) -> bytes:
     return compressor.compress(data) + compressor.flush()
 
 
-def entry(name: str, data: bytes, *, stored: bool = False) -> Raw:
+def entry(name: str, data: bytes, *, stored: bool = False, mode: int = 0o100644) -> Raw:
     """An honest entry."""
     stream = data if stored else deflated(data)
     return Raw(
-        name=name.encode(), stream=stream, crc=zlib.crc32(data), size=len(data), method=0 if stored else 8
+        name=name.encode(),
+        stream=stream,
+        crc=zlib.crc32(data),
+        size=len(data),
+        method=0 if stored else 8,
+        mode=mode,
     )
+
+
+def content(raw: Raw) -> bytes:
+    """What is in an honest entry."""
+    return zlib.decompress(raw.stream, -15) if raw.method else raw.stream
 
 
 def read(path: Path) -> list[Raw]:
@@ -65,57 +78,89 @@ def read(path: Path) -> list[Raw]:
     return found
 
 
-def write(entries: Iterable[Raw], *, front: bytes = b"", comment: bytes = b"") -> bytes:
-    """The zip that they make."""
+def write(
+    entries: Iterable[Raw],
+    *,
+    front: bytes = b"",
+    gap: bytes = b"",
+    comment: bytes = b"",
+    behind: bytes = b"",
+    end: Lies | None = None,
+    end64: Lies | None = None,
+) -> bytes:
+    """The zip that they make.
+
+    :param gap: between the last entry and the directory.
+    :param behind: behind the end record and its comment.
+    :param end: lies in the end record: disk, first, here, count, size, offset, comment.
+    :param end64: if given, a zip64 end record, with lies in it (and its locator: at, at_disk, disks, length).
+    """
     out, directory = bytearray(front), bytearray()
     count = 0
     for raw in entries:
         out += raw.gap
         offset = len(out)
-        name = raw.name if raw.local_name is None else raw.local_name
-        sizes = (raw.crc, len(raw.stream) if raw.told_compressed is None else raw.told_compressed, raw.size)
-        out += (
-            struct.pack("<4s5H3L2H", b"PK\3\4", 20, raw.flags, raw.method, 0, 33, *sizes, len(name), 0) + name
-        )
-        out += raw.stream
-        directory += struct.pack(
-            "<4s6H3L5H2L",
-            b"PK\1\2",
-            0x0314,
-            20,
-            _or(raw.told_flags, raw.flags),
-            raw.method,
-            0,
-            33,
-            _or(raw.told_crc, raw.crc),
-            sizes[1],
-            _or(raw.told_size, raw.size),
-            len(raw.name),
-            0,
-            0,
-            0,
-            0,
-            raw.mode << 16,
-            _or(raw.told_offset, offset),
-        )
-        directory += raw.name
+        out += _local(raw) + raw.stream + raw.descriptor
+        directory += _told(raw, offset)
         count += 1
-    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(directory), len(out), len(comment))
-    return bytes(out + directory + end) + comment
+    out += gap
+    true = {"disk": 0, "first": 0, "here": count, "count": count, "size": len(directory), "offset": len(out)}
+    out += directory
+    if end64 is not None:
+        told64 = {**true, "length": 44, "at": len(out), "at_disk": 0, "disks": 1, **end64}
+        out += struct.pack("<4sQ2H", b"PK\6\6", told64["length"], 45, 45)
+        out += struct.pack("<2L4Q", *(told64[key] for key in true))
+        out += struct.pack("<4sLQL", b"PK\6\7", told64["at_disk"], told64["at"], told64["disks"])
+        true |= {"here": 0xFFFF, "count": 0xFFFF, "size": 0xFFFFFFFF, "offset": 0xFFFFFFFF}
+    short = {**true, "comment": len(comment), **(end or {})}
+    return bytes(out) + struct.pack("<4s4H2LH", b"PK\5\6", *short.values()) + comment + behind
+
+
+def _local(raw: Raw) -> bytes:
+    told = {**_true(raw), **raw.local}
+    name, extra = told["name"], told["extra"]
+    numbers = (told[key] for key in ("crc", "compressed", "size"))
+    head = (told["signature"], told["version"], told["flags"], told["method"], 0, 33, *numbers)
+    lengths = (told.get("name_length", len(name)), told.get("extra_length", len(extra)))
+    return struct.pack("<4s5H3L2H", *head, *lengths) + name + extra
+
+
+def _told(raw: Raw, offset: int) -> bytes:
+    extras = {"signature": b"PK\1\2", "made": 0x0314, "disk": 0, "mode": raw.mode << 16}
+    told = {**_true(raw), **extras, "offset": offset, "comment": b"", **raw.told}
+    texts = [told[key] for key in ("name", "extra", "comment")]
+    lengths = (
+        told.get(f"{key}_length", len(text))
+        for key, text in zip(("name", "extra", "comment"), texts, strict=True)
+    )
+    numbers = (told[key] for key in ("crc", "compressed", "size"))
+    head = (told["signature"], told["made"], told["version"], told["flags"], told["method"], 0, 33)
+    places = (told["disk"], 0, told["mode"], told["offset"])
+    return struct.pack("<4s6H3L5H2L", *head, *numbers, *lengths, *places) + b"".join(texts)
+
+
+def _true(raw: Raw) -> dict[str, int | bytes]:
+    return {
+        "signature": b"PK\3\4",
+        "version": 20,
+        "flags": raw.flags,
+        "method": raw.method,
+        "crc": raw.crc,
+        "compressed": len(raw.stream),
+        "size": raw.size,
+        "name": raw.name,
+        "extra": b"",
+    }
 
 
 def changed(path: Path, of: str, **fields: object) -> bytes:
-    """The zip at *path* with *fields* of its entry *name* replaced."""
-    found = read(path)
-    assert sum(raw.name == of.encode() for raw in found) == 1
-    return write(replace(raw, **fields) if raw.name == of.encode() else raw for raw in found)  # type: ignore[arg-type]
+    """The zip at *path* with *fields* of its entry *of* replaced."""
+    return edited(path, of, lambda raw: replace(raw, **fields))  # type: ignore[arg-type]
 
 
 def edited(path: Path, name: str, edit: Callable[[Raw], Raw | None]) -> bytes:
     """The zip at *path* with its entry *name* as *edit* makes it; left out for None."""
-    found = [edit(raw) if raw.name == name.encode() else raw for raw in read(path)]
-    return write(raw for raw in found if raw is not None)
-
-
-def _or(told: int | None, true: int) -> int:
-    return true if told is None else told
+    found = read(path)
+    assert sum(raw.name == name.encode() for raw in found) == 1
+    made = [edit(raw) if raw.name == name.encode() else raw for raw in found]
+    return write(raw for raw in made if raw is not None)

@@ -74,9 +74,13 @@ def entries(wheel: WheelFile, filename: str) -> tuple[Entry, ...]:
 
 def skip_local_header(wheel: WheelFile, entry: Entry, filename: str) -> None:
     """Read past the local header of *entry*, having seen that it tells the same as the directory."""
+    if wheel.position > entry.offset:  # only the header before told how long it is
+        raise BadWheel(filename, f"entry {entry.name!r} overlaps the one before it")
     wheel.skip_to(entry.offset)
     fields = _LOCAL.unpack(wheel.read_exactly(_LOCAL.size))
     signature, _, flags, method, _, _, crc, compressed, size, name_length, extra_length = fields
+    if wheel.position + name_length + extra_length + entry.compressed > wheel.size:
+        raise BadWheel(filename, f"entry {entry.name!r} runs on behind the end of the file")
     name = wheel.read_exactly(name_length)
     try:
         extra = extra_fields(wheel.read_exactly(extra_length), entry.name)

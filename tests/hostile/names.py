@@ -1,0 +1,125 @@
+"""Names and kinds of entries: leaving the folder, hiding, colliding, being no file."""
+
+from __future__ import annotations
+
+import stat
+import struct
+import zlib
+from dataclasses import replace
+
+from tests.hostile.making import (
+    LIB,
+    SPEC,
+    Kind,
+    entries,
+    local,
+    mode,
+    named,
+    raw_named,
+    told,
+    with_file,
+    with_spec,
+)
+from tests.rawzip import entry
+from tests.wheels import File
+
+
+def unicode_path(name: bytes, of: bytes = LIB.encode()) -> bytes:
+    """The extra field that gives an entry *of* another name."""
+    return struct.pack("<2HBL", 0x7075, 5 + len(name), 1, zlib.crc32(of)) + name
+
+
+NAMES: dict[str, Kind] = {
+    "traversal": named("../evil.py"),
+    "traversal deep": named("bad/../../../../etc/passwd"),
+    "traversal in data": Kind(
+        with_file(File(path="../../evil", data=b"x", scheme="data")), "a path that is not plain"
+    ),
+    "traversal in scripts": Kind(
+        with_file(File(path="../../../etc/x", data=b"x", scheme="scripts")), "a path that is not plain"
+    ),
+    "traversal in purelib": Kind(
+        with_file(File(path="../x", data=b"x", scheme="purelib")), "a path that is not plain"
+    ),
+    "absolute": named("/etc/passwd"),
+    "two slashes in front": named("//etc/passwd"),
+    "drive": named("C:/x.py"),
+    "drive, relative": named("c:x.py"),
+    "share": named("\\\\host\\share"),
+    "backslash": named("bad\\..\\x.py"),
+    "dot": named("bad/./x.py"),
+    "empty part": named("bad//x.py"),
+    "empty name": raw_named(b"", "a path that is not plain"),
+    "folder with two slashes": raw_named(b"bad//", "a path that is not plain"),
+    "tab": named("bad/a\tb.py"),
+    "newline": named("bad/a\nb.py"),
+    "delete": named("bad/a\x7fb.py"),
+    "escape": named("bad/\x1b[2J.py"),
+    "escape of eight bits": named("bad/\x9b2J.py"),
+    "line separator": named("bad/a\u2028b.py"),
+    "right to left": named("bad/\u202egnp.py", "characters that turn the direction"),
+    "isolated direction": named("bad/\u2066x\u2069.py", "characters that turn the direction"),
+    "nul": raw_named(b"bad/l\0b.so", "control characters"),
+    "not utf-8": raw_named(b"bad/\xff.so", "not a readable zip"),
+    "surrogate": raw_named(b"bad/\xed\xa0\x80.so", "not a readable zip"),
+    "whiteout": Kind(
+        with_file(File(path="bad/.wh.lib.so", data=b"")), r"layers use to delete files \(.wh.\)"
+    ),
+    "opaque": Kind(with_file(File(path="bad/.wh..wh..opq", data=b"")), "layers use to delete"),
+    "whiteout folder": Kind(with_file(File(path=".wh.bad/x", data=b"")), "layers use to delete"),
+    "long part": Kind(with_file(File(path="bad/" + "é" * 128, data=b"")), "too long"),
+    "long path": Kind(with_file(File(path="/".join(["d" * 99] * 41), data=b"")), "too long"),
+    "long for its byte-code": Kind(
+        with_file(File(path="m" * 250 + ".py", data=b"")), "a name too long for its byte-code"
+    ),
+    "another name in its header": Kind(local(name=b"bad/lib.sO"), "header and the directory disagree"),
+    "another name in the directory": Kind(told(name=b"bad/lib.sO"), "header and the directory disagree"),
+    "a second name": Kind(told(extra=unicode_path(b"../../evil.py")), "a second name, b'../../evil.py'"),
+    "a second name in its header": Kind(local(extra=unicode_path(b"bad/evil.py")), "a second name"),
+    "twice": Kind(entries(lambda raws: [*raws, raws[0]]), "entry 'bad/__init__.py' occurs twice"),
+    "twice, otherwise": Kind(
+        entries(lambda raws: [*raws, entry("bad/__init__.py", b"evil()\n")]), "'bad/__init__.py' occurs twice"
+    ),
+    "file and folder": Kind(
+        with_file(File(path="bad/lib.so/x", data=b"")), "'bad/lib.so' is a file and a folder"
+    ),
+    "symlink": mode(stat.S_IFLNK | 0o644, "entry 'bad/lib.so': neither a file nor a folder"),
+    "character device": mode(stat.S_IFCHR | 0o644, "neither a file nor a folder"),
+    "block device": mode(stat.S_IFBLK | 0o644, "neither a file nor a folder"),
+    "pipe": mode(stat.S_IFIFO | 0o644, "neither a file nor a folder"),
+    "socket": mode(stat.S_IFSOCK | 0o644, "neither a file nor a folder"),
+    "no such type": mode(0o030644, "neither a file nor a folder"),
+    "folder with content": Kind(
+        entries(lambda raws: [*raws, entry("bad/sub/", b"hidden", mode=0o040755)]), "a folder with content"
+    ),
+    # taken, as pip takes them
+    "names that differ in case": named("bad/LIB.so", ""),
+    "two forms of é": Kind(
+        with_spec(
+            files=(
+                *SPEC.files,
+                File(path="bad/\u00e9.txt", data=b"composed"),
+                File(path="bad/e\u0301.txt", data=b"decomposed"),
+            )
+        )
+    ),
+    "dot at the end": named("bad/x.", ""),
+    "space at both ends": named("bad/ x ", ""),
+    "dash in front": named("-rf", ""),
+    "tilde": named("~/x", ""),
+    "shell in a name": named("bad/$(id);`id`", ""),
+    "Windows' device": named("bad/con.txt", ""),
+    "beyond 16 bits": named("bad/\U0001f600.txt", ""),
+    "part of 255 bytes": named("n" * 255, ""),
+    "code page 437": raw_named(b"bad/\x81.txt", flags=0),
+    "second name that is the first": Kind(told(extra=unicode_path(LIB.encode()))),
+    "folder entry": Kind(
+        entries(lambda raws: [replace(entry("bad/", b"", stored=True), mode=0o040700), *raws])
+    ),
+    "folder's mode on a file": mode(0o040755),
+    "setuid": mode(0o104755),
+    "no mode": mode(0),
+    "made on DOS": Kind(told(made=20)),
+    "module that runs at start": named("bad.pth", ""),
+    "sitecustomize": named("sitecustomize.py", ""),
+}
