@@ -15,7 +15,7 @@ from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Fetcher, Silent
-from torchkiln.nouns import Digest, ImagePlan, LockedBase, LockedLayer, OverlayFile
+from torchkiln.nouns import Digest, ImagePlan, LayerFormat, LockedBase, LockedLayer, OverlayFile
 from torchkiln.oci import tar
 from torchkiln.plan import plan
 from torchkiln.store import Store
@@ -87,9 +87,13 @@ def put_base(base: LockedBase, store: Store) -> None:
         store.adopt(temporary, store.blob(base.digest))
 
 
-def build(cell: ImagePlan, cache: Path, layout: Path, fetcher: Fetcher) -> embedded.Build:
+def build(
+    cell: ImagePlan, cache: Path, layout: Path, fetcher: Fetcher, *, layer_format: LayerFormat = "gzip"
+) -> embedded.Build:
     """Build *cell* with the base in *cache* and the host's Python."""
     store = Store(cache)
     put_base(cell.locked.base, store)
     with patch("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython()):
-        return embedded.build(cell, store, layout, fetcher=fetcher, observer=Silent())
+        return embedded.build(
+            cell, store, layout, fetcher=fetcher, observer=Silent(), layer_format=layer_format
+        )

@@ -1,0 +1,213 @@
+"""A small image with everything that is hard to unpack, and what must be there when it is unpacked."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+from tests.cells import CODE, HostPython, build, noise, planned_cell
+from tests.oci_samples import EPOCH, Member, tar_of
+from tests.readers import Image
+from tests.trees import Thing, Tree, file, folders_of
+from tests.unpublished import FakeIndex, locked_wheel
+from tests.wheels import File, WheelSpec, write_wheel
+from torchkiln.engines import conversion
+from torchkiln.nouns import BuiltImage, Digest, ImagePlan, LayerFormat, LayerSpec
+from torchkiln.oci.archive import write_archive
+from torchkiln.oci.encode import encode_bytes
+from torchkiln.oci.layer import LayerWriter, Written
+from torchkiln.oci.layout import open_layout
+
+SITE = f"opt/venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+WHEELS_MTIME = 315532800
+NAME = "conformance:own"
+
+BASE = (
+    Member(name="etc/"),
+    Member(name="etc/os-release", data=b"ID=none\n"),
+    Member(name="usr/"),
+    Member(name="usr/bin/"),
+    Member(name="usr/bin/tool", data=b"#!/bin/sh\n", mode=0o755),
+    Member(name="usr/bin/alias", link="tool"),
+    Member(name="usr/bin/twin", link="usr/bin/tool", kind=tarfile.LNKTYPE, mode=0o755),
+    Member(name="usr/lib/"),
+    Member(name="usr/lib/far", link="../../" + "n" * 140 + "/nowhere"),
+    Member(
+        name="usr/lib/big", data=noise("base", 300_000) * 30, mode=0o600
+    ),  # three of the encoder's members
+)
+
+_LONG = "/".join((("l" * 90), ("o" * 90), ("n" * 90), "g" * 27))  # 300 characters
+_HARD = (
+    File(path="torch/__init__.py", data=CODE),
+    File(path="torch/stored.bin", data=noise("stored", 200_000), stored=True),
+    File(path="torch/stored.small", data=b"as it is", stored=True),
+    File(path="torch/stored.empty", data=b"", stored=True),
+    File(path="torch/empty", data=b""),
+    File(path="torch/zeros", data=bytes(5_000_000)),
+    File(path="torch/lib/big.so", data=noise("big", 1_500_000) * 3, mode=0o755),
+    File(path="torch/bin/run.sh", data=b"#!/bin/sh\n", mode=0o755),
+    File(path=f"torch/{_LONG}", data=b"far away\n"),
+    File(path="torch/Größe 日本 🔥.txt", data="häßlich\n".encode()),
+    File(path=f"torch/{'ü' * 90}.txt", data=b"more than a tar header holds\n"),
+    *(File(path=f"torch/block{size}", data=noise("block", size)) for size in (511, 512, 513, 65535, 65536)),
+)
+_MANY = tuple(
+    File(path=f"sympy/many/{number:03}.{'py' if number % 3 else 'txt'}", data=b"# %d\n" % number * number)
+    for number in range(400)
+)
+SPECS = (
+    WheelSpec(name="torch", files=_HARD, console=(("torchrun", "torch:main"),)),
+    WheelSpec(name="triton", files=(File(path="triton/lib.so", data=noise("triton", 150_000), mode=0o755),)),
+    WheelSpec(name="sympy", files=_MANY),
+    WheelSpec(name="jinja2", files=(File(path="share/man/j.1", data=b"man\n", scheme="data"),)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conformance:
+    """The image in both formats, and its files."""
+
+    plain: Image
+    joined: Image
+    plain_built: BuiltImage
+    joined_built: BuiltImage
+    tree: Tree
+
+
+def make(folder: Path) -> Conformance:
+    """Build it in *folder*: with many gzip members a layer, and with one."""
+    wheels = [write_wheel(spec, folder / "wheels") for spec in SPECS]
+    base_tar = tar_of(BASE)
+    base_blob, _ = encode_bytes(base_tar)
+    with patch("tests.cells._BASE", base_blob), patch("tests.cells._BASE_TAR", base_tar):
+        cell = planned_cell(wheels)
+        made: dict[LayerFormat, BuiltImage] = {}
+        form: LayerFormat
+        for form in ("gzip", "gzip-joined"):
+            index = FakeIndex(wheels)
+            built = build(cell, folder / "cache", folder / form, index, layer_format=form)
+            made[form] = built.image
+    tree = {member.name.rstrip("/"): _of_base(member) for member in BASE}
+    for spec, layer in zip(cell.layers, made["gzip"].layers, strict=True):
+        tree |= _told(spec, cell, wheels, layer.diff_id, folder) if spec.kind == "wheels" else {}
+    for overlaid in (own for spec in cell.layers if spec.kind == "overlay" for own in spec.files):
+        tree |= folders_of(overlaid.path, cell.epoch)
+        tree[overlaid.path] = file(overlaid.data, mode=overlaid.mode, mtime=cell.epoch)
+    return Conformance(
+        plain=_image(made["gzip"], folder / "gzip.tar"),
+        joined=_image(made["gzip-joined"], folder / "gzip-joined.tar"),
+        plain_built=made["gzip"],
+        joined_built=made["gzip-joined"],
+        tree=tree,
+    )
+
+
+def _image(built: BuiltImage, archive: Path) -> Image:
+    write_archive(open_layout(Path(built.layout)).image(built.ref), archive, "docker-archive", [NAME])
+    return Image(layout=Path(built.layout), ref=built.ref, docker_archive=archive, name=NAME)
+
+
+def _of_base(member: Member) -> Thing:
+    if member.kind == tarfile.LNKTYPE:
+        return _of_base(next(other for other in BASE if other.name == member.link))
+    if member.link:
+        return Thing(kind="link", mode=0o777, mtime=EPOCH, link=member.link)
+    if member.name.endswith("/"):
+        return Thing(kind="folder", mode=0o755, mtime=EPOCH)
+    return file(member.data, mode=member.mode, mtime=EPOCH)
+
+
+def _told(spec: LayerSpec, cell: ImagePlan, wheels: list[Path], diff_id: Digest, folder: Path) -> Tree:
+    """What the writer of this layer was told. It is made again here, where one can listen."""
+    inputs = tuple(
+        conversion.Input(wheel=locked_wheel(path), path=path)
+        for wheel in spec.wheels
+        for path in wheels
+        if path.name == wheel.filename
+    )
+    job = conversion.Job(
+        slot=0,
+        inputs=inputs,
+        cache=folder / "again",
+        python=cell.locked.base.python,
+        interpreter=tuple(HostPython().argv()),
+        out=folder / "again.tar.gz",
+    )
+    _Listening.heard = {}
+    with (
+        patch.object(conversion, "LayerWriter", _Listening),
+        patch.object(conversion, "_cancelled", threading.Event(), create=True),
+        patch.object(conversion, "_progress", [0], create=True),
+    ):
+        written: Written = conversion.convert(job)
+    assert written.diff_id == diff_id
+    return _Listening.heard
+
+
+class _Listening(LayerWriter):
+    """Notes what it is told."""
+
+    heard: ClassVar[Tree] = {}
+
+    def file(self, path: str, mode: int, data: bytes) -> None:
+        super().file(path, mode, data)
+        self._hear(path, mode, data)
+
+    @contextlib.contextmanager
+    def entry(self, path: str, mode: int, *, size: int, crc: int) -> Iterator[Any]:
+        content = bytearray()
+        with super().entry(path, mode, size=size, crc=crc) as member:
+            yield _ListeningMember(member, content)
+        self._hear(path, mode, bytes(content))
+
+    def _hear(self, path: str, mode: int, data: bytes) -> None:
+        self.heard.update(folders_of(path, WHEELS_MTIME))
+        self.heard[path] = file(data, mode=mode, mtime=WHEELS_MTIME)
+
+
+class _ListeningMember:
+    def __init__(self, member: Any, content: bytearray) -> None:
+        self._member, self._content = member, content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._member, name)
+
+    def plain(self, content: bytes) -> None:
+        self._content += content
+        self._member.plain(content)
+
+    def spliced(self, deflate: bytes, content: bytes) -> None:
+        self._content += content
+        self._member.spliced(deflate, content)
+
+
+def of_the_wheels() -> Tree:
+    """The files that the wheels themselves bring into site-packages, by what the wheels were made from."""
+    return {
+        f"{SITE}/{own.path}": file(own.data, mode=own.mode, mtime=WHEELS_MTIME)
+        for spec in SPECS
+        for own in spec.files
+        if not own.scheme
+    }
+
+
+_FILE, _LINK, _FOLDER = f"{SITE}/torch/lib/big.so", "usr/bin/alias", f"{SITE}/torch"
+_Change = Callable[[Tree], Tree]
+WRONGS: Mapping[str, tuple[str, _Change]] = {
+    "mode": (_FILE, lambda tree: {_FILE: replace(tree[_FILE], mode=0o644)}),
+    "sha256": (_FILE, lambda tree: {_FILE: replace(tree[_FILE], sha256="0" * 64)}),
+    "size": (_FILE, lambda tree: {_FILE: replace(tree[_FILE], size=1)}),
+    "mtime": (_FOLDER, lambda tree: {_FOLDER: replace(tree[_FOLDER], mtime=0)}),
+    "link": (_LINK, lambda tree: {_LINK: replace(tree[_LINK], link="other")}),
+    "kind": (_LINK, lambda tree: {_LINK: replace(tree[_LINK], kind="file")}),
+    "should not be there": ("etc/more", lambda tree: {"etc/more": tree[_FILE]}),
+}
+"""What may be wrong in a tree: what is said of it, where, and how to make it so."""

@@ -1,0 +1,162 @@
+"""`--layer-format gzip-joined` through the engine: compared with the lock first, made once, kept, refused."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cells import build, planned_cell, small_wheels
+from tests.unpublished import FakeIndex
+from torchkiln.engines.joining import join_layers
+from torchkiln.engines.observer import Silent, Work
+from torchkiln.errors import BuildFailed
+from torchkiln.nouns import BuiltLayer, LockedLayer
+from torchkiln.oci.validate import validate
+from torchkiln.store import Store
+
+
+class Heard(Silent):
+    """Remembers which layers were joined, and how many bytes of them."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.bytes = 0
+        self._guard = threading.Lock()
+
+    def begin(self, work: Work, name: str, total: int) -> None:
+        assert work == "join"
+        with self._guard:
+            self.begun.append(name)
+
+    def advance(self, work: Work, name: str, count: int) -> None:
+        with self._guard:
+            self.bytes += count
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> list[Path]:
+    return small_wheels(tmp_path / "wheels")
+
+
+@pytest.fixture
+def layers(wheels: list[Path], tmp_path: Path) -> tuple[BuiltLayer, ...]:
+    """The plain layers of a small image, in the cache."""
+    return build(planned_cell(wheels), tmp_path / "cache", tmp_path / "plain", FakeIndex(wheels)).image.layers
+
+
+def leftovers(cache: Path) -> list[str]:
+    return [str(path) for path in (cache / "tmp").rglob("*") if path.is_file()]
+
+
+def test_each_layer_is_joined_once(layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
+    """All of them, with progress of every byte; the second time the cache has them; a lost blob is remade."""
+    store, first, second, third = Store(tmp_path / "cache"), Heard(), Heard(), Heard()
+    joined = join_layers(layers, store, first)
+    assert join_layers(layers, store, second) == joined
+    store.blob(joined[1].digest).unlink()
+    assert join_layers(layers, store, third) == joined
+
+    assert sorted(first.begun) == sorted(layer.title for layer in layers)
+    assert first.bytes == sum(layer.size for layer in layers)
+    assert second.begun == []
+    assert third.begun == [layers[1].title]
+    assert [layer.diff_id for layer in joined] == [layer.diff_id for layer in layers]
+    assert not {layer.digest for layer in joined} & {layer.digest for layer in layers}
+    assert all(store.has_blob(layer.digest, layer.size) for layer in joined)
+    assert leftovers(tmp_path / "cache") == []
+
+
+def test_joined_layers_are_the_same_everywhere(wheels: list[Path], tmp_path: Path) -> None:
+    """Two builds with nothing in common; the other format beside it, under its own name, stays as it was."""
+    cell, index = planned_cell(wheels), FakeIndex(wheels)
+    one, two = (
+        build(cell, tmp_path / way, tmp_path / f"{way} layout", index, layer_format="gzip-joined")
+        for way in "ab"
+    )
+    plain = build(cell, tmp_path / "a", tmp_path / "plain", index)
+
+    assert (one.layer_format, plain.layer_format) == ("gzip-joined", "gzip")
+    assert one.image.manifest == two.image.manifest != plain.image.manifest
+    assert one.image.config == plain.image.config
+    assert dict(one.seconds).keys() - dict(plain.seconds).keys() >= {"join"}
+    assert validate(tmp_path / "a layout") == validate(tmp_path / "plain") == ()
+
+
+def test_the_lock_speaks_of_plain_layers(
+    wheels: list[Path], layers: tuple[BuiltLayer, ...], tmp_path: Path
+) -> None:
+    """Recorded digests are compared before joining: right ones pass, a wrong one stops the build."""
+    recorded = tuple(
+        LockedLayer(
+            title=layer.title,
+            digest=layer.digest,
+            diff_id=layer.diff_id,
+            size=layer.size,
+            unpacked=layer.unpacked,
+        )
+        for layer in layers[1:4]
+    )
+    index, cache = FakeIndex(wheels), tmp_path / "cache"
+    good = planned_cell(wheels, recorded)
+    bad = planned_cell(wheels, (replace(recorded[0], digest=recorded[1].digest), *recorded[1:]))
+
+    build(good, cache, tmp_path / "good", index, layer_format="gzip-joined")
+    with pytest.raises(BuildFailed, match="the lock has"):
+        build(bad, cache, tmp_path / "bad", index, layer_format="gzip-joined")
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "swap"])
+def test_a_damaged_blob_is_refused(damage: str, layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
+    """By layer, file and reason; nothing of it stays, and nothing of the others in tmp/."""
+    store = Store(tmp_path / "cache")
+    blob = store.blob(layers[2].digest)
+    data = bytearray(blob.read_bytes())
+    blob.chmod(0o644)
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+    elif damage == "cut":
+        data = data[:-9]
+    else:  # whole members, but of another layer
+        data = bytearray(store.blob(layers[1].digest).read_bytes())
+    blob.write_bytes(data)
+
+    with pytest.raises(BuildFailed, match=f"{layers[2].title!r}: .*{blob.name}") as refused:
+        join_layers(layers, store, Silent())
+
+    reason = "not hold what its digest promised" if damage == "swap" else "gzip member at byte"
+    assert reason in refused.value.message
+    assert "cache is damaged" in refused.value.hint
+    assert store.record("joined", blob.name) is None
+    assert leftovers(tmp_path / "cache") == []
+
+
+def test_an_interrupt_ends_all_of_it(layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
+    """What an observer raises, as Ctrl-C would, comes through, and the others stop."""
+
+    class Impatient(Silent):
+        def advance(self, work: Work, name: str, count: int) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        join_layers(layers, Store(tmp_path / "cache"), Impatient())
+
+    assert leftovers(tmp_path / "cache") == []
+
+
+def test_two_at_once_join_each_layer_once(layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
+    heard = [Heard(), Heard()]
+    found: list[tuple[BuiltLayer, ...]] = []
+    threads = [
+        threading.Thread(target=lambda o=o: found.append(join_layers(layers, Store(tmp_path / "cache"), o)))
+        for o in heard
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found[0] == found[1]
+    assert sorted(heard[0].begun + heard[1].begun) == sorted(layer.title for layer in layers)

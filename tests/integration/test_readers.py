@@ -1,0 +1,258 @@
+"""Other people's readers take what we write, each file as it was meant, and the image's config.
+
+The hard image and its truth are in tests/conformance.py, the readers in tests/readers.py.
+"""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+
+from tests import conformance
+from tests.conformance import Conformance
+from tests.oci_samples import BlobFolder, Member, digest, files, members_of, plan, tar_of
+from tests.readers import READERS, CannotRead, Reader
+from tests.trees import Tree, differences, tree_of_folder
+from torchkiln.nouns import BuiltImage
+from torchkiln.oci.archive import write_archive
+from torchkiln.oci.layout import open_layout, write_image
+from torchkiln.oci.validate import validate
+
+LONG = "n" * 140
+BASE = (
+    *files(etc__motd=b"hello\n", usr__bin__tool=b"#!/bin/sh\n"),
+    Member(name="usr/bin/alias", link="tool"),
+)
+OWN = (
+    Member(name="opt/"),
+    Member(name=f"opt/{LONG}/"),
+    Member(name=f"opt/{LONG}/{LONG}.py", data=b"x = 1\n", mode=0o755),
+    Member(name="opt/é.txt", data=bytes(100_000)),
+)
+TAG = "2.7.1-cuda12.1-runtime"
+
+
+def tool(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a reader; skip, visibly, where it is not installed."""
+    if shutil.which(str(command[0])) is None:
+        pytest.skip(f"{command[0]} is not installed (apt-get install {command[0]})")
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+
+
+def skopeo_copy(source: str, target: Path) -> None:
+    """Copy an image to skopeo's plain folder form; every digest is checked on the way."""
+    done = tool("skopeo", "copy", "--insecure-policy", source, f"dir:{target}")
+    assert done.returncode == 0, done.stderr
+
+
+def inflated(path: Path) -> bytes:
+    """A layer as skopeo keeps it, by version inflated or compressed anew, as its tar."""
+    data = path.read_bytes()
+    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+
+
+# --- every file of a hard image ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Conformance:
+    """The hard image, with many gzip members a layer and with one."""
+    return conformance.make(tmp_path_factory.mktemp("conformance"))
+
+
+def here(reader: Reader) -> None:
+    """Skip, visibly, where *reader* cannot run."""
+    if missing := reader.missing():
+        pytest.skip(missing)
+
+
+@pytest.mark.parametrize(
+    "reader", [reader for reader in READERS if reader.many_members], ids=lambda reader: reader.name
+)
+def test_readers_unpack_the_same_tree(reader: Reader, images: Conformance, tmp_path: Path) -> None:
+    """From layers of many gzip members: paths, modes, sizes, contents, links and times, none missing."""
+    here(reader)
+
+    assert differences(images.tree, reader.read(images.plain, tmp_path)) == []
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
+def test_every_reader_unpacks_joined_layers(reader: Reader, images: Conformance, tmp_path: Path) -> None:
+    """Those too that stop at the first member."""
+    here(reader)
+
+    assert differences(images.tree, reader.read(images.joined, tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    "reader", [reader for reader in READERS if not reader.many_members], ids=lambda reader: reader.name
+)
+def test_who_needs_joined_layers(reader: Reader, images: Conformance, tmp_path: Path) -> None:
+    """If one of these learns to read on, the documents should say so."""
+    here(reader)
+
+    with pytest.raises(CannotRead):
+        reader.read(images.plain, tmp_path)
+
+
+def test_the_truth_holds_what_the_wheels_bring(images: Conformance) -> None:
+    """By what the wheels were made from; and the hard cases are there."""
+    wheels = conformance.of_the_wheels()
+
+    assert differences(wheels, {path: thing for path, thing in images.tree.items() if path in wheels}) == []
+    assert max(map(len, images.tree)) > 300
+    assert len(images.tree) > 700
+    assert {thing.kind for thing in images.tree.values()} == {"file", "folder", "link"}
+    assert sum(path.endswith(".pyc") for path in images.tree) > 200
+
+
+def members(blob: Path) -> int:
+    """How many gzip members, by Python's zlib."""
+    data, count = blob.read_bytes(), 0
+    while data:
+        inflater = zlib.decompressobj(31)
+        inflater.decompress(data)
+        assert inflater.eof
+        data, count = inflater.unused_data, count + 1
+    return count
+
+
+def test_joined_layers_differ_only_in_their_frames(images: Conformance) -> None:
+    """Many members become one; the same diff_ids; both layouts are sound."""
+    plain, joined = images.plain_built, images.joined_built
+
+    assert max(members(layer) for layer in images.plain.layers) > 400
+    assert [members(layer) for layer in images.joined.layers] == [1] * len(images.joined.layers)
+    assert [layer.diff_id for layer in joined.layers] == [layer.diff_id for layer in plain.layers]
+    assert joined.config == plain.config
+    assert joined.manifest != plain.manifest
+    assert sum(layer.size for layer in joined.layers) < sum(layer.size for layer in plain.layers)
+    assert validate(images.plain.layout) == validate(images.joined.layout) == ()
+
+
+@pytest.mark.parametrize("wrong", conformance.WRONGS)
+def test_every_difference_is_found(wrong: str, images: Conformance) -> None:
+    """A comparison that finds nothing proves nothing."""
+    path, change = conformance.WRONGS[wrong]
+
+    (told,) = differences(images.tree, images.tree | change(images.tree))
+
+    assert told.startswith(f"{path}: {wrong}")
+
+
+def test_differences_on_disk_are_found(tmp_path: Path) -> None:
+    """Of each kind, one after the other, in a folder that was right."""
+
+    def fresh() -> Tree:
+        return tree_of_folder(tmp_path)
+
+    (tmp_path / "folder").mkdir()
+    path, link = tmp_path / "folder/file", tmp_path / "link"
+    path.write_bytes(b"content")
+    path.chmod(0o755)
+    link.symlink_to("folder/file")
+    for place in (path, tmp_path / "folder", link):
+        os.utime(place, (1000, 1000), follow_symlinks=False)
+    right = fresh()
+
+    path.chmod(0o644)
+    assert differences(right, fresh()) == [f"folder/file: mode is {0o644}, should be {0o755}"]
+    path.chmod(0o755)
+    path.write_bytes(b"CONTENT")
+    os.utime(path, (1000, 1000))
+    assert [line.split(" is ")[0] for line in differences(right, fresh())] == ["folder/file: sha256"]
+    path.write_bytes(b"content")
+    assert [line.split(" is ")[0] for line in differences(right, fresh())] == ["folder/file: mtime"]
+    os.utime(path, (1000, 1000))
+    assert differences(right, fresh()) == []
+    link.unlink()
+    assert differences(right, fresh()) == ["link: missing"]
+    link.symlink_to("elsewhere")
+    os.utime(link, (1000, 1000), follow_symlinks=False)
+    assert differences(right, fresh()) == ["link: link is 'elsewhere', should be 'folder/file'"]
+    (tmp_path / "more").touch()
+    assert "more: should not be there" in differences(right, fresh())
+
+
+# --- the image's own documents ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> BuiltImage:
+    """An image of two layers, the second a gzip of fifty members, under two names."""
+    store = BlobFolder(tmp_path / "store")
+    layers = (
+        store.layer("base", tar_of(BASE)),
+        store.layer("own", tar_of(OWN), pack=lambda tar: members_of(tar, 50)),
+    )
+    return write_image(
+        tmp_path / "layout", plan(TAG, titles=("base", "own")), layers, store.path, refs=(TAG, "v2.7")
+    )
+
+
+def test_skopeo_reads_the_config_as_we_meant_it(built: BuiltImage) -> None:
+    """Digest, labels, environment and layers in skopeo's own words."""
+    done = tool("skopeo", "inspect", f"oci:{built.layout}:v2.7")
+    assert done.returncode == 0, done.stderr
+
+    found = json.loads(done.stdout)
+
+    assert found["Digest"] == built.manifest
+    assert found["Layers"] == [layer.digest for layer in built.layers]
+    assert found["Labels"]["torchkiln.status"] == "minor-compat"
+    assert found["Env"] == ["PATH=/opt/venv/bin:/usr/bin", "LANG=C.UTF-8"]
+    assert (found["Architecture"], found["Os"], found["Created"]) == (
+        "amd64",
+        "linux",
+        "2025-06-15T15:06:40Z",
+    )
+
+
+def test_skopeo_copies_the_very_bytes(built: BuiltImage, tmp_path: Path) -> None:
+    """From the layout and from an oci-archive: manifest, config and layers keep their digests."""
+    layout = open_layout(Path(built.layout))
+    write_archive(layout.image(TAG), tmp_path / "a.tar", "oci-archive")
+    for number, source in enumerate((f"oci:{built.layout}:{TAG}", f"oci-archive:{tmp_path}/a.tar:{TAG}")):
+        target = tmp_path / str(number)
+        skopeo_copy(source, target)
+
+        assert digest((target / "manifest.json").read_bytes()) == built.manifest
+        blobs = {built.config, *(layer.digest for layer in built.layers)}
+        assert {digest((target / blob.removeprefix("sha256:")).read_bytes()) for blob in blobs} == blobs
+
+
+def test_skopeo_reads_a_docker_archive(built: BuiltImage, tmp_path: Path) -> None:
+    """By each of its names; the config keeps its digest, the layers are inflated to their diff_ids."""
+    image = open_layout(Path(built.layout)).image(TAG)
+    write_archive(image, tmp_path / "a.tar", "docker-archive", ["pytorch-cuda:a", "pytorch-cuda:v2.7"])
+    for tag in ("a", "v2.7"):
+        skopeo_copy(f"docker-archive:{tmp_path}/a.tar:pytorch-cuda:{tag}", tmp_path / tag)
+
+        manifest = json.loads((tmp_path / tag / "manifest.json").read_bytes())
+        assert manifest["config"]["digest"] == built.config
+        stored = [tmp_path / tag / entry["digest"].removeprefix("sha256:") for entry in manifest["layers"]]
+        assert [digest(inflated(path)) for path in stored] == [layer.diff_id for layer in built.layers]
+
+
+def test_docker_loads_a_docker_archive(built: BuiltImage, tmp_path: Path) -> None:
+    """Where an engine answers: under both names, with our config."""
+    if tool("docker", "version").returncode != 0:
+        pytest.skip("no Docker engine answers")
+    image = open_layout(Path(built.layout)).image(TAG)
+    names = ["torchkiln-archive-test:a", "torchkiln-archive-test:b"]
+    write_archive(image, tmp_path / "a.tar", "docker-archive", names)
+
+    loaded = tool("docker", "load", "--input", tmp_path / "a.tar")
+    try:
+        assert loaded.returncode == 0, loaded.stderr
+        (found,) = json.loads(tool("docker", "image", "inspect", names[1]).stdout)
+        assert found["RootFS"]["Layers"] == [layer.diff_id for layer in built.layers]
+        assert found["Config"]["WorkingDir"] == "/workspace"
+        assert found["Id"] in (built.config, built.manifest)
+    finally:
+        tool("docker", "image", "rm", *names)
