@@ -1,4 +1,4 @@
-"""A seed → the instants at which runs are cut: signal, victim, and the moment, by the clock or by an event."""
+"""A seed → the instants at which runs are cut: signal, victim, and the moment, by clock or by event."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.campaign.scene import Ran, Trial
-from tests.campaign.tracer import OPS, PHASES, Plan, Shared
+from tests.campaign.tracer import OPS, PHASES, Counts, Plan, Shared
 from tests.campaign.trials import STARTS, Disturbance, Reference
 
 _INTERRUPTED = r"error: interrupted; what was complete is kept"
 _TERMINATED = r"error: terminated; what was complete is kept"
 _WORKER = r"error: a worker died"
-# name → signal, victim, exit codes, what stderr tells. A shell shows -2 as 130: Python had not yet begun with us.
+# name → signal, victim, exit codes, what stderr tells. A shell shows -2 as 130: it came before we listened.
 _KILLS: dict[str, tuple[signal.Signals, str, tuple[int, ...], str]] = {
     "Ctrl-C": (signal.SIGINT, "group", (130, -2), _INTERRUPTED),
     "SIGINT": (signal.SIGINT, "root", (130, -2), _INTERRUPTED),
     "SIGTERM": (signal.SIGTERM, "root", (143, -15), _TERMINATED),
+    "SIGTERM of all": (signal.SIGTERM, "group", (143, -15), _TERMINATED),
     "kill -9": (signal.SIGKILL, "root", (-9,), ""),
     "kill -9 of all": (signal.SIGKILL, "group", (-9,), ""),
     "kill -9 of a worker": (signal.SIGKILL, "self", (6,), _WORKER),
 }
-_WEIGHTS = (4, 2, 4, 4, 2, 4)
+_WEIGHTS = (4, 2, 3, 1, 4, 2, 4)
 _START_WEIGHTS = (5, 3, 2, 2)
 # How often an operation is chosen; renames, links and syncs are few and are where things could go wrong.
 _OP_WEIGHTS = {"write": 5, "read": 4, "rename": 5, "link": 1, "unlink": 1, "sync": 1}
@@ -60,11 +61,11 @@ def _by_event(dice: random.Random, kind: str, start: str, reference: Reference) 
         group="instant",
         name=kind,
         codes=codes,
-        sentence=f"^$|{sentence}",
+        sentence=sentence,
         start=start,
         detail={"by": "event", "role": role, "op": op, "count": plan.count, "phase": plan.phase},
         run=lambda trial: trial.run(plan=plan),
-        late=lambda ran: not ran.fired or _was_over(ran, codes),
+        late=lambda ran: not ran.fired or _was_over(ran),
     )
 
 
@@ -76,37 +77,37 @@ def _by_clock(dice: random.Random, kind: str, start: str, reference: Reference) 
         group="instant",
         name=kind,
         codes=codes,
-        sentence=f"^$|{sentence}",
+        sentence=sentence,
         start=start,
         detail={"by": "clock", "seconds": moment},
         run=lambda trial: trial.run(act=_after(moment, number, target, pick)),
-        late=lambda ran: "sent" not in ran.flying or _was_over(ran, codes),
+        late=lambda ran: not ran.hit or _was_over(ran),
     )
 
 
-def _was_over(ran: Ran, codes: tuple[int, ...]) -> bool:
+def _was_over(ran: Ran) -> bool:
     """The signal came when all was done: the run ended well in spite of it."""
-    return ran.code == 0 and 0 not in codes and bool(ran.out)
+    return ran.code == 0 and bool(ran.out)
 
 
 def _after(
     seconds: float, number: signal.Signals, target: str, pick: float
-) -> Callable[[Shared, subprocess.Popen[str]], dict[str, int]]:
-    def act(shared: Shared, process: subprocess.Popen[str]) -> dict[str, int]:
+) -> Callable[[Shared, subprocess.Popen[str]], Counts | None]:
+    def act(shared: Shared, process: subprocess.Popen[str]) -> Counts | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-            return {}
+            return None
         victim = process.pid
         if target == "self":
             workers = _workers(process.pid)
             if not workers:
-                return {}
+                return None
             victim = workers[int(pick * len(workers))]
         flying = shared.flying()
         with contextlib.suppress(ProcessLookupError):
             (os.killpg if target == "group" else os.kill)(victim, number)
-            return {**flying, "sent": 1}
-        return {}
+            return flying
+        return None
 
     return act
 
@@ -124,14 +125,14 @@ def _workers(parent: int) -> list[int]:
 def twice(trial: Trial) -> Ran:
     """Ctrl-C, and again, for it does not end at once."""
 
-    def act(shared: Shared, process: subprocess.Popen[str]) -> dict[str, int]:
+    def act(shared: Shared, process: subprocess.Popen[str]) -> Counts:
         while process.poll() is None and not shared.totals()["parent", "read"]:
             time.sleep(0.01)
         for _ in range(4):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGINT)
             time.sleep(0.05)
-        return {"sent": 4}
+        return shared.flying()
 
     return trial.run(act=act)
 

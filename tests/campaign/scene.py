@@ -13,12 +13,12 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.campaign.tracer import Plan, Shared, compile_tracer
+from tests.campaign.tracer import Counts, Plan, Shared, compile_tracer
 from tests.standin.index_server import IndexServer
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
@@ -70,8 +70,9 @@ class Ran:
     err: str
     seconds: float
     left: tuple[str, ...] = ()  # processes of it that outlived it for too long
-    flying: dict[str, int] = field(default_factory=dict)  # operations under way at the signal
-    fired: bool = False
+    flying: Counts = field(default_factory=dict)  # operations under way at the signal
+    fired: bool = False  # whether the planned event came
+    hit: bool = False  # whether a signal was sent by the clock
 
 
 class Scene:
@@ -142,6 +143,8 @@ class Trial:
     folder: Path
     cache: Path = Path()
     output: Path = Path()
+    prefix: tuple[str, ...] = ()  # a command that runs the build's command
+    root: Path = Path("/")  # where the build's files are seen from here
 
     def __post_init__(self) -> None:
         self.cache, self.output = self.folder / "cache", self.folder / "out" / "dist"
@@ -156,6 +159,10 @@ class Trial:
     def __exit__(self, *error: Any) -> None:
         self.server.__exit__(None, None, None)
         shutil.rmtree(self.folder)
+
+    def seen(self, path: Path) -> Path:
+        """*path* of the build, as we can read it."""
+        return self.root / path.relative_to("/")
 
     def command(self, *more: str) -> list[str]:
         """The command line, as a user writes it."""
@@ -175,24 +182,18 @@ class Trial:
         self,
         *more: str,
         plan: Plan | None = None,
-        act: Callable[[Shared, subprocess.Popen[str]], dict[str, int]] | None = None,
-        before: Sequence[str] = (),
+        act: Callable[[Shared, subprocess.Popen[str]], Counts | None] | None = None,
         environ: Mapping[str, str] | None = None,
-        wait_for_others: bool = True,
         preexec: Callable[[], None] | None = None,
     ) -> Ran:
-        """Run to the end. *act* may send signals meanwhile and tells what was under way.
-
-        :param before: a command that the build's command is handed to, such as unshare.
-        :param wait_for_others: False: do not look for processes that outlive it.
-        """
+        """Run to the end. *act* may send signals meanwhile; it tells what was under way, or None."""
         mark = f"{os.getpid()}-{self.scene.number()}"
         place = self.folder / "counters"
         shared = Shared(place)
         env = self.environment(mark, place, plan) | dict(environ or {})
         started = time.monotonic()
         process = subprocess.Popen(
-            [*before, *self.command(*more)],
+            [*self.prefix, *self.command(*more)],
             env=env,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
@@ -202,7 +203,7 @@ class Trial:
             start_new_session=True,
             preexec_fn=preexec,
         )
-        flying: dict[str, int] = {}
+        flying: Counts | None = None
         try:
             if act:
                 flying = act(shared, process)
@@ -214,7 +215,7 @@ class Trial:
                 os.killpg(process.pid, signal.SIGKILL)
                 out, err = process.communicate()
             seconds = time.monotonic() - started
-            left = survivors(mark, str(self.folder)) if wait_for_others else ()
+            left = survivors(mark, str(self.folder))
             if hung:
                 left = (*left, "the run itself: it hung")
             return Ran(
@@ -223,8 +224,9 @@ class Trial:
                 err=err.strip(),
                 seconds=seconds,
                 left=left,
-                flying=shared.flying() if plan else flying,
+                flying=shared.flying() if plan else flying or {},
                 fired=shared.fired,
+                hit=flying is not None,
             )
         finally:
             shared.close()

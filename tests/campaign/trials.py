@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
+import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.campaign.oracle import Oracle, Truth, fingerprint
 from tests.campaign.scene import Ran, Scene, Trial
+from tests.standin.index_server import Faults
 
 STARTS = ("empty", "part", "wheels", "layers")  # what the cache holds beforehand
 PACE = 40e6  # bytes a second on each connection, so that there is a download to be cut
@@ -32,7 +38,8 @@ class Disturbance:
     run: Callable[[Trial], Ran]
     start: str = "empty"
     detail: dict[str, Any] = field(default_factory=dict)
-    undo: Callable[[Trial], None] = lambda trial: None
+    around: Callable[[Trial], AbstractContextManager[None]] = lambda trial: nullcontext()  # both runs
+    undo: Callable[[Trial], None] = lambda trial: None  # before the next run
     late: Callable[[Ran], bool] = lambda ran: False  # whether it never came to the disturbance
 
 
@@ -66,11 +73,11 @@ class Reference:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.trial = scene.trial("reference")
-        with _served(self.trial) as trial:
-            trial.run()  # warms the byte-code of our own modules and of pip
-            shutil.rmtree(trial.cache)
-            shutil.rmtree(trial.output)
-            ran = trial.run()
+        with self.trial.server:
+            self.trial.run()  # warms the byte-code of our own modules and of pip
+            shutil.rmtree(self.trial.cache)
+            shutil.rmtree(self.trial.output)
+            ran = self.trial.run()
         if ran.code:
             raise RuntimeError(f"the undisturbed build failed: {ran.err}")
         cache = self.trial.cache
@@ -105,67 +112,55 @@ class Reference:
         trial.server.faults.pace = PACE
         if start == "empty":
             return
-        source = self.trial.cache
-        parts = (
-            ("wheels",)
-            if start == "part"
-            else ("wheels", "interpreters", "blobs", "bytecode", "records/urls")
-        )
-        for part in parts:
-            shutil.copytree(source / part, trial.cache / part, copy_function=os.link)
+        kept = {"part": ("wheels",), "wheels": ("wheels", "interpreters")}.get(start, _ALL)
+        for part in kept:
+            shutil.copytree(self.trial.cache / part, trial.cache / part, copy_function=os.link)
         if start == "part":  # the first half of the big ones, and the small ones whole
             for path in (trial.cache / "wheels").glob("*/*"):
                 data = path.read_bytes()
                 if len(data) > 1_000_000:
                     path.unlink()
                     path.with_name(path.name + ".part").write_bytes(data[: len(data) // 2])
-        elif start == "wheels":
-            shutil.rmtree(trial.cache / "bytecode")
-            for path in (trial.cache / "blobs" / "sha256").iterdir():
+        if start in ("layers", "network"):
+            for path in list(_layers(trial.cache, ("torch", "small_00"))):
                 path.unlink()
-        else:  # all but the two largest layers
-            blobs = sorted(
-                (trial.cache / "blobs" / "sha256").iterdir(), key=lambda path: -path.stat().st_size
-            )
-            gone = [path.name for path in blobs[:2]]
-            shutil.copytree(source / "records/layers", trial.cache / "records/layers")
-            for path in (trial.cache / "records/layers").iterdir():
-                if any(name in path.read_text() for name in gone):
+        if start == "network":
+            for path in (trial.cache / "wheels").glob("*/*"):
+                if path.name.startswith(("torch", "small_")):
                     path.unlink()
-            for path in blobs[:2]:
-                path.unlink()
 
 
-def _served(trial: Trial) -> Any:
-    """*trial* with its server running; the folder stays."""
-    import contextlib
-
-    @contextlib.contextmanager
-    def running() -> Any:
-        with trial.server:
-            yield trial
-
-    return running()
+_ALL = ("wheels", "interpreters", "blobs", "bytecode", "records/layers")
 
 
-def chain(reference: Reference, name: str, disturbances: Sequence[Disturbance]) -> list[Record]:
-    """All of *disturbances*, one after the other on one cache, and then the run that must make it good.
+def _layers(cache: Path, wheels: Iterable[str]) -> Iterator[Path]:
+    """Record and blob of the layers that hold *wheels*, found by the names inside."""
+    for record in list((cache / "records/layers").iterdir()):
+        blob = cache / "blobs/sha256" / json.loads(record.read_bytes())["digest"].removeprefix("sha256:")
+        with gzip.open(blob) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+            names = {member.name for member in tar}
+        if any(f"/{wheel}/__init__.py" in name for wheel in wheels for name in names):
+            yield from (record, blob)
 
-    What is wrong with that run is laid to the last one.
-    """
-    records = []
+
+def provoke(reference: Reference, name: str, disturbance: Disturbance, *, heal: bool = True) -> Record:
+    """*disturbance* on a cache and an output of its own; then the run that must make it good."""
     with reference.scene.trial(name) as trial:
-        reference.prepare(trial, disturbances[0].start)
-        oracle = Oracle(reference.truth, trial.cache, trial.output)
-        for disturbance in disturbances:
-            records.append(_disturb(disturbance, trial, oracle))
-        _heal(records[-1], trial, oracle, reference.truth)
-    return records
+        reference.prepare(trial, disturbance.start)
+        with disturbance.around(trial):
+            oracle = Oracle(reference.truth, trial.seen(trial.cache), trial.seen(trial.output))
+            ran = disturbance.run(trial)
+            record = _judge(disturbance, ran, trial, oracle)
+            disturbance.undo(trial)
+            trial.server.faults = Faults()
+            if ran.code == 0:  # it is whole already; nothing may be left for a next run to do
+                record.wrong += oracle.healed()
+            elif heal:
+                _heal(record, trial, oracle, reference.truth)
+    return record
 
 
-def _disturb(disturbance: Disturbance, trial: Trial, oracle: Oracle) -> Record:
-    ran = disturbance.run(trial)
-    disturbance.undo(trial)
+def _judge(disturbance: Disturbance, ran: Ran, trial: Trial, oracle: Oracle) -> Record:
     late = disturbance.late(ran)
     record = Record(
         group=disturbance.group,
@@ -182,10 +177,11 @@ def _disturb(disturbance: Disturbance, trial: Trial, oracle: Oracle) -> Record:
     )
     if not late and ran.code not in disturbance.codes:
         record.wrong.append(f"exit code {ran.code}, not {disturbance.codes}")
-    if not late and not re.search(disturbance.sentence, ran.err):
-        record.wrong.append(f"sentence: nothing like {disturbance.sentence!r} in: {ran.err[-2000:]}")
-    if "Traceback" in ran.err:
-        record.wrong.append(f"traceback: {ran.err[-2000:]}")
+    # A negative code: the signal took it before it could say a word.
+    if not late and ran.code >= 0 and not re.search(disturbance.sentence, ran.err):
+        record.wrong.append(f"sentence: nothing like {disturbance.sentence!r}")
+    if record.wrong or "Traceback" in ran.err:
+        record.wrong.append(f"it said: {ran.err[-3000:]}")
     if ran.code == 0 and ran.out != oracle.truth.manifest:
         record.wrong.append(f"digest: {ran.out}")
     return record
@@ -193,13 +189,12 @@ def _disturb(disturbance: Disturbance, trial: Trial, oracle: Oracle) -> Record:
 
 def _heal(record: Record, trial: Trial, oracle: Oracle, truth: Truth) -> None:
     """The next run: it succeeds, gives the digest, cleans up, and asks for no byte that is there."""
-    have = _bytes_there(trial.cache, truth)
-    trial.server.faults.__init__()  # type: ignore[misc]
+    have = _bytes_there(oracle.cache, truth)
     before = len(trial.server.sent)
     ran = trial.run()
     record.kept = sum(have.values())
     if ran.code or ran.out != truth.manifest:
-        record.wrong.append(f"next run: code {ran.code}, {ran.out}: {ran.err[-2000:]}")
+        record.wrong.append(f"next run: code {ran.code}, {ran.out}: {ran.err[-3000:]}")
     record.wrong += [f"next run: {fault}" for fault in oracle.healed()]
     record.wrong += [f"next run: survivor: {command}" for command in ran.left]
     for filename, data in truth.wheels.items():
@@ -207,8 +202,7 @@ def _heal(record: Record, trial: Trial, oracle: Oracle, truth: Truth) -> None:
         # A look at the directory at the end of a wheel names both ends of its range.
         came = sum(sent.count for sent in asked if sent.wanted.endswith("-") or not sent.wanted)
         record.fetched += came
-        if came > len(data) - have[filename]:
-            record.again += came - (len(data) - have[filename])
+        record.again += max(came - (len(data) - have[filename]), 0)
     if record.again:
         record.wrong.append(f"next run: {record.again} bytes of wheels came again")
 
@@ -231,10 +225,14 @@ def _said(err: str, trial: Trial) -> str:
     return re.sub(r"127\.0\.0\.1:\d+", "INDEX", told)
 
 
-def run_all(
-    reference: Reference, chains: Sequence[Sequence[Disturbance]], *, jobs: int, label: str
+def provoke_all(
+    reference: Reference, disturbances: Iterable[Disturbance], *, jobs: int, heal: bool = True
 ) -> list[Record]:
-    """Every chain, *jobs* at a time, in their order."""
+    """Each of *disturbances*, *jobs* at a time; the records in their order."""
+    numbers = itertools.count()
+
+    def one(disturbance: Disturbance) -> Record:
+        return provoke(reference, f"{disturbance.group}-{next(numbers)}", disturbance, heal=heal)
+
     with ThreadPoolExecutor(jobs) as pool:
-        done = pool.map(lambda pair: chain(reference, f"{label}-{pair[0]}", pair[1]), enumerate(chains))
-        return [record for records in done for record in records]
+        return list(pool.map(one, disturbances))

@@ -68,6 +68,8 @@ class Faults:
     page_errors: list[int] = field(default_factory=list)
     page_loop: bool = False
     page_body: bytes | None = None  # in place of every page
+    page_type: str = "text/html"
+    down: bool = False  # whoever is connected or comes is cut off
 
 
 @dataclass
@@ -162,6 +164,9 @@ class IndexServer:
                 self.do_GET()
 
             def do_GET(self) -> None:
+                if outer.faults.down:
+                    self.reset()
+                    return
                 path, wanted = unquote(urlsplit(self.path).path), self.headers.get("Range", "")
                 outer.asked.append((self.command, path, wanted))
                 if login := self.headers.get("Authorization"):
@@ -186,7 +191,8 @@ class IndexServer:
                 if etag and self.headers.get("If-None-Match") == etag:
                     self.answer(304, b"")
                 else:
-                    self.answer(200, page, {"Content-Type": "text/html", **({"ETag": etag} if etag else {})})
+                    kind = {"Content-Type": outer.faults.page_type}
+                    self.answer(200, page, kind | ({"ETag": etag} if etag else {}))
 
             def answer_file(self, data: bytes | None, wanted: str) -> None:
                 faults = outer.faults
@@ -233,13 +239,16 @@ class IndexServer:
                     self.wfile.write(body)
                 elif outer.faults.resets:
                     self.send(body[: outer.faults.resets.pop(0)])
-                    # Unsent data and a linger of nothing: the kernel sends RST, not FIN.
-                    linger = struct.pack("ii", 1, 0)
-                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                    self.close_connection = True
-                    self.connection.close()
+                    self.reset()
                 else:
                     self.send(body)
+
+            def reset(self) -> None:
+                """End the connection by RST, not FIN: a linger of nothing."""
+                linger = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                self.close_connection = True
+                self.connection.close()
 
             def send(self, body: bytes) -> None:
                 """The body of a file, by the clock if faults say so; counts what went out."""
@@ -256,5 +265,8 @@ class IndexServer:
                         time.sleep(len(part) / faults.pace)
                     done += len(part)
                     sent.count = done
+                    if faults.down:
+                        self.reset()
+                        return
 
         return Handler
