@@ -6,12 +6,13 @@ import hashlib
 import io
 import stat
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.oci.layer import LayerWriter, Written
 from torchkiln.recipe import PREFIX, WHEEL_EPOCH
+from torchkiln.wheel.bytecode import Code
 from torchkiln.wheel.install import Scheme
 from torchkiln.wheel.source import WheelFile
 from torchkiln.wheel.splice import splice
@@ -71,8 +72,8 @@ def add(
     """Splice *wheel* into *layer*; *locked* is the hash it must have, its own if none is told."""
     sources: list[str] = []
 
-    def bytecode() -> Iterator[tuple[str, bytes]]:
-        return iter([(path, made) for path in sources if (made := code(path)) is not None])
+    def bytecode() -> list[Code]:
+        return [Code.of(path, made) for path in sources if (made := code(path)) is not None]
 
     size = wheel.stat().st_size
     end = wheel.read_bytes()[max(0, size - tail) :] if tail else b""

@@ -5,16 +5,17 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.engines.conversion import layer_key
+from torchkiln.engines.keys import layer_key
 from torchkiln.errors import BuildFailed
 from torchkiln.nouns import LockedWheel, Source
-from torchkiln.wheel.bytecode import Compiler, cached_name, read_pack
+from torchkiln.wheel.bytecode import Code, Compiler, cached_name, press, read_pack
 
 SOURCES = {
     "/a/__init__.py": b"import sys\n__all__ = ['main', 'x']\nx = 'x'\n",
@@ -47,8 +48,10 @@ def pack_of(sources: dict[str, bytes], place: Path, python: str = sys.executable
     for path, source in sources.items():
         compiler.add(path, source)
     compiler.finish()
-    with place.open("rb") as pack:
-        return list(read_pack(pack))
+    pack = place.with_suffix(".kept")
+    press(place, pack)
+    with pack.open("rb") as file:
+        return [(code.source, code.content()) for code in read_pack(file)]
 
 
 def test_sources_come_back_as_code_in_order(tmp_path: Path) -> None:
@@ -136,11 +139,34 @@ def test_a_pack_with_more_behind_it_is_refused(whole_pack: bytes) -> None:
         list(read_pack(io.BytesIO(whole_pack + b"x")))
 
 
+def test_what_the_worker_left_is_no_pack(tmp_path: Path) -> None:
+    """Nor is one that an older torchkiln kept: its bodies were not compressed."""
+    pack_of(SOURCES, tmp_path / "pack")
+    with pytest.raises(ValueError, match="not a pack"):
+        list(read_pack(io.BytesIO((tmp_path / "pack").read_bytes())))
+
+
+def test_a_cut_file_of_the_worker_is_not_kept(tmp_path: Path) -> None:
+    """What it left is checked when it is compressed."""
+    pack_of(SOURCES, tmp_path / "pack")
+    made = tmp_path / "pack"
+    made.write_bytes(made.read_bytes()[:-40])
+    with pytest.raises(ValueError):
+        press(made, tmp_path / "kept")
+
+
+def test_code_that_does_not_inflate_to_itself() -> None:
+    """Checked once more where a layer's tar is hashed."""
+    code = replace(Code.of("/a.py", b"x" * 100), crc=1)
+    with pytest.raises(ValueError, match=r"/a\.py is damaged"):
+        code.content()
+
+
 @pytest.fixture(scope="module")
 def whole_pack(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     place = tmp_path_factory.mktemp("pack") / "pack"
     pack_of(dict(list(SOURCES.items())[:2]), place)
-    return place.read_bytes()
+    return place.with_suffix(".kept").read_bytes()
 
 
 def test_a_worker_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:

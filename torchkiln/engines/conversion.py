@@ -1,35 +1,31 @@
 """One wheel layer, made in a process of its own: wheel files (complete or arriving) → a layer blob.
 
 The parent hands over a `Job`, the worker gives back what was written. A layer is a function of its wheels,
-the exact Python, the prefix and the recipe, and of nothing else: `layer_key` is that statement as a hash.
+the exact Python, the prefix and the recipe, and of nothing else (`keys.layer_key`). Byte-code of wheels that
+share a layer is made before it, wheel by wheel on all cores: the layer itself is one stream.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from torchkiln.errors import BuildFailed
+from torchkiln.engines.compilation import Bytecode
 from torchkiln.nouns import LockedWheel
-from torchkiln.oci.encode import ENCODER
 from torchkiln.oci.layer import LayerWriter, Written
 from torchkiln.pagecache import PassingFile
-from torchkiln.recipe import PREFIX, RECIPE, WHEEL_EPOCH, minor
+from torchkiln.recipe import PREFIX, WHEEL_EPOCH, minor
 from torchkiln.store import Store
-from torchkiln.wheel.bytecode import Compiler, read_pack
 from torchkiln.wheel.install import Scheme
 from torchkiln.wheel.source import WheelFile
-from torchkiln.wheel.splice import splice
+from torchkiln.wheel.splice import sources, splice
 
 _cancelled: Event
 _progress: Any  # shared array of bytes read, one slot a job
@@ -58,11 +54,6 @@ class Job:
     interpreter: tuple[str, ...]
     out: Path
     recorded: Written | None = None
-
-
-def layer_key(wheels: Iterable[LockedWheel], python: str) -> str:
-    """What decides a wheel layer's bytes, as hex."""
-    return _key([wheel.sha256 for wheel in wheels], python)
 
 
 def start_worker(cancelled: Event, progress: Any) -> None:
@@ -103,7 +94,7 @@ def _add(item: Input, layer: LayerWriter, scheme: Scheme, job: Job) -> None:
     def advanced(count: int) -> None:
         _progress[job.slot] += count
 
-    bytecode = _Bytecode(item.wheel, job)
+    bytecode = Bytecode(item.wheel, Store(job.cache), job.python, job.interpreter)
     try:
         with WheelFile(
             item.path, item.wheel.size, tail=item.tail, cancelled=_cancelled.is_set, advanced=advanced
@@ -121,60 +112,28 @@ def _add(item: Input, layer: LayerWriter, scheme: Scheme, job: Job) -> None:
         bytecode.close()
 
 
+def compile_wheel(item: Input, cache: Path, python: str, interpreter: tuple[str, ...]) -> None:
+    """Put the byte-code of one complete wheel into the cache, where `convert` finds it.
+
+    :raises BadWheel: the wheel is refused.
+    :raises Cancelled: the parent gave up.
+    """
+    bytecode = Bytecode(item.wheel, Store(cache), python, interpreter)
+    wheel, scheme = item.wheel, Scheme(prefix=PREFIX, python=minor(python))
+    try:
+        if bytecode.kept is None:
+            with WheelFile(item.path, wheel.size, cancelled=_cancelled.is_set) as file:
+                sources(file, wheel.filename, wheel.sha256, scheme, bytecode.source)
+            bytecode.result()
+    finally:
+        bytecode.close()
+
+
 def _die_with(parent: int) -> None:
     """A pool's worker does not notice that its parent was killed, and would wait for work for ever."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
-
-
-class _Bytecode:
-    """The .pyc files of one wheel: from the pack in the cache, or compiled as its sources go by."""
-
-    def __init__(self, wheel: LockedWheel, job: Job) -> None:
-        self._store = Store(job.cache)
-        self._place = self._store.root / "bytecode" / f"{_key([wheel.sha256], job.python)}.pack"
-        self.kept = _intact(self._place)
-        self._compiler: Compiler | None = None
-        self._start: Callable[[Path], Compiler] = lambda pack: Compiler(job.interpreter, pack)
-
-    def source(self, path: str, data: bytes) -> None:
-        if self._compiler is None:
-            self._compiler = self._start(self._store.temporary("pack"))
-        self._compiler.add(path, data)
-
-    def result(self) -> Iterator[tuple[str, bytes]]:
-        if self.kept is not None:
-            return iter(self.kept)
-        if self._compiler is None:
-            return iter(())
-        self._compiler.finish()
-        made = _intact(self._compiler.pack)
-        if made is None:
-            raise BuildFailed(
-                "the byte-code just made cannot be read back", hint="look at the disk; run again"
-            )
-        self._store.adopt(self._compiler.pack, self._place)
-        return iter(made)
-
-    def close(self) -> None:
-        if self._compiler is not None:
-            self._compiler.kill()
-            self._compiler.pack.unlink(missing_ok=True)
-
-
-def _intact(pack: Path) -> list[tuple[str, bytes]] | None:
-    """The pairs of a pack that is there and whole."""
-    try:
-        with pack.open("rb") as file:
-            return list(read_pack(file))
-    except (OSError, ValueError):
-        return None
-
-
-def _key(wheels: list[str], python: str) -> str:
-    decides = {"wheels": wheels, "python": python, "prefix": PREFIX, "recipe": RECIPE, "encoder": ENCODER}
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
 def cores() -> int:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.base.interpreter import interpreter
-from torchkiln.engines.conversion import layer_key
 from torchkiln.engines.joining import join_layers
+from torchkiln.engines.keys import layer_key
 from torchkiln.engines.kitchen import Kitchen, Order
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.errors import BuildFailed

@@ -1,9 +1,10 @@
 """Orders → layer blobs: downloads in threads, conversions in processes, both at once.
 
-Each order has a thread that sees it through. A big wheel has a layer of its own: its conversion starts with
-its download and reads behind it. Small wheels share a layer, which starts when all of them are there. The
-largest order comes first, so that the cores end at about the same time; small files have download slots of
-their own, for they cost time on the way, not bytes.
+Each order has a thread that sees it through. A big wheel has a layer of its own. The conversion of the
+largest ones starts with their download and reads behind it; each holds a worker that mostly waits, so the
+others are converted when they are complete. Small wheels share a layer, which is made when all are there;
+what takes long, their byte-code, is made as each arrives. Small files have download slots of their own, for
+they cost time on the way, not bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from torchkiln.engines.conversion import Input, Job, convert, cores, start_worker
+from torchkiln.engines.conversion import Input, Job, compile_wheel, convert, cores, start_worker
 from torchkiln.engines.observer import Fetcher, Observer, Work
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.nouns import LockedWheel
@@ -32,7 +33,8 @@ from torchkiln.wheel.source import Cancelled
 _TAIL = 2 << 20  # bytes; torch's zip directory takes 1.4 MB of it
 _LOOK = 0.1  # seconds between looks at the workers' progress
 _STREAMS = 6  # large downloads at a time: one connection alone seldom fills the line
-_SMALL_STREAMS = 4
+_SMALL_STREAMS = 8
+_TRAILING = 2  # conversions that read behind a download
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +94,7 @@ class Kitchen:
         self._progress = self._context.Array("Q", len(ordered), lock=False)
         self._workers = self._stack.enter_context(
             ProcessPoolExecutor(
-                min(cores(), len(ordered)),
+                cores() + _TRAILING,
                 mp_context=self._context,
                 initializer=start_worker,
                 initargs=(self._cancelled, self._progress),
@@ -158,11 +160,15 @@ class Kitchen:
 
     def _made(self, slot: int, order: Order, out: Path) -> Written:
         """Wheels in, blob out; a single large wheel is converted while it arrives."""
-        if len(order.wheels) > 1 or self._store.has_wheel(order.wheels[0]):
-            fetched = [self._small.submit(self._fetch, wheel) for wheel in order.wheels]
-            inputs = [future.result() for future in fetched]
-            return self._submit(slot, order, inputs, out).result()
+        if len(order.wheels) > 1:
+            return self._submit(slot, order, self._prepared(order), out).result()
         (wheel,) = order.wheels
+        if self._store.has_wheel(wheel):
+            return self._submit(slot, order, [self._fetch(wheel)], out).result()
+        if slot >= _TRAILING:
+            with self._streams:
+                complete = self._fetch(wheel)
+            return self._submit(slot, order, [complete], out).result()
         with self._streams:
             tail = self._fetcher.tail(wheel, min(_TAIL, wheel.size))
             arriving = Input(wheel=wheel, path=self._part(wheel), tail=tail or b"")
@@ -175,6 +181,17 @@ class Kitchen:
                     concurrent.futures.wait([future])
                 raise
         return (future or self._submit(slot, order, [arriving], out)).result()
+
+    def _prepared(self, order: Order) -> list[Input]:
+        """The wheels of a shared layer, complete, and their byte-code in the cache."""
+        compiled = []
+        fetched = [self._small.submit(self._fetch, wheel) for wheel in order.wheels]
+        for future in concurrent.futures.as_completed(fetched):
+            task = (future.result(), self._store.root, self._python, self._interpreter)
+            compiled.append(self._workers.submit(compile_wheel, *task))
+        for made in compiled:
+            made.result()
+        return [future.result() for future in fetched]
 
     def _submit(self, slot: int, order: Order, inputs: list[Input], out: Path) -> Future[Written]:
         self._observer.begin("convert", order.title, order.size)

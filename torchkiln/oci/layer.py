@@ -111,6 +111,8 @@ class LayerWriter:
         return True
 
     def _enter_folders(self, path: str) -> None:
+        if path.rpartition("/")[0] in self._folders:
+            return
         for folder in tar.parents(path):
             if folder in self._files:
                 raise Collision(folder)

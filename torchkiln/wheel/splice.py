@@ -21,16 +21,15 @@ seen to hold before.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from isal import igzip_lib, isal_zlib
 
 from torchkiln.errors import BadWheel
-from torchkiln.oci.encode import deflated
 from torchkiln.oci.layer import Collision, LayerWriter
 from torchkiln.wheel import fitness, install
-from torchkiln.wheel.bytecode import cached_name
+from torchkiln.wheel.bytecode import Code, cached_name
 from torchkiln.wheel.entries import Entry, entries, skip_local_header
 from torchkiln.wheel.install import Row, Scheme, WheelName
 from torchkiln.wheel.source import WheelFile
@@ -40,9 +39,8 @@ _INFLATE = 1 << 20  # the most that one step may inflate to: bounds memory again
 _KEEP = 64 << 20  # the most of one file that is held in memory (metadata, a Python source)
 _SCRIPT = 1 << 20  # scripts up to this size are held back and may be rewritten
 
-# Given (path, source) of each Python file; returns, at the end, the (path, .pyc) pairs to add.
-Bytecode = Callable[[], Iterator[tuple[str, bytes]]]
-SourceSink = Callable[[str, bytes], None] | None
+Bytecode = Callable[[], Iterable[Code]]
+SourceSink = Callable[[str, bytes], None]
 
 
 @dataclass(slots=True)
@@ -67,14 +65,14 @@ def splice(
     layer: LayerWriter,
     scheme: Scheme,
     *,
-    source: SourceSink,
+    source: SourceSink | None,
     bytecode: Bytecode,
 ) -> None:
     """Install the wheel *filename* into *layer* under *scheme*.
 
     :param sha256: of the wheel as locked, hex.
     :param source: takes each Python source as it goes by (path in the image, bytes); None: nobody asks.
-    :param bytecode: called once behind the last source; gives path and bytes of each .pyc.
+    :param bytecode: called once behind the last source; gives each .pyc.
     :raises BadWheel: anything in it is not as it must be. The layer is then worthless.
     """
     wheel = install.parse_name(filename)
@@ -85,16 +83,29 @@ def splice(
         for entry in listed:
             if not _is_stale_bytecode(entry.name, names):
                 _one_file(file, entry, work, layer, source)
-        if (found := file.sha256()) != sha256:
-            raise BadWheel(filename, f"sha256 is {found}, locked was {sha256}")
+        _check_hash(file, filename, sha256)
         _check(work)
         _finish(work, layer, bytecode())
     except Collision as error:
         raise BadWheel(filename, f"another wheel of its layer has a different file at {error}") from error
 
 
+def sources(file: WheelFile, filename: str, sha256: str, scheme: Scheme, sink: SourceSink) -> None:
+    """Hand over each Python source of the wheel, as `splice` does on its way, and nothing else.
+
+    :raises BadWheel: it is not the locked wheel, or not one at all.
+    """
+    wheel = install.parse_name(filename)
+    for entry in entries(file, filename):
+        path = install.destination(entry.name, wheel, scheme)
+        if _is_source(path, scheme):
+            skip_local_header(file, entry, filename)
+            sink("/" + path, _whole(file, entry, filename))
+    _check_hash(file, filename, sha256)
+
+
 def _one_file(
-    file: WheelFile, entry: Entry, work: _Installation, layer: LayerWriter, source: SourceSink
+    file: WheelFile, entry: Entry, work: _Installation, layer: LayerWriter, source: SourceSink | None
 ) -> None:
     """Read one entry and put it where it belongs."""
     filename = work.wheel.filename
@@ -104,17 +115,17 @@ def _one_file(
     top, _, name = entry.name.partition("/")
     in_info = top == work.info
     if (install.is_script(entry.name) and entry.size <= _SCRIPT) or (in_info and name == "RECORD"):
-        data = b"".join(content for _, content in _inflate(file, entry, filename))
+        data = _whole(file, entry, filename)
         work.hashes[entry.name] = (hashlib.sha256(data).digest(), len(data))
         if in_info:
             work.metadata[name] = data
         else:
             work.scripts.append((entry, data))
         return
-    is_source = source is not None and path.endswith(".py") and path.startswith(work.scheme.site + "/")
+    is_source = source is not None and _is_source(path, work.scheme)
     keep = is_source or (in_info and name in ("METADATA", "WHEEL", "entry_points.txt"))
-    if keep and entry.size > _KEEP:
-        raise BadWheel(filename, f"entry {entry.name!r} is {entry.size} bytes; {_KEEP} at most for its kind")
+    if keep:
+        _refuse_huge(entry, filename)
     kept: list[bytes] = []
     mode = 0o755 if entry.executable else 0o644
     pieces = _inflate(file, entry, filename) if keep or not layer.recorded else _copied(file, entry)
@@ -134,6 +145,26 @@ def _one_file(
         source("/" + path, b"".join(kept))
     elif keep:
         work.metadata[name] = b"".join(kept)
+
+
+def _is_source(path: str, scheme: Scheme) -> bool:
+    return path.endswith(".py") and path.startswith(scheme.site + "/")
+
+
+def _refuse_huge(entry: Entry, filename: str) -> None:
+    """What is held in memory is bounded."""
+    if entry.size > _KEEP:
+        raise BadWheel(filename, f"entry {entry.name!r} is {entry.size} bytes; {_KEEP} at most for its kind")
+
+
+def _whole(file: WheelFile, entry: Entry, filename: str) -> bytes:
+    _refuse_huge(entry, filename)
+    return b"".join(content for _, content in _inflate(file, entry, filename))
+
+
+def _check_hash(file: WheelFile, filename: str, sha256: str) -> None:
+    if (found := file.sha256()) != sha256:
+        raise BadWheel(filename, f"sha256 is {found}, locked was {sha256}")
 
 
 def _inflate(file: WheelFile, entry: Entry, filename: str) -> Iterator[tuple[bytes, bytes]]:
@@ -206,7 +237,7 @@ def _unhashed(info: str) -> frozenset[str]:
     return frozenset(f"{info}/{name}" for name in ("RECORD", "RECORD.jws", "RECORD.p7s"))
 
 
-def _finish(work: _Installation, layer: LayerWriter, bytecode: Iterator[tuple[str, bytes]]) -> None:
+def _finish(work: _Installation, layer: LayerWriter, bytecode: Iterable[Code]) -> None:
     """Behind the wheel's own files: scripts, launchers, INSTALLER, .pyc files, RECORD."""
     scheme, wheel = work.scheme, work.wheel
     told = install.parse_record(work.metadata["RECORD"], wheel)
@@ -241,10 +272,10 @@ def _finish(work: _Installation, layer: LayerWriter, bytecode: Iterator[tuple[st
     for path, data in made.items():
         layer.file(path, 0o755 if path in launchers else 0o644, data)
         rows.append(install.row(path, data, scheme))
-    for origin, code in bytecode:
-        path = cached_name(origin, scheme.python)
-        with layer.entry(path, 0o644, size=len(code), crc=isal_zlib.crc32(code)) as member:
-            member.spliced(deflated(code), code)
+    for code in bytecode:
+        path = cached_name(code.source, scheme.python)
+        with layer.entry(path, 0o644, size=code.size, crc=code.crc) as member:
+            member.spliced(code.deflate, b"" if layer.recorded else code.content())
         rows.append(Row(path=install.record_path(path, scheme), hash="", size=""))
     layer.file(f"{scheme.site}/{work.info}/RECORD", 0o644, install.record(rows))
 
