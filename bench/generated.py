@@ -83,7 +83,7 @@ def _files(wheel: LockedWheel, stem: str, shape: Shape) -> Iterator[tuple[str, P
             while wanted >= len(piece.stream):
                 yield f"{top}/{kind}{number}.so", piece
                 wanted, number = wanted - len(piece.stream), number + 1
-    tags = wheel.filename.removesuffix(".whl").split("-", 2)[2]
+    tags = "-".join(wheel.filename.removesuffix(".whl").split("-")[-3:])  # a build number may be before them
     metadata = f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\n"
     yield f"{stem}.dist-info/METADATA", _piece(metadata.encode())
     yield (

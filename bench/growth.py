@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench import sides
 from bench.generated import Shape, named, write_wheel
+from bench.plot import number
 from bench.results import Outcome, Sample, Side
 from bench.sides import Say
 from bench.subject import TAG, Subject, of_wheels, shrunk
@@ -21,6 +22,7 @@ from torchkiln.store import Store
 _LONG = 15.0  # seconds; a point that takes longer is not measured again
 _MIB = 1 << 20
 _STATE = "base and wheels in our cache, wheels in the page cache, layers not; locks without recorded layers"
+_PYTHON = f"{_STATE}; the base's Python taken out of it before"
 _TITLES = ("rounds", "seconds (median)", "MB/s of wheels", "core-seconds", "peak memory, MiB")
 _SMALL = Shape(size=100_000, words=0.5, modules=5)
 
@@ -110,7 +112,7 @@ def count(workshop: Workshop, rounds: int, say: Say) -> Outcome:
         Point(
             labels=(str(n), "cached" if cached else "made"),
             bytes=subjects[n].wheel_bytes,
-            run=partial(sides.build, subjects[n], wheels=True, bytecode=cached),
+            run=partial(sides.build, subjects[n], wheels=True, bytecode=cached, python=True),
         )
         for n in counts
         for cached in (True, False)
@@ -121,7 +123,7 @@ def count(workshop: Workshop, rounds: int, say: Say) -> Outcome:
         ("wheels", ".pyc"),
         points,
         measured(points, rounds, say),
-        state=_STATE,
+        state=_PYTHON,
         notes=(f"Generated wheels of 100 kB, {_SMALL.modules} Python sources each; all share a layer.",),
     )
 
@@ -137,11 +139,13 @@ def size(workshop: Workshop, rounds: int, say: Say) -> Outcome:
                 named(f"big{many}{'w' if words else 'n'}"), Shape(size=many * 1_000_000, words=words), store
             )
             subject = workshop.subject([wheel], store, wheel.name)
+            if not points:
+                sides.keep_bytecode(subject)  # for the base's Python; there are no sources
             points.append(
                 Point(
                     labels=(str(many), kind),
                     bytes=wheel.size,
-                    run=partial(sides.build, subject, wheels=True, bytecode=False),
+                    run=partial(sides.build, subject, wheels=True, bytecode=False, python=True),
                 )
             )
     return _outcome(
@@ -150,7 +154,7 @@ def size(workshop: Workshop, rounds: int, say: Say) -> Outcome:
         ("MB", "content"),
         points,
         measured(points, rounds, say),
-        state=f"{_STATE}; no Python sources in the wheel",
+        state=f"{_PYTHON}; no Python sources in the wheel",
         notes=("One generated wheel is one layer, which is one worker's: the other cores have nothing.",),
     )
 
@@ -182,7 +186,7 @@ def table(
         wall = side.median("wall")
         rate, core, peak = point.bytes / 1e6 / wall, side.median("core"), side.median("peak") / _MIB
         rounds = str(len(side.samples))
-        rows.append((*point.labels, rounds, f"{wall:.2f}", f"{rate:.1f}", f"{core:.2f}", f"{peak:.0f}"))
+        rows.append((*point.labels, rounds, number(wall), number(rate), number(core), f"{peak:.0f}"))
     return tuple(rows)
 
 

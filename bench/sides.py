@@ -50,6 +50,7 @@ def build(
     *,
     wheels: bool,
     bytecode: bool,
+    python: bool = False,
     images: Path | None = None,
     cores: frozenset[int] | None = None,
 ) -> Sample:
@@ -57,7 +58,8 @@ def build(
 
     :raises Failed: it failed, or found the .pyc files not cached although they should be.
     """
-    cache, layout = subject.cache("ours", wheels=wheels, bytecode=bytecode), subject.scratch / "layout"
+    cache = subject.cache("ours", wheels=wheels, bytecode=bytecode, python=python)
+    layout = subject.scratch / "layout"
     if wheels:
         subject.read_wheels()
     packs = subject.packs(cache)

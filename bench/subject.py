@@ -38,8 +38,11 @@ class Subject:
         """Of all wheels."""
         return sum(wheel.size for wheel in self.locked.wheels)
 
-    def cache(self, name: str, *, wheels: bool = False, bytecode: bool = False) -> Path:
-        """A fresh cache folder with the base; *bytecode*: the .pyc packs and the base's Python too."""
+    def cache(self, name: str, *, wheels: bool = False, bytecode: bool = False, python: bool = False) -> Path:
+        """A fresh cache folder with the base; *bytecode*: with the .pyc packs, and with the base's Python.
+
+        *python*: only with that, which the first build on a base takes out of it in some seconds.
+        """
         root = self.scratch / name
         shutil.rmtree(root, ignore_errors=True)
         target = Store(root)
@@ -48,10 +51,9 @@ class Subject:
         if wheels:
             for wheel in self.locked.wheels:
                 _link(self.store.wheel(wheel), target.wheel(wheel))
-        if bytecode:
-            for folder in ("bytecode", "interpreters"):
-                if (found := self.store.root / folder).is_dir():
-                    shutil.copytree(found, root / folder, symlinks=True, copy_function=_link)
+        for folder, wanted in (("bytecode", bytecode), ("interpreters", bytecode or python)):
+            if wanted and (found := self.store.root / folder).is_dir():
+                shutil.copytree(found, root / folder, symlinks=True, copy_function=_link)
         return root
 
     def packs(self, cache: Path) -> int:

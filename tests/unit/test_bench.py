@@ -128,7 +128,7 @@ def test_a_long_point_of_a_growth_curve_is_measured_once() -> None:
     ]
     rows = table(("wheels",), points, measured(points, 3, lambda _: None))
 
-    assert [row[:4] for row in rows[1:]] == [("1", "3", "1.00", "2.0"), ("1000", "1", "100.00", "0.0")]
+    assert [row[:4] for row in rows[1:]] == [("1", "3", "1.00", "2.00"), ("1000", "1", "100", "0.02")]
     assert len({len(row) for row in rows}) == 1
 
 
