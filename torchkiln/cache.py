@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from torchkiln.errors import ConfigError
@@ -75,28 +75,59 @@ class Judged:
         return bool(self.item.busy or self.users or self.item.shared or self.item.kind == "not ours")
 
     @property
-    def why(self) -> str:
-        """Why it is kept; why it goes, if it is not."""
-        item, users = self.item, self.users
-        if "tag" in users:
-            return f"needed by {_listed(users['tag'])}"
-        if "process" in users:
-            return f"in use: {_listed(users['process'])}"
-        if item.busy:
-            return item.busy
-        if "lock" in users:
-            return f"locked by {_listed(users['lock'])}; the archive may not give it again"
-        if item.shared:
-            return "an unknown layout has it too: deleting it would free nothing"
-        if item.kind == "not ours":
-            return "not ours: never touched"
+    def reason(self) -> str:
+        """Why it is kept or may go, in a word; things of one kind and reason are listed together."""
+        for sort in ("tag", "process"):
+            if sort in self.users:
+                return sort
+        if self.item.busy:
+            return self.item.busy
+        if "lock" in self.users:
+            return "lock"
+        if self.item.shared:
+            return "shared"
+        if self.item.kind == "not ours":
+            return "not ours"
         if _rubbish(self):
-            return "left by a process that ended"
+            return "rubbish"
         if self.makers:
-            return f"to make layers again, of {_listed(self.makers)}"
-        if item.kind in SHORT_LIVED:
-            return f"goes after {SHORT_LIVED[item.kind]:.0f} days without use"
-        return "no tag and no lock needs it"
+            return "makers"
+        return "short-lived" if self.item.kind in SHORT_LIVED else "useless"
+
+    @property
+    def why(self) -> str:
+        """The reason as a phrase."""
+        match self.reason:
+            case "tag":
+                return f"needed by {_listed(self.users['tag'])}"
+            case "process":
+                return f"in use: {_listed(self.users['process'])}"
+            case "lock":
+                return f"locked by {_listed(self.users['lock'])}; the archive may not give it again"
+            case "shared":
+                return "an unknown layout has it too: deleting it would free nothing"
+            case "not ours":
+                return "not ours: never touched"
+            case "rubbish":
+                return "left by a process that ended"
+            case "makers":
+                return f"to make layers again, of {_listed(self.makers)}"
+            case "short-lived":
+                return f"goes after {SHORT_LIVED[self.item.kind]:.0f} days without use"
+            case "useless":
+                return "no tag and no lock needs it"
+            case busy:
+                return busy
+
+
+def together(ones: Sequence[Judged]) -> str:
+    """The one phrase for things of one reason: whoever uses any of them is counted."""
+    users: dict[Sort, tuple[str, ...]] = {}
+    for one in ones:
+        for sort, names in one.users.items():
+            users[sort] = tuple(dict.fromkeys((*users.get(sort, ()), *names)))
+    makers = tuple(dict.fromkeys(name for one in ones for name in one.makers))
+    return replace(ones[0], users=users, makers=makers).why
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,7 +47,9 @@ class Fault:
     @property
     def tags(self) -> tuple[str, ...]:
         """Images that have the same fault, because their layout's file is this very file."""
-        return self.subject.users.get("tag", ()) if self.subject.item.shared else ()
+        if not self.subject.item.shared:
+            return ()
+        return self.subject.users.get("tag", ("a layout that the cache does not know",))
 
 
 def prune(store: Store, look: Callable[[], Survey], policy: Policy, *, dry_run: bool = False) -> Pruned:

@@ -265,6 +265,15 @@ def test_a_damaged_layer_and_the_way_back(scene: Scene) -> None:
     assert scene.run("verify").exception is None
 
 
+def test_damage_in_a_layout_that_nobody_told_of(scene: Scene) -> None:
+    """It has the same file: that is said, whoever it is."""
+    shutil.rmtree(scene.cache / "records" / "layouts")
+    damage(scene.torch())
+    done = scene.run("verify", "--repair")
+    assert isinstance(done.exception, VerificationFailed)
+    assert done.exception.message.endswith("a layout that the cache does not know")
+
+
 def test_a_damaged_wheel_is_fetched_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the index that the user has configured; without one it is only taken out, and that is told."""
     scene.lock()

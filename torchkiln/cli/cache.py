@@ -18,12 +18,12 @@ from torchkiln.errors import ConfigError, VerificationFailed
 
 if TYPE_CHECKING:
     from torchkiln.cache import Judged
-    from torchkiln.housekeeping import Fault
     from torchkiln.nouns import LockedWheel
     from torchkiln.store import Store
     from torchkiln.survey import Survey
 
 F = TypeVar("F", bound=Callable[..., Any])
+_FEW = 3  # things with the same fault that are named; more are counted
 _WIDTH = 160  # columns where stdout is no terminal
 
 
@@ -59,7 +59,7 @@ def _common(command: F) -> F:
 @click.option("--each", is_flag=True, help="a line for each thing, not for each kind and reason")
 def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> None:
     """What is in the cache, by kind: count, size, last use, why it is kept, and what would take it."""
-    from torchkiln.cache import KINDS, Policy, expendable, judge
+    from torchkiln.cache import KINDS, Policy, expendable, judge, together
 
     store = _store()
     found = _look(store, layouts, images)
@@ -77,12 +77,13 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> 
         return
     rows: dict[tuple[str, ...], list[Judged]] = {}
     for one in judged:
-        rows.setdefault((one.item.kind, one.why, goes(one), one.item.path if each else ""), []).append(one)
+        key = (one.item.kind, goes(one), one.reason, one.item.path if each else "")
+        rows.setdefault(key, []).append(one)
     _table(
         ("kind", "count", "size", "last use", "goes with", "kept because"),
         [
-            (kind, str(len(ones)), _size(ones), _ago(now, ones), way, _named(ones[0], why) if each else why)
-            for (kind, why, way, _), ones in rows.items()
+            (*(kind, str(len(ones)), _size(ones), _ago(now, ones), way), _named(ones, together(ones), each))
+            for (kind, way, _, _), ones in rows.items()
         ],
     )
     shared = [one for one in judged if one.item.shared]
@@ -116,7 +117,7 @@ def prune(
     running build needs; builds go on meanwhile.
     """
     from torchkiln import housekeeping
-    from torchkiln.cache import Policy, parse_age, parse_bytes
+    from torchkiln.cache import KINDS, Policy, parse_age, parse_bytes, together
 
     policy = Policy(
         everything=everything,
@@ -141,9 +142,9 @@ def prune(
         click.echo(json.dumps(told, indent=2))
     else:
         rows: dict[tuple[str, str], list[Judged]] = {}
-        for one in done.gone:
-            rows.setdefault((one.item.kind, one.why), []).append(one)
-        lines = [(kind, str(len(ones)), _size(ones), why) for (kind, why), ones in sorted(rows.items())]
+        for one in sorted(done.gone, key=lambda one: KINDS.index(one.item.kind)):
+            rows.setdefault((one.item.kind, one.reason), []).append(one)
+        lines = [(kind, str(len(ones)), _size(ones), together(ones)) for (kind, _), ones in rows.items()]
         _table(("kind", "count", "size", "why"), lines)
         freed = f"{'would free' if dry_run else 'freed'} {console.size(done.freed)}"
         click.echo(f"{freed}; {_size(done.left)} stay in {store.root}")
@@ -177,14 +178,17 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
     console.say(f"read {console.size(sum(read))} in {seconds:.1f} s")
     fetch = _late_fetch(store)
     hit: dict[str, None] = {}
+    lines: dict[tuple[str, str, str], list[Judged]] = {}
     told, remaining = [], 0
     for fault in faults:
         mended, done = housekeeping.repair(store, fault, found, fetch) if repair else (False, "")
         remaining += not mended
         hit |= dict.fromkeys(fault.tags)
         told.append({**_told(fault.subject), "fault": fault.what, "tags": fault.tags, "repaired": mended})
-        if not as_json:
-            click.echo(_line(fault, done))
+        lines.setdefault((fault.subject.item.kind, fault.what, done), []).append(fault.subject)
+    for (kind, what, done), ones in [] if as_json else lines.items():
+        said = f"{what}{': ' + done if done else ''}"
+        click.echo(_named(ones, said, True) if len(ones) <= _FEW else f"{kind}: {len(ones)} of them: {said}")
     if as_json:
         told_all = {"cache": str(store.root), "things": len(found.items), "bytes": sum(read), "faults": told}
         click.echo(json.dumps(told_all, indent=2))
@@ -251,12 +255,8 @@ def _told(one: Judged) -> dict[str, Any]:
     }
 
 
-def _line(fault: Fault, done: str) -> str:
-    return f"{_named(fault.subject, fault.what)}{': ' + done if done else ''}"
-
-
-def _named(one: Judged, text: str) -> str:
-    return f"{one.item.title or one.item.path}: {text}"
+def _named(ones: Sequence[Judged], text: str, by_name: bool) -> str:
+    return f"{', '.join(one.item.title or one.item.path for one in ones)}: {text}" if by_name else text
 
 
 def _size(judged: Sequence[Judged]) -> str:
