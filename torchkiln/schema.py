@@ -165,6 +165,7 @@ class _Check:
             yield path, "must not be empty"
         if len(value) > schema.get("maxItems", math.inf):
             yield path, f"has {len(value)} entries, {schema['maxItems']} at most"
+            return
         seen: set[str] = set()
         for index, child in enumerate(value):
             if schema.get("uniqueItems"):

@@ -20,6 +20,7 @@ DEPTH = 40  # levels of lists and mappings; the deepest of our files has seven
 _DIGITS = 19  # of a whole number: 64 bits, as other readers of the same file have them
 _CONFLICT = re.compile(rb"^(<{7}|={7}|>{7}|\|{7})(?= |\r?$)", re.MULTILINE)
 _KINDS = {
+    stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -41,13 +42,12 @@ def read_file(path: Path, limit: int, *, follow: bool = True) -> bytes:
         if error.errno == errno.ENXIO:  # a socket, or a pipe's other end
             raise OSError(errno.ENXIO, "not a file that can be read", str(path)) from None
         raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise OSError(errno.EINVAL, f"{kind}, not a file", str(path))
     with open(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, "a folder, not a file", str(path))
-        if not stat.S_ISREG(mode):
-            kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-            raise OSError(errno.EINVAL, f"{kind}, not a file", str(path))
         data = file.read(limit + 1)
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
