@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -67,6 +68,24 @@ def test_each_layer_is_joined_once(layers: tuple[BuiltLayer, ...], tmp_path: Pat
     assert not {layer.digest for layer in joined} & {layer.digest for layer in layers}
     assert all(store.has_blob(layer.digest, layer.size) for layer in joined)
     assert leftovers(tmp_path / "cache") == []
+
+
+def test_prune_leaves_what_is_being_joined(wheels: list[Path], tmp_path: Path) -> None:
+    """From the first join until the layout has its links, a claim names the records of all joined layers."""
+    cache = tmp_path / "cache"
+    claimed: list[int] = []
+
+    class Watching(Silent):
+        def begin(self, work: Work, name: str, total: int) -> None:
+            if work in ("join", "write"):
+                needs = {need for claim in Store(cache).claims() for need in claim.needs or ()}
+                claimed.append(sum(need.startswith("records/joined/") for need in needs))
+
+    with patch("tests.cells.Silent", Watching):
+        build(planned_cell(wheels), cache, tmp_path / "out", FakeIndex(wheels), layer_format="gzip-joined")
+
+    assert claimed == [5] * 6
+    assert Store(cache).claims() == ()
 
 
 def test_joined_layers_are_the_same_everywhere(wheels: list[Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.base.interpreter import interpreter
-from torchkiln.engines.joining import join_layers
+from torchkiln.engines.joining import join_layers, joined_records
 from torchkiln.engines.keys import layer_key
 from torchkiln.engines.kitchen import Kitchen, Order
 from torchkiln.engines.observer import Fetcher, Observer
@@ -85,14 +85,16 @@ def build(
         reused += waited
     layers = tuple(built[spec] for spec in plan.layers)
     _compare_with_lock(layers, plan)
-    if layer_format == "gzip-joined":
-        joining = time.monotonic()
-        layers = join_layers(layers, store, observer)
-        seconds = {**seconds, "join": time.monotonic() - joining}
-    writing = time.monotonic()
-    observer.begin("write", "layout", len(layers))
-    image = write_image(layout, plan, layers, store.blob, refs=refs)
-    observer.end("write", "layout")
+    with ExitStack() as claims:
+        if layer_format == "gzip-joined":
+            joining = time.monotonic()
+            claims.enter_context(store.claim(f"joins the layers of {plan.tag}", joined_records(layers)))
+            layers = join_layers(layers, store, observer)
+            seconds = {**seconds, "join": time.monotonic() - joining}
+        writing = time.monotonic()
+        observer.begin("write", "layout", len(layers))
+        image = write_image(layout, plan, layers, store.blob, refs=refs)
+        observer.end("write", "layout")
     now = time.monotonic()
     return Build(
         image=replace(image, base_moved=base_moved),

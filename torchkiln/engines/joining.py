@@ -55,6 +55,15 @@ def join_layers(layers: Sequence[BuiltLayer], store: Store, observer: Observer) 
     return tuple(running[layer].result() for layer in layers)
 
 
+def joined_records(layers: Sequence[BuiltLayer]) -> frozenset[str]:
+    """What `join_layers` may make of *layers*, as `Store.claim` wants it: records stand for their blobs."""
+    return frozenset(f"records/{_RECORDS}/{_key(layer)}.json" for layer in layers)
+
+
+def _key(layer: BuiltLayer) -> str:
+    return layer.digest.removeprefix("sha256:")
+
+
 def _joined(layer: BuiltLayer, store: Store, observer: Observer, cancelled: threading.Event) -> BuiltLayer:
     """*layer* joined: as the store has it, or made now. No two processes join one blob at once."""
 
@@ -63,7 +72,7 @@ def _joined(layer: BuiltLayer, store: Store, observer: Observer, cancelled: thre
             raise _Cancelled
 
     check()
-    key = layer.digest.removeprefix("sha256:")
+    key = _key(layer)
     with store.lock(f"joined-{key}", f"joins layer {layer.title}", check=check):
         record = store.record(_RECORDS, key)
         if record is not None and store.has_blob(Digest(record["digest"]), record["size"]):
