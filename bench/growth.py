@@ -131,7 +131,7 @@ def count(workshop: Workshop, rounds: int, say: Say) -> Outcome:
 def size(workshop: Workshop, rounds: int, say: Say) -> Outcome:
     """One wheel of 1 to 1000 MB, of data that deflates well and of data that does not."""
     megabytes = (1, 10, 40) if workshop.quick else (1, 10, 100, 1000)
-    points = []
+    points: list[Point] = []
     for words, kind in ((1.0, "deflates to 2/5"), (0.0, "does not deflate")):
         for many in megabytes:
             store = Store(workshop.scratch / "size")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_WIDTH, _LEFT, _RIGHT, _ROW, _TOP = 860, 350, 150, 30, 56
+_WIDTH, _LEFT, _RIGHT, _ROW, _TOP = 900, 390, 150, 30, 56
 _STYLE = """<style>
     text { font: 12px DejaVu Sans, Verdana, Arial, sans-serif; fill: #1f2328 }
     .title { font-size: 15px; font-weight: bold } .soft { fill: #57606a; font-size: 11px }
@@ -38,13 +38,17 @@ class Bar:
 
 
 def bars(title: str, legend: str, rows: Sequence[Bar]) -> str:
-    """The picture. Each unit has a scale of its own, from zero."""
+    """The picture. Scales are from zero: one for a unit's bars with a target, one for those without."""
     height = _TOP + _ROW * len(rows) + 16
-    tops = {
-        bar.unit: 1.08 * max(max(one.high, one.target or 0.0) for one in rows if one.unit == bar.unit)
-        for bar in rows
-    }
-    body = [line for at, bar in enumerate(rows) for line in _row(bar, _TOP + _ROW * at, tops[bar.unit])]
+    tops: dict[tuple[str, bool], float] = {}
+    for bar in rows:
+        scale = (bar.unit, bar.target is None)
+        tops[scale] = max(tops.get(scale, 0.0), 1.08 * max(bar.high, bar.target or 0.0))
+    body = [
+        line
+        for at, bar in enumerate(rows)
+        for line in _row(bar, _TOP + _ROW * at, tops[bar.unit, bar.target is None])
+    ]
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}"'

@@ -63,7 +63,7 @@ def picture(document: Mapping[str, Any]) -> str:
     return bars(
         "torchkiln against its targets and its rivals",
         "Bars: medians. Whiskers: least to most of the rounds. Dashed: the target; green met, red missed,"
-        " grey without. A scale for each unit.",
+        " grey without. A scale a unit.",
         [
             Bar(
                 label=_short(figure.what),
@@ -181,4 +181,4 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _short(what: str) -> str:
     """As a label beside a bar."""
-    return what if len(what) <= 50 else what[:49] + "…"
+    return what if len(what) <= 60 else what[:59] + "…"

@@ -51,10 +51,18 @@ class Subject:
         if wheels:
             for wheel in self.locked.wheels:
                 _link(self.store.wheel(wheel), target.wheel(wheel))
-        for folder, wanted in (("bytecode", bytecode), ("interpreters", bytecode or python)):
-            if wanted and (found := self.store.root / folder).is_dir():
-                shutil.copytree(found, root / folder, symlinks=True, copy_function=_link)
+        kept = self.store.root
+        packs = (kept / "bytecode", self.kept_packs) if bytecode else ()
+        pythons = (kept / "interpreters",) if bytecode or python else ()
+        for found in filter(Path.is_dir, (*packs, *pythons)):
+            into = root / (found.name if found in pythons else "bytecode")
+            shutil.copytree(found, into, symlinks=True, copy_function=_link, dirs_exist_ok=True)
         return root
+
+    @property
+    def kept_packs(self) -> Path:
+        """Byte-code that the store lacked and a side has made."""
+        return self.scratch / "packs"
 
     def packs(self, cache: Path) -> int:
         """How many wheels' byte-code *cache* holds."""
