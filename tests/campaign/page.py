@@ -1,0 +1,95 @@
+"""The campaign's log → its page in the documentation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.campaign.trials import Record
+
+_CUTS = {
+    "write": "a write to a file",
+    "read": "a download",
+    "rename": "a rename",
+    "link": "a hard link",
+    "unlink": "a deletion",
+    "sync": "a flush to the disk",
+}
+_HEAD = """\
+# The campaign: builds under fire
+
+Made together with its log, [campaign.json](campaign.json), by this command; not edited by hand:
+
+    .venv/bin/python -m tests.campaign --seed {seed} --instants {instants} --log docs/campaign.json
+
+It runs `build.py`, as a user does, on a small cell of its own (wheels, base, lock and index are generated),
+and disturbs it. A library preloaded into the build counts its writes, socket reads, renames, links, deletions
+and flushes, and sends a signal at a drawn one: before it, after it, or with half of a write done. Other signals
+come by the clock. Then an oracle that shares no code with torchkiln hashes every blob, compares every wheel
+and `.part` with the true file, follows every record and tag, inflates every layer, and looks for processes
+that outlived the build. Then the build is run again: it must succeed, give the digest of an undisturbed build,
+leave nothing behind, and ask the index for no byte of a wheel that was there. `make test` runs a short form.
+
+Seed {seed}, {instants} instants, {seconds} s, Python {python}{mounts}. **{verdict}**
+
+"""
+
+
+def cut_inside(records: Iterable[Record]) -> dict[str, int]:
+    """How many of *records* were cut with an operation of each kind under way."""
+    counts = Counter(op for record in records for op in record.flying)
+    return {_CUTS[op]: counts[op] for op in _CUTS}
+
+
+def page(log: Mapping[str, Any]) -> str:
+    """Markdown."""
+    verdict = f"{len(log['wrong'])} things went wrong, see the log." if log["wrong"] else "Nothing was lost."
+    mounts = "" if log["mounts"] else "; without the faults that need a mount, for which one must be root"
+    text = _HEAD.format(**{**log, "verdict": verdict, "mounts": mounts})
+    text += "## Counts\n\n" + _table(("what", "number"), ((k, f"{v:,}") for k, v in log["counts"].items()))
+    text += "\nOf the runs that a signal hit, this many had under way (several at a time are possible):\n\n"
+    text += _table(("operation", "runs"), log["cut inside"].items())
+    hits = [record for record in log["records"] if record["group"] == "instant" and not record["late"]]
+    text += "\n## Signals\n\n" + _table(
+        ("signal", "cache before", "runs", "exit codes", "left work in progress"), _signals(hits)
+    )
+    text += (
+        "\nA negative code is the signal's own: the process had no word in it, or had not begun to listen.\n"
+        "A shell shows -2 as 130 and -15 as 143. What users read:\n\n"
+    )
+    text += "".join(f"    {line}\n" for line in _sentences(hits))
+    for group, title in (("network", "Network and index"), ("host", "The machine")):
+        rows = [record for record in log["records"] if record["group"] == group]
+        text += f"\n## {title}\n\n" + _table(
+            ("fault", "exit code", "what the user reads"), (_told(row) for row in rows)
+        )
+    return text
+
+
+def _signals(hits: list[dict[str, Any]]) -> Iterable[tuple[object, ...]]:
+    for name, start in sorted({(record["name"], record["start"]) for record in hits}):
+        found = [record for record in hits if (record["name"], record["start"]) == (name, start)]
+        codes = Counter(record["code"] for record in found)
+        told = ", ".join(f"{code} ({count}×)" for code, count in sorted(codes.items()))
+        yield name, start, len(found), told, sum(record["leftovers"] > 0 for record in found)
+
+
+def _sentences(hits: list[dict[str, Any]]) -> list[str]:
+    counts = Counter(record["sentence"] for record in hits if record["sentence"].startswith("error: "))
+    lines: list[str] = []
+    for sentence, _ in counts.most_common():
+        lines += [*sentence.splitlines(), ""]
+    return lines[:-1]
+
+
+def _told(record: dict[str, Any]) -> tuple[object, ...]:
+    said = record["sentence"] if record["code"] else "(nothing: it gets over it)"
+    lines = [line.replace("|", "\\|").replace("<", "&lt;") for line in said.splitlines()]
+    return record["name"], record["code"], "<br>".join(lines)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(str(cell) for cell in row) + " |\n" for row in lines)

@@ -1,0 +1,54 @@
+"""The campaign in short: some instants, and each fault once. In full: see docs/campaign.md."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.campaign import host, network
+from tests.campaign.instants import IMPATIENT, draw
+from tests.campaign.scene import Scene
+from tests.campaign.tracer import compiler
+from tests.campaign.trials import Disturbance, Reference, provoke_all
+
+pytestmark = pytest.mark.skipif(
+    compiler() is None, reason="no C compiler for the tracer: apt-get install gcc"
+)
+SEED, INSTANTS, JOBS = 1, 12, 3
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reference]:
+    """An undisturbed build, which no disturbed one may have touched in the end."""
+    made = Reference(Scene(tmp_path_factory.mktemp("campaign"), seed=SEED))
+    yield made
+    assert made.check() == ()
+
+
+def wrong(reference: Reference, disturbances: list[Disturbance], *, heal: bool = True) -> list[str]:
+    records = provoke_all(reference, disturbances, jobs=JOBS, heal=heal)
+    assert len(records) == len(disturbances)
+    return [f"{one.name} {one.detail}: {fault}" for one in records for fault in one.wrong]
+
+
+def test_instants(reference: Reference) -> None:
+    """Cut by signals anywhere: nothing is lost, and the next run makes it whole."""
+    reference.measure()
+    assert wrong(reference, [IMPATIENT, *itertools.islice(draw(SEED, reference), INSTANTS)]) == []
+
+
+def test_network_and_index(reference: Reference) -> None:
+    """Each fault is told in its own words or got over, and leaves a sound store."""
+    assert wrong(reference, list(network.faults()), heal=False) == []
+
+
+def test_the_machine(reference: Reference) -> None:
+    """Likewise for what disks, limits and clocks do."""
+    assert wrong(reference, list(host.faults()), heal=False) == []
+
+
+@pytest.mark.skipif(not host.can_mount(), reason="no mounts without root")
+def test_mounts_are_possible() -> None:
+    """Says visibly where the faults with small and read-only disks are left out."""
