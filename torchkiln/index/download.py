@@ -274,7 +274,7 @@ def _called_off(answer: requests.Response, stream: _Stream) -> Iterator[None]:
     def watch() -> None:
         while not done.wait(_LOOK):
             if stream.over():
-                with contextlib.suppress(ValueError, OSError):  # it has ended by itself
+                with contextlib.suppress(ValueError, OSError, RuntimeError):  # it has ended by itself
                     answer.raw.shutdown()
                 return
 
