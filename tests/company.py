@@ -1,6 +1,6 @@
 """The small cell of `tests.cells`, built the whole way by `kiln.build`; also as a program, for processes.
 
-    python -m tests.company FOLDER LAYOUT REF WHEEL...
+    python -m tests.company FOLDER LAYOUT REF PIECE WHEEL...
 
 builds of FOLDER/wheels those that are named, in FOLDER/cache, and tells digest, fetched files, reused layers.
 """
@@ -72,10 +72,12 @@ def needs(wheels: Sequence[Path]) -> frozenset[str]:
         return build_needs(cells.planned_cell(wheels).locked)
 
 
-def start(folder: Path, layout: Path, ref: str, wheels: Sequence[str]) -> subprocess.Popen[bytes]:
-    """The program below, running."""
+def start(
+    folder: Path, layout: Path, ref: str, wheels: Sequence[str], *, piece: int = 30_000
+) -> subprocess.Popen[bytes]:
+    """The program below, running; every 30 ms so many bytes of a wheel arrive."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.company", str(folder), str(layout), ref, *wheels],
+        [sys.executable, "-m", "tests.company", str(folder), str(layout), ref, str(piece), *wheels],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=ROOT,
@@ -89,11 +91,11 @@ def _told(line: str) -> None:
 
 
 def main() -> None:
-    folder, layout, ref, *names = sys.argv[1:]
+    folder, layout, ref, piece, *names = sys.argv[1:]
     wheels = sorted(
         path for path in (Path(folder) / "wheels").glob("*.whl") if path.name.split("-")[0] in names
     )
-    index = FakeIndex(wheels, piece=30_000, pause=0.03)
+    index = FakeIndex(wheels, piece=int(piece), pause=0.03)
     store = Store(Path(folder) / "cache", on_wait=lambda holder: _told(f"waiting for {holder}"))
     built = build(wheels, store.root, Path(layout), index, ref=ref, store=store)
     told = {"digest": built.image.manifest, "fetched": index.fetched, "reused": built.reused}

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,15 +19,17 @@ from tests import company
 from tests.cells import planned_cell, small_wheels
 from tests.standin.index_server import IndexServer
 from tests.unpublished import FakeIndex
+from torchkiln.cache import Policy
 from torchkiln.cli.cache import cache as command
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
+from torchkiln.housekeeping import prune
 from torchkiln.lockfile import to_json
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, unpacked_root
 from torchkiln.oci.validate import validate
 from torchkiln.runtimes.rootfs import _in_use
 from torchkiln.store import Store
-from torchkiln.survey import remember_layout
+from torchkiln.survey import Survey, remember_layout, survey
 
 
 class Scene:
@@ -185,6 +188,26 @@ def test_prune_leaves_what_a_running_build_needs(scene: Scene) -> None:
         assert (len(scene.files("blobs")), len(scene.files("wheels"))) == (5, 5)
     scene.told("prune", "--all")
     assert scene.files("blobs") == []
+
+
+def test_no_build_begins_between_the_look_and_the_deletion(scene: Scene) -> None:
+    """Else it would believe what is about to go."""
+    store, begun = Store(scene.cache), threading.Event()
+
+    def build() -> None:
+        with store.claim("builds", ()):
+            begun.set()
+
+    thread = threading.Thread(target=build)
+
+    def look() -> Survey:
+        thread.start()
+        assert not begun.wait(0.5)
+        return survey(store, (), scene.folder / "images")
+
+    prune(store, look, Policy(everything=True))
+    thread.join()
+    assert begun.is_set()
 
 
 def test_prune_and_unpacked_images(scene: Scene) -> None:

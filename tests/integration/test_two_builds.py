@@ -39,8 +39,8 @@ def start() -> Iterator[Start]:
     """Builds in processes of their own; none outlives the test."""
     running = []
 
-    def started(*args: Any) -> subprocess.Popen[bytes]:
-        running.append(program(*args))
+    def started(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        running.append(program(*args, **options))
         return running[-1]
 
     yield started
@@ -87,6 +87,18 @@ def test_two_tags_into_one_layout(start: Start, wheels: list[Path], tmp_path: Pa
         assert told[ref]["digest"] == expected(wheels, names, tmp_path)
     assert dict(open_layout(tmp_path / "layout").refs()) == {ref: told[ref]["digest"] for ref in cells}
     assert validate(tmp_path / "layout") == ()
+
+
+def test_different_layers_with_a_wheel_in_common(start: Start, wheels: list[Path], tmp_path: Path) -> None:
+    """No layer to wait for, but both want sympy, at the same time: it comes once."""
+    cells = {"a": ("jinja2", "sympy"), "b": ("networkx", "sympy")}
+    running = {ref: start(tmp_path, tmp_path / ref, ref, names, piece=20) for ref, names in cells.items()}
+    told = {ref: ended(process) for ref, process in running.items()}
+
+    fetched = told["a"]["fetched"] + told["b"]["fetched"]
+    assert sorted(name.split("-")[0] for name in fetched) == ["jinja2", "networkx", "sympy"]
+    for ref, names in cells.items():
+        assert told[ref]["digest"] == expected(wheels, names, tmp_path)
 
 
 def test_the_second_goes_on_when_the_first_is_killed(
