@@ -6,6 +6,7 @@ stdout: the page; stderr: what is going on. Results of benchmarks that did not r
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -66,6 +67,7 @@ _QUICK = 100  # the quick set has 1/100 of the true sizes
 @click.option("--rows", is_flag=True, help="on stdout rows for docs/numbers.json instead of the page")
 def main(names: tuple[str, ...], rounds: int, quick: bool, output: Path | None, rows: bool) -> None:
     """Run the benchmarks NAMES (none: all)."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit that deletes the scratch folder
     folder = output or (None if quick else ROOT / "docs")
     document = _kept(folder)
     for name in names or NAMES:

@@ -90,9 +90,11 @@ def test_ratios_are_those_of_each_rounds_pair() -> None:
 
 
 def test_one_after_the_other_adds_time_and_keeps_the_larger_peak() -> None:
-    both = sample(1.0, bytes=3, stages=(("a", 1.0),)) + sample(2.0, peak=7, bytes=4, stages=(("b", 2.0),))
+    both = sample(1.0, bytes=3, stages=(("a", 1.0),)) + sample(
+        2.0, peak=300 << 20, bytes=4, stages=(("b", 2.0),)
+    )
 
-    assert (both.wall, both.core, both.peak, both.bytes) == (3.0, 4.0, 100 << 20, 7)
+    assert (both.wall, both.core, both.peak, both.bytes) == (3.0, 4.0, 300 << 20, 7)
     assert dict(both.stages) == {"a": 1.0, "b": 2.0}
 
 
