@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.errors import BuildFailed
-from torchkiln.files import remove_tree, write_atomic
+from torchkiln.files import remove_tree
 from torchkiln.locks import Holder, acquire, clear, hold, holder
 from torchkiln.nouns import Digest, LockedWheel, parse_digest
 
@@ -87,11 +87,13 @@ class Store:
                 yield path.stem, found
 
     def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
-        """Keep *value* under *key*; atomic."""
-        write_atomic(
-            self.root / "records" / kind / f"{key}.json",
-            json.dumps(value, sort_keys=True, separators=(",", ":")).encode(),
-        )
+        """Keep *value* under *key*; atomic. By way of tmp/, where what a killed process left is swept."""
+        temporary = self.temporary("record")
+        try:
+            temporary.write_text(json.dumps(value, sort_keys=True, separators=(",", ":")))
+            self.adopt(temporary, self.root / "records" / kind / f"{key}.json")
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def touch(self, path: Path) -> None:
         """Note that *path* was used now. Times of access are no help: many file systems keep none.
@@ -176,10 +178,6 @@ class Store:
         for path in (self.root / "locks").glob("process-*"):
             if age(path) > _ORPHANED:
                 clear(path)
-        for path in (self.root / "records").glob("*/.*"):  # see `files.write_atomic`
-            if age(path) > _ORPHANED:
-                path.unlink(missing_ok=True)
-                swept += 1
         return swept
 
     def dead(self) -> list[Path]:

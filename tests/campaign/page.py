@@ -26,11 +26,11 @@ Made together with its log, [campaign.json](campaign.json), by this command; not
 
 It runs `build.py`, as a user does, on a small cell of its own (wheels, base, lock and index are generated),
 and disturbs it. A library preloaded into the build counts its writes, socket reads, renames, links, deletions
-and flushes, and sends a signal at a drawn one: before it, after it, or with half of a write done. Other signals
-come by the clock. Then an oracle that shares no code with torchkiln hashes every blob, compares every wheel
+and flushes, and sends a signal at a drawn one: before it, after it, or with half of a write done. Others come
+by the clock. Then an oracle that shares no code with torchkiln hashes every blob, compares every wheel
 and `.part` with the true file, follows every record and tag, inflates every layer, and looks for processes
 that outlived the build. Then the build is run again: it must succeed, give the digest of an undisturbed build,
-leave nothing behind, and ask the index for no byte of a wheel that was there. `make test` runs a short form.
+leave nothing behind, and ask the index for no byte of a wheel that was there. `make test` does it in short.
 
 Seed {seed}, {instants} instants, {seconds} s, Python {python}{mounts}. **{verdict}**
 

@@ -172,6 +172,17 @@ def test_an_interrupted_write_leaves_the_old_names(
     assert open_layout(tmp_path / "layout").image("a").manifest == again.manifest
 
 
+def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
+    """Beside the index and among the blobs."""
+    layout = tmp_path / "layout"
+    build(tmp_path, "a")
+    left = [layout / ".index.json.0123abcd", layout / "blobs/sha256" / f".{'0' * 64}.0123abcd"]
+    for path in left:
+        path.write_text("{")
+    build(tmp_path, "b")
+    assert [path for path in left if path.exists()] == []
+
+
 def test_a_layer_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
     """A store that lost bytes gives no image, and no name."""
     store = BlobFolder(tmp_path / "store")

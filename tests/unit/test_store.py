@@ -74,16 +74,16 @@ def test_only_names_of_ours_are_swept(tmp_path: Path) -> None:
     assert sorted((tmp_path / "tmp").iterdir()) == [half, letter]
 
 
-def test_a_half_written_record_is_swept(tmp_path: Path) -> None:
-    """After an hour; until then somebody may be about to rename it."""
+def test_a_record_is_written_by_way_of_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the next run finds what a killed process left, and knows whose it was."""
     store = Store(tmp_path)
     store.put_record("layers", "k", {"a": 1})
-    for name in (".k.json.12.abcd", ".l.json.13.abcd"):
-        (tmp_path / "records/layers" / name).write_text("{")
-    os.utime(tmp_path / "records/layers/.k.json.12.abcd", (0, 0))
+    seen: list[Path] = []
+    monkeypatch.setattr("os.replace", lambda source, target: seen.append(Path(source)))
+    store.put_record("layers", "l", {"a": 2})
 
-    assert store.sweep() == 1
-    assert {path.name for path in (tmp_path / "records/layers").iterdir()} == {"k.json", ".l.json.13.abcd"}
+    assert [path.parent for path in seen] == [tmp_path / "tmp"]
+    assert list((tmp_path / "tmp").iterdir()) == []
     assert list(store.records("layers")) == [("k", {"a": 1})]
 
 

@@ -172,6 +172,11 @@ def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None =
         contents = inspect(temporary)
         store.adopt(temporary, store.blob(encoded.digest))
     except (OSError, EOFError) as error:
+        if isinstance(error, OSError) and error.errno and error.filename != str(file):
+            raise BuildFailed(
+                f"the base cannot be put into the cache {store.root}: {os.strerror(error.errno)}",
+                hint="make room, or set TORCHKILN_CACHE to a folder that can be written",
+            ) from error
         raise BuildFailed(
             f"{file} cannot be read as a base: {error}", hint="export it again: torchkiln base export FILE"
         ) from error

@@ -130,6 +130,8 @@ def _code(args: list[str] | None, stop: _Stop) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full and not where:
+            where = "the cache or the output: "
         _tell(
             f"{where}{error.strerror or error}",
             "make room, or set TORCHKILN_CACHE and --output elsewhere" if full else "",

@@ -233,7 +233,11 @@ class _Stream:
 
     def over(self) -> bool:
         """Whether nothing more is to come: complete, or cancelled."""
-        return self.have == self.wheel.size or self._cancelled()
+        return self.have == self.wheel.size or self.called_off()
+
+    def called_off(self) -> bool:
+        """Whether the work was cancelled."""
+        return self._cancelled()
 
     def check(self) -> None:
         """Whether the file holds all that was written: who reads behind would wait for the rest for ever.

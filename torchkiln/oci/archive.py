@@ -9,6 +9,9 @@ the index, older ones manifest.json; both find the same blobs, and compressed la
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import glob
 import os
 import secrets
 import tarfile
@@ -52,9 +55,11 @@ def write_archive(image: ImageOnDisk, target: Path, form: ArchiveFormat, names: 
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
         with temporary.open("wb") as out:
+            fcntl.flock(out, fcntl.LOCK_EX)
             stream_archive(image, out, form, names)
-        os.replace(temporary, target)
+            os.replace(temporary, target)
     except OSError as error:
         raise BuildFailed(
             f"{target}: the archive cannot be written: {error.strerror or error}",
@@ -62,6 +67,14 @@ def write_archive(image: ImageOnDisk, target: Path, form: ArchiveFormat, names: 
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sweep(target: Path) -> None:
+    """Delete what killed writers of *target* left, gigabytes each: who lives holds a lock on its file."""
+    for path in target.parent.glob(f".{glob.escape(target.name)}.*.????????"):
+        with contextlib.suppress(OSError), path.open("rb") as left:
+            fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def stream_archive(image: ImageOnDisk, out: BinaryIO, form: ArchiveFormat, names: Sequence[str] = ()) -> None:

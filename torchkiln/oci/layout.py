@@ -75,6 +75,7 @@ def write_image(
     try:
         with _locked(layout):
             target = _create(layout)
+            _sweep(target)
             for layer in layers:
                 _place(blob_path(layer.digest), target.blob(layer.digest), layer)
             for document in (documents.config, documents.manifest):
@@ -337,11 +338,20 @@ def _neighbour(path: Path) -> Path:
 
 def _prune(layout: Layout) -> int:
     needed = {layout.blob(digest).name for digest in layout.needed()}
+    freed = _sweep(layout)
+    for path in (layout.path / "blobs" / "sha256").iterdir():
+        if path.name not in needed:
+            freed += path.lstat().st_size
+            path.unlink()
+    return freed
+
+
+def _sweep(layout: Layout) -> int:
+    """Delete what killed writers left, for nobody else writes while we hold the lock; returns the bytes."""
     freed = 0
-    left_over = (path for path in layout.path.glob(".*.????????") if path.is_file())
-    for path in (*(layout.path / "blobs" / "sha256").iterdir(), *left_over):
-        if path.name not in needed and not stat.S_ISDIR((found := path.lstat()).st_mode):
-            freed += found.st_size
+    for folder in (layout.path, layout.path / "blobs" / "sha256"):
+        for path in folder.glob(".*.????????"):
+            freed += path.lstat().st_size
             path.unlink()
     return freed
 
