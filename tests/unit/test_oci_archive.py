@@ -1,5 +1,6 @@
 """Archives: one tar file that is an OCI layout, and Docker's own form too."""
 
+import fcntl
 import io
 import json
 import tarfile
@@ -140,3 +141,15 @@ def test_an_archive_lies_beside_its_layout(tmp_path: Path) -> None:
     with tarfile.open(path) as archive:
         listed = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
     assert listed[0]["RepoTags"] == ["pytorch-cuda:a", "pytorch-cuda:v2.7"]
+
+
+def test_what_a_killed_writer_left_goes_with_the_next(tmp_path: Path) -> None:
+    """Gigabytes each; but not what somebody is writing at this moment, who holds a lock on it."""
+    target = tmp_path / "out/a.tar"
+    write_archive(image(tmp_path), target, "oci-archive")
+    dead, alive = (target.with_name(f".a.tar.{pid}.0123abcd") for pid in (12, 13))
+    dead.write_bytes(b"half")
+    with alive.open("wb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        write_archive(image(tmp_path), target, "oci-archive")
+        assert sorted(path.name for path in target.parent.iterdir()) == [alive.name, "a.tar"]
