@@ -22,6 +22,7 @@ from torchkiln.nouns import BuiltImage
 from torchkiln.oci.archive import write_archive
 from torchkiln.oci.layout import open_layout, write_image
 from torchkiln.oci.validate import validate
+from torchkiln.places import ROOT
 
 LONG = "n" * 140
 BASE = (
@@ -256,3 +257,14 @@ def test_docker_loads_a_docker_archive(built: BuiltImage, tmp_path: Path) -> Non
         assert found["Id"] in (built.config, built.manifest)
     finally:
         tool("docker", "image", "rm", *names)
+
+
+def test_the_documents_tell_what_is_seen_here() -> None:
+    """One row a reader in docs/readers.md; `tools/readers.py` writes them."""
+    page = (ROOT / "docs" / "readers.md").read_text().split("<!-- readers")[1]
+    cells = [line.replace(r"\|", "/").split("|")[1:-1] for line in page.splitlines() if line[:1] == "|"][2:]
+    rows = [[cell.strip() for cell in row] for row in cells]
+
+    assert [(name, plain == "yes", joined) for name, _, plain, joined in rows] == [
+        (reader.name.replace("|", "/"), reader.many_members, "yes") for reader in READERS
+    ]
