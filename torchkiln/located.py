@@ -143,15 +143,10 @@ class _Reading:
         text = str(node.value)
         kind = node.tag.rpartition(":")[2]
         try:
-            if kind == "int":
-                self.written[path] = text[:100]
-                return int(text, 0)
-            if kind == "float":
-                self.written[path] = text[
-                    :100
-                ]  # 2.10 is what the author wrote, and 2.1 is what YAML takes it for
-                return float(text)
-        except ValueError:  # YAML's rarer spellings of numbers, 1_000 and 12:30, are text to us
+            if kind in ("int", "float") and "_" not in text:
+                self.written[path] = text[:100]  # 2.10 is what stands there, and 2.1 what YAML takes it for
+                return int(text, 0) if kind == "int" else float(text)
+        except ValueError:  # YAML's rarer spellings of numbers, 1_000 and 12:30 and 012, are text to us
             return text
         if kind == "bool":
             self.written[path] = text

@@ -168,7 +168,7 @@ def load_locked(images: Path, tag: str) -> LockedCell:
         beside = (f"  {line}" for line in disagreements(images, path.parent, locked))
         raise Stale("\n".join((f"{path}: {told}", *beside)), hint=hint)
     if (own := tag_of(locked.resolution)) != tag:
-        raise Stale(f"{path}: is the lock of {own}, not of {tag}", hint=hint)
+        raise Stale(f"{path}: is the lock of {own}, not of {tag}", hint=how_to_mend(None, str(path)))
     return locked
 
 

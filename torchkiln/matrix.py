@@ -100,11 +100,12 @@ def read(path: Path, facts: Facts) -> Matrix:
     try:
         text = text_of(read_file(path, 4 * located.MAX_TEXT))  # UTF-8 has up to four bytes a character
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}", hint="save it as UTF-8 text") from None
+        line = str(error).removeprefix("line ")
+        raise ConfigError(f"{path}:{line}", hint=f"mend {path}, as UTF-8 text; nothing was done") from None
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror or error}",
-            hint="run from the repository's root, or name the file: --matrix FILE",
+            hint="name the file: --matrix FILE; without it ./matrix.yaml or the checkout's is read",
         ) from None
     return load(text, facts, name=str(path))
 
@@ -114,7 +115,10 @@ def load(text: str, facts: Facts, *, name: str = "matrix.yaml") -> Matrix:
 
     :raises ConfigError: with every fault: unknown keys, wrong types, versions that the facts do not know.
     """
-    file = located.parse(text, name=name)
+    try:
+        file = located.parse(text, name=name)
+    except ConfigError as error:
+        raise ConfigError(error.message, hint=f"mend {name}; nothing was done") from None
     faults = located.faults(file, shipped("matrix"))
     if isinstance(file.data, dict):
         faults += [file.fault(path, text) for path, text in islice(_meaning_faults(file, facts), _MOST)]

@@ -169,7 +169,7 @@ def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None =
                 f"{file} is not the locked base: {encoded.digest}, locked is {locked.digest}",
                 hint="export the right one where it was locked: torchkiln base export FILE",
             )
-        contents = inspect(temporary)
+        contents = inspect(temporary, name=str(file))
         store.adopt(temporary, store.blob(encoded.digest))
     except (OSError, EOFError) as error:
         if isinstance(error, OSError) and error.errno and error.filename != str(file):

@@ -31,27 +31,27 @@ class Contents:
     packages: tuple[OsPackage, ...]  # sorted by name
 
 
-def inspect(blob: Path) -> Contents:
-    """Read the tar+gzip *blob* once.
+def inspect(blob: Path, *, name: str = "") -> Contents:
+    """Read the tar+gzip *blob* once; messages call it *name*.
 
     :raises BuildFailed: it is no Debian root, or holds what no base may hold; every fault is named.
     """
-    status = ""
+    called, status = name or blob.name, ""
     faults = []
     try:
         with open_gzip(blob) as stream:
             for member, data in _walk(stream):
-                name = member.name.removeprefix("./")
-                faults += [f"{blob.name}: {fault}" for fault in _faults(name, member)]
-                if name == _STATUS and data is not None:
+                path = member.name.removeprefix("./")
+                faults += [f"{called}: {fault}" for fault in _faults(path, member)]
+                if path == _STATUS and data is not None:
                     status = data.decode(errors="replace")
-    # ValueError: what TarScan says, and what tarfile lets through of a header's numbers.
+    # ValueError and OverflowError: what tarfile lets through of a header's numbers.
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
         raise BuildFailed(
-            f"{blob.name} is not a gzipped tar: {error}", hint="make a base with: torchkiln base build"
+            f"{called} is not the tar of a base: {error}", hint="make a base with: torchkiln base build"
         ) from error
     if not status:
-        faults.append(f"{blob.name}: no dpkg status in it, so it is no base")
+        faults.append(f"{called}: no dpkg status in it, so it is no base")
     if faults:
         raise BuildFailed("\n".join(faults), hint="make a base with: torchkiln base build")
     packages = parse_status(status)
@@ -105,7 +105,10 @@ class _Scanned:
     def read(self, size: int) -> bytes:
         """As a file."""
         data = self._stream.read(size)
-        self._scan.feed(data)
+        try:
+            self._scan.feed(data)
+        except ValueError:  # its own words are for programmers
+            raise tarfile.ReadError("a header in it cannot be read") from None
         return data
 
 

@@ -28,7 +28,7 @@ def too_new(pages: Pages, name: str, index: Source, as_of: str) -> tuple[str, ..
     versions: dict[str, str] = {}
     for _ in range(_LOOKS):
         for file, date in _dated(pages.page(name, index, fresh=True), name):
-            if file.package_type == "wheel" and _is_version(file.version):
+            if file.version and file.package_type == "wheel" and _is_version(file.version):
                 versions[file.filename] = file.version
                 dates[file.filename] = dates.get(file.filename) or date
         if all(dates.values()) or not any(dates.values()):
@@ -51,9 +51,9 @@ def _dated(page: Page, name: str) -> list[tuple[DistributionPackage, datetime | 
     ]
 
 
-def _is_version(text: str | None) -> bool:
+def _is_version(text: str) -> bool:
     try:
-        return bool(text and Version(text))
+        return bool(Version(text))
     except InvalidVersion:  # a file of that name is nothing that uv could choose
         return False
 

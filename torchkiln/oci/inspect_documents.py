@@ -62,6 +62,7 @@ class DocumentInspector:
         self.faults: list[Fault] = []
         self.images: list[ImageClaim] = []
         self.layers: list[LayerClaim] = []  # whose blobs are there
+        self.index_was_read = False  # else nothing leads to any blob, which is no fault of theirs
         self._reached: set[str] = set()
 
     def walk(self, ref: str | None) -> None:
@@ -74,6 +75,7 @@ class DocumentInspector:
         index = self._read(self._layout / "index.json", "index.json")
         if index is None:
             return
+        self.index_was_read = True
         seen: set[str] = set()
         wanted = 0
         for where, entry in self._entries("index.json", index):

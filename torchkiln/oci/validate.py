@@ -38,7 +38,7 @@ def validate(layout: Path, ref: str | None = None, *, workers: int | None = None
             faults += (Fault(where=layer.where, what=what) for what in _own_faults(layer.digest, found[key]))
     for image in documents.images:
         faults += _broken_claims(image, found)
-    if ref is None:
+    if ref is None and documents.index_was_read:
         faults += documents.strays()
     return tuple(dict.fromkeys(faults))
 

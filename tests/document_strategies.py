@@ -1,0 +1,81 @@
+"""Hypothesis -> documents: any JSON value, and sound documents in which one thing is changed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+_ODD = (
+    *(
+        "",
+        "\0",
+        "../../etc/passwd",
+        "\x1b[31m",
+        "a\nb",
+        "ü",
+        "\ud800",
+        "sha256:" + "A" * 64,
+        "sha256:" + "0" * 64,
+    ),
+    *("sha256:../../x", "default-index", "x.whl", "2.7.1", "runtime", "debian12", "pass", "1", "true"),
+)
+_NUMBERS = st.sampled_from((-1, 0, 1, 2, 1 << 40, 1 << 63, 10**30, 1e308, -0.0, 0.5, 1.0))
+SCALARS = st.none() | st.booleans() | _NUMBERS | st.sampled_from(_ODD) | st.text(max_size=8)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, document: Any) -> Any:
+    """*document* with one node replaced, dropped, doubled, renamed or joined by another."""
+    changed = copy.deepcopy(document)
+    places = list(_places(changed))
+    owner, key = draw(st.sampled_from(places))
+    match draw(st.sampled_from(("replace", "replace", "drop", "add", "double"))):
+        case "replace":
+            owner[key] = draw(VALUES)
+        case "drop":
+            del owner[key]
+        case "add" if isinstance(owner, dict):
+            owner[draw(st.text(max_size=5))] = draw(VALUES)
+        case _ if isinstance(owner, list):
+            owner.insert(key, copy.deepcopy(owner[key]))
+        case _:
+            owner[str(key) + "x"] = owner.pop(key)
+    return changed
+
+
+def _places(value: Any) -> Any:
+    """Every (owner, key) in *value*; of long lists the first two, which stand for all."""
+    if isinstance(value, dict):
+        items: Any = list(value.items())[:40]
+    elif isinstance(value, list):
+        items = list(enumerate(value))[:2]
+    else:
+        return
+    for key, inner in items:
+        yield value, key
+        yield from _places(inner)
+
+
+@st.composite
+def spoiled(draw: st.DrawFn, data: bytes) -> bytes:
+    """*data* with a few bytes cut out, put in or changed."""
+    at = draw(st.integers(0, len(data)))
+    gone = draw(st.integers(0, 20))
+    return (
+        data[:at]
+        + draw(st.binary(max_size=6) | st.sampled_from((b'"', b"{", b"]", b"\\u", b"1e999")))
+        + data[at + gone :]
+    )
+
+
+def json_bytes(document: Any) -> bytes:
+    """*document* as JSON; also what no JSON may be, halves of characters and infinite numbers."""
+    return json.dumps(document).encode("utf-8", "surrogatepass")

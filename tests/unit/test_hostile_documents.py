@@ -1,0 +1,402 @@
+"""What others wrote: each reader gives a noun or a told fault; no traceback, no hang, no other meaning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.document_strategies import VALUES, json_bytes, mutated, spoiled
+from tests.gridcase import FACTS
+from tests.hostile_documents import CASES, TAG, Said, page_of, provoke
+from tests.validated import build
+from torchkiln import facts as facts_of
+from torchkiln import located, lockfile, matrix, report, schema
+from torchkiln.base import artefact
+from torchkiln.base.contents import parse_status
+from torchkiln.errors import ConfigError, KilnError, Stale, VerificationFailed, printable
+from torchkiln.lock import load_locked
+from torchkiln.oci.layout import Layout, open_layout
+from torchkiln.oci.validate import validate
+from torchkiln.places import ROOT
+from torchkiln.strict import json_of, read_file
+
+LOCK = (ROOT / "images" / TAG / "lock.json").read_bytes()
+BASE = (ROOT / "images/base-debian12/base.json").read_bytes()
+REPORT = (ROOT / "docs/proofs/2.7.1-cuda12.1-debian12-tier0.json").read_bytes()
+MATRIX = (ROOT / "matrix.yaml").read_text()
+FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def answer(read: Callable[[], Any]) -> Any:
+    """What *read* gives; None where it tells a fault. Anything else it raises is a traceback for a user."""
+    try:
+        return read()
+    except KilnError as error:
+        told = error.message
+    assert told == printable(told) != ""
+    assert all(len(line) < 2000 for line in told.splitlines())
+    return None
+
+
+# --- through the command line ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
+    """Every case, provoked once."""
+    found = {}
+    for case in CASES:
+        found[case.name] = provoke(case, tmp_path_factory.mktemp("case"))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_user_reads_what_is_wrong_and_what_to_do(case: Any, said: dict[str, Said]) -> None:
+    """Exit code, reason, hint; nothing on stdout, no traceback, nothing that steers the terminal."""
+    found = said[case.name]
+
+    assert (found.code, found.out) == (case.code, "")
+    assert case.says in found.err
+    assert found.err.startswith("error: ")
+    assert "\nhint: " in found.err
+    assert "Traceback" not in found.err
+    assert found.err == printable(found.err)
+    assert len(found.err) < 5000
+
+
+def test_the_page_of_messages_is_fresh(said: dict[str, Said]) -> None:
+    """`make golden` writes it anew."""
+    assert (ROOT / "docs" / "hostile-documents.md").read_text() == page_of(said)
+
+
+def test_the_names_of_cases_differ() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 40
+
+
+# --- locks ----------------------------------------------------------------------------------------
+
+
+def resealed(document: dict[str, Any]) -> bytes:
+    """What somebody could write who knows how the seal is made."""
+    document["digest"] = lockfile._digest(document)
+    document["seal"] = lockfile._seal(document)
+    return json_bytes(document)
+
+
+def agree(data: bytes, name: str) -> None:
+    """What our check lets through, the jsonschema package does too."""
+    jsonschema.Draft202012Validator(schema.shipped(name)).validate(json.loads(data))
+
+
+@given(
+    data=st.binary(max_size=200)
+    | VALUES.map(json_bytes)
+    | spoiled(LOCK)
+    | mutated(json.loads(LOCK)).map(json_bytes)
+)
+@FEW
+def test_a_lock_is_as_it_was_written_or_is_refused(data: bytes) -> None:
+    """Whatever one changes in it, unless it is the layout of the text alone."""
+    found = answer(lambda: lockfile.from_json(data))
+    if found is not None:
+        assert json.loads(data) == json.loads(LOCK)
+        assert lockfile.to_json(found) == LOCK
+
+
+@given(document=mutated(json.loads(LOCK)))
+@settings(FEW, max_examples=30)
+def test_a_seal_that_fits_makes_nothing_true(document: dict[str, Any]) -> None:
+    """Sealed again by somebody who knows how: the schema holds, and what is taken comes back the same."""
+    try:
+        data = resealed(document)
+    except UnicodeEncodeError:
+        return
+    found = answer(lambda: lockfile.from_json(data))
+    if found is not None:
+        agree(data, "lock")
+        again = lockfile.to_json(found)
+        assert lockfile.from_json(again) == found
+        assert lockfile.to_json(lockfile.from_json(again)) == again
+        for wheel in found.wheels:
+            assert Path(wheel.filename).name == wheel.filename
+            assert not set(wheel.name + wheel.version) & set("\n\r /;#")
+
+
+LEAVES = (
+    ("wheels", 0, "sha256", "0" * 64),
+    ("wheels", 0, "size", 1),
+    ("wheels", 0, "index", "pytorch"),
+    ("base", "digest", "sha256:" + "0" * 64),
+    ("layers", 0, "digest", "sha256:" + "0" * 64),
+    ("layers", 0, "diff_id", "sha256:" + "0" * 64),
+    ("layers", 0, "unpacked", 1),
+    ("epoch", 1),
+    ("as_of", "2020-01-01"),
+    ("inputs", "sha256:" + "0" * 64),
+    ("digest", "sha256:" + "0" * 64),
+    ("seal", "sha256:" + "0" * 64),
+)
+
+
+@pytest.mark.parametrize("change", LEAVES, ids=lambda change: ".".join(map(str, change[:-1])))
+def test_each_value_of_a_lock_is_under_the_seal(change: tuple[Any, ...]) -> None:
+    """Also those that no other check could know to be wrong."""
+    *way, key, value = change
+    document = owner = json.loads(LOCK)
+    for step in way:
+        owner = owner[step]
+    owner[key] = value
+    if change[:3] == ("wheels", 0, "index"):
+        document["indexes"] = ["default-index", "pytorch"]
+    with pytest.raises(Stale, match="edited by hand or merged badly"):
+        lockfile.from_json(json_bytes(document))
+
+
+def test_the_layout_of_the_text_is_not_under_the_seal() -> None:
+    """A checkout with other line ends, or a formatter, harms nothing."""
+    known = lockfile.from_json(LOCK)
+
+    assert lockfile.from_json(LOCK.replace(b"\n", b"\r\n")) == known
+    assert lockfile.from_json(json.dumps(json.loads(LOCK), indent=8, sort_keys=True).encode()) == known
+
+
+@pytest.mark.parametrize("tag", ["../../etc", "a/b", "", ".", "..", "a\0b", "x" * 200])
+def test_a_tag_is_no_path(tmp_path: Path, tag: str) -> None:
+    """A label of an image names a lock's folder."""
+    with pytest.raises(ConfigError, match="is not the tag of an image"):
+        load_locked(tmp_path, tag)
+
+
+# --- YAML -----------------------------------------------------------------------------------------
+
+
+@given(data=mutated(yaml.safe_load(MATRIX)))
+@FEW
+def test_a_matrix_with_one_thing_changed_is_read_or_told(data: Any) -> None:
+    """And what is read, the jsonschema package takes too."""
+    text = yaml.safe_dump(data)
+    found = answer(lambda: matrix.load(text, FACTS))
+    if found is not None:
+        read = located.parse(text, name="x").data
+        jsonschema.Draft202012Validator(schema.shipped("matrix")).validate(read)
+
+
+@given(
+    data=spoiled(MATRIX.encode())
+    | st.binary(max_size=100)
+    | VALUES.map(lambda v: yaml.dump(v).encode("utf-8", "replace"))
+)
+@FEW
+def test_a_matrix_of_any_bytes_is_read_or_told(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_bytes(data)
+    answer(lambda: matrix.read(path, FACTS))
+
+
+COMPAT = (ROOT / "torchkiln/data/compat.yaml").read_bytes()
+
+
+@given(data=spoiled(COMPAT) | st.binary(max_size=100))
+@settings(FEW, max_examples=10)
+def test_facts_of_any_bytes_are_read_or_told(data: bytes) -> None:
+    answer(lambda: facts_of.parse(data))
+
+
+@given(data=mutated(yaml.safe_load(COMPAT)))
+@settings(FEW, max_examples=10)
+def test_facts_with_one_thing_changed_are_read_or_told(data: Any) -> None:
+    answer(lambda: facts_of.parse(yaml.safe_dump(data).encode()))
+
+
+def test_a_bomb_among_the_facts_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"compat\.yaml:1: anchors and aliases"):
+        facts_of.parse(b"a: &a [x]\nb: [*a, *a]\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("\ufeffa: '1'\n", {"a": "1"}),
+        ("a: '1'\r\nb: '2'\r\n", {"a": "1", "b": "2"}),
+        (
+            "a: 012\nb: 1_000\nc: 12:30:00\nd: .nan\n",
+            {"a": "012", "b": "1_000", "c": "12:30:00", "d": ".nan"},
+        ),
+        ("a: 2024-02-07\n", {"a": "2024-02-07"}),
+    ],
+    ids=["byte order mark", "CRLF", "numbers of older YAML", "date"],
+)
+def test_yaml_that_other_readers_take_otherwise(text: str, taken: dict[str, str]) -> None:
+    """Text stays what its author sees."""
+    assert located.parse(text, name="x").data == taken
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+@given(data=st.binary(max_size=100) | VALUES.map(json_bytes) | VALUES.map(json_bytes).flatmap(spoiled))
+def test_json_is_read_as_python_reads_it_or_is_refused(data: bytes) -> None:
+    """Narrower than Python, and never another value."""
+    try:
+        found = json_of(data)
+    except ValueError:
+        return
+    assert repr(found) == repr(json.loads(data))
+    json.dumps(found, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b'{"a": 1, "a": 1}', "'a' stands twice"),
+        (b"[1e999]", "out of every range"),
+        (b"[" + b"9" * 5000 + b"]", "a number of 5000 digits"),
+        (b"[-Infinity]", "-Infinity is no JSON"),
+        (b'["\\ud800"]', "half a character"),
+        (b'{"\\udfff": 1}', "half a character"),
+        (b"\xef\xbb\xbf[]", "byte order mark"),
+        ("[]".encode("utf-16"), "line 1: not UTF-8"),
+        (b'{\n"a": "\xff"}', "line 2: not UTF-8"),
+        (b"[" * 41 + b"]" * 41, "nested deeper than 40"),
+        (b"[" * 100_000, "nested too deep"),
+        (b"{\n=======\n}", "line 2: a merge conflict"),
+        (b"", "line 1: not JSON"),
+    ],
+)
+def test_what_two_readers_could_take_for_two_things_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        json_of(data)
+
+
+def test_no_file_is_read_beyond_its_limit(tmp_path: Path) -> None:
+    """A sparse file of 5 GB, for one."""
+    with (tmp_path / "big").open("wb") as file:
+        file.truncate(5 << 30)
+    with pytest.raises(OSError, match="longer than 1000 bytes"):
+        read_file(tmp_path / "big", 1000)
+    with pytest.raises(OSError, match="a device, not a file"):
+        read_file(Path("/dev/zero"), 1000)
+
+
+@given(data=st.binary(max_size=100) | mutated(json.loads(BASE)).map(json_bytes))
+@FEW
+def test_a_base_lock_is_read_or_told(data: bytes) -> None:
+    found = answer(lambda: artefact.from_json(data))
+    if found is not None:
+        assert artefact.from_json(artefact.to_json(found)) == found
+
+
+@given(
+    text=st.text(max_size=60)
+    | spoiled(b"Package: tar\nStatus: install ok installed\nVersion: 1\n\n").map(
+        lambda b: b.decode("latin-1")
+    )
+)
+def test_a_dpkg_status_is_read_or_told(text: str) -> None:
+    answer(lambda: parse_status(text))
+
+
+@given(data=st.binary(max_size=100) | mutated(json.loads(REPORT)).map(json_bytes))
+@FEW
+def test_a_report_is_read_or_told(data: bytes) -> None:
+    """And whatever is read can be shown in each form."""
+    found = answer(lambda: report.from_json(data))
+    if found is not None:
+        agree(data, "smoke-report")
+        assert report.from_json(report.to_json(found)) == found
+        assert all(line == printable(line) for line in report.to_lines(found))
+        report.to_junit(found)
+        report.to_markdown(found)
+
+
+# --- layouts --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    """A sound one, whose documents the tests replace."""
+    return build(tmp_path_factory.mktemp("layout"))
+
+
+def put(layout: Layout, what: str, change: Callable[[Any], Any]) -> None:
+    """*change* one of the three documents, with every digest above it right, in a fresh index.json."""
+    from tests.oci_samples import digest
+
+    index = {"schemaVersion": 2, "manifests": []} | json.loads(INDEX[layout.path])
+    manifest_path = layout.blob(index["manifests"][0]["digest"])
+    manifest = json.loads(manifest_path.read_bytes())
+    if what == "config":
+        data = json_bytes(change(json.loads(layout.blob(manifest["config"]["digest"]).read_bytes())))
+        layout.blob(digest(data)).write_bytes(data)
+        manifest["config"] |= {"digest": digest(data), "size": len(data)}
+    if what != "index":
+        data = json_bytes(change(manifest) if what == "manifest" else manifest)
+        layout.blob(digest(data)).write_bytes(data)
+        index["manifests"][0] |= {"digest": digest(data), "size": len(data)}
+    (layout.path / "index.json").write_bytes(json_bytes(change(index) if what == "index" else index))
+
+
+INDEX: dict[Path, bytes] = {}
+
+
+@given(data=st.data(), what=st.sampled_from(("index", "manifest", "config")))
+@settings(FEW, max_examples=100)
+def test_a_layout_with_one_thing_changed_is_read_or_told(
+    layout: Layout, data: st.DataObject, what: str
+) -> None:
+    """By the readers and by the oracle; what the oracle finds sound, the readers read."""
+    INDEX.setdefault(layout.path, (layout.path / "index.json").read_bytes())
+
+    def change(document: Any) -> Any:
+        return data.draw(mutated(document) | VALUES)
+
+    put(layout, what, change)
+    faults = validate(layout.path, None, workers=1)
+    real = [fault for fault in faults if "unreferenced blob" not in fault.what]
+
+    def read() -> object:
+        opened = open_layout(layout.path)
+        opened.needed()
+        return [opened.image(name) for name in opened.refs()]
+
+    answer(read)
+    if not real:
+        assert all(fault.where == str(fault.where) for fault in faults)
+
+
+def test_what_is_no_file_in_a_layout_is_not_opened(tmp_path: Path) -> None:
+    """A layer that is a link out of the layout, a folder or a pipe: neither followed nor waited for."""
+    import os
+
+    made = build(tmp_path)
+    layer = made.image("a").layers[0].path
+    for put_there in (lambda: layer.symlink_to("/etc/passwd"), layer.mkdir, lambda: os.mkfifo(layer)):
+        if layer.is_dir() and not layer.is_symlink():
+            layer.rmdir()
+        else:
+            layer.unlink()
+        put_there()
+        with pytest.raises(VerificationFailed, match="not a plain file"):
+            made.image("a")
+        assert any("is a link, a folder or a pipe" in fault.what for fault in validate(made.path))
+
+
+# --- the terminal ---------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_no_message_steers_a_terminal(text: str) -> None:
+    """Escape sequences, the direction of writing and halves of characters are told, not done."""
+    shown = ConfigError(text, hint=text).message
+
+    assert not {char for char in shown if (ord(char) < 32 and char not in "\t\n") or 0x7F <= ord(char) < 0xA0}
+    shown.encode()
+    assert ConfigError(shown).message == shown

@@ -1,0 +1,251 @@
+"""An index's pages as others may write them: what is on them is found, or refused; all is bounded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.document_strategies import json_bytes, mutated, spoiled
+from torchkiln.errors import BuildFailed, KilnError
+from torchkiln.index.dates import _dated
+from torchkiln.index.pages import MOST, Pages
+from torchkiln.index.read_page import Page, found_on, links_on
+from torchkiln.index.session import Session
+from torchkiln.index.settings import IndexSettings
+from torchkiln.nouns import Source
+from torchkiln.store import Store
+
+SHA = "ab" * 32
+WHEEL = "numpy-2.4.6-py3-none-any.whl"
+HERE = "https://index.example/simple/numpy/"
+GOOD = f'<a href="../../files/{WHEEL}#sha256={SHA}">{WHEEL}</a>'
+
+
+def html(*links: str, head: str = "") -> Page:
+    """A page of the project numpy."""
+    body = f"<!DOCTYPE html><html><head>{head}</head><body>\n" + "\n".join(links) + "</body></html>"
+    return Page(url=HERE, json=False, body=body.encode())
+
+
+def js(*files: Any, **more: Any) -> Page:
+    """The same in JSON."""
+    page = {"meta": {"api-version": "1.0"}, "name": "numpy", "files": list(files), **more}
+    return Page(url=HERE, json=True, body=json_bytes(page))
+
+
+def link(href: str, text: str = WHEEL, fragment: str = f"#sha256={SHA}") -> Page:
+    """A page with one link."""
+    return html(f'<a href="{href}{fragment}">{text}</a>')
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    """One file of a JSON page."""
+    return {"filename": WHEEL, "url": f"../../files/{WHEEL}", "hashes": {"sha256": SHA}, **changes}
+
+
+TAKEN = {
+    "as it should be": html(GOOD),
+    "behind other links": html(*(GOOD.replace(SHA, f"{n:064x}") for n in range(300)), GOOD),
+    "hash in capitals": link(f"../../files/{WHEEL}", fragment=f"#sha256={SHA.upper()}"),
+    "hash twice": html(GOOD, GOOD),
+    "broken around it": html("<a href='x'", "<p></div><a", GOOD, "</table><a href="),
+    "tag in capitals": html(GOOD.replace("<a", "<A").replace("</a", "</A")),
+    "garbage of others": html(
+        GOOD.replace("<a", '<a data-requires-python="\x01&gt;=" data-yanked data-gpg-sig="x"')
+    ),
+    "other host": link(f"//files.example/{WHEEL}"),
+    "JSON": js(entry()),
+    "JSON with a lying size": js(entry(size=-5)),
+    "JSON with a huge size": js(entry(size=10**30)),
+    "JSON with hash in capitals": js(entry(hashes={"sha256": SHA.upper()})),
+    "a bad twin first": html(GOOD.replace("../../files", "file:///etc"), GOOD),
+}
+
+
+@pytest.mark.parametrize("page", TAKEN.values(), ids=TAKEN)
+def test_a_file_is_found_by_its_hash(page: Page) -> None:
+    """However the page looks around it; a size that no file has is no size."""
+    found = {(file.filename, file.sha256, file.size) for file in found_on(page, "numpy", {SHA})}
+
+    assert found == {(WHEEL, SHA, None)}
+
+
+REFUSED = {
+    "file": (link(f"file:///etc/{WHEEL}"), "file: is neither http nor https"),
+    "javascript": (link("javascript:alert(1)"), "javascript: is neither"),
+    "data": (link("data:application/zip,x"), "data: is neither"),
+    "ftp": (link(f"ftp://files.example/{WHEEL}"), "ftp: is neither"),
+    "downgrade": (link(f"http://files.example/{WHEEL}"), "it leaves https for http"),
+    "base element": (
+        html(GOOD.replace("../../", ""), head='<base href="http://x.example/">'),
+        "leaves https for http",
+    ),
+    "credentials": (link(f"https://user:secret@files.example/{WHEEL}"), "it holds credentials"),
+    "no address": (link(f"https://[::1/{WHEEL}"), "not a project page|it is none"),
+    "a path for a name": (link("../../f", "../../x.whl"), "'../../x.whl' is not the name of a file"),
+    "an escape sequence for a name": (link("../../f", "\x1b]0;x\x07.whl"), "is not the name of a file"),
+    "another project": (
+        link("../../f", "evil-1.0-py3-none-any.whl"),
+        "is no file of numpy, and has the hash of one",
+    ),
+    "no wheel's name": (link("../../f", "numpy.whl"), "numpy.whl is not the name of a wheel"),
+    "JSON that is none": (Page(url=HERE, json=True, body=b"<html>"), "not a project page"),
+    "JSON too deep": (Page(url=HERE, json=True, body=b"[" * 100_000), "not a project page"),
+    "JSON of another kind": (Page(url=HERE, json=True, body=b"[1]"), "not a project page"),
+    "JSON with a wrong type": (js(entry(hashes=["sha256"])), "not a project page"),
+    "JSON of another version": (js(entry(), meta={"api-version": "9.0"}), "not a project page"),
+    "JSON with a file link": (js(entry(url="file:///etc/passwd")), "file: is neither"),
+}
+
+
+@pytest.mark.parametrize(("page", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_leads_elsewhere_is_refused(page: Page, why: str) -> None:
+    """With the page's place, and without any credentials."""
+    with pytest.raises(BuildFailed, match=why) as caught:
+        found_on(page, "numpy", {SHA})
+
+    assert "index.example" in caught.value.message
+    assert "secret" not in caught.value.message + caught.value.hint
+    assert caught.value.hint
+
+
+def test_what_is_not_wanted_is_not_judged() -> None:
+    """A page is full of files that others want."""
+    assert found_on(link("javascript:x", fragment="#sha256=" + "0" * 64), "numpy", {SHA}) == ()
+    assert found_on(link(f"../{WHEEL}", fragment="#md5=0"), "numpy", {SHA}) == ()
+
+
+def test_a_page_of_tags_alone_is_not_parsed() -> None:
+    """Two bytes of a page would cost a kilobyte of memory."""
+    with pytest.raises(BuildFailed, match="not a project page"):
+        links_on(Page(url=HERE, json=False, body=b"<b" * 1_000_000))
+    assert found_on(Page(url=HERE, json=False, body=b"<b>" * 1_000_000 + SHA.encode()), "numpy", {SHA}) == ()
+
+
+FILES = json.loads(js(entry(size=5, yanked="no", **{"upload-time": "2024-01-01T00:00:00Z"})).body)
+
+
+@given(body=mutated(FILES).map(json_bytes) | spoiled(js(entry()).body) | st.binary(max_size=80))
+@settings(max_examples=150)
+def test_any_json_is_read_or_told(body: bytes) -> None:
+    told(Page(url=HERE, json=True, body=body))
+
+
+@given(body=spoiled(html(GOOD).body) | st.binary(max_size=80).map(lambda data: data + SHA.encode()))
+@settings(max_examples=150)
+def test_any_html_is_read_or_told(body: bytes) -> None:
+    told(Page(url=HERE, json=False, body=body))
+
+
+def told(page: Page) -> None:
+    """The page read in both ways that we read pages: files as they may be, or an error of ours."""
+    for read in (lambda: found_on(page, "numpy", {SHA}), lambda: _dated(page, "numpy")):
+        try:
+            found = read()
+        except KilnError:
+            continue
+        for file in found:
+            if not isinstance(file, tuple):
+                assert file.url.startswith("https://")
+                assert "/" not in file.filename
+
+
+# --- over the wire --------------------------------------------------------------------------------
+
+
+class Answers(BaseHTTPRequestHandler):
+    """What a hostile server says, by path."""
+
+    TABLE: ClassVar[dict[str, tuple[int, dict[str, str], bytes]]] = {
+        "/bomb/numpy/": (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(MOST * 8))),
+        "/long/numpy/": (200, {}, b"x" * (MOST + 1)),
+        "/file/numpy/": (302, {"Location": "file:///etc/passwd"}, b""),
+        "/odd/numpy/": (302, {"Location": "gopher://x.example/"}, b""),
+        "/broken/numpy/": (200, {"Content-Encoding": "gzip"}, b"no gzip"),
+        "/lie/numpy/": (200, {"Content-Type": "application/vnd.pypi.simple.v1+json"}, html(GOOD).body),
+    }
+
+    def do_GET(self) -> None:
+        status, headers, body = self.TABLE[self.path]
+        self.send_response(status)
+        for name, value in {"Content-Type": "text/html", **headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def origin() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def settings_of(url: str) -> IndexSettings:
+    """An index at *url* and nothing else."""
+    return IndexSettings(
+        default_url=url,
+        pytorch_url=None,
+        ca_bundle=None,
+        client_cert=None,
+        proxy=None,
+        logins=(),
+        left_out=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "why"),
+    [
+        ("bomb", "more than 16 MiB"),
+        ("long", "more than 16 MiB"),
+        ("file", "file: is neither http nor https"),
+        ("odd", "gopher: is neither"),
+        ("broken", "no connection .ContentDecodingError"),
+        ("lie", "not a project page"),
+    ],
+)
+def test_what_a_server_says_is_bounded(
+    origin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str, why: str
+) -> None:
+    """Also unpacked, and wherever it sends us."""
+    monkeypatch.setattr("torchkiln.index.session.pause", lambda *_: 0.0)
+    pages = Pages(settings_of(f"{origin}/{index}"), Store(tmp_path))
+    with pytest.raises(BuildFailed, match=why):
+        pages.files("numpy", Source.DEFAULT, {SHA})
+
+
+@pytest.mark.parametrize(
+    "target", ["http://index.example/x", "//user:secret@index.example/", "FILE:/etc/passwd"]
+)
+def test_a_redirect_out_of_https_is_not_followed(target: str) -> None:
+    answer = requests.Response()
+    answer.status_code, answer.url, answer.headers["Location"] = 302, HERE, target
+    with pytest.raises(BuildFailed, match="redirected to an address that is not followed") as caught:
+        Session(settings_of(HERE)).get_redirect_target(answer)
+
+    assert "secret" not in caught.value.message
+
+
+def test_a_redirect_within_https_is_followed() -> None:
+    answer = requests.Response()
+    answer.status_code, answer.url, answer.headers["Location"] = 301, HERE, "/other/"
+
+    assert Session(settings_of(HERE)).get_redirect_target(answer) == "/other/"
