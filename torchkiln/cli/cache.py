@@ -145,7 +145,7 @@ def prune(
         for one in sorted(done.gone, key=lambda one: KINDS.index(one.item.kind)):
             rows.setdefault((one.item.kind, one.reason), []).append(one)
         lines = [(kind, str(len(ones)), _size(ones), together(ones)) for (kind, _), ones in rows.items()]
-        _table(("kind", "count", "size", "why"), lines)
+        _table(("kind", "count", "size", "note"), lines)
         freed = f"{'would free' if dry_run else 'freed'} {console.size(done.freed)}"
         click.echo(f"{freed}; {_size(done.left)} stay in {store.root}")
     if busy:

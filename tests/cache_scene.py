@@ -1,0 +1,85 @@
+"""A small cache that a real build made, with its layout: what tests of `torchkiln cache` look at and spoil."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from tests import company
+from tests.cells import planned_cell, small_wheels
+from tests.unpublished import FakeIndex
+from torchkiln.cli.cache import cache as command
+from torchkiln.lockfile import to_json
+from torchkiln.store import Store
+from torchkiln.survey import remember_layout
+
+
+class Scene:
+    """A cache, a layout `dist` built from it under the tag t, and a folder for locks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.cache, self.layout = folder, folder / "cache", folder / "dist"
+        self.wheels = sorted((folder / "wheels").glob("*.whl"))
+
+    def build(self) -> str:
+        built = company.build(self.wheels, self.cache, self.layout, FakeIndex(self.wheels), ref="t")
+        return built.image.manifest
+
+    def lock(self) -> None:
+        place = self.folder / "images" / "small-tag" / "lock.json"
+        place.parent.mkdir(parents=True)
+        place.write_bytes(to_json(planned_cell(self.wheels).locked))
+
+    def forget(self) -> None:
+        """No layout any more; and all of it long ago."""
+        shutil.rmtree(self.layout)
+        for path in self.cache.rglob("*"):
+            os.utime(path, (0, 0))
+
+    def run(self, *args: str) -> Result:
+        return CliRunner().invoke(command, [args[0], "--images", str(self.folder / "images"), *args[1:]])
+
+    def told(self, *args: str) -> Any:
+        done = self.run(*args, "--json")
+        assert done.exception is None, done.exception
+        return json.loads(done.stdout)
+
+    def files(self, kind: str) -> list[Path]:
+        return [path for path in sorted((self.cache / kind).rglob("*")) if path.is_file()]
+
+    def torch(self) -> Path:
+        """The torch layer's blob: the largest."""
+        return max(self.files("blobs"), key=lambda path: path.stat().st_size)
+
+
+def build_once(folder: Path) -> Path:
+    """A scene in *folder*, to be copied."""
+    small_wheels(folder / "wheels")
+    Scene(folder).build()
+    return folder
+
+
+def copy_of(made: Path, folder: Path) -> Scene:
+    """The scene *made* in *folder*, its hard links as they were."""
+    subprocess.run(["cp", "-a", f"{made}/.", str(folder)], check=True)
+    scene = Scene(folder)
+    shutil.rmtree(scene.cache / "records" / "layouts")
+    remember_layout(Store(scene.cache), scene.layout)
+    return scene
+
+
+def damage(path: Path) -> None:
+    """One byte in place, as a bad disk or a stray write does it: every link to the file has it."""
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    path.chmod(0o444)

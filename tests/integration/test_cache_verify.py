@@ -1,0 +1,181 @@
+"""`torchkiln cache verify` on a small cache that real builds made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import company
+from tests.cache_scene import Scene, build_once, copy_of, damage
+from tests.standin.index_server import IndexServer
+from tests.unpublished import FakeIndex
+from torchkiln.errors import VerificationFailed
+from torchkiln.oci.layout import open_layout
+from torchkiln.oci.unpack import LayerBlob, unpacked_root
+from torchkiln.oci.validate import validate
+from torchkiln.store import Store
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built once for all."""
+    return build_once(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def scene(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """A copy, which each test may spoil."""
+    monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
+    return copy_of(made, tmp_path)
+
+
+# --- verify -----------------------------------------------------------------------------------------
+
+
+def test_verify_of_a_sound_cache(scene: Scene) -> None:
+    """Every byte is read, none is wrong."""
+    done = scene.run("verify")
+    assert (done.exception, "no fault" in done.stdout) == (None, True)
+    told = scene.told("verify")
+    assert told["faults"] == []
+    assert told["bytes"] == sum(
+        path.stat().st_size for kind in ("blobs", "wheels", "bytecode") for path in scene.files(kind)
+    )
+
+
+def test_a_damaged_layer_and_the_way_back(scene: Scene) -> None:
+    """Layout and store share the file: the tag is named, repair takes it out, `build` replaces both."""
+    before = open_layout(scene.layout).image("t").manifest
+    damage(scene.torch())
+    assert len(validate(scene.layout)) > 0
+
+    for args in ([], ["--repair"]):
+        done = scene.run("verify", *args)
+        assert isinstance(done.exception, VerificationFailed)
+        assert done.exception.exit_code == 12
+        assert done.exception.message.endswith(f"the files are the same: t in {scene.layout}")
+        assert "build these tags again" in done.exception.hint
+        assert "torch 1.0: its sha256 is" in done.stdout
+    assert len(scene.files("blobs")) == 4
+    assert scene.build() == before
+    assert validate(scene.layout) == ()
+    assert scene.run("verify").exception is None
+
+
+def test_damage_in_a_layout_that_nobody_told_of(scene: Scene) -> None:
+    """It has the same file: that is said, whoever it is."""
+    shutil.rmtree(scene.cache / "records" / "layouts")
+    damage(scene.torch())
+    done = scene.run("verify", "--repair")
+    assert isinstance(done.exception, VerificationFailed)
+    assert done.exception.message.endswith("a layout that the cache does not know")
+
+
+def test_a_damaged_wheel_is_fetched_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the index that the user has configured; without one it is only taken out, and that is told."""
+    scene.lock()
+    wheel = next(path for path in scene.files("wheels") if path.name.startswith("torch"))
+    whole = wheel.read_bytes()
+    damage(wheel)
+    assert isinstance(scene.run("verify").exception, VerificationFailed)
+    with IndexServer() as server:
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_INDEX_URL", server.url("simple"))
+        failed = scene.run("verify", "--repair")
+        assert isinstance(failed.exception, VerificationFailed)
+        assert "deleted, but not to be had again" in failed.stdout
+        assert not wheel.exists()
+
+        server.files["simple", "torch", wheel.name] = whole
+        wheel.parent.mkdir(exist_ok=True)
+        wheel.write_bytes(whole[:-1] + b"!")
+        mended = scene.run("verify", "--repair")
+    assert (mended.exception, "fetched again" in mended.stdout) == (None, True)
+    assert wheel.read_bytes() == whole
+
+
+def break_pack(scene: Scene) -> None:
+    damage(scene.files("bytecode")[0])
+
+
+def break_page(scene: Scene) -> None:
+    Store(scene.cache).put_record("pages", "x", {})
+    (scene.cache / "records/pages/x.json").unlink()
+    (scene.cache / "records/pages/x.json").write_text("{")
+
+
+def break_record(scene: Scene) -> None:
+    path = scene.files("records/layers")[0]
+    told = json.loads(path.read_bytes())
+    path.unlink()
+    path.write_text(json.dumps({**told, "size": 1}))
+
+
+def lose_blob(scene: Scene) -> None:
+    scene.torch().unlink()
+
+
+def break_root(scene: Scene) -> None:
+    image = open_layout(scene.layout).image("t")
+    layers = [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
+    root = unpacked_root(image.manifest, layers, Store(scene.cache))
+    (root / "etc/os-release").unlink()
+    marker = scene.cache / "records" / "roots" / f"{root.name}.json"
+    os.utime(marker, (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("breaks", "told"),
+    [
+        (break_pack, "the pack does not match its own hash"),
+        (break_page, "x.json: not JSON"),
+        (break_record, "its record tells 1 bytes"),
+        (lose_blob, "names a blob that is not there"),
+        (break_root, "and it was unpacked as"),
+    ],
+)
+def test_other_faults_are_found_and_mended(breaks: Callable[[Scene], None], told: str, scene: Scene) -> None:
+    """Told with exit 12, taken out by --repair; then there is none, and the next build is right."""
+    before = open_layout(scene.layout).image("t").manifest
+    breaks(scene)
+    found = scene.run("verify")
+    assert isinstance(found.exception, VerificationFailed)
+    assert told in found.stdout
+    scene.run("verify", "--repair")
+    assert scene.told("verify")["faults"] == []
+    assert scene.build() == before
+    assert validate(scene.layout) == ()
+
+
+# --- across file systems ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system."""
+    folder = Path("/dev/shm") / f"torchkiln-{os.getpid()}"
+    folder.mkdir()
+    if folder.stat().st_dev == tmp_path.stat().st_dev:
+        folder.rmdir()
+        pytest.skip("there is but one file system")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_copy_in_a_layout_is_replaced_when_it_was_touched(scene: Scene, elsewhere: Path) -> None:
+    """And is not copied again as long as it was not."""
+    index = FakeIndex([])
+    company.build(scene.wheels, scene.cache, elsewhere / "dist", index)
+    copy = elsewhere / "dist/blobs/sha256" / scene.torch().name
+    inode = copy.stat().st_ino
+    company.build(scene.wheels, scene.cache, elsewhere / "dist", index)
+    assert copy.stat().st_ino == inode
+    damage(copy)
+    company.build(scene.wheels, scene.cache, elsewhere / "dist", index)
+    assert validate(elsewhere / "dist") == ()
+    assert scene.run("verify").exception is None
