@@ -1,0 +1,212 @@
+"""Layers that a lock has recorded: made without looking inside, and yet nothing else than those."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cells import build, planned_cell, small_wheels
+from tests.unpublished import FakeIndex, locked_wheel
+from tests.wheels import File, WheelSpec, write_wheel
+from torchkiln.engines import conversion
+from torchkiln.engines.conversion import Input, Job, convert
+from torchkiln.engines.embedded import Build, known_wheel_layers
+from torchkiln.errors import BadWheel
+from torchkiln.nouns import Digest, LockedLayer
+from torchkiln.oci.layer import Written
+from torchkiln.store import Store
+from torchkiln.wheel import splice
+
+NOT_ZERO = Digest("sha256:" + "1" * 64)
+
+
+def noise(size: int) -> bytes:
+    """What does not deflate."""
+    return hashlib.shake_128(b"noise").digest(size)
+
+
+SPEC = WheelSpec(
+    name="some",
+    files=(
+        File(path="some/__init__.py", data=b"def main():\n    return 0\n"),
+        File(path="some/lib.so", data=noise(700_000) * 3, mode=0o755),
+        File(path="some/stored.bin", data=noise(3_000_001), stored=True),
+        File(path="some/empty", data=b""),
+        File(path="some-1.0.data/scripts/some", data=b"#!python\nprint(1)\n"),
+    ),
+    console=(("tool", "some:main"),),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker() -> Iterator[None]:
+    """This process as one of the pool's."""
+    with (
+        patch.object(conversion, "_cancelled", threading.Event(), create=True),
+        patch.object(conversion, "_progress", [0], create=True),
+    ):
+        yield
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_wheel(SPEC, tmp_path_factory.mktemp("wheel"))
+
+
+def job(wheel: Path, cache: Path, recorded: Written | None = None) -> Job:
+    return Job(
+        slot=0,
+        inputs=(Input(wheel=locked_wheel(wheel), path=wheel),),
+        cache=cache,
+        python="3.11.2",
+        interpreter=(sys.executable,),
+        out=cache.parent / "out",
+        recorded=recorded,
+    )
+
+
+@pytest.fixture
+def inflated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the entries that were looked into."""
+    seen: list[str] = []
+    real = splice._inflate
+
+    def telling(*args: object) -> object:
+        seen.append(args[1].name)  # type: ignore[attr-defined]
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(splice, "_inflate", telling)
+    return seen
+
+
+def test_the_same_bytes_without_looking_inside(wheel: Path, tmp_path: Path, inflated: list[str]) -> None:
+    """Only what an installer reads is inflated, and sources while their byte-code is missing."""
+    first = convert(job(wheel, tmp_path / "one"))
+    blob = (tmp_path / "out").read_bytes()
+    assert "some/lib.so" in inflated
+
+    for cache, looked in (("one", set()), ("two", {"some/__init__.py"})):
+        inflated.clear()
+        assert convert(job(wheel, tmp_path / cache, recorded=first)) == first
+        assert (tmp_path / "out").read_bytes() == blob
+        assert {name for name in inflated if ".dist-info/" not in name} == looked | {
+            "some-1.0.data/scripts/some"
+        }
+
+
+@pytest.mark.parametrize("wrong", [{"digest": NOT_ZERO}, {"size": 1}], ids=["another digest", "another size"])
+def test_what_is_not_the_recorded_layer_is_made_in_full(
+    wheel: Path, tmp_path: Path, inflated: list[str], wrong: dict[str, object]
+) -> None:
+    """The caller then sees what the layer truly is."""
+    truth = convert(job(wheel, tmp_path / "one"))
+    inflated.clear()
+    recorded = replace(truth, diff_id=NOT_ZERO, unpacked=7, **wrong)
+    assert convert(job(wheel, tmp_path / "one", recorded=recorded)) == truth
+    assert "some/lib.so" in inflated
+
+
+def test_a_changed_wheel_is_refused_all_the_same(wheel: Path, tmp_path: Path) -> None:
+    """Its own hash is looked at in any case."""
+    truth = convert(job(wheel, tmp_path / "one"))
+    bad = tmp_path / wheel.name
+    data = bytearray(wheel.read_bytes())
+    data[len(data) // 2] ^= 1
+    bad.write_bytes(data)
+    work = job(wheel, tmp_path / "one", recorded=truth)
+    with pytest.raises(BadWheel, match="sha256 is"):
+        convert(replace(work, inputs=(replace(work.inputs[0], path=bad),)))
+
+
+@given(pieces=st.lists(st.integers(1, 900_000), min_size=1, max_size=12))
+def test_the_layer_does_not_hang_on_how_the_wheel_arrives(
+    arriving: Callable[[list[int]], bytes], whole: bytes, pieces: list[int]
+) -> None:
+    """A large stored entry goes out in members; where they end is fixed, whatever a read gives."""
+    assert arriving(pieces) == whole
+
+
+@pytest.fixture(scope="module")
+def whole(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("whole")
+    convert(job(wheel, folder / "cache"))
+    return (folder / "out").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def arriving(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[int]], bytes]:
+    """Convert while a thread appends pieces of these lengths, again and again."""
+    folder = tmp_path_factory.mktemp("arriving")
+    data = wheel.read_bytes()
+
+    def run(pieces: list[int]) -> bytes:
+        part = folder / "part"
+        part.write_bytes(b"")
+
+        def feed() -> None:
+            at = turn = 0
+            with part.open("ab", buffering=0) as file:
+                while at < len(data):
+                    at += file.write(data[at : at + pieces[turn % len(pieces)] + 60_000])
+                    turn += 1
+                    time.sleep(0)
+
+        work = job(wheel, folder / "cache")
+        thread = threading.Thread(target=feed)
+        thread.start()
+        item = replace(work.inputs[0], path=part, tail=data[-70_000:])
+        convert(replace(work, inputs=(item,)))
+        thread.join()
+        return (folder / "out").read_bytes()
+
+    return run
+
+
+def recorded_layers(built: Build) -> tuple[LockedLayer, ...]:
+    return tuple(
+        LockedLayer(
+            title=layer.title,
+            digest=layer.digest,
+            diff_id=layer.diff_id,
+            size=layer.size,
+            unpacked=layer.unpacked,
+        )
+        for layer in built.image.layers[1:-1]
+    )
+
+
+def test_a_build_from_a_recorded_lock(tmp_path: Path) -> None:
+    """A cold cache gives the same image; what only the lock vouched for is not recorded once more by it."""
+    wheels = small_wheels(tmp_path / "wheels")
+    plain = planned_cell(wheels)
+    first = build(plain, tmp_path / "one", tmp_path / "layout1", FakeIndex(wheels))
+    layers = recorded_layers(first)
+    second = build(planned_cell(wheels, layers), tmp_path / "two", tmp_path / "layout2", FakeIndex(wheels))
+
+    assert second.image.manifest == first.image.manifest
+    assert known_wheel_layers(plain.locked, Store(tmp_path / "two")) is None
+
+
+def test_one_lock_does_not_vouch_for_another(tmp_path: Path) -> None:
+    """A wrong diff_id goes into the image of the lock that tells it, and no further."""
+    wheels = small_wheels(tmp_path / "wheels")
+    plain = planned_cell(wheels)
+    first = build(plain, tmp_path / "one", tmp_path / "layout", FakeIndex(wheels))
+    layers = recorded_layers(first)
+    lying = tuple(replace(layer, diff_id=NOT_ZERO) for layer in layers)
+
+    cache = tmp_path / "two"
+    build(planned_cell(wheels, lying), cache, tmp_path / "layout2", FakeIndex(wheels))
+    for honest in (planned_cell(wheels, layers), plain):
+        built = build(honest, cache, tmp_path / "layout3", FakeIndex(wheels))
+        assert built.image.manifest == first.image.manifest
