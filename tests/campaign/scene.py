@@ -94,6 +94,7 @@ class Scene:
         self.base.write_bytes(_base(random.Random(seed)))
         (folder / "matrix.yaml").write_text(_MATRIX)
         (folder / "stand-in" / "pip").mkdir(parents=True)
+        (folder / "stand-in" / "pip" / "__init__.py").touch()
         (folder / "stand-in" / "pip" / "__main__.py").write_text(_PIP)
         self.tag = self._lock()
         self._runs = itertools.count(1)

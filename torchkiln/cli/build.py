@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,13 +226,15 @@ class _LateIndex:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._opened: Downloads | None = None
+        self._opening = threading.Lock()  # a dozen threads want it at once, and each would ask pip
 
     def _index(self) -> Downloads:
         from torchkiln.index.download import open_downloads
 
-        if self._opened is None:
-            self._opened = open_downloads(os.environ, self._store)
-        return self._opened
+        with self._opening:
+            if self._opened is None:
+                self._opened = open_downloads(os.environ, self._store)
+            return self._opened
 
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
         return self._index().tail(wheel, count)
