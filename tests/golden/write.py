@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from tests.hostile import table
+from tests.hostile_documents import CASES, page_of, provoke
 from tests.layers import layer_of, pretended_code, sha256
 from tests.planned import PACKAGES, planned
 from torchkiln.files import pretty_json, write_atomic
-from torchkiln.places import TEMPLATES
+from torchkiln.places import ROOT, TEMPLATES
 from torchkiln.render import load_templates, render_folder
 
 GOLDEN = Path(__file__).parent / "2.7.1-cuda12.1-cudnn9-runtime"
@@ -30,7 +33,18 @@ def layer_facts(wheel: Path) -> dict[str, object]:
     return {"wheel": sha256(wheel), **asdict(written)}
 
 
+def hostile_documents() -> bytes:
+    """The page of what is said to documents that are not as they should be."""
+    said = {}
+    for case in CASES:
+        with TemporaryDirectory() as folder:
+            said[case.name] = provoke(case, Path(folder).resolve())
+    return page_of(said).encode()
+
+
 if __name__ == "__main__":
+    write_atomic(table.PAGE, table.page(table.told(), table.pips()).encode())
+    write_atomic(ROOT / "docs" / "hostile-documents.md", hostile_documents())
     write_atomic(LAYER, pretty_json(layer_facts(LAYER_WHEEL)))
     for name, data in files().items():
         write_atomic(GOLDEN / name, data)

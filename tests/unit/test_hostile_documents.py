@@ -160,6 +160,14 @@ def test_each_value_of_a_lock_is_under_the_seal(change: tuple[Any, ...]) -> None
         lockfile.from_json(json_bytes(document))
 
 
+def test_a_last_newline_does_not_slip_through_a_pattern() -> None:
+    """Python's `$` matches before one, and a line of requirements.txt would be two."""
+    document = json.loads(LOCK)
+    document["wheels"][0]["sha256"] += "\n"
+    with pytest.raises(Stale, match=r"wheels\[0\]\.sha256: .* is not a sha256"):
+        lockfile.from_json(resealed(document))
+
+
 def test_the_layout_of_the_text_is_not_under_the_seal() -> None:
     """A checkout with other line ends, or a formatter, harms nothing."""
     known = lockfile.from_json(LOCK)
