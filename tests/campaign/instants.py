@@ -29,7 +29,7 @@ _KILLS: dict[str, tuple[signal.Signals, str, tuple[int, ...], str]] = {
     "kill -9 of a worker": (signal.SIGKILL, "self", (6,), _WORKER),
 }
 _WEIGHTS = (4, 2, 3, 1, 4, 2, 4)
-_START_WEIGHTS = (5, 3, 2, 2)
+_START_WEIGHTS = (4, 3, 2, 3)
 # How often an operation is chosen; renames, links and syncs are few and are where things could go wrong.
 _OP_WEIGHTS = {"write": 5, "read": 4, "rename": 5, "link": 1, "unlink": 1, "sync": 1}
 

@@ -46,11 +46,9 @@ _BIG = {
     "torch": 20_500_000,
     "nvidia-cudnn-cu12": 20_100_000,
     "triton": 4_000_000,
-    "nvidia-nccl-cu12": 3_000_000,
-    "numpy": 3_000_000,
-    "jupyterlab": 2_000_000,
+    "numpy": 1_500_000,
 }
-_SMALL = 8
+_SMALL = 5
 # The base's Python is this one: its loader is a script that starts it, without the options for the other.
 _LOADER = """#!/bin/sh
 shift 4

@@ -98,14 +98,25 @@ class _Stop:
         """The exit code that belongs to the signal."""
         return TERMINATED if self.signal == signal.SIGTERM else INTERRUPTED
 
-    def leave_with(self, code: int) -> None:
-        """From here on nothing is left to be put in order: a signal ends the process, with *code*."""
+    @property
+    def sentence(self) -> str:
+        """What the user reads."""
+        how = "terminated" if self.code == TERMINATED else "interrupted"
+        return f"{how}; what was complete is kept, the next run goes on from there"
+
+    def leave_with(self, code: int, sentence: str = "") -> None:
+        """From here on a signal ends the process at once, with *code* and the last words *sentence*."""
+
+        def leave(*_: object) -> None:
+            os.write(2, sentence.encode())  # not by way of a buffer that may be in use
+            os._exit(code)
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: os._exit(code))
+            signal.signal(number, leave)
 
     def _heard(self, number: int, _frame: object) -> None:
         self.signal = number
-        self.leave_with(self.code)
+        self.leave_with(self.code, f"error: {self.sentence}\n")
         raise KeyboardInterrupt
 
 
@@ -118,8 +129,8 @@ def _code(args: list[str] | None, stop: _Stop) -> int:
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except (KeyboardInterrupt, click.Abort):
-        how = "terminated" if stop.code == TERMINATED else "interrupted"
-        _tell(f"{how}; what was complete is kept, the next run goes on from there")
+        stop.leave_with(stop.code)
+        _tell(stop.sentence)
         return stop.code
     except KilnError as error:
         _tell(error.message, error.hint)
