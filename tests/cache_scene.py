@@ -1,4 +1,4 @@
-"""A small cache that a real build made, with its layout: what tests of `torchkiln cache` look at and spoil."""
+"""A small cache that a real build made, with its layout: what tests of `torchkiln cache` look at."""
 
 from __future__ import annotations
 
