@@ -109,6 +109,9 @@ def _record(resolutions: tuple[Resolution, ...], images: Path, *, sweeping: bool
         tag = tag_of(resolution)
         locked = load_locked(images, tag)
         layers = known_wheel_layers(locked, store)
+        if layers is None and locked.layers:
+            click.echo(f"lock: {tag}: recorded already, left as it is", err=True)
+            continue
         if layers is None and not sweeping:
             raise ConfigError(f"{tag} is not built in this cache", hint="build it first, then record")
         if layers is None:
