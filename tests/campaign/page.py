@@ -28,9 +28,10 @@ It runs `build.py`, as a user does, on a small cell of its own (wheels, base, lo
 and disturbs it. A library preloaded into the build counts its writes, socket reads, renames, links, deletions
 and flushes, and sends a signal at a drawn one: before it, after it, or with half of a write done. Others come
 by the clock. Then an oracle that shares no code with torchkiln hashes every blob, compares every wheel
-and `.part` with the true file, follows every record and tag, inflates every layer, and looks for processes that
-outlived the build. Then the build is run again: it must succeed, give the digest of an undisturbed one, leave
-nothing behind, and ask the index for no byte of a wheel that was there. `make test` does it in short.
+and `.part` with the true file, follows every record and tag, inflates every layer, and looks for
+processes that outlived the build. Then the build is run again: it must succeed, give the digest of an
+undisturbed one, leave nothing behind, and ask the index for no byte of a wheel that was there. `make test` does
+it in short.
 
 Seed {seed}, {instants} instants, {seconds} s, Python {python}{mounts}. **{verdict}**
 

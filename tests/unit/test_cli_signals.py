@@ -1,0 +1,93 @@
+"""Ctrl-C and SIGTERM: exit code and sentence, in order the first time, at once the second."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from torchkiln.cli.build import _LateIndex
+from torchkiln.index import download
+from torchkiln.nouns import LockedWheel, Source
+from torchkiln.store import Store
+
+WORK = """
+import sys
+import torchkiln.cli as cli
+def work(**_):
+    try:
+        print("working", flush=True)
+        sys.stdin.read()
+    finally:
+        print("winding down", flush=True)
+        if sys.argv[1] == "slowly":
+            sys.stdin.read()
+cli.torchkiln.main = work
+cli.main([])
+"""
+
+
+def ended_by(*signals: signal.Signals) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of work that gets *signals*, the second while it winds down."""
+    how = "slowly" if len(signals) > 1 else "swiftly"
+    with subprocess.Popen(
+        [sys.executable, "-c", WORK, how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        said = ""
+        for number in signals:
+            said += process.stdout.readline()
+            process.send_signal(number)
+        code = process.wait(60)
+        return code, said + process.stdout.read(), process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_signals(number: signal.Signals, code: int, word: str, times: int) -> None:
+    """Whoever cannot wait for the clean-up gets the same sentence, for the next run cleans up."""
+    found, out, err = ended_by(*[number] * times)
+    assert (found, out.split("\n")[:2]) == (code, ["working", "winding down"])
+    assert err == f"error: {word}; what was complete is kept, the next run goes on from there\n"
+
+
+def test_the_index_is_opened_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Many threads want it at the same moment, and opening it asks pip, which takes a second of processor."""
+    opened: list[object] = []
+    together = threading.Barrier(8)
+
+    class Index:
+        def tail(self, wheel: LockedWheel, count: int) -> bytes:
+            return b""
+
+    def slowly(*_: object) -> Index:
+        opened.append(None)
+        threading.Event().wait(0.2)
+        return Index()
+
+    monkeypatch.setattr(download, "open_downloads", slowly)
+    index = _LateIndex(Store(tmp_path))
+    wheel = LockedWheel(name="x", version="1", filename="x", sha256="0", size=1, index=Source.DEFAULT)
+
+    def want() -> None:
+        together.wait()
+        index.tail(wheel, 1)
+
+    threads = [threading.Thread(target=want) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 1
