@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from isal import igzip
 
 from tests.cells import build, planned_cell, small_wheels
 from tests.unpublished import FakeIndex
@@ -15,6 +17,7 @@ from torchkiln.engines.joining import join_layers
 from torchkiln.engines.observer import Silent, Work
 from torchkiln.errors import BuildFailed
 from torchkiln.nouns import BuiltLayer, LockedLayer
+from torchkiln.oci.join import join
 from torchkiln.oci.validate import validate
 from torchkiln.store import Store
 
@@ -179,3 +182,20 @@ def test_two_at_once_join_each_layer_once(layers: tuple[BuiltLayer, ...], tmp_pa
 
     assert found[0] == found[1]
     assert sorted(heard[0].begun + heard[1].begun) == sorted(layer.title for layer in layers)
+
+
+def test_a_layer_of_more_than_4_gib(tmp_path: Path) -> None:
+    """Its size wraps around in the trailer, as RFC 1952 says; CRC-32, diff_id and length do not."""
+    piece = bytes(64 << 20)
+    member = gzip.compress(piece, 1, mtime=0)
+    source, one = tmp_path / "many.gz", tmp_path / "one.gz"
+    count = 65
+    source.write_bytes(member * count)
+
+    with source.open("rb") as blob, one.open("wb") as out:
+        written = join(blob, out)
+
+    assert written.unpacked == count * len(piece) > 1 << 32
+    assert int.from_bytes(one.read_bytes()[-4:], "little") == count * len(piece) - (1 << 32)
+    with igzip.open(one) as content:  # type: ignore[no-untyped-call]  # looks at CRC-32 and size
+        assert sum(len(read) for read in iter(lambda: content.read(1 << 20), b"")) == written.unpacked
