@@ -66,15 +66,20 @@ class RealPip:
 
     def install(self, wheels: Sequence[Path], root: Path) -> None:
         """Install *wheels*, which lie in one folder, below *root*; it must go well."""
+        code, talk = self.attempt(wheels, root)
+        assert code == 0, talk
+
+    def attempt(self, wheels: Sequence[Path], root: Path, wanted: str = "") -> tuple[int, str]:
+        """The same, if it goes well: the exit code, and what was said. *wanted*: other requirements' text."""
         assert self._process.stdin
         assert self._process.stdout
         listed = root.with_name(root.name + ".txt")
-        listed.write_text(requirements(wheels))
+        listed.write_text(wanted or requirements(wheels))
         told = {"links": str(wheels[0].parent), "requirements": str(listed), "root": str(root)}
         self._process.stdin.write(json.dumps(told) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
-        assert answer["code"] == 0, answer["talk"]
+        return answer["code"], answer["talk"]
 
     def close(self) -> None:
         """End the process."""

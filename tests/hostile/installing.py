@@ -181,9 +181,12 @@ INSTALLING: dict[str, Kind] = {
     # taken, as pip takes them
     "record tells the same twice": Kind(record(lambda lines: [lines[0], *lines])),
     "record tells what is not there": Kind(record(lambda lines: [*lines, "bad/gone.py,sha256=x,1"])),
+    "record lacks itself": Kind(record(lambda lines: [line for line in lines if "/RECORD," not in line])),
     "record without sizes": Kind(record_line(lambda line: line.rpartition(",")[0] + ",")),
     "record with more columns": Kind(record_line(lambda line: line + ",more")),
-    "signatures": Kind(record(lambda lines: lines)),
+    "signature that RECORD does not tell": Kind(
+        entries(lambda raws: [*raws, entry(f"{INFO}/RECORD.jws", b"{}")])
+    ),
     "root is no purelib": Kind(metadata("WHEEL", b"Root-Is-Purelib: true", b"Root-Is-Purelib: maybe")),
     "root untold": Kind(metadata("WHEEL", b"Root-Is-Purelib: true\n", b"")),
     "no tag": Kind(metadata("WHEEL", b"Tag: py3-none-any\n", b"")),
@@ -195,7 +198,7 @@ INSTALLING: dict[str, Kind] = {
     "etc by data": _file("etc/passwd", "data"),
     "another project's data": named("other-2.0.data/data/share/x", ""),
     "over site-packages, by data": _file("lib/python3.11/site-packages/by_data.py", "data"),
-    "source that is no Python": named("bad/broken.py", ""),
+    "source that is no Python": Kind(with_file(File(path="bad/broken.py", data=b"def (\0\n"))),
     "script that names a shell": Kind(
         with_file(File(path="run", data=b"#!/bin/sh -c id\n", scheme="scripts", mode=0o755))
     ),

@@ -241,6 +241,7 @@ def _finish(work: _Installation, layer: LayerWriter, bytecode: Iterable[Code]) -
     """Behind the wheel's own files: scripts, launchers, INSTALLER, .pyc files, RECORD."""
     scheme, wheel = work.scheme, work.wheel
     told = install.parse_record(work.metadata["RECORD"], wheel)
+    told |= dict.fromkeys(work.seen - told.keys(), ("", ""))  # RECORD itself, signatures: as pip does
     points = work.metadata.get("entry_points.txt", b"")
     launchers = install.launchers(points, wheel, scheme)
     named = install.launcher_names(points, wheel)

@@ -1,0 +1,31 @@
+"""One target under libFuzzer (atheris): `python -m tests.fuzz.child TARGET [its options] CORPUS`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["torchkiln.wheel", "torchkiln.oci"]):
+    import torchkiln.oci.layer
+    import torchkiln.wheel.splice  # noqa: F401
+
+from tests.fuzz import layer_target, zip_target
+
+TARGETS = {"zip": zip_target, "layer": layer_target}
+
+
+def main() -> None:
+    """Does not come back: libFuzzer ends the process."""
+    target = TARGETS[sys.argv[1]]
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=Path(sys.argv[-1]).parent))
+    for number, data in enumerate(target.corpus(folder)):
+        (Path(sys.argv[-1]) / f"seed-{number}").write_bytes(data)
+    atheris.Setup([sys.argv[0], *sys.argv[2:]], lambda data: target.check(data, folder) and None)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

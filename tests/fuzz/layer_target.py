@@ -1,0 +1,93 @@
+"""Bytes -> what is asked of a `LayerWriter` -> tarfile and gzip find exactly that, or a collision is told."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+import zlib
+from pathlib import Path
+
+from tests.fuzz.source import Decisions
+from tests.layers import Item, tree_of_layer
+from tests.rawzip import deflated
+from torchkiln.oci.layer import Collision, LayerWriter
+from torchkiln.recipe import WHEEL_EPOCH
+
+_PARTS = ("a", "b", "é", "n" * 101, "m" * 160, "c.py", " ", "漢", "\u0301")
+_MODES = (0o644, 0o755, 0o4755, 0o600, 0o777)
+
+
+def check(data: bytes, _scratch: Path) -> str:
+    """What became of it: "written" or "collision"; raises AssertionError where readers see another tree."""
+    decisions = Decisions(data)
+    out = io.BytesIO()
+    layer = LayerWriter(out, mtime=WHEEL_EPOCH)
+    model: dict[str, Item] = {}
+    while decisions and len(model) < 15:
+        path = "/".join(decisions.choice(_PARTS) for _ in range(1 + decisions.number(3)))
+        content = decisions.take(decisions.number(40)) * decisions.choice((1, 1, 1, 1, 1, 1, 3, 2000))
+        item = Item(kind="file", mode=decisions.choice(_MODES), data=content)
+        fits = _fits(path, item, model)
+        try:
+            _write(layer, path, item, decisions)
+        except Collision:
+            assert not fits, path
+            return "collision"
+        assert fits, path
+        model[path] = item
+    written = layer.finish()
+    blob = out.getvalue()
+    plain = gzip.decompress(blob)
+    assert (len(blob), len(plain)) == (written.size, written.unpacked)
+    assert written.digest == f"sha256:{hashlib.sha256(blob).hexdigest()}"
+    assert written.diff_id == f"sha256:{hashlib.sha256(plain).hexdigest()}"
+    tree = tree_of_layer(blob)
+    assert {path: item for path, item in tree.items() if item.kind == "file"} == model
+    folders = {str(folder) for path in model for folder in Path(path).parents} - {"."}
+    assert {path for path, item in tree.items() if item.kind == "folder"} == folders
+    assert all(item.mode == 0o755 for item in tree.values() if item.kind == "folder")
+    _folders_first(blob)
+    return "written"
+
+
+def _fits(path: str, item: Item, model: dict[str, Item]) -> bool:
+    """Whether *path* may come now: not there, or the same, and nobody's folder or file."""
+    above = [str(folder) for folder in Path(path).parents]
+    below = any(other.startswith(f"{path}/") for other in model)
+    return not below and not any(folder in model for folder in above) and model.get(path, item) == item
+
+
+def _write(layer: LayerWriter, path: str, item: Item, decisions: Decisions) -> None:
+    """By one of the ways in: whole, in plain pieces, as a deflate stream in pieces."""
+    data = item.data
+    way = decisions.number(2)
+    if way == 0 or (way == 2 and not data):
+        layer.file(path, item.mode, data)
+        return
+    cut = decisions.number(len(data))
+    with layer.entry(path, item.mode, size=len(data), crc=zlib.crc32(data)) as member:
+        if way == 1:
+            for piece in (data[:cut], data[cut:]):
+                member.plain(piece)
+        else:
+            stream = deflated(data)
+            at = decisions.number(len(stream))
+            member.spliced(stream[:at], data[:cut])
+            member.spliced(stream[at:], data[cut:])
+
+
+def _folders_first(blob: bytes) -> None:
+    """Each folder comes before what is in it."""
+    seen = {"."}
+    with tarfile.open(fileobj=io.BytesIO(blob)) as tar:
+        for member in tar:
+            assert str(Path(member.name).parent) in seen, member.name
+            if member.isdir():
+                seen.add(member.name)
+
+
+def corpus(_scratch: Path) -> list[bytes]:
+    """A few programs."""
+    return [bytes(range(n, n + 90)) for n in range(0, 160, 10)]

@@ -1,0 +1,37 @@
+"""Bytes -> decisions: what a fuzzer hands over, spent bit by bit. When nothing is left all answers are 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Decisions:
+    """One stream of bytes, read as numbers, choices and strings."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def __bool__(self) -> bool:
+        return self._at < len(self._data)
+
+    def number(self, most: int) -> int:
+        """From 0 to *most*, both possible."""
+        count = (most.bit_length() + 7) // 8
+        return int.from_bytes(self.take(count), "little") % (most + 1)
+
+    def choice(self, of: Sequence[T]) -> T:
+        """One of them."""
+        return of[self.number(len(of) - 1)]
+
+    def take(self, count: int) -> bytes:
+        """That many bytes, or what is left."""
+        found = self._data[self._at : self._at + count]
+        self._at += len(found)
+        return found
+
+    def rest(self) -> bytes:
+        """All that is left."""
+        return self.take(len(self._data))
