@@ -124,7 +124,7 @@ def _fuzzing() -> list[str]:
         return []
     lines = [
         "## Fuzzing\n",
-        "`python -m tests.fuzz zip --seconds 660 --record docs/fuzz.json` (atheris; a machine that others used too).\n",
+        "`python -m tests.fuzz zip --seconds 660 --record docs/fuzz.json` (atheris, on a busy machine).\n",
     ]
     lines += ["| target | seed | seconds | runs | features | corpus | crashes |", "|" + " --- |" * 7]
     for target, run in json.loads(FUZZ.read_text()).items():
