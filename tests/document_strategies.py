@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+
+from torchkiln.errors import KilnError, printable
 
 _ODD = (
     *(
@@ -79,3 +83,17 @@ def spoiled(draw: st.DrawFn, data: bytes) -> bytes:
 def json_bytes(document: Any) -> bytes:
     """*document* as JSON; also what no JSON may be, halves of characters and infinite numbers."""
     return json.dumps(document).encode("utf-8", "surrogatepass")
+
+
+FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def answer(read: Callable[[], Any]) -> Any:
+    """What *read* gives; None where it tells a fault. Anything else it raises is a traceback for a user."""
+    try:
+        return read()
+    except KilnError as error:
+        told = error.message
+    assert told == printable(told) != ""
+    assert all(len(line) < 2000 for line in told.splitlines())
+    return None

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.document_strategies import VALUES, json_bytes, mutated, spoiled
+from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
 from tests.gridcase import FACTS
 from tests.hostile_documents import CASES, TAG, Said, page_of, provoke
-from tests.validated import build
 from torchkiln import facts as facts_of
 from torchkiln import located, lockfile, matrix, report, schema
 from torchkiln.base import artefact
 from torchkiln.base.contents import parse_status
-from torchkiln.errors import ConfigError, KilnError, Stale, VerificationFailed, printable
+from torchkiln.errors import ConfigError, Stale, printable
 from torchkiln.lock import load_locked
-from torchkiln.oci.layout import Layout, open_layout
-from torchkiln.oci.validate import validate
 from torchkiln.places import ROOT
 from torchkiln.strict import json_of, read_file
 
@@ -32,18 +28,6 @@ LOCK = (ROOT / "images" / TAG / "lock.json").read_bytes()
 BASE = (ROOT / "images/base-debian12/base.json").read_bytes()
 REPORT = (ROOT / "docs/proofs/2.7.1-cuda12.1-debian12-tier0.json").read_bytes()
 MATRIX = (ROOT / "matrix.yaml").read_text()
-FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def answer(read: Callable[[], Any]) -> Any:
-    """What *read* gives; None where it tells a fault. Anything else it raises is a traceback for a user."""
-    try:
-        return read()
-    except KilnError as error:
-        told = error.message
-    assert told == printable(told) != ""
-    assert all(len(line) < 2000 for line in told.splitlines())
-    return None
 
 
 # --- through the command line ---------------------------------------------------------------------
@@ -323,78 +307,6 @@ def test_a_report_is_read_or_told(data: bytes) -> None:
         assert all(line == printable(line) for line in report.to_lines(found))
         report.to_junit(found)
         report.to_markdown(found)
-
-
-# --- layouts --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    """A sound one, whose documents the tests replace."""
-    return build(tmp_path_factory.mktemp("layout"))
-
-
-def put(layout: Layout, what: str, change: Callable[[Any], Any]) -> None:
-    """*change* one of the three documents, with every digest above it right, in a fresh index.json."""
-    from tests.oci_samples import digest
-
-    index = {"schemaVersion": 2, "manifests": []} | json.loads(INDEX[layout.path])
-    manifest_path = layout.blob(index["manifests"][0]["digest"])
-    manifest = json.loads(manifest_path.read_bytes())
-    if what == "config":
-        data = json_bytes(change(json.loads(layout.blob(manifest["config"]["digest"]).read_bytes())))
-        layout.blob(digest(data)).write_bytes(data)
-        manifest["config"] |= {"digest": digest(data), "size": len(data)}
-    if what != "index":
-        data = json_bytes(change(manifest) if what == "manifest" else manifest)
-        layout.blob(digest(data)).write_bytes(data)
-        index["manifests"][0] |= {"digest": digest(data), "size": len(data)}
-    (layout.path / "index.json").write_bytes(json_bytes(change(index) if what == "index" else index))
-
-
-INDEX: dict[Path, bytes] = {}
-
-
-@given(data=st.data(), what=st.sampled_from(("index", "manifest", "config")))
-@settings(FEW, max_examples=100)
-def test_a_layout_with_one_thing_changed_is_read_or_told(
-    layout: Layout, data: st.DataObject, what: str
-) -> None:
-    """By the readers and by the oracle; what the oracle finds sound, the readers read."""
-    INDEX.setdefault(layout.path, (layout.path / "index.json").read_bytes())
-
-    def change(document: Any) -> Any:
-        return data.draw(mutated(document) | VALUES)
-
-    put(layout, what, change)
-    faults = validate(layout.path, None, workers=1)
-    real = [fault for fault in faults if "unreferenced blob" not in fault.what]
-
-    def read() -> object:
-        opened = open_layout(layout.path)
-        opened.needed()
-        return [opened.image(name) for name in opened.refs()]
-
-    answer(read)
-    if not real:
-        assert all(fault.where == str(fault.where) for fault in faults)
-
-
-def test_what_is_no_file_in_a_layout_is_not_opened(tmp_path: Path) -> None:
-    """A layer that is a link out of the layout, a folder or a pipe: neither followed nor waited for."""
-    import os
-
-    made = build(tmp_path)
-    layer = made.image("a").layers[0].path
-    for put_there in (lambda: layer.symlink_to("/etc/passwd"), layer.mkdir, lambda: os.mkfifo(layer)):
-        if layer.is_dir() and not layer.is_symlink():
-            layer.rmdir()
-        else:
-            layer.unlink()
-        put_there()
-        with pytest.raises(VerificationFailed, match="not a plain file"):
-            made.image("a")
-        assert any("is a link, a folder or a pipe" in fault.what for fault in validate(made.path))
 
 
 # --- the terminal ---------------------------------------------------------------------------------

@@ -20,14 +20,15 @@ ADAPTERS = frozenset({"store", "oci", "index", "base", "wheel", "runtimes"})
 GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
-            "__init__", "errors", "files", "locks", "nouns", "pagecache", "places", "recipe", "schema", "strict",
-            "versions", "wanted",
+            "__init__", "errors", "files", "locks", "nouns", "pagecache", "places", "recipe", "schema",
+            "strict", "versions", "wanted",
         }
     ),
     "stages": frozenset(
         {
-            "arch", "cache", "claims", "explain", "facts", "layering", "located", "lock", "lockfile", "matrix",
-            "pick", "plan", "render", "report", "resolve", "select", "smoke", "suite", "tags", "verdict",
+            "arch", "cache", "claims", "explain", "facts", "layering", "located", "lock", "lockfile",
+            "matrix", "pick", "plan", "render", "report", "resolve", "select", "smoke", "suite", "tags",
+            "verdict",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, images_folder
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.nouns import LockedBase
@@ -39,7 +40,7 @@ def build(os_name: str, images: Path, relock: bool) -> None:
 
     locked = artefact.read_lock(images, os_name)
     built = artefact.rebuild(
-        recipe(os_name), Store(cache_root()), environ=os.environ, locked=locked, say=_say
+        recipe(os_name), Store(cache_root(), on_wait=waiting), environ=os.environ, locked=locked, say=_say
     )
     if locked is None or (relock and built != locked):
         _say(f"locked in {artefact.write_lock(images, built)}")
@@ -62,7 +63,7 @@ def show(os_name: str, images: Path, as_json: bool) -> None:
     if as_json:
         click.echo(artefact.to_json(locked), nl=False)
         return
-    store = Store(cache_root())
+    store = Store(cache_root(), on_wait=waiting)
     at_hand = store.has_blob(locked.digest, locked.size)
     for name, value in (
         ("os", locked.os),
@@ -83,7 +84,7 @@ def show(os_name: str, images: Path, as_json: bool) -> None:
 @images_folder
 def export(file: Path, os_name: str, images: Path) -> None:
     """Write the locked base to FILE, a gzipped tar that `base import` and --base take."""
-    locked, store = _locked(images, os_name), Store(cache_root())
+    locked, store = _locked(images, os_name), Store(cache_root(), on_wait=waiting)
     if not store.has_blob(locked.digest, locked.size):
         raise BuildFailed(
             f"the locked base of {os_name} is not in the cache", hint="build it: torchkiln base build"
@@ -108,7 +109,7 @@ def import_(file: Path, os_name: str, images: Path) -> None:
     from torchkiln.base import artefact
 
     locked = artefact.read_lock(images, os_name)
-    taken = artefact.adopt(file, Store(cache_root()), os_name=os_name, locked=locked)
+    taken = artefact.adopt(file, Store(cache_root(), on_wait=waiting), os_name=os_name, locked=locked)
     if locked is None:
         _say(f"locked in {artefact.write_lock(images, taken)}")
     click.echo(taken.digest)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, images_folder, selection
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
 from torchkiln.nouns import LockedBase, LockedCell, Resolution, Source
@@ -171,7 +172,7 @@ class _Locking:
 
         self._images, self._bound, self._as_of, self._upgrade = images, bound, as_of, upgrade
         self._upgrade_base = upgrade_base
-        self._store = Store(cache_root())
+        self._store = Store(cache_root(), on_wait=waiting)
         self._index = open_index(os.environ, self._store)
         self._bases: dict[str, LockedBase] = {}
         if left_out := self._index.pages.settings.left_out:
@@ -230,9 +231,12 @@ class _Locking:
         """The present lock; one that is broken gives no versions to keep, and is made anew."""
         from torchkiln.lock import load_locked
 
+        if not (self._images / tag / "lock.json").exists():
+            return None
         try:
             return load_locked(self._images, tag)
-        except Stale:
+        except Stale as error:
+            click.echo(f"lock: {tag}: made anew, no version is kept: {error.message}", err=True)
             return None
 
     def _base(self, os_name: str) -> LockedBase:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, selection
 from torchkiln.errors import ConfigError
 
@@ -90,7 +91,7 @@ def run(
     argv = (*(config.get("Entrypoint") or () if entrypoint else ()), *(command or config.get("Cmd") or ()))
     env = dict(pair.split("=", 1) for pair in (*(config.get("Env") or ()), *_variables(variables)))
     ids, bound, shm = _ids(user or config.get("User") or "0"), parse_binds(binds), parse_size(shm_size)
-    store = Store(cache_root())
+    store = Store(cache_root(), on_wait=waiting)
     if not (store.root / "rootfs" / image.manifest.removeprefix("sha256:")).is_dir():
         click.echo(f"run: unpacking {image.ref} once", err=True)
     layers = [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, images_folder, selection
 from torchkiln.errors import ConfigError, KilnError, SmokeFailed, SmokeInconclusive
 
@@ -195,7 +196,7 @@ def _in_root(found: ImageOnDisk, runtime: RootfsRuntime) -> _InRoot:
         line.split("=", 1) for line in found.config.get("config", {}).get("Env") or ()
     )
     return _InRoot(
-        root=unpacked_root(found.manifest, blobs, Store(cache_root())),
+        root=unpacked_root(found.manifest, blobs, Store(cache_root(), on_wait=waiting)),
         env=env,
         runtime=runtime,
         python=f"{PREFIX}/bin/python",

@@ -12,7 +12,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
