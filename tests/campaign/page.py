@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _CUTS = {
     "write": "a write to a file",
-    "read": "a download",
+    "read": "a download (a read of the socket, or a wheel is half there)",
     "rename": "a rename",
     "link": "a hard link",
     "unlink": "a deletion",
@@ -30,8 +30,8 @@ and flushes, and sends a signal at a drawn one: before it, after it, or with hal
 by the clock. Then an oracle that shares no code with torchkiln hashes every blob, compares every wheel
 and `.part` with the true file, follows every record and tag, inflates every layer, and looks for
 processes that outlived the build. Then the build is run again: it must succeed, give the digest of an
-undisturbed one, leave nothing behind, and ask the index for no byte of a wheel that was there. `make test` does
-it in short.
+undisturbed one, leave nothing behind, and ask the index for no byte of a wheel that was there. `make test`
+does it in short.
 
 Seed {seed}, {instants} instants, {seconds} s, Python {python}{mounts}. **{verdict}**
 
@@ -40,7 +40,9 @@ Seed {seed}, {instants} instants, {seconds} s, Python {python}{mounts}. **{verdi
 
 def cut_inside(records: Iterable[Record]) -> dict[str, int]:
     """How many of *records* were cut with an operation of each kind under way."""
-    counts = Counter(op for record in records for op in record.flying)
+    counts = Counter(
+        op for record in records for op in {*record.flying, *(("read",) if record.halves else ())}
+    )
     return {_CUTS[op]: counts[op] for op in _CUTS}
 
 

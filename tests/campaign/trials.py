@@ -56,6 +56,7 @@ class Record:
     seconds: float
     flying: dict[str, int]
     late: bool = False
+    halves: int = 0  # wheels of which it left a part that was not there before
     leftovers: int = 0  # files of work in progress that it left
     kept: int = 0  # bytes of wheels that the cache held when the next run began
     fetched: int = 0  # bytes of wheels that the next run asked for
@@ -172,6 +173,7 @@ def _judge(disturbance: Disturbance, ran: Ran, trial: Trial, oracle: Oracle) -> 
         seconds=round(ran.seconds, 2),
         flying=ran.flying,
         late=late,
+        halves=0 if disturbance.start == "part" else _halves(oracle),
         leftovers=len(oracle.leftovers()),
         wrong=[*oracle.faults(), *(f"survivor: {command}" for command in ran.left)],
     )
@@ -205,6 +207,11 @@ def _heal(record: Record, trial: Trial, oracle: Oracle, truth: Truth) -> None:
         record.again += max(came - (len(data) - have[filename]), 0)
     if record.again:
         record.wrong.append(f"next run: {record.again} bytes of wheels came again")
+
+
+def _halves(oracle: Oracle) -> int:
+    parts = {path.name.removesuffix(".part"): path for path in oracle.cache.glob("wheels/*/*.part")}
+    return sum(path.stat().st_size < len(oracle.truth.wheels[name]) for name, path in parts.items())
 
 
 def _bytes_there(cache: Path, truth: Truth) -> dict[str, int]:

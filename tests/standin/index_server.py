@@ -59,7 +59,7 @@ class Faults:
     retry_after: str = ""
     only: str = ""  # the faults from here on concern files with this in their path
     pace: float = 0.0  # bytes a second on each connection
-    silent: float = 0.0  # seconds without a byte in the middle of a body
+    silent: float = 0.0  # seconds without a byte in the middle of a body, unless it is the end of a file
     resets: list[int] = field(default_factory=list)  # the next connections are reset after so many bytes
     flip: int | None = None  # the byte there is another one
     lie: int = 0  # added to Content-Length
@@ -259,7 +259,11 @@ class IndexServer:
                 while done < len(body):
                     part = body[done : done + piece]
                     self.wfile.write(part)
-                    if faults.silent and done <= len(body) // 2 < done + len(part):
+                    if (
+                        faults.silent
+                        and not sent.wanted[-1:].isdigit()
+                        and done <= len(body) // 2 < done + len(part)
+                    ):
                         time.sleep(faults.silent)
                     elif faults.pace:
                         time.sleep(len(part) / faults.pace)

@@ -91,3 +91,20 @@ def test_the_index_is_opened_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any
     for thread in threads:
         thread.join()
     assert len(opened) == 1
+
+
+ORPHAN = """
+import multiprocessing, os, sys
+from torchkiln.engines.conversion import start_worker
+start_worker(multiprocessing.Event(), [], int(sys.argv[1]))
+sys.stdin.read()
+"""
+
+
+def test_a_worker_whose_parent_died_before_it_looked_ends() -> None:
+    """Its parent is then another process, which lives on."""
+    with subprocess.Popen([sys.executable, "-c", ORPHAN, "0"], stdin=subprocess.PIPE) as process:
+        try:
+            assert process.wait(60) == 1
+        finally:
+            process.kill()

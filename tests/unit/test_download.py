@@ -246,3 +246,14 @@ def test_a_file_that_is_spoilt_while_it_arrives(accident: str, bench: Bench) -> 
 
     with pytest.raises(BuildFailed, match=r"^x\.part was cut or deleted while it was fetched$"):
         bench.downloads.fetch(bench.wheel, bench.part, on_progress=spoil, cancelled=lambda: False)
+
+
+def test_garbage_is_not_kept_as_a_page(bench: Bench) -> None:
+    """Pages without an ETag are taken as they were for ten minutes; the next run would still read it."""
+    bench.server.faults.page_type = "application/vnd.pypi.simple.v1+json"
+    bench.server.faults.page_body = b'{"meta": {'
+    with pytest.raises(BuildFailed, match="not a project page"):
+        bench.fetch()
+    bench.server.faults.page_body = None
+    bench.server.faults.page_type = "text/html"
+    assert bench.fetch() == bench.data

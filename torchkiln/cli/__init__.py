@@ -135,6 +135,14 @@ def _code(args: list[str] | None, stop: _Stop) -> int:
     except KilnError as error:
         _tell(error.message, error.hint)
         return error.exit_code
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+            raise
+        _tell(
+            f"not enough memory: {error}" if str(error) else "not enough memory",
+            "look at ulimit and at the container's limits; what was complete is kept",
+        )
+        return BuildFailed.exit_code
     except BrokenPipeError:  # `torchkiln list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

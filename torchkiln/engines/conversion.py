@@ -56,11 +56,11 @@ class Job:
     recorded: Written | None = None
 
 
-def start_worker(cancelled: Event, progress: Any) -> None:
-    """Runs once in each worker: what is shared; Ctrl-C is the parent's affair."""
+def start_worker(cancelled: Event, progress: Any, parent: int) -> None:
+    """Runs once in each worker: what is shared; Ctrl-C is the affair of *parent*, a process id."""
     global _cancelled, _progress
     _cancelled, _progress = cancelled, progress
-    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

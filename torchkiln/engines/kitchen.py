@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -97,7 +98,7 @@ class Kitchen:
                 cores() + _TRAILING,
                 mp_context=self._context,
                 initializer=start_worker,
-                initargs=(self._cancelled, self._progress),
+                initargs=(self._cancelled, self._progress, os.getpid()),
             )
         )
         self._small = self._stack.enter_context(ThreadPoolExecutor(_SMALL_STREAMS, "small"))

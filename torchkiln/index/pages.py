@@ -139,16 +139,17 @@ class Pages:
             )
         if response.status_code != 200:
             raise refused(url, response.status_code)
-        return self._keep(key, response, body)
+        return self._keep(key, name, response, body)
 
-    def _keep(self, key: str, response: requests.Response, body: bytes) -> Page:
-        kept = {
+    def _keep(self, key: str, name: str, response: requests.Response, body: bytes) -> Page:
+        kept: dict[str, Any] = {
             "url": response.url,
             "json": "json" in response.headers.get("Content-Type", ""),
             "etag": response.headers.get("ETag", ""),
             "at": self._clock(),
             "body": body.decode("utf-8", "replace"),
         }
+        found_on(_thaw(kept), name, ())  # what is no page must not be found again by the next run
         self.store.put_record("pages", key, kept)
         return _thaw(kept)
 
