@@ -12,15 +12,12 @@ from torchkiln.wheel.install import is_script
 
 MOST_FOLDERS = 50_000  # jedi has 960; each is a header in the layer
 MOST_UNPACKED = 20_000_000_000  # bytes of a wheel's files together; torch 2.7.1 has 1.6 GB
-MOST_RATIO = (
-    100  # unpacked bytes for each byte of the wheel; 7.5 is the most among torch 2.7.1's 127 wheels ...
-)
-_SMALL = 1_000_000_000  # ... and this many unpacked bytes are nothing to worry about
+# Unpacked bytes for each byte of the wheel; 7.5 is the most among torch 2.7.1's 127 wheels.
+MOST_RATIO = 100
+_SMALL = 1_000_000_000  # unpacked bytes that are nothing to worry about, whatever their ratio
 SCRIPT = 1 << 20  # bytes; scripts up to this size are held back and may be rewritten
 _SCRIPTS = 64 << 20  # bytes of scripts held at a time
-_SOURCE = (
-    16 << 20
-)  # bytes of one Python source, of which the compiler makes many more; torch's largest has 1.2 MB
+_SOURCE = 16 << 20  # bytes of one Python source: a compiler makes many more; torch's largest has 1.2 MB
 # What is held whole, by its name in .dist-info; the largest real ones have 57 kB and 1.2 MB.
 _METADATA = {"METADATA": 4 << 20, "WHEEL": 1 << 20, "entry_points.txt": 1 << 20, "RECORD": 16 << 20}
 

@@ -8,7 +8,6 @@ with the file when that is complete.
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import time
 from collections.abc import Callable
@@ -77,7 +76,9 @@ class WheelFile:
         return data
 
     def read_exactly(self, count: int) -> bytes:
-        """The next *count* bytes."""
+        """The next *count* bytes, which must be there: callers have compared them with the size."""
+        if self.position + count > self.size:
+            raise EOFError(f"{count} bytes wanted at {self.position} of {self.size}")
         parts = []
         while count:
             parts.append(self.read(count))
@@ -88,10 +89,6 @@ class WheelFile:
         """Read on, keeping nothing, up to *position*."""
         while self.position < position:
             self.read(min(1 << 20, position - self.position))
-
-    def directory_view(self) -> io.BufferedReader:
-        """The file as a seekable stream for the zip directory's sake; waits where no tail was given."""
-        return io.BufferedReader(_DirectoryView(self), 1 << 16)
 
     def sha256(self) -> str:
         """The hash of the whole file, reading what is left; empty if the tail was not that of this file."""
@@ -118,30 +115,3 @@ class WheelFile:
         if self._cancelled():
             raise Cancelled
         time.sleep(_POLL)
-
-
-class _DirectoryView(io.RawIOBase):
-    """What `zipfile` asks of a file to read its directory: seek, tell, read."""
-
-    def __init__(self, wheel: WheelFile) -> None:
-        self._wheel = wheel
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._wheel.size}[whence]
-        if base + offset < 0:
-            raise OSError("seek before the start")
-        self._at = base + offset
-        return self._at
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        data = self._wheel.at(self._at, min(len(buffer), max(0, self._wheel.size - self._at)))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)

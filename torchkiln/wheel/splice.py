@@ -36,7 +36,6 @@ from torchkiln.wheel.source import WheelFile
 
 _READ = 1 << 18  # compressed bytes at a time
 _INFLATE = 1 << 20  # the most that one step may inflate to: bounds memory against bombs
-_KEEP = 64 << 20  # the most of one file that is held in memory (metadata, a Python source)
 _SCRIPT = 1 << 20  # scripts up to this size are held back and may be rewritten
 
 Bytecode = Callable[[], Iterable[Code]]
@@ -124,8 +123,6 @@ def _one_file(
         return
     is_source = source is not None and _is_source(path, work.scheme)
     keep = is_source or (in_info and name in ("METADATA", "WHEEL", "entry_points.txt"))
-    if keep:
-        _refuse_huge(entry, filename)
     kept: list[bytes] = []
     mode = 0o755 if entry.executable else 0o644
     pieces = _inflate(file, entry, filename) if keep or not layer.recorded else _copied(file, entry)
@@ -151,14 +148,7 @@ def _is_source(path: str, scheme: Scheme) -> bool:
     return path.endswith(".py") and path.startswith(scheme.site + "/")
 
 
-def _refuse_huge(entry: Entry, filename: str) -> None:
-    """What is held in memory is bounded."""
-    if entry.size > _KEEP:
-        raise BadWheel(filename, f"entry {entry.name!r} is {entry.size} bytes; {_KEEP} at most for its kind")
-
-
 def _whole(file: WheelFile, entry: Entry, filename: str) -> bytes:
-    _refuse_huge(entry, filename)
     return b"".join(content for _, content in _inflate(file, entry, filename))
 
 
