@@ -139,9 +139,10 @@ def _name_fault(name: str) -> str:
         return "an absolute path, a drive or a backslash"
     if any(part in ("", ".", "..") for part in parts):
         return "a path that is not plain (empty part, '.' or '..')"
-    if any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in name):
+    plain = name.isascii() and name.isprintable()  # nearly all; the looks at each letter cost something
+    if not plain and any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in name):
         return "control characters in the name"
-    if any(unicodedata.bidirectional(char) in _TURNING for char in name):
+    if not plain and any(unicodedata.bidirectional(char) in _TURNING for char in name):
         return "characters that turn the direction of writing: the name is not what it looks like"
     if any(len(part.encode()) > _LONGEST_PART for part in parts) or len(name.encode()) > _LONGEST_NAME:
         return "a name too long for any file system"

@@ -264,9 +264,8 @@ def parse_record(record: bytes, wheel: WheelName) -> dict[str, tuple[str, str]]:
 
 
 _MOST_LINES = 200_000  # as many as a wheel may have entries
-_STRANGE_LINE_END = re.compile(
-    "[\v\f\x1c-\x1e\x85\u2028\u2029]"
-)  # where str.splitlines cuts, but nobody else
+# Where str.splitlines cuts, but nobody else.
+_STRANGE_LINE_END = re.compile("[\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
 def urlsafe_sha256(digest: bytes) -> str:
@@ -285,6 +284,8 @@ def row(path: str, data: bytes, scheme: Scheme) -> Row:
 
 def record_path(path: str, scheme: Scheme) -> str:
     """*path* as RECORD tells it: relative to site-packages, `../../../bin/x` for what lies elsewhere."""
+    if path.startswith(f"{scheme.site}/"):
+        return path[len(scheme.site) + 1 :]
     here, there = scheme.site.split("/"), path.split("/")
     common = 0
     while common < min(len(here), len(there) - 1) and here[common] == there[common]:

@@ -83,8 +83,8 @@ def splice(
             if not _is_stale_bytecode(entry.name, names):
                 _one_file(file, entry, work, layer, source)
         _check_hash(file, filename, sha256)
-        _check(work)
-        _finish(work, layer, bytecode())
+        told = _check(work)
+        _finish(work, told, layer, bytecode())
     except Collision as error:
         raise BadWheel(filename, f"another wheel of its layer has a different file at {error}") from error
 
@@ -198,17 +198,17 @@ def _copied(file: WheelFile, entry: Entry) -> Iterator[tuple[bytes, bytes]]:
         yield piece, b"" if entry.deflated else piece
 
 
-def _check(work: _Installation) -> None:
-    """METADATA and WHEEL are this wheel's; RECORD tells each file with its true hash and size."""
+def _check(work: _Installation) -> dict[str, tuple[str, str]]:
+    """METADATA and WHEEL are this wheel's; RECORD, which is given back, tells each file truly."""
     filename = work.wheel.filename
     for needed in ("METADATA", "WHEEL", "RECORD"):
         if needed not in work.metadata:
             raise BadWheel(filename, f"{work.info}/{needed} is missing")
     fitness.check(work.metadata["WHEEL"], work.metadata["METADATA"], work.wheel, work.scheme)
     told = install.parse_record(work.metadata["RECORD"], work.wheel)
-    faults = []
+    faults, unhashed = [], _unhashed(work.info)
     for name, (digest, size) in sorted(work.hashes.items()):
-        if name in _unhashed(work.info):
+        if name in unhashed:
             continue
         hash_, length = told.get(name, ("", ""))
         if name not in told:
@@ -220,6 +220,7 @@ def _check(work: _Installation) -> None:
     if faults:
         more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
         raise BadWheel(filename, "; ".join(faults[:3]) + more)
+    return told
 
 
 def _unhashed(info: str) -> frozenset[str]:
@@ -227,10 +228,11 @@ def _unhashed(info: str) -> frozenset[str]:
     return frozenset(f"{info}/{name}" for name in ("RECORD", "RECORD.jws", "RECORD.p7s"))
 
 
-def _finish(work: _Installation, layer: LayerWriter, bytecode: Iterable[Code]) -> None:
-    """Behind the wheel's own files: scripts, launchers, INSTALLER, .pyc files, RECORD."""
+def _finish(
+    work: _Installation, told: dict[str, tuple[str, str]], layer: LayerWriter, bytecode: Iterable[Code]
+) -> None:
+    """Behind the wheel's own files: scripts, launchers, INSTALLER, .pyc files, RECORD as it was *told*."""
     scheme, wheel = work.scheme, work.wheel
-    told = install.parse_record(work.metadata["RECORD"], wheel)
     told |= dict.fromkeys(work.seen - told.keys(), ("", ""))  # RECORD itself, signatures: as pip does
     points = work.metadata.get("entry_points.txt", b"")
     launchers = install.launchers(points, wheel, scheme)
