@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.base.interpreter import interpreter
-from torchkiln.engines.joining import join_layers, joined_records
 from torchkiln.engines.keys import layer_key
-from torchkiln.engines.kitchen import Kitchen, Order
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.errors import BuildFailed
 from torchkiln.layering import wheel_layers
@@ -87,6 +85,8 @@ def build(
     _compare_with_lock(layers, plan)
     with ExitStack() as claims:
         if layer_format == "gzip-joined":
+            from torchkiln.engines.joining import join_layers, joined_records  # only here: slow to load
+
             joining = time.monotonic()
             claims.enter_context(store.claim(f"joins the layers of {plan.tag}", joined_records(layers)))
             layers = join_layers(layers, store, observer)
@@ -183,6 +183,8 @@ def _make(
 
     Locks are taken in the order of their names, so two builds cannot wait for each other.
     """
+    from torchkiln.engines.kitchen import Kitchen, Order  # slow to load, and most builds change nothing
+
     python = plan.locked.base.python
     recorded = {layer.title: layer for layer in plan.locked.layers}
     keys = {layer_key(spec.wheels, python): spec for spec in missing}

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 
@@ -67,9 +66,9 @@ def encode_bytes(tar: bytes) -> tuple[bytes, Encoded]:
 
 
 def _pump(tar: BinaryIO, write: Callable[[bytes], object]) -> Encoded:
-    if version("deflate") != _PINNED:
+    if deflate.__version__ != _PINNED:
         raise ToolMissing(
-            f"the encoder is pinned to deflate {_PINNED}, installed is {version('deflate')}",
+            f"the encoder is pinned to deflate {_PINNED}, installed is {deflate.__version__}",
             hint="run: make setup",
         )
     inside, outside = hashlib.sha256(), hashlib.sha256()
