@@ -33,6 +33,8 @@ COMMANDS = {
 }
 INTERRUPTED = 130
 TERMINATED = 128 + signal.SIGTERM
+# What threads and libraries say when a limit leaves them no memory.
+_STARVED = ("start new thread", "failed to map segment", "Cannot allocate memory")
 
 
 class Commands(click.Group):
@@ -135,8 +137,8 @@ def _code(args: list[str] | None, stop: _Stop) -> int:
     except KilnError as error:
         _tell(error.message, error.hint)
         return error.exit_code
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if not isinstance(error, MemoryError) and not any(word in str(error) for word in _STARVED):
             raise
         _tell(
             f"not enough memory: {error}" if str(error) else "not enough memory",
