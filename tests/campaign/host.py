@@ -87,7 +87,9 @@ def _limited(name: str, what: int, limit: int, sentence: str) -> Disturbance:
     def limits() -> None:
         resource.setrlimit(what, (limit, limit))
 
-    return _disturbance(name, (0, 6), f"^torchkiln: |{sentence}", lambda trial: trial.run(preexec=limits))
+    return _disturbance(
+        name, (0, 6, 8), f"^torchkiln: |{sentence}|cannot be loaded", lambda trial: trial.run(preexec=limits)
+    )
 
 
 def _failing(op: str, number: int) -> Disturbance:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from torchkiln import __version__
-from torchkiln.errors import BuildFailed, KilnError
+from torchkiln.errors import BuildFailed, KilnError, ToolMissing
 
 # name → (module, attribute); imported when used, for a build that changes nothing takes half a second.
 COMMANDS = {
@@ -138,13 +138,18 @@ def _code(args: list[str] | None, stop: _Stop) -> int:
         _tell(error.message, error.hint)
         return error.exit_code
     except (MemoryError, RuntimeError, ImportError) as error:
-        if not isinstance(error, MemoryError) and not any(word in str(error) for word in _STARVED):
+        starved = isinstance(error, MemoryError) or any(word in str(error) for word in _STARVED)
+        if starved:
+            _tell(
+                f"not enough memory: {error}" if str(error) else "not enough memory",
+                "look at ulimit and at the container's limits; what was complete is kept",
+            )
+            return BuildFailed.exit_code
+        if isinstance(error, RuntimeError):
             raise
-        _tell(
-            f"not enough memory: {error}" if str(error) else "not enough memory",
-            "look at ulimit and at the container's limits; what was complete is kept",
-        )
-        return BuildFailed.exit_code
+        # A broken installation; or a limit, for what failed to load once is half there the second time.
+        _tell(f"a library cannot be loaded: {error}", "run: make setup; under tight limits, look at ulimit")
+        return ToolMissing.exit_code
     except BrokenPipeError:  # `torchkiln list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -155,7 +160,11 @@ def _code(args: list[str] | None, stop: _Stop) -> int:
             where = "the cache or the output: "
         _tell(
             f"{where}{error.strerror or error}",
-            "make room, or set TORCHKILN_CACHE and --output elsewhere" if full else "",
+            "make room, or set TORCHKILN_CACHE and --output elsewhere"
+            if full
+            else "raise the limit: ulimit -n"
+            if error.errno in (errno.EMFILE, errno.ENFILE)
+            else "",
         )
         return BuildFailed.exit_code
     return result if isinstance(result, int) else 0
