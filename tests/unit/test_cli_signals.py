@@ -15,17 +15,21 @@ from torchkiln.index import download
 from torchkiln.nouns import LockedWheel, Source
 from torchkiln.store import Store
 
+# Short sleeps: Python runs its handler between two calls, and one long call may begin just before the signal.
 WORK = """
-import sys
+import sys, time
 import torchkiln.cli as cli
+def wait():
+    for _ in range(3000):
+        time.sleep(0.02)
 def work(**_):
     try:
         print("working", flush=True)
-        sys.stdin.read()
+        wait()
     finally:
         print("winding down", flush=True)
         if sys.argv[1] == "slowly":
-            sys.stdin.read()
+            wait()
 cli.torchkiln.main = work
 cli.main([])
 """

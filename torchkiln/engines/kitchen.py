@@ -186,13 +186,16 @@ class Kitchen:
     def _prepared(self, order: Order) -> list[Input]:
         """The wheels of a shared layer, complete, and their byte-code in the cache."""
         compiled = []
-        fetched = [self._small.submit(self._fetch, wheel) for wheel in order.wheels]
+        # What takes longest is begun first: one that is left for the end would have a core to itself.
+        largest_first = sorted(order.wheels, key=lambda wheel: -wheel.size)
+        fetched = {self._small.submit(self._fetch, wheel): wheel for wheel in largest_first}
         for future in concurrent.futures.as_completed(fetched):
             task = (future.result(), self._store.root, self._python, self._interpreter)
             compiled.append(self._workers.submit(compile_wheel, *task))
         for made in compiled:
             made.result()
-        return [future.result() for future in fetched]
+        inputs = {wheel: future.result() for future, wheel in fetched.items()}
+        return [inputs[wheel] for wheel in order.wheels]
 
     def _submit(self, slot: int, order: Order, inputs: list[Input], out: Path) -> Future[Written]:
         self._observer.begin("convert", order.title, order.size)
