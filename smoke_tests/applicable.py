@@ -1,4 +1,4 @@
-"""(Check, facts) -> why it does not apply, or None. The one place that says so; pure, and without torch.
+"""(Check, facts, capability) -> why it does not apply, or None. The one place that says so; pure, no torch.
 
 The reason is the id of a fact, never prose: whoever reads a report, the gate too, asks this function again.
 """
@@ -15,25 +15,43 @@ class Cell(NamedTuple):
     torch: tuple[int, ...]
     python: tuple[int, ...]
     flavor: str
+    capability: tuple[int, int] | None  # the lowest among the GPUs; None: no GPU, which excludes nothing
 
 
-RULES: Mapping[str, tuple[str, Callable[[Cell], bool]]] = {
-    "compile-cpu": (
-        "no-compile-on-3.11",
-        lambda cell: cell.torch < (2, 1) and cell.python >= (3, 11),
+Rule = tuple[str, Callable[[Cell], bool]]
+
+
+def _below(major: int, minor: int) -> Callable[[Cell], bool]:
+    return lambda cell: cell.capability is not None and cell.capability < (major, minor)
+
+
+_NO_COMPILE: Rule = (
+    "no-compile-on-3.11",
+    lambda cell: cell.torch < (2, 1) and cell.python >= (3, 11),
+)
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "compile-cpu": (_NO_COMPILE,),
+    "compile-gpu": (_NO_COMPILE, ("triton-needs-7.0", _below(7, 0))),
+    "bf16": (("bf16-needs-8.0", _below(8, 0)),),
+    "sdpa": (("flash-needs-8.0", _below(8, 0)),),
+    "fp8": (
+        ("fp8-needs-torch-2.1", lambda cell: cell.torch < (2, 1)),
+        ("fp8-needs-8.9", _below(8, 9)),
     ),
+    "extension": (("extension-is-for-devel", lambda cell: cell.flavor != "devel"),),
 }
 
 
-def not_applicable(check: str, facts: Mapping[str, Any]) -> str | None:
+def not_applicable(check: str, facts: Mapping[str, Any], capability: tuple[int, int] | None) -> str | None:
     """The id of the fact for which *check* has nothing to prove in this image; None: it applies."""
-    fact, excludes = RULES.get(check, ("", lambda _cell: False))
-    return fact if excludes(_cell(facts)) else None
+    rules = RULES.get(check, ())
+    cell = _cell(facts, capability) if rules else None
+    return next((fact for fact, excludes in rules if cell and excludes(cell)), None)
 
 
-def _cell(facts: Mapping[str, Any]) -> Cell:
+def _cell(facts: Mapping[str, Any], capability: tuple[int, int] | None) -> Cell:
     claims = facts["claims"]
-    return Cell(_numbers(claims["torch"]), _numbers(claims["python"]), claims["flavor"])
+    return Cell(_numbers(claims["torch"]), _numbers(claims["python"]), claims["flavor"], capability)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

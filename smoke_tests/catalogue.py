@@ -22,6 +22,7 @@ class Check(NamedTuple):
     file: str
     function: str
     limit: float  # seconds
+    of_image: bool  # it compares with a lock, so it has nothing to say of an environment that has none
 
 
 def catalogue(folder: Path) -> tuple[Check, ...]:
@@ -40,8 +41,14 @@ def catalogue(folder: Path) -> tuple[Check, ...]:
             name = node.name.removeprefix("test_").replace("_", "-")
             if name in found:
                 raise ValueError(f"{path.name}: a second check named {name}")
+            asks = {argument.arg for argument in node.args.args}
             found[name] = Check(
-                name, int(marks["tier"]), path.name, node.name, marks.get("limit", DEFAULT_LIMIT)
+                id=name,
+                tier=int(marks["tier"]),
+                file=path.name,
+                function=node.name,
+                limit=marks.get("limit", DEFAULT_LIMIT),
+                of_image="facts" in asks,
             )
     return tuple(sorted(found.values(), key=lambda check: (check.tier, check.id)))
 

@@ -1,31 +1,80 @@
-"""What a check can ask for: `facts` (told from outside), `measure`; and the result it leaves."""
+"""What a check can ask for: `facts` and `claims` (told from outside), `measure`; and the result it leaves.
+
+Under runner.py each check comes alone, and the runner has decided that it runs. Under plain pytest this file
+decides, by the same functions, and skips.
+"""
 
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+if "smoke_tests" not in sys.modules:  # plain pytest: nobody has loaded the suite by its place
+    runpy.run_path(str(Path(__file__).with_name("one.py")))["load_suite"](Path(__file__).parent)
+
+from smoke_tests.applicable import not_applicable
+from smoke_tests.catalogue import Check, catalogue
+from smoke_tests.environment import environment_facts
+from smoke_tests.gpus import capability
+from smoke_tests.host import fault, host_facts
 from smoke_tests.measure import Measure
 
 MEASURE = pytest.StashKey[Measure]()
+FACTS = pytest.StashKey[dict[str, Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The two files that runner.py hands over."""
+    """The two files that runner.py hands over, and what plain pytest needs in their place."""
     parser.addoption("--kiln-facts", help="JSON: what the lock and the manifest say of this image")
     parser.addoption("--kiln-result", help="where the check's outcome and values are written")
+    parser.addoption("--bench", action="store_true", help="plain pytest: run tier 3, the benchmark, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under plain pytest: skip, and say why, what does not apply here or what this host cannot carry."""
+    if config.getoption("--kiln-result"):
+        return
+    facts, host = _facts(config), host_facts()
+    checks = {check.function: check for check in catalogue(Path(__file__).parent)}
+    for item in items:
+        if reason := _reason(checks[item.originalname], config, facts, host):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _reason(check: Check, config: pytest.Config, facts: dict[str, Any], host: dict[str, Any]) -> str | None:
+    if check.of_image and not config.getoption("--kiln-facts"):
+        return "compares an image with its lock: torchkiln smoke does that"
+    if check.tier == 3 and not config.getoption("--bench"):
+        return "a benchmark: --bench runs it"
+    if fact := not_applicable(check.id, facts, capability(host)):
+        return f"not applicable: {fact}"
+    return fault(check.id, check.tier, host, facts["claims"])
+
+
+def _facts(config: pytest.Config) -> dict[str, Any]:
+    given = config.getoption("--kiln-facts")
+    if FACTS not in config.stash:
+        config.stash[FACTS] = json.loads(Path(given).read_bytes()) if given else environment_facts()
+    return config.stash[FACTS]
 
 
 @pytest.fixture(scope="session")
 def facts(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What the outside says of this image: the lock and the manifest, never the image itself."""
-    given = request.config.getoption("--kiln-facts")
-    assert given, "this check compares with the lock: give --kiln-facts FILE (torchkiln smoke does)"
-    return json.loads(Path(given).read_bytes())
+    """What the lock and the manifest say of this image, never the image itself. A check that asks for this is
+    left out where there is no image."""
+    return _facts(request.config)
+
+
+@pytest.fixture(scope="session")
+def claims(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The versions that the software should have: the lock's; without an image those of the distributions."""
+    return _facts(request.config)["claims"]
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ def load_suite(folder: Path) -> None:
 def main(suite: str, wheels: str, node: str, facts: str, result: str) -> int:
     """Run the check; pytest's exit code."""
     load_suite(Path(suite))
-    sys.path.append(wheels)
+    if wheels:
+        sys.path.append(wheels)
     import pytest
 
     arguments = ["-q", "-c", f"{suite}/pytest.ini", "--rootdir", suite, f"{suite}/{node}"]

@@ -1,6 +1,7 @@
 """Suite, facts -> one JSON object a line on stdout: the host, then each check as it starts and ends.
 
-Started as `python -I -B runner.py`. Every check has a process group of its own: what dies, hangs or leaves
+Started as `python -I -B runner.py`; without facts it takes the environment that it runs in, and leaves out
+what only an image with a lock can answer. Every check has a process group of its own: what dies, hangs or leaves
 children behind is that check's failure and nobody else's.
 """
 
@@ -29,22 +30,28 @@ def main() -> int:
     _load_suite()
     from smoke_tests.applicable import not_applicable
     from smoke_tests.catalogue import catalogue
-    from smoke_tests.host import faults, host_facts
+    from smoke_tests.environment import environment_facts
+    from smoke_tests.gpus import capability
+    from smoke_tests.host import fault, host_facts
 
+    of_image = bool(options.facts)
+    if not of_image:
+        options.facts = write_temporary(environment_facts())
     facts = json.loads(Path(options.facts).read_bytes())
     host = host_facts()
-    lacking = faults(host)
     tell("host", **host)
     ends = time.monotonic() + options.limit
     for check in catalogue(HERE):
         if check.tier > options.tier or (options.only and check.id not in options.only):
             continue
+        if check.of_image and not of_image:
+            continue
         tell("start", id=check.id)
         began = time.monotonic()
-        if fact := not_applicable(check.id, facts):
+        if fact := not_applicable(check.id, facts, capability(host)):
             found = finding("not-applicable", fact)
-        elif check.id in lacking:
-            found = finding("skipped", lacking[check.id])
+        elif lacks := fault(check.id, check.tier, host, facts["claims"]):
+            found = finding("skipped", lacks)
         elif began >= ends:
             found = finding("failed", f"not started: the suite's limit of {options.limit:g} s was used up")
         else:
@@ -119,6 +126,17 @@ def environment(scratch: Path) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | own
 
 
+def write_temporary(facts: dict[str, Any]) -> str:
+    """A file with *facts*, gone when this process ends."""
+    import atexit
+
+    descriptor, path = tempfile.mkstemp(prefix="kiln-facts-", suffix=".json")
+    atexit.register(os.unlink, path)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(facts, file)
+    return path
+
+
 def finding(outcome: str, message: str, **values: Any) -> dict[str, Any]:
     """A finding as it stands on a line."""
     return {"outcome": outcome, "message": message, "measured": {}, "threshold": {}} | values
@@ -143,8 +161,10 @@ def _load_suite() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="runner.py")
-    parser.add_argument("--facts", required=True, help="JSON file: what the outside says of the image")
-    parser.add_argument("--wheels", required=True, help="folder of pytest and what it needs")
+    parser.add_argument("--facts", default="", help="JSON file: what the outside says of the image")
+    parser.add_argument(
+        "--wheels", default="", help="folder of pytest and what it needs, where it is not here"
+    )
     parser.add_argument("--tier", type=int, default=0, help="run this tier and those below")
     parser.add_argument("--only", action="append", default=[], metavar="ID", help="run only this check")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds for the whole suite")

@@ -87,7 +87,7 @@ def smoke(
     heard = hear(ended.stdout)
     selected = [check for check in suite.checks if check.tier <= tier and (not only or check.id in only)]
     findings = tuple(
-        _checked(heard.findings.get(check.id) or _silent(check, heard, ended), suite, facts)
+        _checked(heard.findings.get(check.id) or _silent(check, heard, ended), suite, facts, heard.host)
         for check in selected
     )
     return SmokeReport(
@@ -121,6 +121,14 @@ def hear(stdout: bytes) -> Heard:
     return Heard(host, tuple(started), findings)
 
 
+def capability(host: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The lowest compute capability among the GPUs that a report's host names; None: it names none."""
+    try:
+        return min((int(gpu["capability"][0]), int(gpu["capability"][1])) for gpu in host["driver"]["gpus"])
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
 def _finding(event: Mapping[str, Any]) -> Finding:
     return Finding(
         id=str(event["id"]),
@@ -149,9 +157,9 @@ def _silent(check: SuiteCheck, heard: Heard, ended: Ended) -> Finding:
     )
 
 
-def _checked(found: Finding, suite: Suite, facts: Mapping[str, Any]) -> Finding:
+def _checked(found: Finding, suite: Suite, facts: Mapping[str, Any], host: Mapping[str, Any]) -> Finding:
     """What the image says of a check's not applying is asked of the suite again, out here."""
-    fact = suite.not_applicable(found.id, facts)
+    fact = suite.not_applicable(found.id, facts, capability(host))
     if found.outcome == "not-applicable" and fact != found.message:
         return replace(found, outcome="failed", message=f"left out for {found.message!r}, but it applies")
     if found.outcome == "passed" and fact is not None:

@@ -29,7 +29,7 @@ class Suite:
     folder: Path
     digest: Digest
     checks: tuple[SuiteCheck, ...]
-    not_applicable: Callable[[str, Mapping[str, Any]], str | None]
+    not_applicable: Callable[[str, Mapping[str, Any], tuple[int, int] | None], str | None]
 
 
 def load_suite(folder: Path) -> Suite:

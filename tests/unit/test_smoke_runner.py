@@ -163,10 +163,10 @@ def test_pytests_own_options_from_the_environment_change_nothing(tmp_path: Path)
 
 
 def test_a_host_without_shared_memory_is_told_before_the_check_starts() -> None:
-    from smoke_tests.host import faults, shm_bytes
+    from smoke_tests.host import fault, shm_bytes
 
-    assert faults({"shm": 1 << 30}) == {}
-    assert "/dev/shm has 1 MiB" in faults({"shm": 1 << 20})["cpu-train"]
+    assert fault("cpu-train", 0, {"shm": 1 << 30}, {}) is None
+    assert "/dev/shm has 1 MiB" in str(fault("cpu-train", 0, {"shm": 1 << 20}, {}))
     assert shm_bytes(Path("/no/such/folder")) == 0
 
 

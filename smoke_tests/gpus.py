@@ -1,0 +1,143 @@
+"""(Tier, host, build) -> why this host cannot carry a check of that tier, or None. Pure.
+
+Recognised before a check starts, so that a host's fault is told as one and not as the image's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+GIB = 1 << 30
+FREE_NEEDED = {1: 4 * GIB, 2: 4 * GIB, 3: 16 * GIB}  # bytes on each GPU, by tier
+SHM_NEEDED = 64 << 20  # bytes, without peer access: NCCL's buffers then lie in /dev/shm
+
+# CUresult of cuInit: what it means to whoever started the container.
+_INIT = {
+    3: "the driver is shutting down or out of resources (CUDA error 3)",
+    34: "libcuda.so.1 is the toolkit's stub, not a driver (CUDA error 34)",
+    46: "a GPU is held by another process alone (CUDA error 46)",
+    101: "a device number is wrong (CUDA error 101)",
+    802: "the system is not ready: NVSwitch machines want nvidia-fabricmanager (CUDA error 802)",
+    803: "libcuda.so.1 does not fit the kernel's driver (CUDA error 803)",
+    804: "the forward-compatibility libcuda does not serve this GPU (CUDA error 804)",
+}
+# The first release whose default wheel holds code for a GPU, where an older build has none.
+_FIRST = {(9, 0): "torch >= 2.1 with CUDA 12.1", (10, 0): "torch >= 2.7 with CUDA 12.8"}
+
+
+def capability(host: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The lowest compute capability among the GPUs here; None where there is none."""
+    return min((_capability(gpu) for gpu in host["driver"].get("gpus", ())), default=None)
+
+
+def lacking(tier: int, host: Mapping[str, Any], claims: Mapping[str, Any]) -> str | None:
+    """One sentence for what this host lacks, the most telling first.
+
+    :param host: as `host_facts` gives it.
+    :param claims: of the build: wheel_cuda, min_driver, archs.
+    """
+    if tier == 0:
+        return None
+    driver = host["driver"]
+    told = _no_driver(driver) or _too_old(driver, claims) or _too_few(tier, driver)
+    told = told or _no_kernel(driver, claims) or _too_full(tier, driver) or _no_way(tier, host)
+    return f"host: {told}" if told else None
+
+
+def serves(archs: Sequence[str], wanted: tuple[int, int], *, jit: bool = True) -> bool:
+    """Whether a build with *archs* runs on *wanted*: same major, or, with *jit*, PTX not newer.
+
+    >>> serves(["sm_80"], (8, 6)), serves(["sm_80"], (9, 0)), serves(["compute_80"], (9, 0))
+    (True, False, True)
+    """
+    for arch in archs:
+        kind, _, number = arch.partition("_")
+        digits = "".join(char for char in number if char.isdigit())
+        held = (int(digits[:-1]), int(digits[-1]))
+        if kind == "sm" and not number.endswith("a") and held[0] == wanted[0] and held <= wanted:
+            return True
+        if kind == "sm" and number.endswith("a") and held == wanted:
+            return True
+        if kind == "compute" and jit and held <= wanted:
+            return True
+    return False
+
+
+def _no_driver(driver: Mapping[str, Any]) -> str | None:
+    if "fault" in driver:
+        return f"the driver could not even be asked: {driver['fault']}"
+    if driver["libcuda"]:
+        return (
+            f"no NVIDIA driver in here ({driver['libcuda']}): "
+            "docker run wants --gpus all, and the machine a driver"
+        )
+    if driver["init"] == 0 and driver["gpus"]:
+        return None
+    if driver["init"] in (0, 100):
+        if driver["visible"] is not None:
+            return (
+                f"CUDA_VISIBLE_DEVICES={driver['visible']!r} hides every GPU, or names one that is not here"
+            )
+        if not driver["nodes"]:
+            return "no GPU's device node (/dev/nvidia0 ...) in here: docker run wants --gpus all"
+        return (
+            f"the driver finds no GPU, although {', '.join(driver['nodes'])} is there: is it lost? see dmesg"
+        )
+    return _INIT.get(driver["init"], f"the driver does not start (CUDA error {driver['init']})")
+
+
+def _too_old(driver: Mapping[str, Any], claims: Mapping[str, Any]) -> str | None:
+    floor, wheel = claims.get("min_driver"), claims.get("wheel_cuda")
+    if floor and driver["driver"] and _numbers(driver["driver"]) < _numbers(floor):
+        return f"driver {driver['driver']} is too old: this build needs {floor} or newer"
+    if wheel and driver["cuda"] and _numbers(driver["cuda"])[0] < _numbers(wheel)[0]:
+        return f"the driver serves CUDA {driver['cuda']} at most, and this build is made with {wheel}"
+    return None
+
+
+def _too_few(tier: int, driver: Mapping[str, Any]) -> str | None:
+    here = len(driver["gpus"])
+    return f"{here} GPU here, this check needs two or more" if tier == 2 and here < 2 else None
+
+
+def _no_kernel(driver: Mapping[str, Any], claims: Mapping[str, Any]) -> str | None:
+    archs, wheel, served = claims.get("archs") or (), claims.get("wheel_cuda"), driver["cuda"]
+    # A driver turns PTX into code only if it is as new as the compiler that wrote the PTX.
+    jit = not (wheel and served) or _numbers(served) >= _numbers(wheel)
+    for wanted in sorted({_capability(gpu) for gpu in driver["gpus"]}) if archs else ():
+        if not serves(archs, wanted, jit=jit):
+            newer = _FIRST.get(wanted, "a newer torch, or a build for a newer CUDA")
+            name = f"sm_{wanted[0]}{wanted[1]}"
+            return f"no kernel for {name} in this build; use {newer} (it holds {' '.join(archs)})"
+    return None
+
+
+def _too_full(tier: int, driver: Mapping[str, Any]) -> str | None:
+    for at, gpu in enumerate(driver["gpus"]):
+        if gpu["free"] is not None and gpu["free"] < FREE_NEEDED[tier]:
+            return (
+                f"GPU {at} has {gpu['free'] / GIB:.1f} of {gpu['memory'] / GIB:.0f} GiB free, "
+                f"the check needs {FREE_NEEDED[tier] / GIB:.0f}: another process holds the rest (nvidia-smi shows it)"
+            )
+    return None
+
+
+def _no_way(tier: int, host: Mapping[str, Any]) -> str | None:
+    here = len(host["driver"]["gpus"])
+    all_peers = len(host["driver"]["peers"]) == here * (here - 1)
+    if tier == 2 and not all_peers and host["shm"] < SHM_NEEDED:
+        return (
+            f"no peer access between the GPUs, and /dev/shm has {host['shm'] >> 20} MiB, "
+            f"NCCL needs {SHM_NEEDED >> 20} (--shm-size)"
+        )
+    return None
+
+
+def _capability(gpu: Mapping[str, Any]) -> tuple[int, int]:
+    major, minor = gpu["capability"]
+    return major, minor
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,43 @@
+"""One rank in this process: `python -I -B rank.py SUITE MODULE:FUNCTION RANK WORLD FOLDER ARGUMENTS`.
+
+It takes GPU number RANK, meets the others in FOLDER, and leaves what the function of workers/ returns there.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import runpy
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+MEETING = 120.0  # seconds within which all ranks must have come, and any collective must end
+
+
+def main(suite: str, worker: str, rank: str, world: str, folder: str, arguments: str) -> None:
+    """Join the group, work, leave the values, part."""
+    faulthandler.enable()  # SIGABRT, which ends a rank that hangs, then says where it was
+    runpy.run_path(f"{suite}/one.py")["load_suite"](Path(suite))
+    options = json.loads(arguments)
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(int(rank))
+    dist.init_process_group(
+        "nccl",
+        init_method=f"file://{folder}/meeting",
+        rank=int(rank),
+        world_size=int(world),
+        timeout=timedelta(seconds=options.pop("meeting", MEETING)),
+    )
+    module, function = worker.split(":")
+    work = getattr(importlib.import_module(f"smoke_tests.workers.{module}"), function)
+    values = work(int(rank), int(world), **options)
+    (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(values))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

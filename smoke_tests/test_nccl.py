@@ -1,0 +1,28 @@
+"""nccl-all-reduce: NCCL sums over all GPUs, and each rank's every element is right."""
+
+import pytest
+
+from smoke_tests.ranks import gpus_of_torch, run_ranks
+
+
+@pytest.mark.tier(2)
+@pytest.mark.limit(300)
+def test_nccl_all_reduce(claims, measure):
+    """One process a GPU; rank-dependent integers summed exactly, for several sizes and types."""
+    from smoke_tests.workers.all_reduce import DTYPES, SIZES
+
+    world = gpus_of_torch()
+    seen = run_ranks("all_reduce:exact", limit=240)
+
+    measure("backend", [rank["backend"] for rank in seen], equals=["nccl"] * world)
+    measure("world", [rank["world"] for rank in seen], equals=[world] * world)
+    measure("gpus", [rank["device"] for rank in seen], equals=list(range(world)))
+    measure("nccl", sorted({rank["nccl"] for rank in seen}), equals=[short(claims["nccl"])])
+    measure("sums", [len(rank["wrong"]) for rank in seen], equals=[len(DTYPES) * len(SIZES)] * world)
+    measure("wrong", [rank["wrong"] for rank in seen])
+    measure("wrong_elements", sum(sum(pair) for rank in seen for pair in rank["wrong"].values()), equals=0)
+
+
+def short(version):
+    """A distribution's version as the library tells it: three numbers."""
+    return ".".join(version.split(".")[:3])

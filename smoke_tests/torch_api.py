@@ -1,0 +1,52 @@
+"""What torch calls by different names from 2.0.1 to today. Import it inside a check: it imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+
+def grad_scaler(**options: Any) -> Any:
+    """A GradScaler for CUDA: torch.amp's from 2.3 on, before that torch.cuda.amp's."""
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler("cuda", **options)
+    return torch.cuda.amp.GradScaler(**options)
+
+
+def only_sdpa(backend: str) -> contextlib.AbstractContextManager[None]:
+    """Attention by *backend* ("flash" or "math") alone: it raises where that one cannot serve the inputs."""
+    attention = getattr(torch.nn, "attention", None)  # from 2.3 on
+    if attention is not None and hasattr(attention, "sdpa_kernel"):
+        kinds = attention.SDPBackend
+        return attention.sdpa_kernel({"flash": kinds.FLASH_ATTENTION, "math": kinds.MATH}[backend])
+    return torch.backends.cuda.sdp_kernel(
+        enable_flash=backend == "flash", enable_math=backend == "math", enable_mem_efficient=False
+    )
+
+
+def scaled_mm(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> torch.Tensor:
+    """a @ b of float8 matrices in bfloat16, *b* column-major. Before 2.5 the largest value came with it."""
+    found = torch._scaled_mm(a, b, out_dtype=torch.bfloat16, scale_a=scale_a, scale_b=scale_b)
+    return found[0] if isinstance(found, tuple) else found
+
+
+def all_reduced(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum over all ranks beside *tensor*; before 2.1 torch has it in place only, so of a copy."""
+    import torch.distributed as dist
+
+    if tuple_of(torch.__version__) < (2, 1):
+        copy = tensor.clone()
+        dist.all_reduce(copy)
+        return copy
+    from torch.distributed import _functional_collectives as functional
+
+    found = functional.all_reduce(tensor, "sum", dist.group.WORLD)
+    return found.wait() if hasattr(found, "wait") else found
+
+
+def tuple_of(version: str) -> tuple[int, int]:
+    """Major and minor of a version of torch."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

@@ -1,0 +1,48 @@
+"""Sums over all ranks, exactly: integers that depend on the rank, so that no other sum comes out right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from smoke_tests.torch_api import all_reduced
+
+SIZES = (1, 1000, 1 << 20, (1 << 24) + 3)  # elements: one, few, many, and no multiple of anything
+DTYPES = ("int32", "int64", "float32", "float16", "bfloat16")
+_EXACT = 255  # bfloat16 holds every integer up to 256
+
+
+def exact(rank: int, world: int) -> dict[str, Any]:
+    """For each dtype and size the number of wrong elements, in place and out of place."""
+    wrong = {}
+    for name in DTYPES:
+        for size in SIZES:
+            sent = _sent(rank, world, size, name)
+            wanted = sum(_sent(other, world, size, "int64") for other in range(world)).to(sent.dtype)
+            apart = all_reduced(sent)
+            kept = torch.equal(sent, _sent(rank, world, size, name))
+            dist.all_reduce(sent)
+            wrong[f"{name}[{size}]"] = [
+                int((sent != wanted).sum()),
+                int((apart != wanted).sum()) + (not kept),
+            ]
+    return about(rank, world) | {"wrong": wrong}
+
+
+def about(rank: int, world: int) -> dict[str, Any]:
+    """What carried the messages."""
+    return {
+        "rank": rank,
+        "world": dist.get_world_size(),
+        "backend": dist.get_backend(),
+        "device": torch.cuda.current_device(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+    }
+
+
+def _sent(rank: int, world: int, size: int, dtype: str) -> torch.Tensor:
+    """0, 1, 2 ... over and over, begun elsewhere by each rank, and so small that every sum is exact."""
+    steps = torch.arange(size, device="cuda")
+    return ((steps + rank) % (_EXACT // world + 1)).to(getattr(torch, dtype))
