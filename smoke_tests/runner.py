@@ -1,8 +1,8 @@
 """Suite, facts -> one JSON object a line on stdout: the host, then each check as it starts and ends.
 
 Started as `python -I -B runner.py`; without facts it takes the environment that it runs in, and leaves out
-what only an image with a lock can answer. Every check has a process group of its own: what dies, hangs or leaves
-children behind is that check's failure and nobody else's.
+what only an image with a lock can answer. Every check has a process group of its own: what dies, hangs or
+leaves children behind is that check's failure and nobody else's.
 """
 
 from __future__ import annotations
