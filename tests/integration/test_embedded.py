@@ -195,20 +195,39 @@ def test_the_cause_is_told_even_if_it_comes_last(
     assert len(others) == 2
 
 
-def test_a_damaged_wheel_in_the_cache_is_fetched_again(wheels: list[Path], tmp_path: Path) -> None:
-    """Refused where it is read, taken out of the cache, and had anew by the next run."""
+@pytest.mark.parametrize("name", ["torch", "jinja2"])
+@pytest.mark.parametrize("part", ["", ".part"], ids=["in the cache", "arrived before"])
+def test_a_damaged_wheel_of_an_earlier_run_is_fetched_again(
+    name: str, part: str, wheels: list[Path], tmp_path: Path
+) -> None:
+    """What the disk made of it is not the server's fault, so it is asked once more, in the same run."""
+    (damaged,) = (wheel for wheel in wheels if wheel.name.startswith(name))
+    store, cell, index = Store(tmp_path / "cache"), planned_cell(wheels), FakeIndex(wheels)
+    place = store.wheel(locked_wheel(damaged))
+    place.parent.mkdir(parents=True)
+    place.with_name(place.name + part).write_bytes(damaged.read_bytes()[:-1] + b"!")
+
+    image = build(cell, store.root, tmp_path / "layout", index).image
+    assert index.sent[damaged.name] == damaged.stat().st_size
+    assert place.read_bytes() == damaged.read_bytes()
+    fresh = build(cell, tmp_path / "other", tmp_path / "layout2", FakeIndex(wheels)).image
+    assert image.manifest == fresh.manifest
+
+
+def test_a_server_with_other_bytes_is_asked_once_more_and_no_oftener(
+    wheels: list[Path], tmp_path: Path
+) -> None:
+    """The cache's copy was bad, and so is the server's: refused, and nothing kept."""
     (torch,) = (wheel for wheel in wheels if wheel.name.startswith("torch"))
     store, cell = Store(tmp_path / "cache"), planned_cell(wheels)
     place = store.wheel(locked_wheel(torch))
     place.parent.mkdir(parents=True)
     place.write_bytes(torch.read_bytes()[:-1] + b"!")
+    torch.write_bytes(torch.read_bytes()[:-1] + b"?")
 
     with pytest.raises(BadWheel, match=f"^{torch.name}: "):
         build(cell, store.root, tmp_path / "layout", FakeIndex(wheels))
-    assert not place.exists()
-    index = FakeIndex(wheels)
-    build(cell, store.root, tmp_path / "layout", index)
-    assert torch.name in index.fetched
+    assert [path for path in (store.root / "wheels").rglob("torch*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize(

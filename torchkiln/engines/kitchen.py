@@ -134,7 +134,7 @@ class Kitchen:
                 for sha256 in sorted(wheel.sha256 for wheel in order.wheels):
                     what = f"makes layer {order.title}"
                     locks.enter_context(self._store.lock(f"wheel-{sha256}", what, check=self._check))
-                written = self._made(slot, order, out)
+                written = self._made_with_patience(slot, order, out)
                 for wheel in order.wheels:
                     if not self._store.has_wheel(wheel):
                         self._store.adopt(self._part(wheel), self._store.wheel(wheel))
@@ -142,17 +142,35 @@ class Kitchen:
         except BaseException as error:
             out.unlink(missing_ok=True)
             self._cancelled.set()
-            if isinstance(error, BadWheel):  # what arrived is not what was locked: do not go on from it
-                for wheel in order.wheels:
-                    if wheel.filename == error.wheel:
-                        self._part(wheel).unlink(missing_ok=True)
-                        self._store.wheel(wheel).unlink(missing_ok=True)
+            if isinstance(error, BadWheel):
+                self._forget(order, error.wheel)
             if isinstance(error, BrokenProcessPool):
                 raise BuildFailed(
                     f"a worker died while it made layer {order.title!r}",
                     hint="probably for want of memory: dmesg tells",
                 ) from error
             raise
+
+    def _made_with_patience(self, slot: int, order: Order, out: Path) -> Written:
+        """As `_made`; what an earlier run left may be at fault, so the server gets one more chance."""
+        kept = {wheel.filename for wheel in order.wheels if self._kept(wheel)}
+        try:
+            return self._made(slot, order, out)
+        except BadWheel as error:
+            if error.wheel not in kept or self._cancelled.is_set():
+                raise
+            self._forget(order, error.wheel)
+            return self._made(slot, order, out)
+
+    def _kept(self, wheel: LockedWheel) -> bool:
+        return self._store.has_wheel(wheel) or self._part(wheel).exists()
+
+    def _forget(self, order: Order, filename: str) -> None:
+        """Delete what there is of a wheel that is not what was locked: nothing goes on from it."""
+        for wheel in order.wheels:
+            if wheel.filename == filename:
+                self._part(wheel).unlink(missing_ok=True)
+                self._store.wheel(wheel).unlink(missing_ok=True)
 
     def _check(self) -> None:
         """While an order waits for another process: has it been called off?"""
