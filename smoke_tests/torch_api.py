@@ -50,3 +50,13 @@ def tuple_of(version: str) -> tuple[int, int]:
     """Major and minor of a version of torch."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
+
+
+def tensor_float(allowed: bool) -> None:
+    """Whether FP32 products, convolutions and recurrences may be taken in TF32.
+
+    From 2.9 on torch has a second set of switches (`fp32_precision`) and raises where it and the older one
+    disagree. These two set both sets, and mean the same in every torch.
+    """
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
