@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +16,20 @@ from typing import Any
 
 import pytest
 
-if "smoke_tests" not in sys.modules:  # plain pytest: nobody has loaded the suite by its place
+if "smoke_tests" not in sys.modules:  # nobody has loaded the suite by its place: plain pytest, before 8.3
     runpy.run_path(str(Path(__file__).with_name("one.py")))["load_suite"](Path(__file__).parent)
 
 from smoke_tests.applicable import not_applicable
 from smoke_tests.catalogue import Check, catalogue
-from smoke_tests.environment import environment_facts
+from smoke_tests.environment import NoTorchError, environment_facts
 from smoke_tests.gpus import capability
 from smoke_tests.host import fault, host_facts
 from smoke_tests.measure import Measure
+
+HERE = Path(__file__).resolve().parent
+if not sys.dont_write_bytecode:  # a run leaves nothing in the suite, byte code of these imports included
+    sys.dont_write_bytecode = True
+    shutil.rmtree(HERE / "__pycache__", ignore_errors=True)
 
 MEASURE = pytest.StashKey[Measure]()
 FACTS = pytest.StashKey[dict[str, Any]]()
@@ -36,21 +42,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--bench", action="store_true", help="plain pytest: run tier 3, the benchmark, too")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """The suite's own marks, known also where another project's configuration rules."""
+    config.addinivalue_line("markers", "tier(n): 0 needs no GPU, 1 one GPU, 2 two or more, 3 the benchmark")
+    config.addinivalue_line("markers", "limit(seconds): how long runner.py gives the check (default 300)")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under plain pytest: skip, and say why, what does not apply here or what this host cannot carry."""
-    if config.getoption("--kiln-result"):
+    """Under plain pytest: skip, and say why, what does not apply here or what this host cannot carry.
+
+    :raises pytest.UsageError: there is no torch, so nothing to check.
+    """
+    ours = [item for item in items if item.path.parent == HERE]
+    if not ours or _option(config, "--kiln-result"):
         return
-    facts, host = _facts(config), host_facts()
-    checks = {check.function: check for check in catalogue(Path(__file__).parent)}
-    for item in items:
+    try:
+        facts, host = _facts(config), host_facts()
+    except NoTorchError as error:
+        raise pytest.UsageError(str(error)) from None
+    checks = {check.function: check for check in catalogue(HERE)}
+    for item in ours:
         if reason := _reason(checks[item.originalname], config, facts, host):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _reason(check: Check, config: pytest.Config, facts: dict[str, Any], host: dict[str, Any]) -> str | None:
-    if check.of_image and not config.getoption("--kiln-facts"):
+    if check.of_image and not _option(config, "--kiln-facts"):
         return "compares an image with its lock: torchkiln smoke does that"
-    if check.tier == 3 and not config.getoption("--bench"):
+    if check.tier == 3 and not _option(config, "--bench"):
         return "a benchmark: --bench runs it"
     if fact := not_applicable(check.id, facts, capability(host)):
         return f"not applicable: {fact}"
@@ -58,10 +77,15 @@ def _reason(check: Check, config: pytest.Config, facts: dict[str, Any], host: di
 
 
 def _facts(config: pytest.Config) -> dict[str, Any]:
-    given = config.getoption("--kiln-facts")
+    given = _option(config, "--kiln-facts")
     if FACTS not in config.stash:
         config.stash[FACTS] = json.loads(Path(given).read_bytes()) if given else environment_facts()
     return config.stash[FACTS]
+
+
+def _option(config: pytest.Config, name: str) -> Any:
+    """Its value; None where pytest met this file too late to know the option (`pytest` without a path)."""
+    return config.getoption(name, None)
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +120,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Write the result after each phase: the last word stands, the first failure stays."""
     report = yield
-    path = item.config.getoption("--kiln-result")
+    path = _option(item.config, "--kiln-result")
     if path:
         before = json.loads(Path(path).read_text()) if Path(path).exists() else {}
         Path(path).write_text(json.dumps(_result(item, call, report, before)))

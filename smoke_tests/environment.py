@@ -5,14 +5,23 @@ What was installed says it instead: a library's own version is held against its 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from smoke_tests.probe import probe
 
 
+class NoTorchError(Exception):
+    """This environment has no torch that imports, so there is nothing to check; one sentence."""
+
+
 def environment_facts() -> dict[str, Any]:
     """Facts as `torchkiln.claims` writes them for an image, as far as an environment can know them.
 
-    :raises AssertionError: torch cannot be imported; what it said.
+    :raises NoTorchError: torch cannot be imported.
     """
-    return {"claims": probe("environment"), "labels": {}, "wheels": []}
+    try:
+        return {"claims": probe("environment"), "labels": {}, "wheels": []}
+    except AssertionError as error:
+        last = str(error).splitlines()[-1]
+        raise NoTorchError(f"{sys.executable} has no torch that imports: {last}") from None

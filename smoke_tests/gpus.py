@@ -12,18 +12,22 @@ GIB = 1 << 30
 FREE_NEEDED = {1: 4 * GIB, 2: 4 * GIB, 3: 16 * GIB}  # bytes on each GPU, by tier
 SHM_NEEDED = 64 << 20  # bytes, without peer access: NCCL's buffers then lie in /dev/shm
 
-# CUresult of cuInit: what it means to whoever started the container.
+# CUresult of cuInit: what it means to whoever started the container. {} is the libcuda that answered.
 _INIT = {
-    3: "the driver is shutting down or out of resources (CUDA error 3)",
-    34: "libcuda.so.1 is the toolkit's stub, not a driver (CUDA error 34)",
-    46: "a GPU is held by another process alone (CUDA error 46)",
-    101: "a device number is wrong (CUDA error 101)",
-    802: "the system is not ready: NVSwitch machines want nvidia-fabricmanager (CUDA error 802)",
-    803: "libcuda.so.1 does not fit the kernel's driver (CUDA error 803)",
-    804: "the forward-compatibility libcuda does not serve this GPU (CUDA error 804)",
+    3: "the driver is shutting down or out of resources",
+    34: "{} is the toolkit's stub, not a driver",
+    46: "another process holds every GPU for itself alone",
+    101: "a device number is wrong",
+    304: "the system refused the driver a call: may this user open /dev/nvidiactl and /dev/nvidia-uvm?",
+    802: "the system is not ready: machines with NVSwitch want nvidia-fabricmanager to run",
+    803: "{} does not fit the kernel's driver",
+    804: "{} is a forward-compatibility driver that does not serve this GPU",
+    999: "the driver does not start and does not say why: dmesg may, often it is nvidia-uvm that is missing",
 }
 # The first release whose default wheel holds code for a GPU, where an older build has none.
-_FIRST = {(9, 0): "torch >= 2.1 with CUDA 12.1", (10, 0): "torch >= 2.7 with CUDA 12.8"}
+_BLACKWELL = "torch >= 2.7 with CUDA 12.8"
+_FIRST = {(9, 0): "torch >= 2.1 with CUDA 12.1", (10, 0): _BLACKWELL, (12, 0): _BLACKWELL}
+_NEWER = "a newer torch, or a build for a newer CUDA"
 
 
 def capability(host: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -52,39 +56,39 @@ def serves(archs: Sequence[str], wanted: tuple[int, int], *, jit: bool = True) -
     (True, False, True)
     """
     for arch in archs:
-        kind, _, number = arch.partition("_")
-        digits = "".join(char for char in number if char.isdigit())
-        held = (int(digits[:-1]), int(digits[-1]))
-        if kind == "sm" and not number.endswith("a") and held[0] == wanted[0] and held <= wanted:
-            return True
-        if kind == "sm" and number.endswith("a") and held == wanted:
-            return True
-        if kind == "compute" and jit and held <= wanted:
+        held, kind = _arch(arch), arch.partition("_")[0]
+        if arch.endswith("a"):  # code that uses one chip's own instructions, PTX too
+            fits = held == wanted
+        elif kind == "sm":
+            fits = held[0] == wanted[0] and held <= wanted
+        else:
+            fits = kind == "compute" and jit and held <= wanted
+        if fits:
             return True
     return False
 
 
 def _no_driver(driver: Mapping[str, Any]) -> str | None:
     if "fault" in driver:
-        return f"the driver could not even be asked: {driver['fault']}"
+        return f"the NVIDIA driver cannot be asked, {driver['fault']}: is a GPU lost? dmesg may tell"
     if driver["libcuda"]:
         return (
             f"no NVIDIA driver in here ({driver['libcuda']}): "
             "docker run wants --gpus all, and the machine a driver"
         )
-    if driver["init"] == 0 and driver["gpus"]:
-        return None
     if driver["init"] in (0, 100):
-        if driver["visible"] is not None:
-            return (
-                f"CUDA_VISIBLE_DEVICES={driver['visible']!r} hides every GPU, or names one that is not here"
-            )
-        if not driver["nodes"]:
-            return "no GPU's device node (/dev/nvidia0 ...) in here: docker run wants --gpus all"
-        return (
-            f"the driver finds no GPU, although {', '.join(driver['nodes'])} is there: is it lost? see dmesg"
-        )
-    return _INIT.get(driver["init"], f"the driver does not start (CUDA error {driver['init']})")
+        return None if driver["gpus"] else _no_gpu(driver)
+    told = _INIT.get(driver["init"], "the driver does not start").format(driver["library"])
+    return f"{told} (CUDA error {driver['init']})"
+
+
+def _no_gpu(driver: Mapping[str, Any]) -> str:
+    nodes, visible = driver["nodes"], driver["visible"]
+    if not nodes:
+        return "no GPU's device node (/dev/nvidia0 ...) in here: docker run wants --gpus all"
+    if visible is not None:
+        return f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU, or names one that is not here"
+    return f"the driver finds no GPU, although {', '.join(nodes)} is there: is it lost? dmesg may tell"
 
 
 def _too_old(driver: Mapping[str, Any], claims: Mapping[str, Any]) -> str | None:
@@ -97,8 +101,11 @@ def _too_old(driver: Mapping[str, Any], claims: Mapping[str, Any]) -> str | None
 
 
 def _too_few(tier: int, driver: Mapping[str, Any]) -> str | None:
-    here = len(driver["gpus"])
-    return f"{here} GPU here, this check needs two or more" if tier == 2 and here < 2 else None
+    here, visible = len(driver["gpus"]), driver["visible"]
+    if tier != 2 or here > 1:
+        return None
+    hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+    return f"{here} GPU here{hidden}, this check needs two or more"
 
 
 def _no_kernel(driver: Mapping[str, Any], claims: Mapping[str, Any]) -> str | None:
@@ -107,18 +114,22 @@ def _no_kernel(driver: Mapping[str, Any], claims: Mapping[str, Any]) -> str | No
     jit = not (wheel and served) or _numbers(served) >= _numbers(wheel)
     for wanted in sorted({_capability(gpu) for gpu in driver["gpus"]}) if archs else ():
         if not serves(archs, wanted, jit=jit):
-            newer = _FIRST.get(wanted, "a newer torch, or a build for a newer CUDA")
+            oldest = wanted < min(map(_arch, archs))
+            other = "an older torch, or a build for an older CUDA" if oldest else _FIRST.get(wanted, _NEWER)
             name = f"sm_{wanted[0]}{wanted[1]}"
-            return f"no kernel for {name} in this build; use {newer} (it holds {' '.join(archs)})"
+            return f"no kernel for {name} in this build; use {other} (it holds {' '.join(archs)})"
     return None
 
 
 def _too_full(tier: int, driver: Mapping[str, Any]) -> str | None:
+    needed = FREE_NEEDED[tier]
     for at, gpu in enumerate(driver["gpus"]):
-        if gpu["free"] is not None and gpu["free"] < FREE_NEEDED[tier]:
+        if gpu["memory"] < needed:
+            return f"GPU {at} has {_gib(gpu['memory'])} GiB, the check needs {_gib(needed)}"
+        if gpu["free"] is not None and gpu["free"] < needed:
             return (
-                f"GPU {at} has {gpu['free'] / GIB:.1f} of {gpu['memory'] / GIB:.0f} GiB free, "
-                f"the check needs {FREE_NEEDED[tier] / GIB:.0f}: another process holds the rest (nvidia-smi shows it)"
+                f"GPU {at} has {_gib(gpu['free'])} of {_gib(gpu['memory'])} GiB free, "
+                f"the check needs {_gib(needed)}: another process holds the rest (nvidia-smi shows it)"
             )
     return None
 
@@ -137,6 +148,16 @@ def _no_way(tier: int, host: Mapping[str, Any]) -> str | None:
 def _capability(gpu: Mapping[str, Any]) -> tuple[int, int]:
     major, minor = gpu["capability"]
     return major, minor
+
+
+def _arch(arch: str) -> tuple[int, int]:
+    """The compute capability that an architecture's name has in it: sm_90a -> (9, 0)."""
+    digits = "".join(char for char in arch if char.isdigit())
+    return int(digits[:-1]), int(digits[-1])
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f}".removesuffix(".0")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +18,10 @@ from smoke_tests.probe import probe
 SHM = Path("/dev/shm")
 SHM_NEEDED = 64 << 20  # bytes: Docker's own default
 IMAGE_FACTS = Path("/etc/torchkiln/image.json")
+DRIVER_LIMIT = 120.0  # seconds; eight GPUs without nvidia-persistenced take some twenty
+SMI_LIMIT = 60.0
+_IMPORT_LIMIT = 240.0
+_UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F][0-9a-fA-F/-]{7,}")
 
 
 def host_facts() -> dict[str, Any]:
@@ -29,6 +36,11 @@ def host_facts() -> dict[str, Any]:
         "driver": _driver(),
         "image_json_sha256": _sha256(IMAGE_FACTS),
     }
+
+
+def host_texts() -> dict[str, str | None]:
+    """What a reader of the report wants to see in its own words, and nothing is judged by."""
+    return {"nvidia_smi": _nvidia_smi(), "torch_config": _torch_config()}
 
 
 def fault(check: str, tier: int, host: Mapping[str, Any], claims: Mapping[str, Any]) -> str | None:
@@ -49,14 +61,43 @@ def shm_bytes(folder: Path = SHM) -> int:
     return room.f_bavail * room.f_frsize
 
 
+def without_uuids(text: str) -> str:
+    """*text* with no GPU's UUID: that names a machine, and a report says what kind it is.
+
+    >>> without_uuids("GPU 0: NVIDIA H100 (UUID: GPU-01234567-89ab-cdef-0123-456789abcdef)")
+    'GPU 0: NVIDIA H100 (UUID: GPU-...)'
+    """
+    return _UUID.sub(r"\1-...", text)
+
+
 def _driver() -> dict[str, Any]:
+    """What the driver says; one that kills or keeps who asks it must not end the run."""
     try:
-        found: dict[str, Any] = probe("driver")
-    except (
-        AssertionError
-    ) as error:  # a driver that kills who asks it is this host's, and must not end the run
-        return {"fault": str(error), "gpus": [], "peers": []}
+        found: dict[str, Any] = probe("driver", limit=DRIVER_LIMIT)
+    except AssertionError as error:
+        lines = str(error).splitlines()
+        told = f"{lines[0]}: {lines[-1]}" if len(lines) > 1 else lines[0]
+        return {"fault": told, "gpus": [], "peers": []}
     return found
+
+
+def _nvidia_smi() -> str | None:
+    """What it prints, where it is."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    try:
+        done = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=SMI_LIMIT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{type(error).__name__}"
+    return without_uuids((done.stdout + done.stderr).strip())
+
+
+def _torch_config() -> str | None:
+    """torch.__config__.show(), where torch imports at all: if not, the checks say so."""
+    try:
+        return str(probe("torch_config", limit=_IMPORT_LIMIT))
+    except AssertionError:
+        return None
 
 
 def _sha256(path: Path) -> str | None:

@@ -30,8 +30,9 @@ def main(suite: str, wheels: str, node: str, facts: str, result: str) -> int:
         sys.path.append(wheels)
     import pytest
 
-    arguments = ["-q", "-c", f"{suite}/pytest.ini", "--rootdir", suite, f"{suite}/{node}"]
-    return int(pytest.main([*arguments, f"--kiln-facts={facts}", f"--kiln-result={result}"]))
+    arguments = ["-q", "-p", "no:junitxml", "-c", f"{suite}/pytest.ini", "--rootdir", suite]
+    arguments += [f"--kiln-facts={facts}", f"--kiln-result={result}", f"{suite}/{node}"]
+    return int(pytest.main(arguments))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -9,17 +10,29 @@ from pathlib import Path
 from typing import Any
 
 PROBES = Path(__file__).parent / "probes"
+GRACE = 3.0  # seconds between SIGKILL and giving a process up
 
 
-def probe(name: str, *arguments: str) -> Any:
+def probe(name: str, *arguments: str, limit: float | None = None) -> Any:
     """What probes/*name*.py prints, run by the image's own interpreter with its own sys.path.
 
-    :raises AssertionError: it died or failed; a signal is named.
+    :param limit: seconds; None: the check's own limit is enough.
+    :raises AssertionError: it died, failed or hung; a signal is named.
     """
     command = [sys.executable, "-I", "-B", str(PROBES / f"{name}.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    assert done.returncode == 0, f"probe {name} {ending(done.returncode)}:\n{tail(done.stderr)}"
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that sits in the kernel does not even die
+            process.communicate(timeout=GRACE)
+        raise AssertionError(f"probe {name} had no end within {limit:g} s") from None
+    told = "\n".join(filter(None, (f"probe {name} {ending(process.returncode)}", tail(stderr))))
+    assert process.returncode == 0, told
+    return json.loads(stdout.splitlines()[-1])
 
 
 def ending(code: int) -> str:

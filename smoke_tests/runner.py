@@ -25,21 +25,25 @@ GRACE = 3.0  # seconds between asking for a traceback (SIGABRT) and SIGKILL
 
 
 def main() -> int:
-    """Run the selected checks; 0 whatever they say, for the findings say it."""
+    """Run the selected checks; 0 whatever they say, for the findings say it; 2 where no torch is to check."""
     options = _options()
     _load_suite()
     from smoke_tests.applicable import not_applicable
     from smoke_tests.catalogue import catalogue
-    from smoke_tests.environment import environment_facts
+    from smoke_tests.environment import NoTorchError, environment_facts
     from smoke_tests.gpus import capability
-    from smoke_tests.host import fault, host_facts
+    from smoke_tests.host import fault, host_facts, host_texts
 
     of_image = bool(options.facts)
     if not of_image:
-        options.facts = write_temporary(environment_facts())
+        try:
+            options.facts = write_temporary(environment_facts())
+        except NoTorchError as error:
+            print(f"runner.py: {error}", file=sys.stderr)
+            return 2
     facts = json.loads(Path(options.facts).read_bytes())
     host = host_facts()
-    tell("host", **host)
+    tell("host", **host, **host_texts())
     ends = time.monotonic() + options.limit
     for check in catalogue(HERE):
         if check.tier > options.tier or (options.only and check.id not in options.only):

@@ -8,14 +8,23 @@ from importlib.metadata import distributions
 
 import torch
 
-versions = {dist.metadata["Name"].lower(): dist.version for dist in distributions() if dist.metadata["Name"]}
 flags = getattr(torch._C, "_cuda_getArchFlags", lambda: None)()
+versions = {}
+for found in distributions():  # in the order of sys.path: the first is the one that is imported
+    versions.setdefault((found.metadata["Name"] or "").lower().replace("_", "-"), found.version)
 
 
 def of(library):
     """The version of nvidia-<library>, whatever CUDA its name ends in."""
     named = re.compile(rf"nvidia-{library}(-cu\d+)?")
     return next((version for name, version in versions.items() if named.fullmatch(name)), None)
+
+
+def own_nccl():
+    """The NCCL that torch was linked with, where no distribution brought one (conda, a build of one's own)."""
+    if not hasattr(torch._C, "_nccl_version"):
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 print(
@@ -27,7 +36,7 @@ print(
             "flavor": "devel" if shutil.which("nvcc") else "runtime",
             "archs": flags.split() if flags else [],
             "cudnn": of("cudnn"),
-            "nccl": of("nccl"),
+            "nccl": of("nccl") or own_nccl(),
         }
     )
 )
