@@ -21,7 +21,7 @@ def of(library):
 
 
 def own_nccl():
-    """The NCCL that torch was linked with, where no distribution brought one (conda, a build of one's own)."""
+    """The NCCL that torch was linked with, where no distribution brought one (conda, for one)."""
     if not hasattr(torch._C, "_nccl_version"):
         return None
     return ".".join(map(str, torch.cuda.nccl.version()))
