@@ -29,7 +29,7 @@ def test_benchmark(measure):
     import torch
 
     from smoke_tests.encoder import PARAMETERS, Classifier
-    from smoke_tests.training import product_error
+    from smoke_tests.finetune import product_error
 
     measure("device", torch.cuda.get_device_name())
     measure("torch", torch.__version__)
@@ -53,7 +53,7 @@ def _seen(model, precision, length):
     import torch
 
     from smoke_tests.encoder import sentences
-    from smoke_tests.training import fits, memory_limit, step_times, training
+    from smoke_tests.finetune import fits, memory_limit, step_times, training
 
     warm, steps = TIMED[length]
     with training(model, precision) as one:
@@ -88,7 +88,7 @@ def _compare(measure, length, seen):
 def _learn(measure, model):
     """The same sentences in the same order: both learn, and alike."""
     from smoke_tests.encoder import sentences
-    from smoke_tests.training import losses, training
+    from smoke_tests.finetune import losses, training
 
     words, classes = sentences(CURVE * CURVE_BATCH, 128, seed=3)
     curves = {}

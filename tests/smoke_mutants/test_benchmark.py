@@ -125,15 +125,15 @@ print(json.dumps(float((ours(hidden) - theirs(hidden)).abs().max())))
 
 
 STEPS = f"""
-from smoke_tests import training
+from smoke_tests import finetune
 from smoke_tests.encoder import Classifier, Shape, sentences
-training.LEARNING_RATE = 3e-3
+finetune.LEARNING_RATE = 3e-3
 model = Classifier({TINY})
 words, classes = sentences(60 * 16, 16, seed=0, vocabulary=500)
 told = {{}}
 for precision in ("fp32", "tf32", "bf16"):
-    one = training.Training(model, precision, device="cpu")
-    told[precision] = [one.logits, training.losses(one, words, classes, steps=60), one.logits]
+    one = finetune.Training(model, precision, device="cpu")
+    told[precision] = [one.logits, finetune.losses(one, words, classes, steps=60), one.logits]
 print(json.dumps(told))
 """
 
