@@ -1,0 +1,111 @@
+"""libcuda.so.1 and libnvidia-ml.so.1 that answer what the environment says: a driver to break at will.
+
+Nothing computes on them. Their functions have the real ones' signatures (CUDA Driver API and NVML manuals),
+so that the suite's own probe asks them as it asks a driver.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc builds the driver: apt-get install gcc")
+
+_TOLD = """
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *text(const char *name, const char *otherwise) {
+    const char *told = getenv(name);
+    return told ? told : otherwise;
+}
+
+static int number(const char *name, int otherwise) {
+    const char *told = getenv(name);
+    return told ? atoi(told) : otherwise;
+}
+
+static int answer(const char *name) {
+    const char *told = text(name, "0");
+    if (!strcmp(told, "crash")) raise(SIGSEGV);
+    if (!strcmp(told, "hang")) sleep(3600);
+    return atoi(told);
+}
+"""
+_CUDA = """
+int cuInit(unsigned flags) { return answer("FAKE_INIT"); }
+int cuDriverGetVersion(int *version) { *version = number("FAKE_CUDA", 13000); return 0; }
+int cuDeviceGetCount(int *count) { *count = number("FAKE_GPUS", 1); return 0; }
+int cuDeviceGetName(char *name, int size, int at) { snprintf(name, size, "Fake H%d00", at + 1); return 0; }
+int cuDeviceGetPCIBusId(char *bus, int size, int at) {
+    snprintf(bus, size, "0000:%02X:00.0", 16 + at);
+    return 0;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int at) { *bytes = (size_t)number("FAKE_MIB", 81920) << 20; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int at) {
+    int capability = number("FAKE_CAPABILITY", 90);
+    *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : 132;
+    return 0;
+}
+int cuDeviceCanAccessPeer(int *can, int one, int other) { *can = number("FAKE_PEERS", 1); return 0; }
+"""
+_NVML = """
+int nvmlInit_v2(void) { return answer("FAKE_NVML"); }
+int nvmlSystemGetDriverVersion(char *version, unsigned size) {
+    snprintf(version, size, "%s", text("FAKE_DRIVER", "580.159.04"));
+    return 0;
+}
+/* CUDA's GPU 0 is NVML's last: whoever takes one's number for the other's is caught. */
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, intptr_t *handle) {
+    unsigned slot;
+    if (sscanf(bus, "0000:%x:", &slot) != 1) return 2;
+    *handle = 100 - (slot - 16);
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo(intptr_t handle, unsigned long long *memory) {
+    if (handle > 100 || handle < 80) return 2;
+    int last = handle == 100 - (number("FAKE_GPUS", 1) - 1);
+    memory[0] = (unsigned long long)number("FAKE_MIB", 81920) << 20;
+    memory[1] = (unsigned long long)number(last ? "FAKE_FREE_MIB" : "FAKE_MIB", 80000) << 20;
+    memory[2] = memory[0] - memory[1];
+    return 0;
+}
+int nvmlDeviceGetNvLinkState(intptr_t handle, unsigned link, int *state) {
+    if ((int)link >= number("FAKE_NVLINKS", 0)) return 3; /* not supported */
+    *state = 1;
+    return 0;
+}
+int nvmlDeviceGetP2PStatus(intptr_t one, intptr_t other, int what, int *status) {
+    *status = what == 2 && number("FAKE_NVLINKS", 0) ? 0 : 1;
+    return 0;
+}
+int nvmlDeviceGetTopologyCommonAncestor(intptr_t one, intptr_t other, int *level) {
+    *level = number("FAKE_WAY", 50);
+    return 0;
+}
+"""
+
+
+@functools.cache
+def fake_driver() -> Path:
+    """The folder with both libraries: put it into LD_LIBRARY_PATH, and what they answer into FAKE_*.
+
+    FAKE_INIT, FAKE_NVML: what starting returns, or crash, or hang. FAKE_GPUS, FAKE_CAPABILITY (90), FAKE_MIB,
+    FAKE_FREE_MIB (on the last GPU), FAKE_CUDA (13000), FAKE_DRIVER, FAKE_PEERS (1), FAKE_NVLINKS, FAKE_WAY.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="kiln-driver-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name, source in (("libcuda.so.1", _CUDA), ("libnvidia-ml.so.1", _NVML)):
+        command = ["gcc", "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", str(folder / name)]
+        subprocess.run(command, input=_TOLD + source, text=True, check=True)
+    return folder
