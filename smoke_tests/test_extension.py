@@ -1,0 +1,24 @@
+"""extension: this environment's nvcc and C++ compiler make a CUDA operator for torch, and it runs."""
+
+import pytest
+
+from smoke_tests.probe import probe
+
+
+@pytest.mark.tier(1)
+@pytest.mark.limit(300)
+def test_extension(measure, tmp_path):
+    """torch.utils.cpp_extension builds an operator in a process of its own; loaded here, it is exact."""
+    import torch
+
+    built = probe("extension", str(tmp_path))
+    for name in ("nvcc", "cuda_home", "library"):
+        measure(name, built[name])
+    torch.ops.load_library(built["library"])
+
+    numbers = torch.arange(1_000_000, device="cuda")
+    found = torch.ops.kiln.triangular(numbers)
+    wanted = (numbers * (numbers + 1)).cpu() // 2
+    measure("operator", str(torch.ops.kiln.triangular.default))
+    measure("device", found.device.type, equals="cuda")
+    measure("wrong", int((found.cpu() != wanted).sum()), equals=0)

@@ -1,0 +1,65 @@
+"""fp8: matrices of eight-bit numbers are multiplied by the tensor cores, and their scales are heeded."""
+
+import pytest
+
+from smoke_tests.numbers import relative_error
+
+ROWS, DEPTH, COLUMNS = 128, 256, 64  # multiples of 16, as the kernel wants them
+LARGEST = {"e4m3fn": 448.0, "e5m2": 57344.0}
+# Against the product of the rounded numbers: the result has bfloat16's eight bits, which alone err by 1.7e-3.
+PRODUCT_BOUND = 5e-3
+# Against the numbers before they were rounded to four bits or three: seen to err by 3.8 % and 5.9 %.
+ROUNDED_BOUND = {"e4m3fn": 0.06, "e5m2": 0.10}
+
+
+@pytest.mark.tier(1)
+def test_fp8(measure):
+    """Integers exactly; random matrices with scales far from 1 against FP64; e4m3 and e5m2 times e4m3."""
+    import torch
+
+    torch.manual_seed(0)
+    for kind in ("e4m3fn", "e5m2"):
+        _integers(torch, kind, measure)
+        _random(torch, kind, measure)
+
+
+def _integers(torch, kind, measure):
+    """Sums of 256 products of -1, 0 and 1, doubled by the scales: bfloat16 holds every even number to 512."""
+    from smoke_tests.torch_api import scaled_mm
+
+    left = torch.randint(-1, 2, (ROWS, DEPTH), device="cuda").double()
+    right = torch.randint(-1, 2, (DEPTH, COLUMNS), device="cuda").double()
+    product = scaled_mm(_eight(torch, left, kind), _by_columns(torch, right), *_scales(torch, 4.0, 0.5))
+    measure(f"{kind}_dtype", str(product.dtype), equals="torch.bfloat16")
+    measure(f"{kind}_wrong_integers", int((product.double() != 2 * (left @ right)).sum()), equals=0)
+
+
+def _random(torch, kind, measure):
+    """Small numbers, as gradients are, times large ones: each brought into its format's range by a scale."""
+    from smoke_tests.torch_api import scaled_mm
+
+    left = torch.randn(ROWS, DEPTH, device="cuda").double() * 1e-3
+    right = torch.randn(DEPTH, COLUMNS, device="cuda").double() * 10
+    by_left = float(left.abs().max()) / LARGEST[kind]
+    by_right = float(right.abs().max()) / LARGEST["e4m3fn"]
+    eight, eight_right = _eight(torch, left / by_left, kind), _by_columns(torch, right / by_right)
+    product = scaled_mm(eight, eight_right, *_scales(torch, by_left, by_right))
+    rounded = (eight.float().double() * by_left) @ (eight_right.float().double() * by_right)
+    measure(f"{kind}_scales", [by_left, by_right])
+    measure(f"{kind}_product_error", relative_error(product, rounded), at_most=PRODUCT_BOUND)
+    measure(f"{kind}_error", relative_error(product, left @ right), at_most=ROUNDED_BOUND[kind])
+
+
+def _eight(torch, numbers, kind):
+    """*numbers* in eight bits."""
+    return numbers.float().to(getattr(torch, f"float8_{kind}"))
+
+
+def _by_columns(torch, numbers):
+    """*numbers* in e4m3, column after column, which is how the kernel wants its right-hand side."""
+    return _eight(torch, numbers.t().contiguous(), "e4m3fn").t()
+
+
+def _scales(torch, *scales):
+    """What the eight-bit numbers stand for, each a tensor on the GPU."""
+    return [torch.tensor(scale, device="cuda") for scale in scales]

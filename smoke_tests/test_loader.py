@@ -1,0 +1,94 @@
+"""loader: pinned memory is copied while other work goes on, and DataLoader's workers fill it rightly."""
+
+import os
+
+import pytest
+
+SIZE = 16 << 20  # numbers of four bytes: 64 MiB, some milliseconds of PCIe
+WORK = 1_000_000_000  # clock cycles of a GPU: half a second, in which a copy of 64 MiB ends many times over
+ROWS, WIDTH, BATCH, WORKERS = 512, 64, 64, 2
+
+
+@pytest.mark.tier(1)
+@pytest.mark.limit(300)
+def test_loader(measure):
+    """A copy's call returns before the copy, a copy ends during a kernel, workers send pinned batches."""
+    import torch
+
+    host = torch.arange(SIZE, dtype=torch.int32).pin_memory()
+    there = torch.empty(SIZE, dtype=torch.int32, device="cuda")
+    measure("pinned", host.is_pinned(), equals=True)
+    measure("returned_before_the_copy", _returned_first(torch, there, host), equals=True)
+    measure("copy_wrong", _wrong(there, host), equals=0)
+    measure("ended_during_a_kernel", _overlapped(torch, there, host), equals=True)
+    measure("overlapped_wrong", _wrong(there, host), equals=0)
+    pageable = torch.arange(SIZE, dtype=torch.int32)  # here the driver may do as it likes
+    measure("pageable_returned_before_the_copy", _returned_first(torch, there, pageable))
+
+    rows = torch.arange(ROWS * WIDTH, dtype=torch.int32).reshape(ROWS, WIDTH)
+    batches, workers = _loaded(torch, rows)
+    measure("workers", len(workers - {os.getpid()}), equals=WORKERS)
+    measure("batches_pinned", sum(batch.is_pinned() for batch in batches), equals=ROWS // BATCH)
+    on_gpu = [batch.to("cuda", non_blocking=True) for batch in batches]
+    measure("batches_wrong", _wrong(torch.cat(on_gpu), rows), equals=0)
+
+
+def _returned_first(torch, there, host):
+    """Whether the call came back before the copy was made: there was work enough before it in the stream."""
+    there.zero_()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(WORK)
+    there.copy_(host, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    first = not copied.query()
+    torch.cuda.synchronize()
+    return first
+
+
+def _overlapped(torch, there, host):
+    """Whether a copy on a stream of its own ended while a kernel on the other one still ran."""
+    there.zero_()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(WORK)
+    worked = torch.cuda.Event()
+    worked.record()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        there.copy_(host, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+    copied.synchronize()
+    during = not worked.query()
+    torch.cuda.synchronize()
+    return during
+
+
+def _wrong(there, host):
+    """How many numbers on the GPU are not those of the host's."""
+    return int((there != host.to("cuda")).sum())
+
+
+def _loaded(torch, rows):
+    """Every batch in order, and the processes that read the rows."""
+    # By fork, whatever Python's default: the workers touch no GPU, and need not find this file again.
+    loader = torch.utils.data.DataLoader(
+        Rows(rows), batch_size=BATCH, num_workers=WORKERS, pin_memory=True, multiprocessing_context="fork"
+    )
+    batches, workers = [], set()
+    for batch, pids in loader:
+        batches.append(batch)
+        workers |= set(pids.tolist())
+    return batches, workers
+
+
+class Rows:
+    """The rows of a tensor, each with the process that read it."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, at):
+        return self.rows[at], os.getpid()
