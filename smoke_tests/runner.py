@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ GRACE = 3.0  # seconds between asking for a traceback (SIGABRT) and SIGKILL
 
 
 def main() -> int:
-    """Run the selected checks; 0 whatever they say, for the findings say it; 2 where no torch is to check."""
+    """Run the selected checks; 0 whatever they say, for the findings say it; 2 if there is nothing to run."""
     options = _options()
     _load_suite()
     from smoke_tests.applicable import not_applicable
@@ -36,11 +37,12 @@ def main() -> int:
 
     of_image = bool(options.facts)
     if not of_image:
+        if not (options.wheels or importlib.util.find_spec("pytest")):
+            return refuse(f"{sys.executable} has no pytest: install it, or name its folder by --wheels")
         try:
             options.facts = write_temporary(environment_facts())
         except NoTorchError as error:
-            print(f"runner.py: {error}", file=sys.stderr)
-            return 2
+            return refuse(str(error))
     facts = json.loads(Path(options.facts).read_bytes())
     host = host_facts()
     tell("host", **host, **host_texts())
@@ -149,6 +151,12 @@ def finding(outcome: str, message: str, **values: Any) -> dict[str, Any]:
 def tell(event: str, **values: Any) -> None:
     """One line on stdout, at once: what was said before a crash stays said."""
     print(json.dumps({"event": event, **values}), flush=True)
+
+
+def refuse(sentence: str) -> int:
+    """Say why there is nothing to run; the exit code for it."""
+    print(f"runner.py: {sentence}", file=sys.stderr)
+    return 2
 
 
 def _signal_group(pid: int, number: int) -> None:

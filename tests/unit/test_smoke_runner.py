@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import venv
 from pathlib import Path
 
 import pytest
@@ -160,6 +162,38 @@ def test_pytests_own_options_from_the_environment_change_nothing(tmp_path: Path)
     suite = suite_with(tmp_path / "suite", {"test_zz_good.py": GOOD})
     env = {"PATH": "/usr/bin:/bin", "PYTEST_ADDOPTS": "--collect-only", "PYTHONPATH": str(tmp_path)}
     assert findings(run_suite(suite, tmp_path, env=env))["zz-good"]["outcome"] == "passed"
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A Python without torch and without pytest."""
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    return tmp_path / "venv" / "bin" / "python"
+
+
+@pytest.mark.parametrize("wheels", [False, True])
+def test_an_environment_with_nothing_to_check_is_told_in_one_sentence(
+    bare: Path, tmp_path: Path, wheels: bool
+) -> None:
+    command = [str(bare), "-I", "-B", str(SUITE / "runner.py"), "--tier", "2"]
+    command += ["--wheels", str(tmp_path)] if wheels else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    without_torch = f"{bare} has no torch that imports: ModuleNotFoundError: No module named 'torch'"
+    without_pytest = f"{bare} has no pytest: install it, or name its folder by --wheels"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"runner.py: {without_torch if wheels else without_pytest}\n"
+
+
+def test_the_host_is_told_first_with_torchs_own_account(tmp_path: Path, bare: Path) -> None:
+    """The account is text for a reader: where torch does not even import, there is none."""
+    suite = suite_with(tmp_path / "suite", {"test_zz_good.py": GOOD})
+    host = run_suite(suite, tmp_path, python=str(bare))[0]
+    assert (host["event"], host["torch_config"]) == ("host", None)
+    site = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").write_text("from . import __config__\n")
+    (site / "torch" / "__config__.py").write_text("def show(): return 'built with care'\n")
+    assert run_suite(suite, tmp_path, python=str(bare))[0]["torch_config"] == "built with care"
 
 
 def test_a_host_without_shared_memory_is_told_before_the_check_starts() -> None:
