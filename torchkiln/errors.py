@@ -83,9 +83,13 @@ class BadWheel(BuildFailed):
 
 
 class GateRefused(KilnError):
-    """The image was not proved as the policy demands."""
+    """The image was not proved as the policy demands; *missing* is (what, why), all of it."""
 
     exit_code = 7
+
+    def __init__(self, message: str, *, missing: Iterable[tuple[str, str]] = (), hint: str = "") -> None:
+        self.missing = tuple(missing)
+        super().__init__("\n".join((message, *(f"  {what}: {why}" for what, why in self.missing))), hint=hint)
 
 
 class ToolMissing(KilnError):

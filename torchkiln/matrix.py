@@ -77,6 +77,15 @@ class Aliases:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """What the gate demands before an image may be published."""
+
+    tiers: tuple[int, ...] = (0, 1)  # every check of these that applies
+    checks: tuple[str, ...] = ("nccl-all-reduce",)  # and these
+    signed: bool = False  # each report by a trusted key
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Matrix:
     """All of matrix.yaml. Versions are sorted, oldest first."""
 
@@ -90,6 +99,7 @@ class Matrix:
     indexes: tuple[NamedIndex, ...]
     aliases: Aliases
     bounds: tuple[Bound, ...]
+    policy: Policy
 
 
 def read(path: Path, facts: Facts) -> Matrix:
@@ -156,6 +166,16 @@ def _matrix(data: dict[str, Any]) -> Matrix:
             )
             for bound in data.get("bounds", [])
         ),
+        policy=_policy(data.get("policy", {})),
+    )
+
+
+def _policy(data: dict[str, Any]) -> Policy:
+    default = Policy()
+    return Policy(
+        tiers=tuple(sorted(data.get("tiers", default.tiers))),
+        checks=tuple(data.get("checks", default.checks)),
+        signed=data.get("signed", default.signed),
     )
 
 

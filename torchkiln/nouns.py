@@ -271,12 +271,25 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeReport:
-    """What the checks saw inside one image, bound to its manifest digest."""
+    """What the checks saw inside one image, bound to its manifest digest; or where there was no image."""
 
-    image: Digest
-    tag: str
+    image: Digest | None  # None, like `tag`: an environment, which no gate clears
+    tag: str | None
     suite: Digest
     runtime: str
+    tool: str  # version of torchkiln, "0.1.0"
+    when: str | None  # the run's beginning in UTC, "2026-11-21T17:05:16Z"; None: nobody told
+    nonce: str | None  # the word that whoever asked for this run gave to be told back
     findings: tuple[Finding, ...]
     verdict: Verdict
     host: str  # JSON text: kernel, cores, driver, GPUs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Witness:
+    """A report as it was handed in, and whose signatures on it are good."""
+
+    name: str  # of its file, for messages
+    report: SmokeReport
+    signed: bool  # by anybody, looked at or not
+    signers: tuple[str, ...]  # fingerprints of those trusted keys whose signature fits

@@ -3,46 +3,54 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree as Xml
 
+from torchkiln import hosts
 from torchkiln.errors import ConfigError, printable
 from torchkiln.files import pretty_json
 from torchkiln.nouns import Finding, SmokeReport, parse_digest
 from torchkiln.schema import sentences, shipped
-from torchkiln.strict import json_of, read_file
+from torchkiln.strict import json_of
 from torchkiln.verdict import faults, host_fault
 
-SCHEMA = 1
-_LIMIT = 16 << 20  # bytes; ours have fifty thousand, and measured values may be lists
+SCHEMA = 2
+LIMIT = 16 << 20  # bytes; ours have fifty thousand, and measured values may be lists
+_HINT = "a report is what `smoke --report FILE` writes"
 
 
 def to_json(report: SmokeReport) -> bytes:
     """The file form, which smoke-report.schema.json describes."""
-    return pretty_json(
-        {
-            "schema": SCHEMA,
-            "image": report.image,
-            "tag": report.tag,
-            "suite": report.suite,
-            "runtime": report.runtime,
-            "verdict": report.verdict,
-            "host": json.loads(report.host),
-            "checks": [
-                {
-                    "id": finding.id,
-                    "tier": finding.tier,
-                    "outcome": finding.outcome,
-                    "seconds": finding.seconds,
-                    "message": finding.message,
-                    "measured": json.loads(finding.measured),
-                    "threshold": json.loads(finding.threshold),
-                }
-                for finding in report.findings
-            ],
-        }
-    )
+    return pretty_json(document(report))
+
+
+def document(report: SmokeReport) -> dict[str, Any]:
+    """The file form as plain values."""
+    return {
+        "schema": SCHEMA,
+        "image": report.image,
+        "tag": report.tag,
+        "suite": report.suite,
+        "runtime": report.runtime,
+        "tool": report.tool,
+        "when": report.when,
+        "nonce": report.nonce,
+        "verdict": report.verdict,
+        "host": json.loads(report.host),
+        "checks": [
+            {
+                "id": finding.id,
+                "tier": finding.tier,
+                "outcome": finding.outcome,
+                "seconds": finding.seconds,
+                "message": finding.message,
+                "measured": json.loads(finding.measured),
+                "threshold": json.loads(finding.threshold),
+            }
+            for finding in report.findings
+        ],
+    }
 
 
 def from_json(data: bytes, *, where: str = "report.json") -> SmokeReport:
@@ -50,43 +58,53 @@ def from_json(data: bytes, *, where: str = "report.json") -> SmokeReport:
 
     :raises ConfigError: *data* is no report; every fault with its place in the file.
     """
-    hint = "a report is what `smoke --report FILE` writes"
     try:
-        document = json_of(data)
+        return from_document(json_of(data), where=where)
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}", hint=hint) from error
-    if wrong := sentences(document, shipped("smoke-report"), where):
-        raise ConfigError.of(wrong, hint=hint)
+        raise ConfigError(f"{where}: {error}", hint=_HINT) from error
+
+
+def from_document(told: Any, *, where: str) -> SmokeReport:
+    """The inverse of `document`, of any JSON value.
+
+    :raises ConfigError: it is no report; every fault with its place.
+    """
+    if wrong := sentences(told, shipped("smoke-report"), where) or list(_meaning_faults(told, where)):
+        raise ConfigError.of(wrong, hint=_HINT)
     return SmokeReport(
-        image=parse_digest(document["image"]),
-        tag=document["tag"],
-        suite=parse_digest(document["suite"]),
-        runtime=document["runtime"],
-        findings=tuple(_finding(check) for check in document["checks"]),
-        verdict=document["verdict"],
-        host=json.dumps(document["host"], sort_keys=True),
+        image=None if told["image"] is None else parse_digest(told["image"]),
+        tag=told["tag"],
+        suite=parse_digest(told["suite"]),
+        runtime=told["runtime"],
+        tool=told["tool"],
+        when=told["when"],
+        nonce=told["nonce"],
+        findings=tuple(_finding(check) for check in told["checks"]),
+        verdict=told["verdict"],
+        host=json.dumps(told["host"], sort_keys=True),
     )
 
 
-def read(path: Path) -> SmokeReport:
-    """The report in the file *path*.
+def _meaning_faults(told: dict[str, Any], where: str) -> Iterator[str]:
+    """What no schema can tell."""
+    if (told["image"] is None) != (told["tag"] is None):
+        yield f"{where}: an image has a digest and a tag, an environment neither"
+    names = [check["id"] for check in told["checks"]]
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            yield f"{where}: checks[{at}].id: {name!r} stands twice"
 
-    :raises ConfigError: it cannot be read, or is no report.
-    """
-    try:
-        data = read_file(path, _LIMIT)
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror}", hint="name what `smoke --report FILE` wrote"
-        ) from error
-    return from_json(data, where=path.name)
+
+def subject(report: SmokeReport) -> str:
+    """What was tested, for people: a tag, or the environment."""
+    return report.tag or "this environment"
 
 
 def to_junit(report: SmokeReport) -> bytes:
     """JUnit XML, which knows no `not-applicable`: such a check is skipped there, the fact is its message."""
     suite = Xml.Element(
         "testsuite",
-        name=f"smoke {report.tag}",
+        name=f"smoke {subject(report)}",
         tests=str(len(report.findings)),
         failures=str(sum(1 for finding in report.findings if faults(finding))),
         errors="0",
@@ -94,8 +112,12 @@ def to_junit(report: SmokeReport) -> bytes:
         time=f"{sum(finding.seconds for finding in report.findings):.3f}",
     )
     properties = Xml.SubElement(suite, "properties")
-    for name in ("image", "suite", "runtime", "verdict"):
-        Xml.SubElement(properties, "property", name=name, value=str(getattr(report, name)))
+    for name in ("image", "suite", "runtime", "tool", "when", "nonce", "verdict"):
+        value = getattr(report, name)
+        if value is not None:
+            Xml.SubElement(properties, "property", name=name, value=value)
+    if named := hosts.kinds(json.loads(report.host)):
+        Xml.SubElement(properties, "property", name="gpus", value=_xml_text(named))
     for finding in report.findings:
         case = Xml.SubElement(
             suite, "testcase", classname=f"tier{finding.tier}", name=finding.id, time=f"{finding.seconds:.3f}"
@@ -111,10 +133,12 @@ def to_junit(report: SmokeReport) -> bytes:
 
 def to_markdown(report: SmokeReport) -> str:
     """A summary for a CI page."""
+    named = hosts.kinds(json.loads(report.host))
+    image = f"`{report.image}`, " if report.image else ""
     head = [
-        f"### {report.tag}: {report.verdict}",
+        f"### {subject(report)}: {report.verdict}",
         "",
-        f"`{report.image}`, suite `{report.suite[:19]}`, runtime {report.runtime}",
+        f"{image}suite `{report.suite[:19]}`, runtime {report.runtime}, {_cut(named) or 'no GPU'}",
         "",
         "| check | tier | outcome | seconds | |",
         "|---|---|---|---|---|",
@@ -127,17 +151,28 @@ def to_markdown(report: SmokeReport) -> str:
 
 
 def to_lines(report: SmokeReport) -> list[str]:
-    """For a terminal: a line a check with its bounded values, the whole message where it failed."""
-    lines = [f"{report.tag}  {report.image}", f"suite {report.suite[:19]}  runtime {report.runtime}", ""]
+    """For a terminal: the host, a line a check with its bounded values, the whole message where it failed."""
+    wide = max(14, *(len(finding.id) + 2 for finding in report.findings), 0)
+    lines = [
+        "  ".join(filter(None, (subject(report), report.image))),
+        f"suite {report.suite[:19]}  runtime {report.runtime}  {_made(report)}",
+        *hosts.lines(json.loads(report.host)),
+        "",
+    ]
     for finding in report.findings:
         lines.append(
-            f"{finding.outcome:<15}{finding.id:<14}{finding.seconds:7.1f} s  {_values(finding)}".rstrip()
+            f"{finding.outcome:<15}{finding.id:<{wide}}{finding.seconds:7.1f} s  {_values(finding)}".rstrip()
         )
         told = faults(finding) or ([finding.message] if finding.message else [])
         lines += [f"    {line}" for text in told for line in text.splitlines()]
         if fault := host_fault(finding):
             lines.append(f"    (the host: {fault})")
     return [printable(line) for line in lines]  # what an image says may steer no terminal
+
+
+def _made(report: SmokeReport) -> str:
+    when = f", {report.when}" if report.when else ""
+    return f"torchkiln {report.tool}{when}" + (f", nonce {report.nonce}" if report.nonce else "")
 
 
 def _values(finding: Finding) -> str:
@@ -167,7 +202,12 @@ def _finding(check: dict[str, Any]) -> Finding:
 def _cell(finding: Finding) -> str:
     told = faults(finding) or [finding.message or _values(finding)]
     lines = told[0].splitlines() or [""]
-    return lines[0][:160].replace("|", "\\|")
+    return _cut(lines[0])
+
+
+def _cut(text: str) -> str:
+    """*text* as it may stand in a table of Markdown."""
+    return text[:160].replace("|", "\\|")
 
 
 def _left_out(finding: Finding) -> bool:

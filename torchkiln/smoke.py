@@ -1,4 +1,7 @@
-"""BuiltImage -> SmokeReport: run the suite inside the image, keep what every check saw."""
+"""BuiltImage -> SmokeReport: run the suite inside the image, keep what every check saw.
+
+`of_environment` makes the same of what a runner said elsewhere, where there was no image.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,19 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+from torchkiln import __version__, hosts
+from torchkiln.errors import ConfigError
 from torchkiln.nouns import BuiltImage, Finding, Outcome, SmokeReport
+from torchkiln.schema import shipped, wrongs
+from torchkiln.strict import DEPTH, json_of
 from torchkiln.suite import Suite, SuiteCheck
 from torchkiln.verdict import verdict
 
 SUITE_LIMIT = 1800.0  # seconds for all checks together
 _PATIENCE = 60.0  # seconds beyond that, for the runner keeps the limit itself
-_OUTCOMES: dict[str, Outcome] = {
-    "passed": "passed",
-    "failed": "failed",
-    "skipped": "skipped",
-    "not-applicable": "not-applicable",
-}
+_ROOM = 6  # levels that a report and a signed statement put around what a line says
 
 
 class Ended(Protocol):
@@ -53,6 +55,8 @@ class Heard:
     host: dict[str, Any] = field(default_factory=dict)
     started: tuple[str, ...] = ()
     findings: dict[str, Finding] = field(default_factory=dict)
+    ended: bool = False  # it came to its end, so whatever was not told was not asked for
+    unfit: tuple[str, ...] = ()  # why lines of it could not be kept
 
 
 def smoke(
@@ -62,14 +66,16 @@ def smoke(
     facts: Mapping[str, Any],
     *,
     wheels: Path,
+    when: str,
+    nonce: str | None = None,
     tier: int = 0,
     only: Collection[str] = (),
     limit_s: float = SUITE_LIMIT,
 ) -> SmokeReport:
     """Run the checks of *suite* up to *tier* (of them *only* the named ones) in *image*, all, whatever fails.
 
-    *facts* is what the outside says of the image (see claims), *wheels* the folder of pytest. Every selected
-    check has its finding: one that left no word is a failed one.
+    *facts* is what the outside says of the image (see claims), *wheels* the folder of pytest, *when* the
+    time of this call. Every selected check has its finding: one that left no word is a failed one.
     """
     with tempfile.TemporaryDirectory(prefix="torchkiln-smoke-") as folder:
         told = Path(folder) / "facts.json"
@@ -87,7 +93,7 @@ def smoke(
     heard = hear(ended.stdout)
     selected = [check for check in suite.checks if check.tier <= tier and (not only or check.id in only)]
     findings = tuple(
-        _checked(heard.findings.get(check.id) or _silent(check, heard, ended), suite, facts, heard.host)
+        _checked(heard.findings.get(check.id) or _silent(check, heard, _how(ended)), suite, facts, heard.host)
         for check in selected
     )
     return SmokeReport(
@@ -95,6 +101,47 @@ def smoke(
         tag=image.tag,
         suite=suite.digest,
         runtime=inside.name,
+        tool=__version__,
+        when=when,
+        nonce=nonce,
+        findings=findings,
+        verdict=verdict(findings),
+        host=json.dumps(heard.host, sort_keys=True),
+    )
+
+
+def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str = "run.jsonl") -> SmokeReport:
+    """The report of what a runner of *suite* printed (*stdout*) in an environment without an image.
+
+    A check that was begun, or whose turn never came because the run was cut short, has failed.
+
+    :raises ConfigError: not a line of it is a runner's, or it ran checks that *suite* does not have.
+    """
+    heard = hear(stdout)
+    if not heard.started:
+        why = f" ({heard.unfit[0]})" if heard.unfit else ""
+        raise ConfigError(
+            f"{name}: no runner speaks in it{why}", hint="it holds what runner.py prints on stdout"
+        )
+    known = {check.id for check in suite.checks}
+    if strange := sorted(set(heard.started) - known):
+        raise ConfigError(
+            f"{name}: another suite ran: this one has no {', '.join(strange)}", hint="see --suite"
+        )
+    tier = max(check.tier for check in suite.checks if check.id in heard.started)
+    findings = tuple(
+        heard.findings.get(check.id) or _silent(check, heard, "said no more")
+        for check in suite.checks
+        if check.id in heard.started or not (heard.ended or check.of_image or check.tier > tier)
+    )
+    return SmokeReport(
+        image=None,
+        tag=None,
+        suite=suite.digest,
+        runtime="environment",
+        tool=__version__,
+        when=when,
+        nonce=None,
         findings=findings,
         verdict=verdict(findings),
         host=json.dumps(heard.host, sort_keys=True),
@@ -106,52 +153,63 @@ def hear(stdout: bytes) -> Heard:
     host: dict[str, Any] = {}
     started: list[str] = []
     findings: dict[str, Finding] = {}
-    for line in stdout.decode("utf-8", "replace").splitlines():
+    unfit: list[str] = []
+    ended = False
+    for line in stdout.splitlines():
         try:
-            event = json.loads(line)
+            event = json_of(line, depth=DEPTH - _ROOM)
             kind = event.pop("event")
-            if kind == "host":
+            if kind == "host" and hosts.fits(event):
                 host = event
             elif kind == "start":
                 started.append(str(event["id"]))
             elif kind == "finding":
-                findings.setdefault(str(event["id"]), _finding(event))
-        except (ValueError, KeyError, AttributeError, TypeError):
+                found = _finding(event)
+                findings.setdefault(found.id, found)
+            ended = ended or kind == "end"
+        except ValueError as error:
+            unfit += [str(error)] * line.startswith(b'{"event"')  # else some other program's
+        except (KeyError, AttributeError, TypeError):
             continue
-    return Heard(host, tuple(started), findings)
-
-
-def capability(host: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The lowest compute capability among the GPUs that a report's host names; None: it names none."""
-    try:
-        return min((int(gpu["capability"][0]), int(gpu["capability"][1])) for gpu in host["driver"]["gpus"])
-    except (LookupError, TypeError, ValueError):
-        return None
+    return Heard(host, tuple(started), findings, ended, tuple(unfit))
 
 
 def _finding(event: Mapping[str, Any]) -> Finding:
+    """:raises ValueError: no report could hold it."""
+    told = {
+        key: event[key] for key in ("id", "tier", "outcome", "seconds", "message", "measured", "threshold")
+    }
+    definitions = shipped("smoke-report")["$defs"]
+    for _, wrong in wrongs(told, {"$ref": "#/$defs/check", "$defs": definitions}):
+        raise ValueError(wrong)
     return Finding(
-        id=str(event["id"]),
-        tier=int(event["tier"]),
-        outcome=_OUTCOMES[event["outcome"]],
-        seconds=float(event["seconds"]),
-        message=str(event["message"]),
-        measured=json.dumps(dict(event["measured"])),
-        threshold=json.dumps(dict(event["threshold"])),
+        id=told["id"],
+        tier=told["tier"],
+        outcome=cast(Outcome, told["outcome"]),
+        seconds=float(told["seconds"]),
+        message=told["message"],
+        measured=json.dumps(told["measured"]),
+        threshold=json.dumps(told["threshold"]),
     )
 
 
-def _silent(check: SuiteCheck, heard: Heard, ended: Ended) -> Finding:
-    """The finding of a check of which nothing was heard: how the runner ended is all there is to say."""
-    how = "was stopped after its time" if ended.timed_out else f"ended with exit code {ended.code}"
+def _how(ended: Ended) -> str:
     said = "\n".join(ended.stderr.decode("utf-8", "replace").strip().splitlines()[-5:])
+    how = "was stopped after its time" if ended.timed_out else f"ended with exit code {ended.code}"
+    return f"{how}\n{said}" if said else how
+
+
+def _silent(check: SuiteCheck, heard: Heard, how: str) -> Finding:
+    """The finding of a check of which nothing was heard: how the runner ended is all there is to say."""
+    how, _, said = how.partition("\n")
     when = "during this check" if check.id in heard.started else "before this check"
+    unfit = f"\na line of its output cannot be kept: {heard.unfit[0]}" if heard.unfit else ""
     return Finding(
         id=check.id,
         tier=check.tier,
         outcome="failed",
         seconds=0.0,
-        message=f"no result: the runner {how} {when}\n{said}".strip(),
+        message=f"no result: the runner {how} {when}{unfit}\n{said}".strip(),
         measured="{}",
         threshold="{}",
     )
@@ -159,7 +217,7 @@ def _silent(check: SuiteCheck, heard: Heard, ended: Ended) -> Finding:
 
 def _checked(found: Finding, suite: Suite, facts: Mapping[str, Any], host: Mapping[str, Any]) -> Finding:
     """What the image says of a check's not applying is asked of the suite again, out here."""
-    fact = suite.not_applicable(found.id, facts, capability(host))
+    fact = suite.not_applicable(found.id, facts, hosts.capability(host))
     if found.outcome == "not-applicable" and fact != found.message:
         return replace(found, outcome="failed", message=f"left out for {found.message!r}, but it applies")
     if found.outcome == "passed" and fact is not None:

@@ -68,8 +68,8 @@ def text_of(data: bytes) -> str:
         raise ValueError(f"line {_line(data, error.start)}: not UTF-8 text") from None
 
 
-def json_of(data: bytes) -> Any:
-    """The JSON value in *data*.
+def json_of(data: bytes, *, depth: int = DEPTH) -> Any:
+    """The JSON value in *data*, of at most *depth* levels.
 
     :raises ValueError: it is none, or one that two readers could take for two things.
     """
@@ -84,7 +84,7 @@ def json_of(data: bytes) -> Any:
         raise ValueError(f"line {error.lineno}: not JSON: {error.msg}") from None
     except RecursionError:
         raise ValueError("not JSON that can be read: nested too deep") from None
-    _look(value)
+    _look(value, depth)
     return value
 
 
@@ -118,10 +118,10 @@ def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-def _look(value: Any) -> None:
+def _look(value: Any, depth: int) -> None:
     """Neither deep nor with half characters, which cannot be written again."""
     waiting: list[Any] = [value]
-    for _ in range(DEPTH):
+    for _ in range(depth):
         inner: list[Any] = []
         for one in waiting:
             if isinstance(one, dict):
@@ -134,7 +134,7 @@ def _look(value: Any) -> None:
         if not inner:
             return
         waiting = inner
-    raise ValueError(f"nested deeper than {DEPTH} levels")
+    raise ValueError(f"nested deeper than {depth} levels")
 
 
 def _is_writable(text: str) -> bool:

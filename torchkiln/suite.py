@@ -20,6 +20,7 @@ class SuiteCheck:
 
     id: str
     tier: int
+    of_image: bool = False  # it compares an image with its lock, so it is left out where there is no image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,7 @@ def load_suite(folder: Path) -> Suite:
     return Suite(
         folder=folder,
         digest=suite_digest(folder),
-        checks=tuple(SuiteCheck(id=check.id, tier=check.tier) for check in checks),
+        checks=tuple(SuiteCheck(id=one.id, tier=one.tier, of_image=one.of_image) for one in checks),
         not_applicable=rule,
     )
 

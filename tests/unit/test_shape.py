@@ -26,9 +26,9 @@ GROUPS: Mapping[str, frozenset[str]] = {
     ),
     "stages": frozenset(
         {
-            "arch", "cache", "claims", "explain", "facts", "layering", "located", "lock", "lockfile",
-            "matrix", "pick", "plan", "render", "report", "resolve", "select", "smoke", "suite", "tags",
-            "verdict",
+            "arch", "attestation", "cache", "claims", "explain", "facts", "gate", "hosts", "layering",
+            "located", "lock", "lockfile", "matrix", "pick", "plan", "render", "report", "resolve", "select",
+            "signature", "smoke", "suite", "tags", "verdict",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},

@@ -27,6 +27,7 @@ COMMANDS = {
     "base": ("torchkiln.cli.base", "base"),
     "run": ("torchkiln.cli.run", "run"),
     "smoke": ("torchkiln.cli.smoke", "smoke"),
+    "gate": ("torchkiln.cli.gate", "gate"),
     "cache": ("torchkiln.cli.cache", "cache"),
     "verify": ("torchkiln.cli.verify", "verify"),
     "doctor": ("torchkiln.cli.doctor", "doctor"),

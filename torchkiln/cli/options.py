@@ -36,17 +36,22 @@ def selection(command: F) -> F:
         click.option("--flavor", "flavor", multiple=True, metavar="F", help="runtime (default), devel"),
         click.option("--os", "os_names", multiple=True, metavar="OS", help="debian12 (default), ubuntu22.04"),
         click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
-        click.option(
-            "--matrix",
-            "matrix_file",
-            type=click.Path(path_type=Path, dir_okay=False),
-            default=lambda: _here_or_checkout("matrix.yaml"),
-            show_default="matrix.yaml",
-            help="the version matrix",
-        ),
+        matrix_option,
     ):
         command = option(command)
     return command
+
+
+def matrix_option(command: F) -> F:
+    """The option --matrix."""
+    return click.option(
+        "--matrix",
+        "matrix_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        default=lambda: _here_or_checkout("matrix.yaml"),
+        show_default="matrix.yaml",
+        help="the version matrix",
+    )(command)
 
 
 def images_folder(command: F) -> F:

@@ -1,10 +1,10 @@
-"""`torchkiln smoke`: run the checks inside an image, and look at what they saw."""
+"""`torchkiln smoke`: run the checks inside an image. What is done with reports stands in reports.py."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +12,16 @@ import click
 
 from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, images_folder, selection
-from torchkiln.errors import ConfigError, KilnError, SmokeFailed, SmokeInconclusive
+from torchkiln.cli.reports import THERE, Forms, demand, end, private_key, publish, read, report_forms, show
+from torchkiln.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torchkiln.nouns import BuiltImage, SmokeReport
+    from torchkiln.nouns import BuiltImage
     from torchkiln.oci.layout import ImageOnDisk
     from torchkiln.runtimes.rootfs import Exited, RootfsRuntime
 
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 class _DefaultGroup(click.Group):
@@ -60,14 +60,9 @@ def smoke() -> None:
 @click.option(
     "--suite", "suite_folder", type=click.Path(path_type=Path, file_okay=False), help="another suite"
 )
-@click.option(
-    "--report", "report_file", type=click.Path(path_type=Path, dir_okay=False), help="write report.json"
-)
-@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="write JUnit XML")
-@click.option(
-    "--markdown", type=click.Path(path_type=Path, dir_okay=False), help="write a summary for a CI page"
-)
-@click.option("--json", "as_json", is_flag=True, help="the whole report on stdout")
+@click.option("--key", "key_file", type=THERE, metavar="KEY.pem", help="sign the report, beside --report's")
+@click.option("--nonce", metavar="WORD", help="a word of whoever asks for this run; it stands in the report")
+@report_forms
 def run(
     tag: str | None,
     torch: tuple[str, ...],
@@ -83,15 +78,15 @@ def run(
     only: tuple[str, ...],
     limit: float,
     suite_folder: Path | None,
+    key_file: Path | None,
+    nonce: str | None,
     report_file: Path | None,
     junit: Path | None,
     markdown: Path | None,
     as_json: bool,
 ) -> None:
     """Run the checks inside the image TAG; print the verdict. Exit 10: the image failed, 11: the host did."""
-    from torchkiln import report as forms
     from torchkiln.claims import facts_of
-    from torchkiln.files import write_atomic
     from torchkiln.lock import load_locked, lock_digest
     from torchkiln.oci.layout import open_layout
     from torchkiln.places import ROOT
@@ -105,6 +100,12 @@ def run(
         raise ConfigError(
             "name one image: its TAG, or --torch and --cuda", hint="see: torchkiln smoke --help"
         )
+    if key_file and not report_file:
+        raise ConfigError(
+            "--key signs what --report writes, and there is none", hint="add: --report report.json"
+        )
+    demand(nonce, "nonce")
+    key = private_key(key_file) if key_file else None  # before the run: it may take long
     suite = load_suite(suite_folder or ROOT / "smoke_tests")
     unknown = sorted(set(only) - {check.id for check in suite.checks})
     if unknown:
@@ -126,46 +127,18 @@ def run(
         suite,
         facts,
         wheels=wheels,
+        when=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        nonce=nonce,
         tier=tier,
         only=only,
         limit_s=limit,
     )
-    for path, form in ((report_file, forms.to_json), (junit, forms.to_junit)):
-        if path:
-            write_atomic(path, form(report))
-    if markdown:
-        write_atomic(markdown, forms.to_markdown(report).encode())
-    for line in forms.to_lines(report):
-        click.echo(line, err=True)
-    click.echo(forms.to_json(report).decode() if as_json else report.verdict, nl=not as_json)
-    _end(report)
+    publish(report, Forms(report=report_file, junit=junit, markdown=markdown, as_json=as_json), key)
+    end(report)
 
 
-@smoke.command("show")
-@click.argument("report_file", metavar="REPORT", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--json", "as_json", is_flag=True, help="verdict, stated verdict and faults as JSON")
-def show(report_file: Path, as_json: bool) -> None:
-    """Print a report, and compute its verdict again from the raw values in it."""
-    from dataclasses import replace
-
-    from torchkiln import report as forms
-    from torchkiln.verdict import faults, verdict
-
-    report = forms.read(report_file)
-    again = verdict(report.findings)
-    if as_json:
-        told = {finding.id: faults(finding) for finding in report.findings if faults(finding)}
-        click.echo(json.dumps({"verdict": again, "stated": report.verdict, "faults": told}))
-    else:
-        for line in forms.to_lines(report):
-            click.echo(line)
-        click.echo(f"\n{again}")
-    if again != report.verdict:
-        raise SmokeFailed(
-            f"{report_file.name} states {report.verdict!r}, and its own values give {again!r}",
-            hint="the report was changed, or made by another version: run the checks again",
-        )
-    _end(replace(report, verdict=again))
+smoke.add_command(show)
+smoke.add_command(read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,15 +211,3 @@ def _tag_of_selection(
     resolution = resolve(cells[0], grid, known)
     require_buildable(resolution)
     return tag_of(resolution)
-
-
-def _end(report: SmokeReport) -> None:
-    """The exit code of the verdict."""
-    error: type[KilnError] | None = {"fail": SmokeFailed, "inconclusive": SmokeInconclusive}.get(
-        report.verdict
-    )
-    if error:
-        told = ", ".join(
-            finding.id for finding in report.findings if finding.outcome in ("failed", "skipped")
-        )
-        raise error(f"{report.tag}: {report.verdict}: {told or 'nothing was proved'}")

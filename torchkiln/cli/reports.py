@@ -1,0 +1,204 @@
+"""What is done with a smoke report: write its forms, sign it, show it, make it of a runner's own lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from torchkiln.errors import ConfigError, KilnError, SmokeFailed, SmokeInconclusive, VerificationFailed
+
+if TYPE_CHECKING:
+    from torchkiln.nouns import SmokeReport, Witness
+    from torchkiln.signature import PrivateKey, PublicKey
+
+F = TypeVar("F", bound=Callable[..., Any])
+FILE = click.Path(path_type=Path, dir_okay=False)
+THERE = click.Path(path_type=Path, dir_okay=False, exists=True)
+_PEM = 64 << 10  # bytes; a key has some hundred
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forms:
+    """Where a report goes, in which form."""
+
+    report: Path | None
+    junit: Path | None
+    markdown: Path | None
+    as_json: bool  # on stdout; else the verdict alone
+
+
+def report_forms(command: F) -> F:
+    """The options --report, --junit, --markdown and --json."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="the whole report on stdout"),
+        click.option("--markdown", type=FILE, help="write a summary for a CI page"),
+        click.option("--junit", type=FILE, help="write JUnit XML"),
+        click.option("--report", "report_file", type=FILE, help="write report.json"),
+    ):
+        command = option(command)
+    return command
+
+
+def trust(command: F) -> F:
+    """The option --trust."""
+    return click.option(
+        "--trust",
+        "trust_files",
+        type=THERE,
+        multiple=True,
+        metavar="PUBLIC.pem",
+        help="demand that this key signed it (several times: one of them)",
+    )(command)
+
+
+@click.command("show")
+@click.argument("report_file", metavar="REPORT", type=THERE)
+@trust
+@click.option("--json", "as_json", is_flag=True, help="verdict, stated verdict, faults, signers as JSON")
+def show(report_file: Path, trust_files: tuple[Path, ...], as_json: bool) -> None:
+    """Print a report, plain or signed, and compute its verdict again from the raw values in it."""
+    from torchkiln import attestation
+    from torchkiln import report as forms
+    from torchkiln.verdict import faults, verdict
+
+    trusted = public_keys(trust_files)
+    witness = attestation.read(report_file, trusted)
+    report, again = witness.report, verdict(witness.report.findings)
+    if as_json:
+        told = {finding.id: faults(finding) for finding in report.findings if faults(finding)}
+        signed = {"signed": witness.signed, "signers": list(witness.signers)}
+        click.echo(json.dumps({"verdict": again, "stated": report.verdict, "faults": told, **signed}))
+    else:
+        for line in forms.to_lines(report):
+            click.echo(line)
+        click.echo(f"\n{signature_line(witness)}\n{again}")
+    if trusted and not witness.signed:
+        raise VerificationFailed(
+            f"{report_file.name} is not signed: {attestation.beside(report_file).name} is not beside it",
+            hint="run the checks again with --key, or leave --trust out to look at it as it is",
+        )
+    if again != report.verdict:
+        raise SmokeFailed(
+            f"{report_file.name} states {report.verdict!r}, and its own values give {again!r}",
+            hint="the report was changed, or made by another version: run the checks again",
+        )
+    end(report)
+
+
+@click.command("read")
+@click.argument("run_file", metavar="RUN.jsonl", type=THERE)
+@click.option("--suite", "suite_folder", type=click.Path(path_type=Path, file_okay=False), help="that ran")
+@click.option("--when", metavar="TIME", help='when it ran, in UTC: "2026-11-21T17:05:16Z"')
+@report_forms
+def read(
+    run_file: Path,
+    suite_folder: Path | None,
+    when: str | None,
+    report_file: Path | None,
+    junit: Path | None,
+    markdown: Path | None,
+    as_json: bool,
+) -> None:
+    """Make the report of a run without an image: of what `smoke_tests/runner.py` printed elsewhere.
+
+    Such a report tells of an environment, and no gate clears an image for it. Exit codes are `smoke run`'s.
+    """
+    from torchkiln.places import ROOT
+    from torchkiln.report import LIMIT
+    from torchkiln.smoke import of_environment
+    from torchkiln.strict import read_file
+    from torchkiln.suite import load_suite
+
+    demand(when, "when")
+    try:
+        told = read_file(run_file, LIMIT)
+    except OSError as error:
+        raise ConfigError(f"{run_file}: {error.strerror}", hint="give runner.py's stdout") from None
+    suite = load_suite(suite_folder or ROOT / "smoke_tests")
+    report = of_environment(told, suite, when=when, name=run_file.name)
+    publish(report, Forms(report=report_file, junit=junit, markdown=markdown, as_json=as_json))
+    end(report)
+
+
+def publish(report: SmokeReport, to: Forms, key: PrivateKey | None = None) -> None:
+    """Write *report* in the wanted forms, signed with *key*; lines for people, then JSON or the verdict."""
+    from torchkiln import report as forms
+    from torchkiln.files import write_atomic
+
+    if to.report and key:
+        from torchkiln.attestation import attest, beside
+
+        write_atomic(beside(to.report), attest(report, key))
+    if to.report:
+        write_atomic(to.report, forms.to_json(report))
+    if to.junit:
+        write_atomic(to.junit, forms.to_junit(report))
+    if to.markdown:
+        write_atomic(to.markdown, forms.to_markdown(report).encode())
+    for line in forms.to_lines(report):
+        click.echo(line, err=True)
+    click.echo(forms.to_json(report).decode() if to.as_json else report.verdict, nl=not to.as_json)
+
+
+def demand(value: str | None, name: str) -> None:
+    """That the option --*name* can stand in a report as its field of that name.
+
+    :raises ConfigError: it cannot.
+    """
+    from torchkiln.schema import sentences, shipped
+
+    if wrong := sentences(value, shipped("smoke-report")["properties"][name], f"--{name}"):
+        raise ConfigError.of(wrong, hint="see --help")
+
+
+def private_key(path: Path) -> PrivateKey:
+    """The key in *path*; its pass phrase leaves the environment here, so that no child process has it."""
+    from torchkiln import signature
+
+    passphrase = os.environ.pop(signature.PASSPHRASE, "")
+    return signature.private_key(_pem(path), passphrase or None, where=str(path))
+
+
+def public_keys(paths: Sequence[Path]) -> list[PublicKey]:
+    """The keys in *paths*."""
+    if not paths:
+        return []
+    from torchkiln import signature
+
+    return [signature.public_key(_pem(path), where=str(path)) for path in paths]
+
+
+def signature_line(witness: Witness) -> str:
+    """Whether a report is signed, and by whom, for people."""
+    if witness.signers:
+        return f"signed by {', '.join(witness.signers)}"
+    return "signed, not looked at: name the signer's key with --trust" if witness.signed else "unsigned"
+
+
+def end(report: SmokeReport) -> None:
+    """The exit code of the verdict."""
+    from torchkiln.report import subject
+
+    error: type[KilnError] | None = {"fail": SmokeFailed, "inconclusive": SmokeInconclusive}.get(
+        report.verdict
+    )
+    if error:
+        told = ", ".join(
+            finding.id for finding in report.findings if finding.outcome in ("failed", "skipped")
+        )
+        raise error(f"{subject(report)}: {report.verdict}: {told or 'nothing was proved'}")
+
+
+def _pem(path: Path) -> bytes:
+    from torchkiln.strict import read_file
+
+    try:
+        return read_file(path, _PEM)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="a key is a file in PEM form") from None
