@@ -16,9 +16,11 @@ def test_autocast_matmul(measure):
     with torch.autocast("cuda", dtype=torch.float16):
         measure("autocast_enabled", torch.is_autocast_enabled(), equals=True)
         product, exact = _integers(torch)
+        measure("device", product.device.type, equals="cuda")
         measure("dtype", str(product.dtype), equals="torch.float16")
         measure("wrong_elements", int((product.double() != exact).sum()), equals=0)
         measure("relative_error", _random_error(torch), at_most=2e-3)
+        measure("kept_of_2**-12", _kept(torch), equals=0.0)
         measure("softmax", str(functional.softmax(product, -1).dtype), equals="torch.float32")
         norm = functional.layer_norm(product, product.shape[-1:])
         measure("layer_norm", str(norm.dtype), equals="torch.float32")
@@ -28,13 +30,15 @@ def test_autocast_matmul(measure):
 
 @pytest.mark.tier(1)
 def test_bf16(measure):
-    """BF16 out, and an error within its eight bits."""
+    """BF16 out, and an error within its eight bits: three roundings by up to 2**-8 each."""
     import torch
 
     with torch.autocast("cuda", dtype=torch.bfloat16):
         product, _ = _integers(torch)
+        measure("device", product.device.type, equals="cuda")
         measure("dtype", str(product.dtype), equals="torch.bfloat16")
         measure("relative_error", _random_error(torch), at_most=1e-2)
+        measure("kept_of_2**-12", _kept(torch), equals=0.0)
 
 
 def _integers(torch):
@@ -50,3 +54,9 @@ def _random_error(torch):
     torch.manual_seed(1)
     left, right = torch.randn(SIZE, DEPTH, device="cuda"), torch.randn(DEPTH, SIZE, device="cuda")
     return relative_error(left @ right, left.double() @ right.double())
+
+
+def _kept(torch):
+    """(1 + 2**-12) - 1 as a product: 0 if the factors were rounded to half precision, whatever came out."""
+    left = torch.tensor([[1 + 2**-12, -1.0]], device="cuda")
+    return float(left @ torch.ones(2, 1, device="cuda"))

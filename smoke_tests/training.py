@@ -1,140 +1,90 @@
-"""A training step at each precision, and what is measured of it. Imports torch.
+"""What the checks of training share: two small models and what is asked of them. Import it inside a check: it
+imports torch.
 
-One `Training` lives at a time: how FP32 products are taken is a setting of the whole process.
+Everything is made on "cuda", so without a GPU nothing here comes about.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import gc
-import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from smoke_tests.curves import figures
-from smoke_tests.numbers import relative_error
-from smoke_tests.torch_api import grad_scaler, tensor_float
-
-LEARNING_RATE = 5e-5  # as BERT is fine-tuned
-
-
-class Precision(NamedTuple):
-    """How products are taken: what autocast turns them into, and whether FP32 ones may use TF32."""
-
-    half: torch.dtype | None
-    tf32: bool
+ROWS, WIDTH = 256, 64  # of the regression
+# A block of the tower keeps 9 * 4 MiB of FP32 for the backward pass and has half a MiB of weights: 288 MiB in
+# all, far above what cuBLAS takes for itself (32 MiB on Hopper) and what the allocator rounds up to (2 MiB).
+DEPTH, _TOWER_ROWS, _TOWER_WIDTH = 8, 16384, 64
 
 
-PRECISIONS = {
-    "fp32": Precision(None, False),
-    "tf32": Precision(None, True),
-    "fp16": Precision(torch.float16, False),
-    "bf16": Precision(torch.bfloat16, False),
-}
+class Regression:
+    """A perceptron, and rows that it is to learn; the same numbers each time it is made.
+
+    Smooth throughout: at a kink FP16 would put some rows on the other side.
+    """
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).cuda()
+        self.inputs, self.targets = torch.randn(2, ROWS, WIDTH, device="cuda")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+
+    def loss(self, rows: slice = slice(None), *, half: bool = True) -> torch.Tensor:
+        """The mean square error over *rows*; with *half* under autocast to FP16."""
+        with torch.autocast("cuda", dtype=torch.float16, enabled=half):
+            return functional.mse_loss(self.model(self.inputs[rows]), self.targets[rows])
+
+    def exact_gradient(self) -> torch.Tensor:
+        """All gradients as one vector, by FP32 throughout; none is left behind."""
+        self.loss(half=False).backward()
+        found = gradient(self.model)
+        self.optimizer.zero_grad()
+        return found
 
 
-class Training:
-    """A copy of *model* on *device*, with AdamW and, for FP16, a GradScaler."""
+class Block(nn.Module):
+    """The feed-forward half of a transformer's layer, without its norm."""
 
-    def __init__(self, model: nn.Module, precision: str, device: str = "cuda") -> None:
-        self.half, tf32 = PRECISIONS[precision]
-        tensor_float(tf32)
-        self.device = device
-        self.model = copy.deepcopy(model).to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
-        self.scaler = grad_scaler() if self.half is torch.float16 else None
-        self.logits = ""  # the type that the last ones had
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.wide = nn.Linear(_TOWER_WIDTH, 4 * _TOWER_WIDTH)
+        self.narrow = nn.Linear(4 * _TOWER_WIDTH, _TOWER_WIDTH)
+        self.dropout = nn.Dropout(dropout)
 
-    def step(self, words: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """Forward, backward, AdamW; the loss before it, still on the device."""
-        words, classes = words.to(self.device), classes.to(self.device)
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device, dtype=self.half) if self.half else contextlib.nullcontext():
-            logits = self.model(words)
-            loss = functional.cross_entropy(logits, classes)
-        self.logits = str(logits.dtype)
-        if self.scaler is None:
-            loss.backward()
-            self.optimizer.step()
-        else:
-            self.scaler.scale(loss).backward()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        return loss.detach()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x, and what two layers make of it."""
+        return x + self.dropout(self.narrow(functional.gelu(self.wide(x))))
 
 
-@contextlib.contextmanager
-def training(model: nn.Module, precision: str) -> Iterator[Training]:
-    """A Training on the GPU, which finds its memory empty and leaves it so."""
-    _clear()
-    try:
-        yield Training(model, precision)
-    finally:
-        _clear()
-
-
-def step_times(
-    one: Training, words: torch.Tensor, classes: torch.Tensor, *, warm: int, steps: int
-) -> list[float]:
-    """Milliseconds of each of *steps* on the same batch, by the GPU's own clock, after *warm* others."""
-    words, classes = words.to(one.device), classes.to(one.device)
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(warm):
-        one.step(words, classes)
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        one.step(words, classes)
-        mark.record()
-    torch.cuda.synchronize()
-    return [figures(before.elapsed_time(after)) for before, after in itertools.pairwise(marks)]
-
-
-def fits(one: Training, words: torch.Tensor, classes: torch.Tensor) -> bool:
-    """Whether two steps in a row on this batch find the memory they need."""
-    _clear()
-    try:
-        for _ in range(2):
-            one.step(words, classes)
-        torch.cuda.synchronize()
-    except torch.cuda.OutOfMemoryError:
-        return False
-    finally:
-        one.optimizer.zero_grad(set_to_none=True)
-    return True
-
-
-def losses(one: Training, words: torch.Tensor, classes: torch.Tensor, *, steps: int) -> list[float]:
-    """The loss before each of *steps*, each with its own part of the sentences."""
-    batches = zip(words.chunk(steps), classes.chunk(steps), strict=True)
-    found = torch.stack([one.step(*batch) for batch in batches])
-    return [figures(value) for value in found.tolist()]
-
-
-def product_error(precision: str) -> float:
-    """How far FP32's products are from FP64's, relative: about 1e-6, with TF32 about 1e-4."""
-    tensor_float(PRECISIONS[precision].tf32)
+def tower(dropout: float = 0.0) -> tuple[nn.Sequential, torch.Tensor]:
+    """Blocks whose memory is nearly all activations, and rows for them; the same numbers each time."""
     torch.manual_seed(0)
-    left, right = (torch.randn(1024, 1024, device="cuda") for _ in range(2))
-    return relative_error(left @ right, left.double() @ right.double())
+    model = nn.Sequential(*(Block(dropout) for _ in range(DEPTH))).cuda()
+    return model, torch.randn(_TOWER_ROWS, _TOWER_WIDTH, device="cuda")
 
 
-@contextlib.contextmanager
-def memory_limit(limit: int) -> Iterator[None]:
-    """This process may hold at most *limit* bytes of the GPU's memory, as torch counts them."""
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / torch.cuda.mem_get_info()[1]))
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+def gradient(model: nn.Module) -> torch.Tensor:
+    """A copy of all gradients of *model* as one vector; a parameter without one is an error."""
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-def _clear() -> None:
-    """Nothing unused stays: neither objects that refer to each other nor blocks kept for later."""
-    gc.collect()
-    torch.cuda.empty_cache()
+def weights(model: nn.Module) -> torch.Tensor:
+    """A copy of all weights of *model* as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def device_of(model: nn.Module) -> str:
+    """Where *model* lies: "cuda" is what each check wants to hear."""
+    return "+".join(sorted({parameter.device.type for parameter in model.parameters()}))
+
+
+def peak(step: Callable[[], Any]) -> int:
+    """Bytes that tensors took at the height of *step*, beyond those that were held before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - held

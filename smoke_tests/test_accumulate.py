@@ -1,0 +1,44 @@
+"""accumulate: the gradients of small batches, added up, are those of the large batch that does not fit."""
+
+import pytest
+
+PARTS = 4
+
+
+@pytest.mark.tier(1)
+def test_accumulate(measure):
+    """Four micro-batches under AMP, each loss divided by four, against all rows at once."""
+    from smoke_tests.numbers import relative_error
+    from smoke_tests.training import ROWS, Regression, device_of
+
+    task = Regression()
+    exact = task.exact_gradient()
+    measure("device", device_of(task.model), equals="cuda")
+    whole, whole_step = _accumulated([slice(ROWS)])
+    size = ROWS // PARTS
+    parts = [slice(at, at + size) for at in range(0, ROWS, size)]
+    summed, summed_step = _accumulated(parts)
+    # Each rounding to FP16 is off by 2**-11 at most, and there are few of them between the two.
+    measure("gradient_error", relative_error(summed, whole), at_most=5e-3)
+    measure("step_error", relative_error(summed_step, whole_step), at_most=5e-3)
+    measure("fp32_error", relative_error(summed, exact), at_most=1e-2)
+    # No part says by itself what all of them say, or adding up would not be seen here.
+    alone = [relative_error(_accumulated([part])[0], whole) for part in parts]
+    measure("errors_alone", alone)
+    measure("least_error_alone", min(alone), at_least=0.1)
+
+
+def _accumulated(parts):
+    """The gradient of the mean over *parts* after one unscale_, and how far the one step went."""
+    from smoke_tests.torch_api import grad_scaler
+    from smoke_tests.training import Regression, gradient, weights
+
+    task, scaler = Regression(), grad_scaler()
+    before = weights(task.model)
+    for part in parts:
+        scaler.scale(task.loss(part) / len(parts)).backward()
+    scaler.unscale_(task.optimizer)
+    found = gradient(task.model)
+    scaler.step(task.optimizer)
+    scaler.update()
+    return found, weights(task.model) - before

@@ -1,0 +1,56 @@
+"""checkpoint: activations that are computed again instead of kept save memory and change no gradient."""
+
+import pytest
+
+SEED = 1
+
+
+@pytest.mark.tier(1)
+def test_checkpoint(measure):
+    """Every block runs twice, dropout draws the same again, the gradient is the same, the peak lower."""
+    from torch.utils.checkpoint import checkpoint
+
+    from smoke_tests.numbers import relative_error
+    from smoke_tests.training import DEPTH, device_of, tower
+
+    model, inputs = tower(dropout=0.1)
+    measure("device", device_of(model), equals="cuda")
+
+    def kept(block, x):
+        return block(x)
+
+    def again(block, x):
+        return checkpoint(block, x, use_reentrant=False)
+
+    _run(model, inputs, kept)  # what libraries take for themselves at their first call is no part of a peak
+    plain, wanted, calls = _run(model, inputs, kept)
+    saved, found, calls_again = _run(model, inputs, again)
+    measure("calls", [calls, calls_again], equals=[DEPTH, 2 * DEPTH])
+    # The same kernels on the same numbers; not asked for bit by bit, for a library may choose others.
+    measure("gradient_error", relative_error(found, wanted), at_most=1e-5)
+    measure("peaks", [plain, saved])
+    # Kept by turns are one block's activations, and of the others what goes in: a third of all is expected.
+    measure("peak_ratio", saved / plain, at_most=0.6)
+
+
+def _run(model, inputs, through):
+    """Forward and backward, each block by *through*: the peak in bytes, the gradient, the calls of blocks."""
+    import torch
+
+    from smoke_tests.training import gradient, peak
+
+    calls = []
+    hooks = [block.register_forward_pre_hook(lambda *_: calls.append(1)) for block in model]
+
+    def step():
+        x = inputs
+        for block in model:
+            x = through(block, x)
+        x.square().mean().backward()
+
+    torch.manual_seed(SEED)
+    model.zero_grad()
+    height = peak(step)
+    for hook in hooks:
+        hook.remove()
+    return height, gradient(model), len(calls)

@@ -1,0 +1,73 @@
+"""memory: AMP needs less than FP32, the allocator gives back what it holds, and training leaks nothing."""
+
+import pytest
+
+STEPS = 20
+BLOCK = 256 << 20  # bytes
+SLACK = 1 << 20  # bytes; a step's activations are a hundred times that
+
+
+@pytest.mark.tier(1)
+def test_memory(measure):
+    """Peaks of one and the same step in FP32 and AMP; bytes held after each of 20 steps; empty_cache."""
+    import torch
+
+    from smoke_tests.training import peak
+
+    _cache(measure)  # first, while no other tensor shares a segment with the block
+    plain = peak(_stepper(measure, half=False))
+    step = _stepper(measure, half=True)
+    half = peak(step)
+    measure("peaks", [plain, half])
+    measure("peak_ratio", half / plain, at_most=0.8)  # nearly all is activations: some 0.55 is expected
+    held, reserved = [], []
+    for _ in range(STEPS):
+        step()
+        torch.cuda.synchronize()
+        held.append(torch.cuda.memory_allocated())
+        reserved.append(torch.cuda.memory_reserved())
+    measure("held", held)
+    measure("reserved", reserved)
+    measure("growth", max(held) - held[0], at_most=SLACK)
+    measure("reserved_growth", max(reserved) - reserved[0], at_most=64 * SLACK)  # under half a step's
+
+
+def _cache(measure):
+    """A tensor is let go: the allocator keeps its block until empty_cache."""
+    import torch
+
+    torch.ones(1, device="cuda")
+    torch.cuda.empty_cache()
+    before, free = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
+    torch.empty(BLOCK, dtype=torch.uint8, device="cuda")
+    cached = torch.cuda.memory_reserved()
+    torch.cuda.empty_cache()
+    after = torch.cuda.memory_reserved()
+    measure("free_of_driver", [free, torch.cuda.mem_get_info()[0]])  # others may use the GPU too
+    measure("cached", cached - before, at_least=BLOCK)
+    measure("given_back", cached - after, at_least=BLOCK)
+
+
+def _stepper(measure, *, half):
+    """A training step that has run before: the optimizer and the libraries have what they keep."""
+    import torch
+
+    from smoke_tests.torch_api import grad_scaler
+    from smoke_tests.training import device_of, tower
+
+    model, inputs = tower()
+    measure("device_amp" if half else "device_fp32", device_of(model), equals="cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = grad_scaler(enabled=half)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.float16, enabled=half):
+            loss = model(inputs).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    for _ in range(3):
+        step()
+    return step
