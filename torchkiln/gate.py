@@ -25,7 +25,7 @@ from torchkiln.tags import tag_of
 from torchkiln.verdict import faults, host_fault, verdict
 
 _GPUS = {0: 0, 1: 1, 2: 2, 3: 1}  # that a check of a tier needs at least
-_GATE = object()
+_CLEARANCE = object()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class ClearedImage:
     by: InitVar[object]
 
     def __post_init__(self, by: object) -> None:
-        if by is not _GATE:
+        if by is not _CLEARANCE:
             raise TypeError("only the gate clears an image")
 
 
@@ -89,7 +89,7 @@ def clear(
         passed=tuple(name for name in standing if name in proved),
         left_out=tuple((name, judged[0].text) for name, judged in standing.items() if name not in proved),
         signers=tuple(sorted(set.intersection(*(set(witness.signers) for witness in witnesses)))),
-        by=_GATE,
+        by=_CLEARANCE,
     )
 
 

@@ -3,58 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.reports import BUILT, IMAGE, WHEN, Done, FakeInside, said
 from tests.smoke_suites import CLAIMS, FACTS, SUITE
 from torchkiln import report as forms
 from torchkiln.errors import ConfigError
-from torchkiln.nouns import BuiltImage, Digest, Finding, SmokeReport
+from torchkiln.nouns import Finding, SmokeReport
 from torchkiln.smoke import smoke
 from torchkiln.suite import load_suite, suite_digest
 from torchkiln.verdict import faults, host_fault, verdict
-
-DIGEST = Digest("sha256:" + "ab" * 32)
-IMAGE = BuiltImage(
-    tag=CLAIMS["tag"], manifest=DIGEST, config=DIGEST, layout="dist", ref=CLAIMS["tag"], layers=()
-)
-
-
-WHEN = "2026-11-21T17:05:16Z"
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    code: int = 0
-    stdout: bytes = b""
-    stderr: bytes = b""
-    timed_out: bool = False
-
-
-@dataclass
-class FakeInside:
-    """An image with a memory: answers with one ending, notes what was asked."""
-
-    ending: Done
-    name: str = "fake"
-    python: str = "/opt/venv/bin/python"
-    asked: list[tuple[list[str], dict[str, Path], Any]] = field(default_factory=list)
-
-    def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Done:
-        facts = json.loads(binds["/opt/torchkiln/smoke-facts.json"].read_text())
-        self.asked.append((list(argv), dict(binds), facts))
-        return self.ending
-
-
-def said(*events: dict[str, Any]) -> bytes:
-    """The runner's lines."""
-    return "".join(json.dumps(event) + "\n" for event in events).encode()
 
 
 def passed(check: str, **other: Any) -> dict[str, Any]:
@@ -79,7 +42,7 @@ def finding(**other: Any) -> Finding:
 
 def report_of(ending: Done, facts: Mapping[str, Any] = FACTS, **options: Any) -> SmokeReport:
     options = {"wheels": Path("/wheels"), "when": WHEN} | options
-    return smoke(IMAGE, FakeInside(ending), load_suite(SUITE), facts, **options)
+    return smoke(BUILT, FakeInside(ending), load_suite(SUITE), facts, **options)
 
 
 EVERY = [check.id for check in load_suite(SUITE).checks if check.tier == 0]
@@ -87,7 +50,7 @@ EVERY = [check.id for check in load_suite(SUITE).checks if check.tier == 0]
 
 def test_all_passed_is_a_pass_bound_to_image_and_suite() -> None:
     report = report_of(Done(stdout=said({"event": "host", "kernel": "6.1"}, *map(passed, EVERY))))
-    assert (report.verdict, report.image, report.tag) == ("pass", DIGEST, CLAIMS["tag"])
+    assert (report.verdict, report.image, report.tag) == ("pass", IMAGE, CLAIMS["tag"])
     assert report.suite == suite_digest(SUITE)
     assert json.loads(report.host) == {"kernel": "6.1"}
     assert [found.id for found in report.findings] == EVERY
@@ -96,7 +59,7 @@ def test_all_passed_is_a_pass_bound_to_image_and_suite() -> None:
 def test_the_image_is_told_nothing_but_the_facts_the_suite_and_pytest() -> None:
     inside = FakeInside(Done())
     smoke(
-        IMAGE, inside, load_suite(SUITE), FACTS, wheels=Path("/wheels"), when=WHEN, only=["lock"], limit_s=7
+        BUILT, inside, load_suite(SUITE), FACTS, wheels=Path("/wheels"), when=WHEN, only=["lock"], limit_s=7
     )
     argv, binds, facts = inside.asked[0]
     assert argv[:4] == ["/opt/venv/bin/python", "-I", "-B", "/opt/torchkiln/smoke_tests/runner.py"]
@@ -208,9 +171,9 @@ def test_a_file_that_is_no_report_is_told_with_every_fault() -> None:
 
 def test_junit_and_markdown_tell_failures_and_what_was_left_out() -> None:
     report = SmokeReport(
-        image=DIGEST,
+        image=IMAGE,
         tag="t",
-        suite=DIGEST,
+        suite=IMAGE,
         runtime="fake",
         tool="0.1.0",
         when=None,

@@ -1,0 +1,438 @@
+"""The gate: what was not seen to pass on exactly this image, by exactly this suite, is refused, and told."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.reports import (
+    BUILT,
+    IMAGE,
+    LOCKED,
+    OLD,
+    OTHER,
+    SUITE,
+    TAG,
+    TIERS,
+    Done,
+    FakeInside,
+    found,
+    gpu,
+    host,
+    report,
+    said,
+    suite_of,
+    without,
+    witness,
+)
+from tests.smoke_suites import FACTS, findings, run_suite, suite_with
+from torchkiln.errors import GateRefused
+from torchkiln.gate import ClearedImage, clear
+from torchkiln.matrix import Policy
+from torchkiln.nouns import Finding, SmokeReport
+from torchkiln.places import ROOT
+from torchkiln.smoke import smoke
+from torchkiln.suite import load_suite
+from torchkiln.verdict import verdict
+
+POLICY = Policy()
+
+
+def cleared(*reports: SmokeReport, policy: Policy = POLICY, **options: Any) -> ClearedImage:
+    """What the gate makes of *reports*."""
+    options = {"locked": LOCKED, "suite": SUITE, "image": IMAGE} | options
+    return clear([witness(told, f"{at}.json") for at, told in enumerate(reports)], policy, **options)
+
+
+def missing(*reports: SmokeReport, **options: Any) -> list[tuple[str, str]]:
+    """What the gate says is missing."""
+    with pytest.raises(GateRefused) as refused:
+        cleared(*reports, **options)
+    assert refused.value.exit_code == 7
+    assert TAG in refused.value.message or "2.0.1" in refused.value.message
+    return list(refused.value.missing)
+
+
+def test_what_passed_is_cleared_and_named_by_its_digest() -> None:
+    image = cleared(report())
+
+    assert (image.tag, image.image, image.suite, image.signers) == (TAG, IMAGE, SUITE.digest, ())
+    assert image.passed == ("import", "compile-cpu", "cuda", "bf16", "nccl-all-reduce")
+    assert image.left_out == ()
+
+
+def test_what_the_policy_does_not_name_may_be_absent_or_fail() -> None:
+    """busbw is of tier 2, of which only the all-reduce is demanded."""
+    assert cleared(without(report(), "busbw"))
+    assert cleared(report(found("busbw", "failed", "x: 1 is not at least 2")))
+
+
+# --- one check --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("finding", "why"),
+    [
+        (
+            found("cuda", "skipped", "host: no NVIDIA driver in here"),
+            "skipped: host: no NVIDIA driver in here",
+        ),
+        (found("cuda", "failed", "devices: is 0, wanted 1\nmore"), "failed: devices: is 0, wanted 1"),
+        (found("cuda", "failed", "OSError: No space left on device"), "inconclusive: "),
+        (
+            found("cuda", "failed", "the check skipped itself, which no check may: no GPU"),
+            "failed: the check skipped itself, which no check may: no GPU",
+        ),
+        (found("cuda", measured='{"x": 2}'), "it states success, and x is not within its bound"),
+        (found("cuda", measured="{}"), "it states success, and x is not within its bound"),
+        (found("cuda", threshold="{}"), "it states success and bounded nothing"),
+        (
+            found("cuda", threshold='{"x": {"roughly": 1}}'),
+            "it states success, and x is not within its bound",
+        ),
+        (found("cuda", tier=0), "told as a check of tier 0, and is of tier 1"),
+        (
+            found("cuda", "not-applicable", "cuda-needs-luck"),
+            "left out for 'cuda-needs-luck', but it applies",
+        ),
+        (found("bf16", "not-applicable", "bf16-needs-8.0"), "left out for 'bf16-needs-8.0', but it applies"),
+        (found("cuda", "xfailed"), "its outcome is 'xfailed', which is none"),
+        (found("cuda", "xpassed"), "its outcome is 'xpassed', which is none"),
+        (found("cuda", ""), "its outcome is '', which is none"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_only_passed_is_passed(finding: Finding, why: str) -> None:
+    """The verdict is made to fit, so that nothing but the finding itself is wrong."""
+    told = report(finding)
+    names_and_reasons = missing(told)
+
+    assert [name for name, _ in names_and_reasons] == [finding.id]
+    assert names_and_reasons[0][1].startswith(why)
+    assert names_and_reasons[0][1].endswith(" (0.json)")
+
+
+@pytest.mark.parametrize("name", [name for name in TIERS if name != "busbw"])
+def test_a_deselected_check_is_missing(name: str) -> None:
+    assert missing(without(report(), name)) == [(name, "no report tells of it: it did not run")]
+
+
+def test_everything_that_is_missing_is_told_at_once() -> None:
+    told = without(report(found("bf16", "skipped", "host: full"), found("import", "failed", "x")), "cuda")
+
+    assert missing(replace(told, suite=OTHER)) == [
+        ("0.json", f"was made by another suite: {OTHER[:19]}, not {SUITE.digest[:19]}"),
+        ("import", "failed: x (0.json)"),
+        ("cuda", "no report tells of it: it did not run"),
+        ("bf16", "skipped: host: full (0.json)"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "named"), [(0, ["cuda", "bf16", "nccl-all-reduce"]), (1, ["nccl-all-reduce"])]
+)
+def test_no_gpu_check_passes_where_there_are_too_few_gpus(gpus: int, named: list[str]) -> None:
+    told = report(host=json.dumps(host(*[gpu()] * gpus)))
+
+    assert [name for name, _ in missing(told)] == named
+    assert f"passed where {gpus} GPUs were, and needs 2" in missing(told)[-1][1]
+
+
+def test_a_host_that_tells_nothing_clears_nothing() -> None:
+    names = [name for name, _ in missing(report(host="{}"))]
+
+    assert names == ["0.json", "cuda", "bf16", "nccl-all-reduce"]
+
+
+# --- not applicable ---------------------------------------------------------------------------------
+
+
+def test_what_does_not_apply_is_computed_again_from_the_lock() -> None:
+    """torch 2.0 has no compile on Python 3.11; 2.7 has."""
+    left_out = report(found("compile-cpu", "not-applicable", "no-compile-on-3.11"))
+    tag = "2.0.1-cuda11.7-cudnn8-runtime"
+    old = replace(left_out, tag=tag, host=json.dumps(host(gpu(), gpu(), tag=tag)))
+
+    assert cleared(old, locked=OLD).left_out == (("compile-cpu", "no-compile-on-3.11"),)
+    assert missing(left_out) == [
+        ("compile-cpu", "left out for 'no-compile-on-3.11', but it applies (0.json)")
+    ]
+
+
+def test_a_check_that_cannot_apply_cannot_have_passed() -> None:
+    tag = "2.0.1-cuda11.7-cudnn8-runtime"
+    told = report(tag=tag, host=json.dumps(host(gpu(), gpu(), tag=tag)))
+
+    assert missing(told, locked=OLD) == [
+        ("compile-cpu", "passed, although 'no-compile-on-3.11' says that it cannot apply (0.json)")
+    ]
+
+
+def test_what_does_not_apply_to_a_gpu_depends_on_the_gpu_that_was_there() -> None:
+    old_gpus = json.dumps(host(gpu("Tesla V100", (7, 0)), gpu("Tesla V100", (7, 0))))
+    left_out = report(found("bf16", "not-applicable", "bf16-needs-8.0"), host=old_gpus)
+
+    assert cleared(left_out).left_out == (("bf16", "bf16-needs-8.0"),)
+    assert missing(report(host=old_gpus)) == [
+        ("bf16", "passed, although 'bf16-needs-8.0' says that it cannot apply (0.json)")
+    ]
+
+
+def test_the_fact_must_be_the_right_one() -> None:
+    suite = suite_of(**{"import": 0, "fp8": 1})
+    told = replace(
+        report(found("import")),
+        findings=(
+            found("import"),
+            replace(found("bf16"), id="fp8", outcome="not-applicable", message="luck"),
+        ),
+        host=json.dumps(host(gpu("NVIDIA A100", (8, 0)))),
+    )
+    why = missing(told, suite=suite, policy=Policy(checks=()))
+
+    assert why == [("fp8", "left out for 'luck', but the fact is 'fp8-needs-8.9' (0.json)")]
+
+
+# --- the report as a whole --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"image": OTHER}, f"tells of another image: {OTHER}, not {IMAGE}"),
+        ({"tag": "2.7.1-cuda12.1-cudnn9-devel"}, "calls the image 2.7.1-cuda12.1-cudnn9-devel"),
+        ({"image": None, "tag": None, "runtime": "environment"}, "tells of an environment, not of an image"),
+        ({"suite": OTHER}, f"was made by another suite: {OTHER[:19]}, not {SUITE.digest[:19]}"),
+        ({"verdict": "fail"}, "states 'fail', and its own values give 'pass'"),
+        ({"verdict": "inconclusive"}, "states 'inconclusive', and its own values give 'pass'"),
+        (
+            {"host": json.dumps(host(gpu(), gpu()) | {"image_json_sha256": "0" * 64})},
+            "the image.json that was read inside is not the one that the lock gives",
+        ),
+        (
+            {"host": json.dumps(host(gpu(), gpu()) | {"image_json_sha256": None})},
+            "the image.json that was read inside is not the one that the lock gives",
+        ),
+    ],
+)
+def test_a_report_of_something_else_does_not_count(change: dict[str, Any], why: str) -> None:
+    assert missing(replace(report(), **change)) == [("0.json", why)]
+
+
+def test_a_stated_pass_that_the_values_do_not_give() -> None:
+    """Somebody wrote `passed` over a failed check, and `pass` over the verdict."""
+    doctored = replace(report(found("busbw", measured='{"x": 2}')), verdict="pass")
+
+    assert missing(doctored) == [("0.json", "states 'pass', and its own values give 'fail'")]
+
+
+def test_a_nonce_is_the_request_s_own() -> None:
+    assert cleared(report(nonce="request-0001"), nonce="request-0001")
+    assert cleared(report(nonce="request-0001"))
+    assert missing(report(nonce="request-0000"), nonce="request-0001") == [
+        ("0.json", "answers another request: it bears the nonce request-0000")
+    ]
+    assert missing(report(), nonce="request-0001") == [
+        ("0.json", "answers another request: it bears no nonce")
+    ]
+
+
+def test_a_policy_can_demand_signatures() -> None:
+    signed = Policy(signed=True)
+
+    def answer(*witnesses: Any) -> ClearedImage:
+        return clear(witnesses, signed, LOCKED, SUITE, image=IMAGE)
+
+    assert answer(witness(report(), "a", "k1", "k2"), witness(report(), "b", "k2")).signers == ("k2",)
+    with pytest.raises(GateRefused, match="a: is not signed"):
+        answer(witness(report(), "a"))
+    with pytest.raises(GateRefused, match="b: is not signed"):
+        answer(witness(report(), "a", "k1"), witness(report(), "b"))
+    with pytest.raises(GateRefused, match="a: is signed by no trusted key"):
+        answer(replace(witness(report(), "a"), signed=True))
+
+
+# --- several reports --------------------------------------------------------------------------------
+
+
+def one_gpu() -> SmokeReport:
+    """Tier 2 was asked for on a machine with one GPU."""
+    told = report(
+        found("nccl-all-reduce", "skipped", "host: 1 GPU here, this check needs two or more"),
+        found("busbw", "skipped", "host: 1 GPU here, this check needs two or more"),
+        host=json.dumps(host(gpu())),
+    )
+    return replace(told, verdict=verdict(told.findings))
+
+
+def two_gpus(*others: Finding) -> SmokeReport:
+    """Tier 2 alone, on two."""
+    return without(report(*others), "import", "compile-cpu", "cuda", "bf16")
+
+
+def test_reports_complete_each_other() -> None:
+    assert [name for name, _ in missing(one_gpu())] == ["nccl-all-reduce"]
+    assert [name for name, _ in missing(two_gpus())] == ["import", "compile-cpu", "cuda", "bf16"]
+    assert "nccl-all-reduce" in cleared(one_gpu(), two_gpus()).passed
+
+
+def test_each_report_must_be_of_this_image_and_suite() -> None:
+    assert [name for name, _ in missing(one_gpu(), replace(two_gpus(), image=OTHER))] == ["1.json"]
+    assert [name for name, _ in missing(replace(one_gpu(), suite=OTHER), two_gpus())] == ["0.json"]
+
+
+def test_a_failure_is_not_mended_by_another_report() -> None:
+    """Nor may one choose the luckier of two runs."""
+    failed = two_gpus(found("nccl-all-reduce", "failed", "sum: is 1, wanted 3"))
+
+    for reports in ((one_gpu(), two_gpus(), failed), (failed, two_gpus(), one_gpu())):
+        assert [name for name, _ in missing(*reports)] == ["nccl-all-reduce"]
+
+
+def test_no_report_proves_nothing() -> None:
+    assert [name for name, _ in missing()] == [name for name in TIERS if name != "busbw"]
+
+
+def test_a_policy_must_demand_something_that_there_is() -> None:
+    assert missing(report(), policy=Policy(checks=("no-such-check",))) == [
+        ("policy", "it demands the check no-such-check, which the suite does not have")
+    ]
+    nothing = "it demands no check that the suite has, so it would prove nothing"
+    assert missing(report(), policy=Policy(tiers=(3,), checks=())) == [("policy", nothing)]
+    assert missing(policy=Policy(tiers=(3,), checks=())) == [("policy", nothing)]
+
+
+_OUTCOMES = st.sampled_from(("passed", "skipped", "failed", "not-applicable", "absent", "doctored"))
+
+
+@given(drawn=st.lists(st.fixed_dictionaries(dict.fromkeys(TIERS, _OUTCOMES)), min_size=1, max_size=3))
+def test_cleared_means_that_all_the_policy_demands_was_seen_to_pass(drawn: list[dict[str, str]]) -> None:
+    """Whatever the reports say together. On this cell and these GPUs every check applies."""
+    demanded = [name for name in TIERS if name != "busbw"]
+    seen = {name: {outcomes[name] for outcomes in drawn} for name in TIERS}
+    bad = {"failed", "not-applicable", "doctored"}
+    should = all("passed" in seen[name] and not seen[name] & bad for name in demanded)
+
+    try:
+        cleared(*map(_drawn, drawn))
+        did = True
+    except GateRefused:
+        did = False
+
+    assert did == should
+
+
+def _drawn(outcomes: dict[str, str]) -> SmokeReport:
+    told = [
+        found(name, measured='{"x": 2}') if outcome == "doctored" else found(name, outcome, "because")
+        for name, outcome in outcomes.items()
+        if outcome != "absent"
+    ]
+    return replace(report(), findings=tuple(told), verdict=verdict(told))
+
+
+# --- through the real runner ------------------------------------------------------------------------
+
+BODIES = {
+    "a check that skips itself": "def test_import(measure):\n    pytest.skip('no GPU')\n",
+    "a check that is marked skip": "@pytest.mark.skip\ndef test_import(measure):\n    assert False\n",
+    "a check that fails as expected": "@pytest.mark.xfail\ndef test_import(measure):\n    assert False\n",
+    "a check that passes though marked xfail": "@pytest.mark.xfail\ndef test_import(measure):\n    pass\n",
+    "a check that measures nothing": "def test_import(measure):\n    pass\n",
+    "a check that measures and bounds nothing": "def test_import(measure):\n    measure('x', 1)\n",
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+def test_a_check_that_proves_nothing_is_refused_from_end_to_end(body: str, tmp_path: Path) -> None:
+    """From pytest in the runner's process to the gate, with nothing made up in between."""
+    marked = body.replace("def test_import", "@pytest.mark.tier(0)\ndef test_import")
+    folder = suite_with(tmp_path / "suite", {"test_import.py": marked})
+    events = run_suite(folder, tmp_path)
+    assert findings(events)["import"]["outcome"] == "failed"
+    suite = load_suite(folder)
+    told = smoke(
+        BUILT,
+        FakeInside(Done(stdout=said(*events))),
+        suite,
+        FACTS,
+        wheels=tmp_path,
+        when="2026-11-21T00:00:00Z",
+    )
+
+    named = [name for name, _ in missing(told, suite=suite, policy=Policy(checks=()))]
+
+    assert "import" in named
+
+
+# --- who may make one -------------------------------------------------------------------------------
+
+
+def test_only_the_gate_makes_a_cleared_image() -> None:
+    image = cleared(report())
+    fields = {field.name: getattr(image, field.name) for field in dataclasses.fields(image)}
+
+    with pytest.raises(TypeError, match="only the gate"):
+        ClearedImage(**fields, by=object())
+    with pytest.raises(TypeError):
+        ClearedImage(**fields)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="by"):
+        replace(image, image=OTHER)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        image.image = OTHER  # type: ignore[misc]
+
+
+def makers(tree: ast.AST) -> set[str]:
+    """What in *tree* could make a ClearedImage or hold the key to it: all but imports and annotations."""
+    annotations = {
+        id(inner)
+        for node in ast.walk(tree)
+        for part in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if part is not None
+        for inner in ast.walk(part)
+    }
+    told = set()
+    for node in ast.walk(tree):
+        name = getattr(node, "id", None) or getattr(node, "attr", None)
+        if name == "ClearedImage" and id(node) not in annotations:
+            told.add("ClearedImage")
+        if name == "_CLEARANCE" or (isinstance(node, ast.alias) and node.name == "_CLEARANCE"):
+            told.add("_CLEARANCE")
+        if isinstance(node, ast.alias) and node.name == "ClearedImage" and node.asname:
+            told.add("ClearedImage")
+    return told
+
+
+def test_no_other_module_could_make_one() -> None:
+    files = [file for file in (ROOT / "torchkiln").rglob("*.py") if file.name != "gate.py"]
+    files.append(ROOT / "torchkiln" / "cli" / "gate.py")
+
+    assert {file.name: told for file in files if (told := makers(ast.parse(file.read_text())))} == {}
+    assert makers(ast.parse((ROOT / "torchkiln" / "gate.py").read_text())) == {"ClearedImage", "_CLEARANCE"}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("from torchkiln.gate import ClearedImage", set()),
+        ("def publish(image: ClearedImage) -> list[ClearedImage]: ...", set()),
+        ("ClearedImage(tag='x')", {"ClearedImage"}),
+        ("gate.ClearedImage(tag='x')", {"ClearedImage"}),
+        ("Made = ClearedImage", {"ClearedImage"}),
+        ("object.__new__(ClearedImage)", {"ClearedImage"}),
+        ("from torchkiln.gate import ClearedImage as Made", {"ClearedImage"}),
+        ("from torchkiln.gate import _CLEARANCE", {"_CLEARANCE"}),
+        ("gate._CLEARANCE", {"_CLEARANCE"}),
+    ],
+)
+def test_a_maker_is_seen(line: str, told: set[str]) -> None:
+    """What the test above would tell."""
+    assert makers(ast.parse(line)) == told
