@@ -122,7 +122,7 @@ def report(*others: Finding, **other: Any) -> SmokeReport:
         nonce=None,
         findings=tuple(told.values()),
         verdict=verdict(told.values()),
-        host=json.dumps(host(gpu(), gpu())),
+        host=json.dumps(host(gpu(), gpu()), sort_keys=True),
     )
     return replace(base, **other)
 
