@@ -5,7 +5,7 @@ Colours are those of the reader's scheme, light or dark; nothing but text, recta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -35,20 +35,23 @@ class Bar:
     unit: str
     target: float | None = None
     met: bool | None = None
+    scale: str | None = None  # bars that name one share it
 
 
 def bars(title: str, legend: str, rows: Sequence[Bar]) -> str:
-    """The picture. Scales are from zero: one for a unit's bars with a target, one for those without."""
+    """The picture. Scales are from zero: those that are named, one for a unit's other bars with a target, one
+    for those without."""
     height = _TOP + _ROW * len(rows) + 16
-    tops: dict[tuple[str, bool], float] = {}
+    tops: dict[object, float] = {}
     for bar in rows:
-        scale = (bar.unit, bar.target is None)
-        tops[scale] = max(tops.get(scale, 0.0), 1.08 * max(bar.high, bar.target or 0.0))
-    body = [
-        line
-        for at, bar in enumerate(rows)
-        for line in _row(bar, _TOP + _ROW * at, tops[bar.unit, bar.target is None])
-    ]
+        tops[_scale(bar)] = max(tops.get(_scale(bar), 0.0), 1.08 * max(bar.high, bar.target or 0.0))
+    body = [line for at, bar in enumerate(rows) for line in _row(bar, _TOP + _ROW * at, tops[_scale(bar)])]
+    axis = f'<line class="axis" x1="{_LEFT}" y1="{_TOP}" x2="{_LEFT}" y2="{height - 14}"/>'
+    return sheet(title, legend, height, [*body, axis])
+
+
+def sheet(title: str, legend: str, height: int, body: Iterable[str]) -> str:
+    """A picture of *body* under its title, readable on light and on dark pages."""
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}"'
@@ -59,11 +62,14 @@ def bars(title: str, legend: str, rows: Sequence[Bar]) -> str:
             f'  <text class="title" x="16" y="24">{escape(title)}</text>',
             f'  <text class="soft" x="16" y="42">{escape(legend)}</text>',
             *(f"  {line}" for line in body),
-            f'  <line class="axis" x1="{_LEFT}" y1="{_TOP}" x2="{_LEFT}" y2="{height - 14}"/>',
             "</svg>",
             "",
         )
     )
+
+
+def _scale(bar: Bar) -> object:
+    return bar.scale or (bar.unit, bar.target is None)
 
 
 def _row(bar: Bar, y: int, top: float) -> list[str]:

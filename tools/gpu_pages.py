@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""Reports of runs on GPUs (docs/proofs/*.json) → docs/gpu-*.svg and the generated parts of docs/gpu-proof.md.
+
+A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`; WHAT is `runs`, `checks`,
+`benchmark` or `busbw`. Every figure comes from a report, the names of device, driver and torch too.
+`--check` writes nothing and ends with 5 if anything is stale.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.lines import size  # noqa: E402
+from bench.plot import number  # noqa: E402
+from tools.gpu_pictures import BUSBW, GIB, all_reduces, pictures  # noqa: E402
+from tools.gpu_runs import PRECISIONS, Run, lengths, runs  # noqa: E402
+from torchkiln.files import write_atomic  # noqa: E402
+from torchkiln.nouns import Finding  # noqa: E402
+from torchkiln.verdict import verdict  # noqa: E402
+
+DOCS = ROOT / "docs"
+PAGE = "gpu-proof.md"
+_PART = re.compile(r"(<!-- generated: (?P<what>\w+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
+_NONE = "No report of such a run is kept here yet.\n"
+_SIGNS = {"at_least": "≥", "at_most": "≤", "equals": "="}
+_PICTURES = {"speed": "Samples a second", "memory": "Peak memory", "losses": "Loss curves"}
+
+
+def filled(text: str, known: Sequence[Run]) -> str:
+    """*text* with every generated part made anew."""
+    makers = {"runs": runs_part, "checks": checks_part, "benchmark": benchmark_part, "busbw": busbw_part}
+    return _PART.sub(lambda part: f"{part[1]}{makers[part['what']](known) or _NONE}{part[4]}", text)
+
+
+def runs_part(known: Sequence[Run]) -> str:
+    """A row a report, the verdict computed again from its values."""
+    rows = [
+        (
+            f"[{run.name}](proofs/{run.name}.json)",
+            run.gpus,
+            run.driver,
+            run.torch,
+            run.report.tag or "none",
+            run.report.when or "",
+            verdict(run.report.findings),
+        )
+        for run in known
+    ]
+    return _table(("report", "GPUs", "driver", "torch", "image", "when", "verdict"), rows) if rows else ""
+
+
+def checks_part(known: Sequence[Run]) -> str:
+    """A row a check above tier 0, a column a report: what came of it, and in how many seconds."""
+    tiers = {one.id: one.tier for run in known for one in run.report.findings if one.tier > 0}
+    rows = [
+        (str(tier), f"`{check}`", *(_outcome(run.finding(check)) for run in known))
+        for check, tier in sorted(tiers.items(), key=lambda pair: (pair[1], pair[0]))
+    ]
+    return _table(("tier", "check", *(run.name for run in known)), rows) if rows else ""
+
+
+def _outcome(found: Finding | None) -> str:
+    if found is None:
+        return ""
+    if found.outcome in ("passed", "failed"):
+        return f"{found.outcome}, {found.seconds:.0f} s"
+    return ": ".join((found.outcome, *found.message.splitlines()[:1]))
+
+
+def benchmark_part(known: Sequence[Run]) -> str:
+    """Tables and pictures of each report that has the benchmark."""
+    return "\n".join(
+        part for run in known if (values := run.measured("benchmark")) for part in _benchmark(run, values)
+    )
+
+
+def _benchmark(run: Run, values: Mapping[str, Any]) -> Iterator[str]:
+    timed = lengths(values)
+    kinds = (
+        ("samples_per_s", "samples/s", number),
+        ("peak_bytes", "peak memory, GiB", lambda count: number(count / GIB)),
+        ("largest_batch", f"largest batch in {values['budget'] / GIB:g} GiB", str),
+    )
+    columns = [
+        (f"{key}_{length}", f"{what}, {length} words", tell) for key, what, tell in kinds for length in timed
+    ]
+    yield f"### {run.name}\n"
+    yield f"{run.told()}. Batch {values['batch']}, medians of {_counts(values, timed)} steps.\n"
+    yield _table(
+        ("precision", *(title for _, title, _ in columns)),
+        (
+            (name, *(tell(values[key][precision]) for key, _, tell in columns))
+            for precision, name in PRECISIONS.items()
+        ),
+    )
+    bounds = run.bounds("benchmark")
+    yield _table(
+        ("AMP FP16", "measured", "gate"),
+        ((what, number(values[name]), _bound(bounds.get(name, {}))) for name, what in _gates(timed)),
+    )
+    for what, told in _PICTURES.items():
+        yield f"![{told}, {run.name}](gpu-{what}-{run.name}.svg)\n"
+
+
+def _counts(values: Mapping[str, Any], timed: Iterable[int]) -> str:
+    return " and ".join(str(len(values[f"step_ms_{length}"]["fp32"])) for length in timed)
+
+
+def _gates(timed: Iterable[int]) -> Iterator[tuple[str, str]]:
+    for length in timed:
+        yield f"speed_{length}", f"samples a second / FP32's, {length} words"
+        yield f"speed_over_tf32_{length}", f"samples a second / TF32's, {length} words"
+        yield f"memory_{length}", f"peak memory / FP32's, {length} words"
+        yield f"batch_{length}", f"largest batch / FP32's, {length} words"
+    yield "loss_fall_fp32", "FP32's last losses / its first"
+    yield "loss_fall_fp16", "last losses / first"
+    yield "loss_gap", "widest distance of the smoothed loss curve from FP32's"
+
+
+def _bound(bound: Mapping[str, float]) -> str:
+    return " and ".join(f"{_SIGNS[kind]} {limit:g}" for kind, limit in bound.items()) or "none"
+
+
+def busbw_part(known: Sequence[Run]) -> str:
+    """A row a size, a column a report; and the picture of all."""
+    series = [(run, line.label, dict(line.points)) for run, line in all_reduces(known)]
+    counts = sorted({count for _, _, rates in series for count in rates})
+    rows = [
+        (size(count), *(f"{rates[count]:.3g}" if count in rates else "" for _, _, rates in series))
+        for count in counts
+    ]
+    if not series:
+        return ""
+    told = "".join(f"- {run.name}: {run.told()}\n" for run, _, _ in series)
+    table = _table(("bytes", *(f"{run.name}: {label}, GB/s" for run, label, _ in series)), rows)
+    return f"{told}\n{table}\n![Bus bandwidth against message size]({BUSBW})\n"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    body = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in body)
+
+
+def stale(docs: Path) -> dict[str, str | None]:
+    """What would have to be written in *docs*, by name; None: to be deleted."""
+    known = runs(docs / "proofs")
+    wanted = pictures(known)
+    wanted[PAGE] = filled((docs / PAGE).read_text(), known)
+    found: dict[str, str | None] = {
+        path.name: None for path in docs.glob("gpu-*.svg") if path.name not in wanted
+    }
+    for name, made in wanted.items():
+        path = docs / name
+        if not path.is_file() or path.read_text() != made:
+            found[name] = made
+    return found
+
+
+def main() -> int:
+    """Write what is stale, or with --check say so."""
+    found = stale(DOCS)
+    if "--check" in sys.argv[1:]:
+        sys.stderr.write("".join(f"docs/{name}: stale\n" for name in found))
+        sys.stderr.write("hint: run: .venv/bin/python tools/gpu_pages.py\n" * bool(found))
+        return 5 if found else 0
+    for name, made in found.items():
+        if made is None:
+            (DOCS / name).unlink()
+        else:
+            write_atomic(DOCS / name, made.encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Runs on GPUs → pictures by the names of their files. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.lines import Line, decades, linear, lines, sizes
+from bench.plot import Bar, bars
+from tools.gpu_runs import PRECISIONS, Run, lengths, slowest_rank
+
+BUSBW = "gpu-busbw.svg"
+GIB = 1 << 30
+
+
+def pictures(known: Sequence[Run]) -> dict[str, str]:
+    """Three of each run with a benchmark, and one of all all-reduces."""
+    found = {}
+    for run in known:
+        if values := run.measured("benchmark"):
+            found[f"gpu-speed-{run.name}.svg"] = speed(run, values)
+            found[f"gpu-memory-{run.name}.svg"] = memory(run, values)
+            found[f"gpu-losses-{run.name}.svg"] = losses(run, values)
+    if series := all_reduces(known):
+        found[BUSBW] = busbw(series)
+    return found
+
+
+def speed(run: Run, values: Mapping[str, Any]) -> str:
+    """Samples a second by length and precision; whiskers from the slowest step to the fastest."""
+    rows: list[Bar] = []
+    for length in lengths(values):
+        rate, times = values[f"samples_per_s_{length}"], values[f"step_ms_{length}"]
+        spread = {
+            name: (
+                rate[name],
+                *(1000 * values["batch"] / end for end in (max(times[name]), min(times[name]))),
+            )
+            for name in PRECISIONS
+        }
+        gate = run.bounds("benchmark")[f"speed_{length}"]["at_least"]
+        rows += _bars(length, "/s", spread, gate * rate["fp32"], met=values[f"speed_{length}"] >= gate)
+    return bars("A fine-tuning step of BERT-base: samples a second", _legend(run, values), rows)
+
+
+def memory(run: Run, values: Mapping[str, Any]) -> str:
+    """Peak memory by length and precision."""
+    rows: list[Bar] = []
+    for length in lengths(values):
+        peak = {name: count / GIB for name, count in values[f"peak_bytes_{length}"].items()}
+        spread = {name: (at, at, at) for name, at in peak.items()}
+        gate = run.bounds("benchmark")[f"memory_{length}"]["at_most"]
+        rows += _bars(length, "GiB", spread, gate * peak["fp32"], met=values[f"memory_{length}"] <= gate)
+    return bars("A fine-tuning step of BERT-base: peak memory", _legend(run, values), rows)
+
+
+def losses(run: Run, values: Mapping[str, Any]) -> str:
+    """Both loss curves as they were, not smoothed."""
+    curves = {name: values[f"loss_{name}"] for name in ("fp32", "fp16")}
+    steps = range(1, len(curves["fp32"]) + 1)
+    return lines(
+        "Loss of BERT-base from the same weights over the same sentences",
+        run.told(),
+        linear("step", steps),
+        linear("loss", (value for curve in curves.values() for value in curve)),
+        [
+            Line(label=PRECISIONS[name], points=tuple(zip(steps, curve, strict=True)))
+            for name, curve in curves.items()
+        ],
+    )
+
+
+def all_reduces(known: Sequence[Run]) -> list[tuple[Run, Line]]:
+    """Each run with `busbw`, and its line: GB/s over bytes."""
+    return [
+        (run, Line(label=f"{run.gpus}, {values['link']}", points=tuple(sorted(slowest_rank(values).items()))))
+        for run in known
+        if (values := run.measured("busbw"))
+    ]
+
+
+def busbw(series: Sequence[tuple[Run, Line]]) -> str:
+    """Bus bandwidth against message size, a line a run, both axes logarithmic."""
+    points = [point for _, line in series for point in line.points]
+    software = "; ".join(dict.fromkeys(f"{run.driver}, {run.torch}" for run, _ in series))
+    return lines(
+        "All-reduce: bus bandwidth of the slowest rank against message size",
+        f"bytes / seconds × 2(n-1)/n, as nccl-tests counts it. {software}",
+        sizes("bytes", (count for count, _ in points)),
+        decades("GB/s", (rate for _, rate in points)),
+        [line for _, line in series],
+    )
+
+
+def _legend(run: Run, values: Mapping[str, Any]) -> str:
+    return f"{run.told()}. Batch {values['batch']}; dashed: what AMP FP16 must reach, by FP32 beside it."
+
+
+def _bars(
+    length: int, unit: str, spread: Mapping[str, Sequence[float]], target: float, *, met: bool
+) -> Iterator[Bar]:
+    """Value, least and most of each precision; AMP FP16 against its target. All of a unit by one scale."""
+    for precision, name in PRECISIONS.items():
+        value, low, high = spread[precision]
+        judged = precision == "fp16"
+        yield Bar(
+            label=f"{length} words, {name}",
+            value=value,
+            low=low,
+            high=high,
+            unit=unit,
+            target=target if judged else None,
+            met=met if judged else None,
+            scale=unit,
+        )

@@ -1,0 +1,84 @@
+"""docs/proofs/*.json → the runs on GPUs among them, and what the pages about them ask of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchkiln import hosts
+from torchkiln.nouns import Finding, SmokeReport
+from torchkiln.report import from_json
+
+PRECISIONS = {"fp32": "FP32", "tf32": "TF32", "fp16": "AMP FP16", "bf16": "AMP BF16"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A report and the name of its file."""
+
+    name: str
+    report: SmokeReport
+
+    @property
+    def gpus(self) -> str:
+        """`2 × NVIDIA H200`."""
+        return hosts.kinds(json.loads(self.report.host))
+
+    @property
+    def driver(self) -> str:
+        """The driver's version and the newest CUDA that it serves."""
+        driver = json.loads(self.report.host)["driver"]
+        return f"driver {driver['driver']}, CUDA {driver['cuda']}"
+
+    @property
+    def torch(self) -> str:
+        """The version that ran and the CUDA that it was built with, as a check recorded them."""
+        for finding in self.report.findings:
+            measured = json.loads(finding.measured)
+            if "torch" in measured and "build_cuda" in measured:
+                return f"torch {measured['torch']} for CUDA {measured['build_cuda']}"
+        return "a torch that no check asked for its version"
+
+    def told(self) -> str:
+        """Device, driver and torch in one line."""
+        return f"{self.gpus}; {self.driver}; {self.torch}"
+
+    def finding(self, check: str) -> Finding | None:
+        """What came of *check*; None: it did not run."""
+        return next((one for one in self.report.findings if one.id == check), None)
+
+    def measured(self, check: str) -> dict[str, Any]:
+        """The values of *check* where it passed; else none."""
+        found = self.finding(check)
+        values: dict[str, Any] = json.loads(found.measured) if found and found.outcome == "passed" else {}
+        return values
+
+    def bounds(self, check: str) -> dict[str, dict[str, float]]:
+        """The bounds of *check* by the names of its values."""
+        found = self.finding(check)
+        bounds: dict[str, dict[str, float]] = json.loads(found.threshold) if found else {}
+        return bounds
+
+
+def runs(folder: Path) -> list[Run]:
+    """The reports in *folder* of machines with GPUs. Reports of others, and signatures, are passed over."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        data = path.read_bytes()
+        if json.loads(data).get("host", {}).get("driver", {}).get("gpus"):
+            found.append(Run(name=path.stem, report=from_json(data, where=path.name)))
+    return found
+
+
+def lengths(benchmark: Mapping[str, Any]) -> list[int]:
+    """The lengths of sentences that were timed."""
+    return sorted(int(name.rpartition("_")[2]) for name in benchmark if name.startswith("samples_per_s_"))
+
+
+def slowest_rank(busbw: Mapping[str, Any]) -> dict[int, float]:
+    """Bytes: GB/s of the rank that was slowest with them."""
+    ranks = busbw.get("busbw_gb_s", [])
+    return {int(count): min(rank[count] for rank in ranks) for count in (ranks[0] if ranks else ())}
