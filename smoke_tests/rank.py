@@ -5,22 +5,26 @@ It takes GPU number RANK, meets the others in FOLDER, and leaves what the functi
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import importlib
 import json
 import runpy
+import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
 
 MEETING = 120.0  # seconds within which all ranks must have come, and any collective must end
+_PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
 def main(suite: str, worker: str, rank: str, world: str, folder: str, arguments: str) -> None:
     """Join the group, work, leave the values, part."""
+    # Whoever started us may be killed before it can end us: then we go with it.
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     faulthandler.enable()  # SIGABRT, which ends a rank that hangs, then says where it was
     runpy.run_path(f"{suite}/one.py")["load_suite"](Path(suite))
-    options = json.loads(arguments)
     import torch
     import torch.distributed as dist
 
@@ -30,12 +34,14 @@ def main(suite: str, worker: str, rank: str, world: str, folder: str, arguments:
         init_method=f"file://{folder}/meeting",
         rank=int(rank),
         world_size=int(world),
-        timeout=timedelta(seconds=options.pop("meeting", MEETING)),
+        timeout=timedelta(seconds=MEETING),
     )
     module, function = worker.split(":")
     work = getattr(importlib.import_module(f"smoke_tests.workers.{module}"), function)
-    values = work(int(rank), int(world), **options)
-    (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(values))
+    values = work(int(rank), int(world), **json.loads(arguments))
+    left = Path(folder) / f"rank-{rank}.json"
+    left.with_suffix(".part").write_text(json.dumps(values))
+    left.with_suffix(".part").rename(left)  # whole or not there, whenever the rank is killed
     dist.destroy_process_group()
 
 

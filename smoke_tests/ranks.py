@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smoke_tests.probe import ending, tail, where
 
@@ -18,24 +20,84 @@ GRACE = 15.0  # seconds that the others have when a rank has died, and between S
 _LOOK = 0.1  # seconds
 
 
+class Ending(NamedTuple):
+    """How one rank ended."""
+
+    rank: int
+    code: int | None  # its exit status, a signal's number below zero; None: it had to be stopped
+    seconds: float  # from the start of the ranks to its end
+    output: str
+    values: Any  # what its function returned; None: it left nothing
+
+
 def run_ranks(worker: str, *, limit: float, world: int | None = None, **arguments: Any) -> list[Any]:
     """What *worker* ("module:function" of workers/) returned on each rank, in order.
 
-    :param limit: seconds for all of them; a rank that has not ended then is killed and named.
+    :param limit: seconds for all of them; a rank that has not ended then is stopped and named.
     :param world: how many ranks; None: one for each GPU that torch sees.
     :param arguments: keywords for the function, as JSON holds them.
     :raises AssertionError: a rank died, failed or hung: which one, how, and its last words.
     """
+    return values_of(rank_endings(worker, limit=limit, world=world, **arguments))
+
+
+def rank_endings(
+    worker: str,
+    *,
+    limit: float,
+    world: int | None = None,
+    env: Mapping[str, str] | None = None,
+    **arguments: Any,
+) -> list[Ending]:
+    """As `run_ranks`, for who wants to see how each rank ended, or what it said, and judges that himself.
+
+    :param env: environment variables on top of ours.
+    """
     world = world or gpus_of_torch()
-    with tempfile.TemporaryDirectory(prefix="kiln-ranks-") as folder:
-        started = [_start(worker, rank, world, folder, arguments) for rank in range(world)]
+    with tempfile.TemporaryDirectory(prefix="kiln-ranks-") as name:
+        folder, began = Path(name), time.monotonic()
+        started: list[subprocess.Popen[bytes]] = []
         try:
-            _wait(started, time.monotonic() + limit)
+            for rank in range(world):
+                started.append(_start(worker, rank, world, folder, env or {}, arguments))
+            seconds = _watch(started, began, limit)
         finally:
-            hung = _end(started)
-        told = [_fault(rank, process, hung, folder, limit) for rank, process in enumerate(started)]
-        assert not any(told), "\n".join(filter(None, told))
-        return [json.loads((Path(folder) / f"rank-{rank}.json").read_bytes()) for rank in range(world)]
+            stopped = _stop(started)
+        now = time.monotonic() - began
+        return [
+            Ending(
+                rank,
+                None if rank in stopped else process.returncode,
+                round(seconds.get(rank, now), 1),
+                (folder / f"rank-{rank}.log").read_text("utf-8", "replace"),
+                _values(folder / f"rank-{rank}.json"),
+            )
+            for rank, process in enumerate(started)
+        ]
+
+
+def values_of(endings: Sequence[Ending]) -> list[Any]:
+    """What every rank returned.
+
+    :raises AssertionError: one did not end well. Who failed comes first: the others only waited for him.
+    """
+    found = [(one.code is None, told) for one in endings if (told := fault(one))]
+    assert not found, "\n".join(told for _, told in sorted(found, key=lambda pair: pair[0]))
+    return [one.values for one in endings]
+
+
+def fault(one: Ending) -> str:
+    """Why a rank did not end well, and where it was or what it said last; empty: it did."""
+    if one.code is None:
+        return f"rank {one.rank} had not ended after {one.seconds:g} s and was stopped\n{where(one.output)}"
+    if one.code < 0:
+        words = [line.strip() for line in one.output.splitlines() if line.strip().startswith("what():")]
+        return "\n".join([f"rank {one.rank} {ending(one.code)}", *words[:1], where(one.output)])
+    if one.code:
+        return f"rank {one.rank} {ending(one.code)}\n{tail(one.output)}"
+    if one.values is None:
+        return f"rank {one.rank} ended without a result\n{tail(one.output)}"
+    return ""
 
 
 def gpus_of_torch() -> int:
@@ -51,43 +113,49 @@ def gpus_of_torch() -> int:
 
 
 def _start(
-    worker: str, rank: int, world: int, folder: str, arguments: dict[str, Any]
+    worker: str, rank: int, world: int, folder: Path, env: Mapping[str, str], arguments: dict[str, Any]
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-I", "-B", str(SUITE / "rank.py"), str(SUITE), worker]
-    command += [str(rank), str(world), folder, json.dumps(arguments)]
-    with (Path(folder) / f"rank-{rank}.log").open("wb") as sink:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
+    command += [str(rank), str(world), str(folder), json.dumps(arguments)]
+    with (folder / f"rank-{rank}.log").open("wb") as sink:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env={**os.environ, **env}
+        )
 
 
-def _wait(started: list[subprocess.Popen[bytes]], ends: float) -> None:
-    """Until all have ended, or *ends*; when one has died the others, who may wait for it, get little more."""
-    while time.monotonic() < ends and any(process.poll() is None for process in started):
-        if any(process.returncode for process in started):
-            ends = min(ends, time.monotonic() + GRACE)
+def _watch(started: Sequence[subprocess.Popen[bytes]], began: float, limit: float) -> dict[int, float]:
+    """Until all have ended or *limit* is over; when one has died the others, who may wait for it, get
+    little more. The seconds after which each ended."""
+    ended: dict[int, float] = {}
+    ends = began + limit
+    while len(ended) < len(started) and time.monotonic() < ends:
+        for rank, process in enumerate(started):
+            if rank not in ended and process.poll() is not None:
+                ended[rank] = time.monotonic() - began
+                if process.returncode:
+                    ends = min(ends, time.monotonic() + GRACE)
         time.sleep(_LOOK)
+    return ended
 
 
-def _end(started: list[subprocess.Popen[bytes]]) -> set[int]:
-    """The ranks that had to be ended."""
-    hung = {rank for rank, process in enumerate(started) if process.poll() is None}
+def _stop(started: Sequence[subprocess.Popen[bytes]]) -> set[int]:
+    """End what still runs; which ranks that were. SIGABRT comes first: they then say where they are."""
+    running = {rank for rank, process in enumerate(started) if process.poll() is None}
     for number in (signal.SIGABRT, signal.SIGKILL):
-        for process in started:
-            if process.poll() is None:
-                process.send_signal(number)
-        patience = time.monotonic() + GRACE
-        while time.monotonic() < patience and any(process.poll() is None for process in started):
-            time.sleep(_LOOK)
+        for rank in running:
+            started[rank].send_signal(number)  # does nothing to one that has ended meanwhile
+        _await((started[rank] for rank in running), GRACE)
     for process in started:
         process.wait()
-    return hung
+    return running
 
 
-def _fault(
-    rank: int, process: subprocess.Popen[bytes], hung: set[int], folder: str, limit: float
-) -> str | None:
-    output = (Path(folder) / f"rank-{rank}.log").read_text("utf-8", "replace")
-    if rank in hung:
-        return f"rank {rank} had not ended when it was stopped (limit {limit:g} s)\n{where(output)}"
-    if process.returncode:
-        return f"rank {rank} {ending(process.returncode)}\n{tail(output)}"
-    return None
+def _await(processes: Iterable[subprocess.Popen[bytes]], seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    for process in processes:
+        while process.poll() is None and time.monotonic() < ends:
+            time.sleep(_LOOK)
+
+
+def _values(path: Path) -> Any:
+    return json.loads(path.read_bytes()) if path.exists() else None

@@ -17,7 +17,11 @@ def test_nccl_all_reduce(claims, measure):
     measure("backend", [rank["backend"] for rank in seen], equals=["nccl"] * world)
     measure("world", [rank["world"] for rank in seen], equals=[world] * world)
     measure("gpus", [rank["device"] for rank in seen], equals=list(range(world)))
-    measure("nccl", sorted({rank["nccl"] for rank in seen}), equals=[short(claims["nccl"])])
+    told = sorted({rank["nccl"] for rank in seen})
+    if claims["nccl"]:
+        measure("nccl", told, equals=[short(claims["nccl"])])
+    else:  # no lock, and an NCCL that came inside torch or from the system: nothing says what it should be
+        measure("nccl", told)
     measure("sums", [len(rank["wrong"]) for rank in seen], equals=[len(DTYPES) * len(SIZES)] * world)
     measure("wrong", [rank["wrong"] for rank in seen])
     measure("wrong_elements", sum(sum(pair) for rank in seen for pair in rank["wrong"].values()), equals=0)

@@ -1,0 +1,22 @@
+"""fsdp: sharded over all GPUs, training is the same and takes each of them less memory."""
+
+import pytest
+
+from smoke_tests.ranks import gpus_of_torch, run_ranks
+
+
+@pytest.mark.tier(2)
+@pytest.mark.limit(300)
+def test_fsdp(measure):
+    """Two AdamW steps give what one GPU makes of the joint batch, and each rank holds its share only."""
+    world = gpus_of_torch()
+    seen = run_ranks("fsdp:steps", limit=240)
+
+    measure("backend", [rank["backend"] for rank in seen], equals=["nccl"] * world)
+    measure("gpus", [rank["device"] for rank in seen], equals=list(range(world)))
+    measure("bytes", [rank["bytes"] for rank in seen])
+    for rank in seen:
+        # FP64's rounding; gradients that are not those of the joint batch are off by about 1.
+        measure(f"error_of_rank_{rank['rank']}", rank["error"], at_most=1e-9)
+        # One share of weights and optimizer, and a little for padding.
+        measure(f"memory_ratio_of_rank_{rank['rank']}", rank["bytes"]["ratio"], at_most=1 / world + 0.1)

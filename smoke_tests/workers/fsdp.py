@@ -1,0 +1,77 @@
+"""FullyShardedDataParallel: each rank holds its part of weights and optimizer, and the steps are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from smoke_tests.numbers import relative_error
+from smoke_tests.workers.all_reduce import about
+from smoke_tests.workers.weights import flat
+
+LAYERS, WIDTH = 4, 2048  # 128 MiB of weights in FP64, as much of gradients, twice as much for AdamW
+ROWS = 4  # of each rank
+STEPS = 2
+
+
+def steps(rank: int, world: int) -> dict[str, Any]:
+    """Two steps, first unsharded with the joint batch and then sharded, with the bytes that each way held.
+
+    In FP64, as for ddp; besides, AdamW's quotient would make much of FP32's rounding.
+    """
+    square = torch.ones(8, 8, dtype=torch.float64, device="cuda")
+    square @ square  # cuBLAS takes memory of its own, once
+    start = flat(_model().parameters())
+    wanted, whole = _train(_model().cuda(), slice(None), world, _weights)
+    own = slice(rank * ROWS, (rank + 1) * ROWS)
+    found, part = _train(_sharded(rank), own, world, _gathered)
+    return about(rank) | {
+        "error": relative_error(found - start, wanted - start),
+        "bytes": {"unsharded": whole, "sharded": part, "ratio": part / whole},
+    }
+
+
+def _train(
+    model: nn.Module, own: slice, world: int, weights: Callable[[nn.Module], torch.Tensor]
+) -> tuple[torch.Tensor, int]:
+    """The weights after the steps, and the bytes that they, their gradients and the optimizer held here."""
+    # One tensor after the other: torch 2.0 leaves steps out when the last tensor of a list is another rank's.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    for step in range(STEPS):
+        rows, targets = (one[own].double().cuda() for one in _batch(step, world))
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(rows), targets).backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    return weights(model), torch.cuda.memory_allocated()
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS))).double()
+
+
+def _sharded(rank: int) -> nn.Module:
+    """Each layer a unit of its own, as one does it, so that only one at a time is whole."""
+    options: dict[str, Any] = {"device_id": rank, "use_orig_params": True}
+    units = [FullyShardedDataParallel(layer, **options) for layer in _model()]
+    return FullyShardedDataParallel(nn.Sequential(*units), **options)
+
+
+def _weights(model: nn.Module) -> torch.Tensor:
+    return flat(model.parameters())
+
+
+def _gathered(model: nn.Module) -> torch.Tensor:
+    with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+        return flat(model.parameters())
+
+
+def _batch(step: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The joint batch of a step: every rank makes the same, and takes its rows of it."""
+    seeded = torch.Generator().manual_seed(1000 + step)
+    return tuple(torch.randn(world * ROWS, WIDTH, generator=seeded) for _ in range(2))

@@ -1,0 +1,64 @@
+"""Processes without a GPU that pass for ranks with one each: gloo in NCCL's place, tensors on the CPU.
+
+Run before a check with several GPUs, it shows without one that everything the check asks holds, and which of
+it a mutant breaks. The back end is told as it is, so that no check passes here. Links and speed are not
+imitated.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.overrides import TorchFunctionMode
+
+WORLD = 2
+
+
+class Redirect(TorchFunctionMode):
+    """Whatever is asked of "cuda", the CPU does; what is brought to the host is marked."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.cpu:
+            copy = args[0].clone()
+            copy.of_host = True
+            return copy
+        options = {key: "cpu" if value == "cuda" else value for key, value in (kwargs or {}).items()}
+        return func(*args, **options)
+
+
+def held() -> int:
+    """Bytes of all tensors alive that are not the host's."""
+    tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+    storages = [one.untyped_storage() for one in tensors if not hasattr(one, "of_host")]
+    return sum({one._cdata: one.nbytes() for one in storages}.values())
+
+
+def with_option(function: Callable[..., Any], name: str, value: Any) -> Callable[..., Any]:
+    """*function*, called with this option whatever is given for it."""
+    return lambda *args, **options: function(*args, **(options | {name: value}))
+
+
+device = [0]
+real_autocast, real_scaler, real_group = torch.autocast, torch.amp.GradScaler, dist.init_process_group
+torch.cuda.device_count = lambda: WORLD
+torch.cuda.set_device = lambda number: device.__setitem__(0, number)
+torch.cuda.current_device = lambda: device[0]
+torch.cuda.synchronize = lambda: None
+torch.cuda.memory_allocated = held
+torch.cuda.nccl.version = lambda: (0, 0, 0)
+torch.autocast = lambda kind, dtype: real_autocast("cpu", dtype=torch.bfloat16)
+torch.amp.GradScaler = lambda kind, **options: real_scaler("cpu", **options)
+dist.init_process_group = lambda backend, **options: real_group("gloo", **options)
+parallel, sharded = torch.nn.parallel, FullyShardedDataParallel
+parallel.DistributedDataParallel = with_option(parallel.DistributedDataParallel, "device_ids", None)
+sharded.__init__ = with_option(sharded.__init__, "device_id", torch.device("cpu"))
+Redirect().__enter__()
