@@ -12,7 +12,7 @@ from html import escape
 
 from bench.plot import number, sheet
 
-_HEIGHT, _LEFT, _END, _TOP, _FLOOR = 420, 70, 640, 56, 372  # pixels; names stand right of _END
+_HEIGHT, _LEFT, _END, _TOP, _FLOOR = 420, 70, 590, 56, 372  # pixels; names stand right of _END
 _MARKED = 40  # points; more are a line alone
 _COLOURS = (
     ("#0969da", "#58a6ff", "none"),

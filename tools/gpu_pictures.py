@@ -73,9 +73,9 @@ def losses(run: Run, values: Mapping[str, Any]) -> str:
 def all_reduces(known: Sequence[Run]) -> list[tuple[Run, Line]]:
     """Each run with `busbw`, and its line: GB/s over bytes."""
     return [
-        (run, Line(label=f"{run.gpus}, {values['link']}", points=tuple(sorted(slowest_rank(values).items()))))
+        (run, Line(label=f"{names}, {values['link']}", points=tuple(sorted(slowest_rank(values).items()))))
         for run in known
-        if (values := run.measured("busbw"))
+        if (values := run.measured("busbw")) and (names := run.gpus.replace("NVIDIA ", ""))
     ]
 
 
@@ -93,7 +93,7 @@ def busbw(series: Sequence[tuple[Run, Line]]) -> str:
 
 
 def _legend(run: Run, values: Mapping[str, Any]) -> str:
-    return f"{run.told()}. Batch {values['batch']}; dashed: what AMP FP16 must reach, by FP32 beside it."
+    return f"{run.told()}. Batch {values['batch']}; dashed: the gate of AMP FP16."
 
 
 def _bars(

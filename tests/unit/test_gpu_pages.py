@@ -219,7 +219,7 @@ def test_a_gate_that_is_missed_is_drawn_so() -> None:
 
 def test_the_slowest_rank_counts() -> None:
     assert slowest_rank(BUSBW) == {1024: 0.05, 1048576: 50.0, 1073741824: 330.0}
-    assert [line.label for _, line in all_reduces([WHOLE, run_of(CUDA)])] == ["2 × NVIDIA H200, NVLink"]
+    assert [line.label for _, line in all_reduces([WHOLE, run_of(CUDA)])] == ["2 × H200, NVLink"]
 
 
 def test_only_reports_of_machines_with_gpus_are_read(docs: Path) -> None:
@@ -239,6 +239,17 @@ def test_a_picture_is_sound_readable_on_either_ground_and_says_what_ran(name: st
     assert "torch 2.11.0+cu130" in told
     assert "580.10" in told
     assert addresses_in(picture, [str(ROOT)]) == []
+
+
+def test_long_names_stay_within_the_pictures() -> None:
+    """By what renderers were seen to take for a character; the legends are set smaller."""
+    gpus = [{"name": "NVIDIA H100 80GB HBM3", "capability": [9, 0], "memory": 80 * GIB}] * 8
+    long = run_of(*WHOLE.report.findings, driver=DRIVER | {"driver": "580.105.08", "gpus": gpus})
+    for picture in pictures([long]).values():
+        for text in ET.fromstring(picture).findall(".//{*}text[@x]"):
+            if text.attrib.get("text-anchor", "start") == "start":
+                each = {"soft": 6.2, "title": 9}.get(text.attrib.get("class", ""), 6.7)
+                assert float(text.attrib["x"]) + each * len(text.text or "") < 900, text.text
 
 
 def test_every_series_has_its_own_line_colours_and_dashes() -> None:
