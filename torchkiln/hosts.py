@@ -29,7 +29,8 @@ def capability(host: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def lines(host: Mapping[str, Any]) -> list[str]:
     """Machine, GPUs with driver, and what lies between them: a line each, of what is known."""
-    found = [_machine(host)] if host else []
+    machine = _machine(host)
+    found = [f"host     {machine}"] if machine else []
     if "driver" in host:
         found.append(f"GPUs     {_gpus(host)}")
     if len(gpus(host)) > 1:
@@ -53,7 +54,7 @@ def _machine(host: Mapping[str, Any]) -> str:
     told += [f"{host['cores']} cores"] if "cores" in host else []
     told += [f"{host['memory'] / _GIB:.0f} GiB"] if "memory" in host else []
     told += [f"/dev/shm {host['shm'] / _GIB:.3g} GiB"] if "shm" in host else []
-    return f"host     {', '.join(told)}"
+    return ", ".join(told)
 
 
 def _gpus(host: Mapping[str, Any]) -> str:

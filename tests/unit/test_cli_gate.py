@@ -1,0 +1,156 @@
+"""`torchkiln gate`: a digest, or everything that is missing; a bad signature is another thing than none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.keys import ED, P256, public_pem
+from tests.oci_samples import BlobFolder, plan, tar_of
+from tests.reports import TAG, TIERS, found, report
+from tests.smoke_suites import suite_with
+from tests.validated import BASE
+from torchkiln.attestation import attest
+from torchkiln.cli.gate import gate
+from torchkiln.errors import ConfigError, GateRefused, Stale, VerificationFailed
+from torchkiln.nouns import Finding, SmokeReport
+from torchkiln.oci.layout import open_layout, write_image
+from torchkiln.places import ROOT
+from torchkiln.report import to_json
+from torchkiln.signature import fingerprint
+from torchkiln.suite import suite_digest
+
+LABELS = (("org.opencontainers.image.version", TAG),)
+
+
+class Scene:
+    """A layout with an image of the committed lock's name, a suite of six checks, and reports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        store = BlobFolder(folder / "store")
+        layers = [store.layer("base", tar_of(BASE))]
+        write_image(folder / "dist", plan(TAG, labels=LABELS), layers, store.path)
+        self.image = open_layout(folder / "dist").image(TAG).manifest
+        body = "".join(
+            f"@pytest.mark.tier({tier})\ndef test_{name.replace('-', '_')}(measure): pass\n\n"
+            for name, tier in TIERS.items()
+        )
+        self.suite = suite_with(folder / "suite", {"test_all.py": body})
+
+    def report(self, *findings: Finding, **other: Any) -> SmokeReport:
+        """Of this image by this suite."""
+        return replace(report(*findings), **{"image": self.image, "suite": suite_digest(self.suite)} | other)
+
+    def file(self, told: SmokeReport | bytes, name: str = "report.json") -> str:
+        """Its path."""
+        (self.folder / name).write_bytes(told if isinstance(told, bytes) else to_json(told))
+        return str(self.folder / name)
+
+    def ask(self, reports: Sequence[str], *more: str) -> Any:
+        """`gate TAG`."""
+        argv = [TAG, "--output", str(self.folder / "dist"), "--suite", str(self.suite)]
+        argv += [word for path in reports for word in ("--report", path)]
+        return CliRunner().invoke(gate, [*argv, "--images", str(ROOT / "images"), *more])
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_the_digest_is_stdout(scene: Scene) -> None:
+    done = scene.ask([scene.file(scene.report())])
+
+    assert (done.exit_code, done.stdout) == (0, f"{scene.image}\n")
+    assert "gate: report.json: unsigned" in done.stderr
+    assert f"gate: {TAG}: 5 checks passed" in done.stderr
+
+
+def test_a_refusal_tells_all_and_prints_nothing(scene: Scene) -> None:
+    done = scene.ask([scene.file(scene.report(found("cuda", "skipped", "host: x"), verdict="inconclusive"))])
+
+    assert isinstance(done.exception, GateRefused)
+    assert done.exception.exit_code == 7
+    assert (
+        "is not cleared: 1 thing is missing\n  cuda: skipped: host: x (report.json)" in done.exception.message
+    )
+    assert done.exception.hint
+    assert done.stdout == ""
+
+
+def test_for_machines(scene: Scene) -> None:
+    good = json.loads(scene.ask([scene.file(scene.report())], "--json").stdout)
+    refused = scene.ask([scene.file(scene.report(nonce="request-0000"))], "--json", "--nonce", "request-0001")
+    bad = json.loads(refused.stdout)
+
+    assert (good["image"], good["cleared"]["digest"], good["missing"]) == (scene.image, scene.image, [])
+    assert good["cleared"]["passed"] == ["compile-cpu", "import", "bf16", "cuda", "nccl-all-reduce"]
+    assert good["cleared"]["signers"] == []
+    assert (bad["image"], bad["cleared"]) == (scene.image, None)
+    why = "answers another request: it bears the nonce request-0000"
+    assert bad["missing"] == [{"what": "report.json", "why": why}]
+    assert isinstance(refused.exception, GateRefused)
+
+
+def test_two_reports_complete_each_other(scene: Scene) -> None:
+    told = scene.report()
+    one = replace(told, findings=tuple(f for f in told.findings if f.tier < 2))
+    two = replace(told, findings=tuple(f for f in told.findings if f.tier == 2))
+    files = [scene.file(one, "one.json"), scene.file(two, "two.json")]
+
+    assert scene.ask(files).exit_code == 0
+    assert isinstance(scene.ask(files[:1]).exception, GateRefused)
+
+
+def test_trust_demands_a_signature(scene: Scene) -> None:
+    plain = scene.file(scene.report())
+    key = scene.file(public_pem(ED), "public.pem")
+    unsigned = scene.ask([plain], "--trust", key).exception
+    assert isinstance(unsigned, GateRefused)
+    assert unsigned.missing == (("report.json", "is not signed"),)
+
+    scene.file(attest(scene.report(), ED), "report.dsse.json")
+    done = scene.ask([plain], "--trust", key, "--json")
+    assert json.loads(done.stdout)["cleared"]["signers"] == [fingerprint(ED.public_key())]
+    assert scene.ask([str(scene.folder / "report.dsse.json")], "--trust", key).exit_code == 0
+
+    scene.file(attest(scene.report(), P256), "report.dsse.json")
+    assert isinstance(scene.ask([plain], "--trust", key).exception, VerificationFailed)
+
+
+def test_a_policy_that_demands_signatures_wants_a_key(scene: Scene) -> None:
+    text = (ROOT / "matrix.yaml").read_text()
+    assert "signed: false" in text
+    matrix = scene.file(text.replace("signed: false", "signed: true").encode(), "matrix.yaml")
+    plain = scene.file(scene.report())
+    done = scene.ask([plain], "--matrix", matrix)
+    assert isinstance(done.exception, ConfigError)
+    assert "demands signed reports, and no key is trusted" in done.exception.message
+
+
+def test_the_policy_is_the_matrix_s(scene: Scene) -> None:
+    text = (ROOT / "matrix.yaml").read_text().replace("tiers: [0, 1]", "tiers: [0, 1, 2]")
+    matrix = scene.file(text.encode(), "matrix.yaml")
+    failed = scene.file(scene.report(found("busbw", "failed", "slow"), verdict="fail"))
+
+    assert scene.ask([failed]).exit_code == 0
+    refused = scene.ask([failed], "--matrix", matrix).exception
+    assert isinstance(refused, GateRefused)
+    assert refused.missing == (("busbw", "failed: slow (report.json)"),)
+
+
+def test_slips(scene: Scene) -> None:
+    """No report named; a tag that the layout has not; a folder that is none; an image that no lock made."""
+    plain = scene.file(scene.report())
+
+    assert scene.ask([]).exit_code == 2
+    assert isinstance(scene.ask([plain], "--output", str(scene.folder / "none")).exception, ConfigError)
+    assert isinstance(scene.ask([plain], "--images", str(scene.folder)).exception, Stale)
+    assert isinstance(scene.ask([scene.file(b"{}", "x.json")]).exception, ConfigError)
