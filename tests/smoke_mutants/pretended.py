@@ -1,0 +1,47 @@
+"""A mutant, tried on a real GPU and, where there is none, on a CPU that passes for one (pretend_gpu.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.smoke_mutants.mutant import broken, check, gpus, needs_gpus, needs_torch
+
+PRETEND = Path(__file__).with_name("pretend_gpu.py").read_text("utf-8")
+# Where a mutant's code finds GradScaler: torch.amp has it from 2.3 on.
+SCALER = 'import torch\namp = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp\n'
+
+on_cpu = [needs_torch, pytest.mark.skipif(gpus() > 0, reason="a real GPU is here")]
+anywhere = pytest.mark.parametrize(
+    "pretend",
+    [pytest.param(True, marks=on_cpu, id="pretended"), pytest.param(False, marks=needs_gpus(1), id="gpu")],
+)
+
+
+def broken_by(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str) -> list[str]:
+    """The names of the values that *mutant* broke in the check *id*, less the one that finds the CPU out."""
+    told = _told(mutant, id, tmp_path, pretend, env)
+    names = broken(told)
+    assert told["outcome"] == ("failed" if names else "passed")
+    assert pretend == any(map(_tells_where, names)), told["message"]
+    return [name for name in names if not _tells_where(name)]
+
+
+def fails_with(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: str) -> str:
+    """The message of the check *id* where *mutant* keeps it from going on."""
+    told = _told(mutant, id, tmp_path, pretend, env)
+    assert told["outcome"] == "failed"
+    return str(told["message"])
+
+
+def _told(mutant: str, id: str, tmp_path: Path, pretend: bool, env: dict[str, str]) -> dict[str, Any]:
+    """The check's result, that of a check which came to its end."""
+    told = check(id, tmp_path, (PRETEND if pretend else "") + mutant, facts=None, limit=300, **env)
+    assert told["ran"], told
+    return told
+
+
+def _tells_where(name: str) -> bool:
+    return name.startswith("device")
