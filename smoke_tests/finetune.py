@@ -72,9 +72,11 @@ class Training:
 def training(model: nn.Module, precision: str) -> Iterator[Training]:
     """A Training on the GPU, which finds its memory empty and leaves it so."""
     _clear()
+    one = Training(model, precision)
     try:
-        yield Training(model, precision)
+        yield one
     finally:
+        vars(one).clear()  # the name in the caller's block outlives it
         _clear()
 
 

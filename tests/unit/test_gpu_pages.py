@@ -248,7 +248,7 @@ def test_long_names_stay_within_the_pictures() -> None:
     for picture in pictures([long]).values():
         for text in ET.fromstring(picture).findall(".//{*}text[@x]"):
             if text.attrib.get("text-anchor", "start") == "start":
-                each = {"soft": 6.2, "title": 9}.get(text.attrib.get("class", ""), 6.7)
+                each = {"soft": 6.2, "title": 9}.get(text.attrib.get("class", ""), 6.6)
                 assert float(text.attrib["x"]) + each * len(text.text or "") < 900, text.text
 
 
