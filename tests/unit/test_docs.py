@@ -139,7 +139,7 @@ _HOST = re.compile(r"https?://(?P<host>[A-Za-z0-9.-]+)")
 # Where specifications live, names reserved for examples (or with no dot, which nobody owns), this machine.
 _FREE_HOSTS = re.compile(
     r"[a-z0-9-]+|(.*\.)?(example|test|invalid|localhost)(\.(com|org|net))?|127\.0\.0\.1|json-schema\.org"
-    r"|keepachangelog\.com|www\.w3\.org|www\.apache\.org"
+    r"|keepachangelog\.com|www\.w3\.org|www\.apache\.org|in-toto\.io"
 )
 
 

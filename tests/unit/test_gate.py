@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +36,6 @@ from torchkiln.errors import GateRefused
 from torchkiln.gate import ClearedImage, clear
 from torchkiln.matrix import Policy
 from torchkiln.nouns import Finding, SmokeReport
-from torchkiln.places import ROOT
 from torchkiln.smoke import smoke
 from torchkiln.suite import load_suite
 from torchkiln.verdict import verdict
@@ -371,68 +368,3 @@ def test_a_check_that_proves_nothing_is_refused_from_end_to_end(body: str, tmp_p
     named = [name for name, _ in missing(told, suite=suite, policy=Policy(checks=()))]
 
     assert "import" in named
-
-
-# --- who may make one -------------------------------------------------------------------------------
-
-
-def test_only_the_gate_makes_a_cleared_image() -> None:
-    image = cleared(report())
-    fields = {field.name: getattr(image, field.name) for field in dataclasses.fields(image)}
-
-    with pytest.raises(TypeError, match="only the gate"):
-        ClearedImage(**fields, by=object())
-    with pytest.raises(TypeError):
-        ClearedImage(**fields)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="by"):
-        replace(image, image=OTHER)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        image.image = OTHER  # type: ignore[misc]
-
-
-def makers(tree: ast.AST) -> set[str]:
-    """What in *tree* could make a ClearedImage or hold the key to it: all but imports and annotations."""
-    annotations = {
-        id(inner)
-        for node in ast.walk(tree)
-        for part in (getattr(node, "annotation", None), getattr(node, "returns", None))
-        if part is not None
-        for inner in ast.walk(part)
-    }
-    told = set()
-    for node in ast.walk(tree):
-        name = getattr(node, "id", None) or getattr(node, "attr", None)
-        if name == "ClearedImage" and id(node) not in annotations:
-            told.add("ClearedImage")
-        if name == "_CLEARANCE" or (isinstance(node, ast.alias) and node.name == "_CLEARANCE"):
-            told.add("_CLEARANCE")
-        if isinstance(node, ast.alias) and node.name == "ClearedImage" and node.asname:
-            told.add("ClearedImage")
-    return told
-
-
-def test_no_other_module_could_make_one() -> None:
-    files = [file for file in (ROOT / "torchkiln").rglob("*.py") if file.name != "gate.py"]
-    files.append(ROOT / "torchkiln" / "cli" / "gate.py")
-
-    assert {file.name: told for file in files if (told := makers(ast.parse(file.read_text())))} == {}
-    assert makers(ast.parse((ROOT / "torchkiln" / "gate.py").read_text())) == {"ClearedImage", "_CLEARANCE"}
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("from torchkiln.gate import ClearedImage", set()),
-        ("def publish(image: ClearedImage) -> list[ClearedImage]: ...", set()),
-        ("ClearedImage(tag='x')", {"ClearedImage"}),
-        ("gate.ClearedImage(tag='x')", {"ClearedImage"}),
-        ("Made = ClearedImage", {"ClearedImage"}),
-        ("object.__new__(ClearedImage)", {"ClearedImage"}),
-        ("from torchkiln.gate import ClearedImage as Made", {"ClearedImage"}),
-        ("from torchkiln.gate import _CLEARANCE", {"_CLEARANCE"}),
-        ("gate._CLEARANCE", {"_CLEARANCE"}),
-    ],
-)
-def test_a_maker_is_seen(line: str, told: set[str]) -> None:
-    """What the test above would tell."""
-    assert makers(ast.parse(line)) == told
