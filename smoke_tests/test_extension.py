@@ -11,12 +11,12 @@ def test_extension(measure, tmp_path):
     """torch.utils.cpp_extension builds an operator in a process of its own; loaded here, it is exact."""
     import torch
 
+    numbers = torch.arange(1_000_000, device="cuda")  # first: without a GPU there is nothing to build for
     built = probe("extension", str(tmp_path))
     for name in ("nvcc", "cuda_home", "library"):
         measure(name, built[name])
     torch.ops.load_library(built["library"])
 
-    numbers = torch.arange(1_000_000, device="cuda")
     found = torch.ops.kiln.triangular(numbers)
     wanted = (numbers * (numbers + 1)).cpu() // 2
     measure("operator", str(torch.ops.kiln.triangular.default))

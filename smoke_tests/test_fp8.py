@@ -30,6 +30,7 @@ def _integers(torch, kind, measure):
     left = torch.randint(-1, 2, (ROWS, DEPTH), device="cuda").double()
     right = torch.randint(-1, 2, (DEPTH, COLUMNS), device="cuda").double()
     product = scaled_mm(_eight(torch, left, kind), _by_columns(torch, right), *_scales(torch, 4.0, 0.5))
+    measure(f"device_{kind}", product.device.type, equals="cuda")
     measure(f"{kind}_dtype", str(product.dtype), equals="torch.bfloat16")
     measure(f"{kind}_wrong_integers", int((product.double() != 2 * (left @ right)).sum()), equals=0)
 

@@ -9,7 +9,7 @@ from smoke_tests.numbers import relative_error
 
 SHAPE = (2, 4, 256, 64)  # batch, heads, length, width
 # FP16 has eleven bits, so each back end errs by less than 1e-3; a wrong mask or scale errs by 1e-1 and more.
-OUTPUT_BOUND, GRADIENT_BOUND = 5e-3, 1e-2
+BOUNDS = {"output": 5e-3, "q": 1e-2, "k": 1e-2, "v": 1e-2}
 FLASH = "ScaledDotProductFlashAttentionBackward0"  # the node that FlashAttention's kernel leaves for backward
 
 
@@ -28,18 +28,13 @@ def test_sdpa(measure):
         outputs = {}
         for backend in ("flash", "math"):
             found, made_by = _attended(torch, backend, inputs, causal)
-            bound = {"equals": FLASH} if backend == "flash" else {}
-            measure(f"{backend}_{kind}_made_by", made_by, **bound)
-            errors = [relative_error(one, other) for one, other in zip(found, exact, strict=True)]
-            measure(f"{backend}_{kind}_error", errors[0], at_most=OUTPUT_BOUND)
-            measure(f"{backend}_{kind}_gradient_error", max(errors[1:]), at_most=GRADIENT_BOUND)
-            measure(f"{backend}_{kind}_gradient_errors", errors[1:])
-            outputs[backend] = found[0]
-        measure(
-            f"flash_{kind}_against_math",
-            relative_error(outputs["flash"], outputs["math"]),
-            at_most=OUTPUT_BOUND,
-        )
+            wanted = {"equals": FLASH} if backend == "flash" else {}
+            measure(f"{backend}_{kind}_made_by", made_by, **wanted)
+            for name, bound in BOUNDS.items():
+                measure(f"{backend}_{kind}_{name}", relative_error(found[name], exact[name]), at_most=bound)
+            outputs[backend] = found["output"]
+        apart = relative_error(outputs["flash"], outputs["math"])
+        measure(f"flash_against_math_{kind}", apart, at_most=BOUNDS["output"])
 
 
 def _attended(torch, backend, inputs, causal):
@@ -52,13 +47,14 @@ def _attended(torch, backend, inputs, causal):
 
 
 def _trained(attention, inputs, dtype):
-    """Output and the gradients of q, k and v, in a list; and the name of what made the output."""
+    """Output and the gradients of q, k and v; and the name of what made the output."""
     *heads, gradient = (tensor.to(dtype, copy=True) for tensor in inputs)
     for head in heads:
         head.requires_grad_()
     output = attention(*heads)
     output.backward(gradient)
-    return [output.detach(), *(head.grad for head in heads)], output.grad_fn.name()
+    found = dict(zip(BOUNDS, (output.detach(), *(head.grad for head in heads)), strict=True))
+    return found, output.grad_fn.name()
 
 
 def _by_hand(torch, causal, q, k, v):
