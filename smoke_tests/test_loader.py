@@ -49,8 +49,8 @@ def _returned_first(torch, there, host):
 def _overlapped(torch, there, host):
     """Whether a copy on a stream of its own ended while a kernel on the other one still ran."""
     beside = torch.cuda.Stream()
-    with torch.cuda.stream(beside):
-        there.copy_(host, non_blocking=True)  # what a stream needs is made at its first use, when nothing runs
+    with torch.cuda.stream(beside):  # what a stream needs is made at its first use: now, while nothing runs
+        there.copy_(host, non_blocking=True)
     there.zero_()
     torch.cuda.synchronize()
     torch.cuda._sleep(WORK)

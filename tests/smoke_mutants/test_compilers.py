@@ -24,7 +24,7 @@ def test_it_passes_in_a_sound_environment(id: str, tmp_path: Path) -> None:
 @needs_gpus(1)
 def test_compile_gpu_fails_without_a_compiler(tmp_path: Path) -> None:
     skip_unless_it_applies("compile-gpu")
-    told = check("compile-gpu", tmp_path, PATH=str(tmp_path))
+    told = check("compile-gpu", tmp_path, "import os\nos.environ.pop('CC', None)", PATH=str(tmp_path))
     assert told["outcome"] == "failed"
     assert "compiler" in told["message"].lower()
 
