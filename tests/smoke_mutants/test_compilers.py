@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.smoke_mutants.here import skip_unless_it_applies
-from tests.smoke_mutants.mutant import broken, check, needs_gpus, needs_torch
+from tests.smoke_mutants.here import needs_torch_alone, skip_unless_it_applies
+from tests.smoke_mutants.mutant import broken, check, needs_gpus
 from tests.smoke_mutants.pretended import PRETEND
 from tests.smoke_mutants.shared_objects import needs_gcc, without_library
 
@@ -44,7 +44,7 @@ def test_compile_gpu_fails_where_nothing_is_compiled(mutant: str, tmp_path: Path
     assert told["message"] == "new_cubins: 0 is not at least 1"
 
 
-@needs_torch
+@needs_torch_alone
 def test_compile_gpu_on_the_cpu_is_right_and_makes_no_cubin(tmp_path: Path) -> None:
     told = check("compile-gpu", tmp_path, PRETEND + NOT_COMPILED)
     assert told["message"] == "new_cubins: 0 is not at least 1"
@@ -87,7 +87,7 @@ def test_nvrtc_fails_without_one_of_its_libraries(part: str, tmp_path: Path) -> 
     assert "nvrtc" in told["message"].lower()
 
 
-@needs_torch
+@needs_torch_alone
 def test_nvrtc_on_the_cpu_is_right_and_compiles_nothing(tmp_path: Path) -> None:
     told = check("nvrtc", tmp_path, PRETEND + EAGER_SOURCE)
     assert broken(told) == ["source_compiled", "gcd_compiled"]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.smoke_mutants.mutant import broken, check, needs_gpus, needs_torch
+from tests.smoke_mutants.here import needs_torch_alone
+from tests.smoke_mutants.mutant import broken, check, needs_gpus
 from tests.smoke_mutants.pretended import PRETEND
 
 PINS_NOTHING = "import torch\ntorch.Tensor.pin_memory = lambda self, *device: self"
@@ -77,7 +78,7 @@ def test_loader_fails_where_pinning_does_nothing(tmp_path: Path) -> None:
     assert {"pinned", "batches_pinned"} <= set(broken(told))
 
 
-@needs_torch
+@needs_torch_alone
 @pytest.mark.parametrize(
     ("mutant", "names"),
     [("", []), (NO_WORKERS, ["workers"]), (OTHER_ORDER, ["batches_wrong"])],
