@@ -7,6 +7,7 @@ decides, by the same functions, and skips.
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 import sys
@@ -31,6 +32,8 @@ if not sys.dont_write_bytecode:  # a run leaves nothing in the suite, byte code 
     sys.dont_write_bytecode = True
     shutil.rmtree(HERE / "__pycache__", ignore_errors=True)
 
+# What pytest adds to the sentence of a failed assert.
+_EXPLAINED = re.compile(r"\nassert .*(\n .*)*\Z")
 MEASURE = pytest.StashKey[Measure]()
 FACTS = pytest.StashKey[dict[str, Any]]()
 
@@ -129,19 +132,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def _result(item: pytest.Item, call: Any, report: Any, before: dict[str, Any]) -> dict[str, Any]:
     seen = item.stash.get(MEASURE, Measure())
-    result = {
-        "outcome": before.get("outcome", "passed"),
-        "message": before.get("message", ""),
-        "measured": seen.measured,
-        "threshold": seen.threshold,
-        "ran": before.get("ran", False) or call.when == "call",
-    }
-    if result["outcome"] == "passed" and (report.skipped or hasattr(report, "wasxfail")):
+    # Not yet a success before the check has come to its end: its process may die until then.
+    result = {"outcome": "failed", "message": "", "ran": False} | before
+    if not result["message"] and (report.skipped or hasattr(report, "wasxfail")):
         reason = getattr(report, "wasxfail", "") or str(call.excinfo.value if call.excinfo else "")
-        result |= {"outcome": "failed", "message": f"the check skipped itself, which no check may: {reason}"}
-    elif result["outcome"] == "passed" and report.failed:
-        result |= {"outcome": "failed", "message": _message(call, report)}
-    return result
+        result["message"] = f"the check skipped itself, which no check may: {reason}"
+    elif not result["message"] and report.failed:
+        result["message"] = _message(call, report) or "it failed without a word"
+    result["ran"] = result["ran"] or call.when == "call"
+    result["outcome"] = "passed" if result["ran"] and not result["message"] else "failed"
+    return result | {"measured": seen.measured, "threshold": seen.threshold}
 
 
 def _message(call: Any, report: Any) -> str:
@@ -149,7 +149,8 @@ def _message(call: Any, report: Any) -> str:
     error = call.excinfo
     if error is None:
         return str(report.longrepr)
-    text = str(error.value).strip()
+    text = _EXPLAINED.sub("", str(error.value).strip())
     if isinstance(error.value, (AssertionError, pytest.fail.Exception)):
         return text
-    return f"{error.typename}: {text}\n(at {error.traceback[-1].path.name}:{error.traceback[-1].lineno + 1})"
+    last = error.traceback[-1]
+    return f"{error.typename}: {text}\n(at {Path(str(last.path)).name}:{last.lineno + 1})"

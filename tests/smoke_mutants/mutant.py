@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from smoke_tests.runner import judge
 from tests.smoke_suites import SUITE
 
 PYTHON = os.environ.get("TORCHKILN_TORCH_PYTHON") or (
@@ -29,7 +30,8 @@ PYTHON = os.environ.get("TORCHKILN_TORCH_PYTHON") or (
 needs_torch = pytest.mark.skipif(
     not PYTHON, reason="no torch here: set TORCHKILN_TORCH_PYTHON to an interpreter that has it"
 )
-_HOOK = "import os; exec(compile(os.environ.get('KILN_MUTANT', ''), 'mutant', 'exec'))\n"
+# A namespace of its own: its functions find what else it defines.
+_HOOK = "import os; exec(compile(os.environ.get('KILN_MUTANT', ''), 'mutant', 'exec'), {'__name__': ''})\n"
 
 
 @functools.cache
@@ -62,7 +64,7 @@ def check(
     limit: float = 300,
     **env: str,
 ) -> dict[str, Any]:
-    """The result (outcome, message, measured ...) of the check *id* where *mutant* ran before everything.
+    """The finding (outcome, message, measured ...) of the check *id* where *mutant* ran before everything.
 
     :param mutant: Python source; it may import torch and replace what it finds there.
     :param facts: what a lock would say; None: what the environment's distributions say.
@@ -81,9 +83,7 @@ def check(
     done = subprocess.run(
         command, env=os.environ | own | env, capture_output=True, text=True, check=False, timeout=limit
     )
-    assert result.exists(), done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(result.read_bytes())
-    return found
+    return judge(done.returncode, result, done.stdout + done.stderr, limit)
 
 
 def broken(told: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
+import sys
 import venv
 from pathlib import Path
 
@@ -20,6 +22,7 @@ def test_zz_good(measure):
 
 def one(source: str, tmp_path: Path, *options: str) -> tuple[str, str, bool]:
     """Outcome and message of the check in *source*, and whether the good check behind it passed."""
+    tmp_path.mkdir(exist_ok=True)
     suite = suite_with(tmp_path / "suite", {"test_bad.py": source, "test_zz_good.py": GOOD})
     found = findings(run_suite(suite, tmp_path, *options))
     return found["bad"]["outcome"], found["bad"]["message"], found["zz-good"]["outcome"] == "passed"
@@ -85,6 +88,43 @@ def test_an_exit_without_a_result_is_no_success(tmp_path: Path) -> None:
     )
     assert outcome == "failed"
     assert message.startswith("no result: the process ended with exit code 0")
+
+
+@pytest.mark.parametrize("phase", ["setup", "call"])
+def test_a_result_is_no_success_before_the_check_has_ended(phase: str, tmp_path: Path) -> None:
+    """Whoever reads what a process left that died half way, reads no success."""
+    source = {
+        "setup": "@pytest.fixture\ndef late():\n    import os\n    os._exit(0)\n\n"
+        "@pytest.mark.tier(0)\ndef test_bad(late):\n    pass\n",
+        "call": "@pytest.mark.tier(0)\ndef test_bad(measure):\n"
+        "    import os\n    measure('one', 1, equals=1)\n    os._exit(0)\n",
+    }[phase]
+    suite = suite_with(tmp_path / "suite", {"test_bad.py": source})
+    facts, result = tmp_path / "facts.json", tmp_path / "result.json"
+    facts.write_text("{}")
+    command = [sys.executable, "-I", "-B", str(suite / "one.py"), str(suite), ""]
+    command += ["test_bad.py::test_bad", str(facts), str(result)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    left = json.loads(result.read_bytes()) if result.exists() else {"outcome": "failed"}
+    assert left["outcome"] == "failed"
+
+
+def test_an_assert_is_told_by_its_sentence_alone(tmp_path: Path) -> None:
+    outcome, message, _ = one(
+        "@pytest.mark.tier(0)\ndef test_bad(measure):\n"
+        "    found = [1]\n    assert found == [1, 2], 'two were looked for'\n",
+        tmp_path,
+    )
+    assert (outcome, message) == ("failed", "two were looked for")
+    outcome, message, _ = one(
+        "@pytest.mark.tier(0)\ndef test_bad(measure):\n    assert 1 == 2\n", tmp_path / "b"
+    )
+    assert message.startswith("assert 1 == 2")
+
+
+def test_an_error_in_code_without_a_file_is_told(tmp_path: Path) -> None:
+    source = "@pytest.mark.tier(0)\ndef test_bad(measure):\n    exec(compile('{}[1]', 'mutant', 'exec'))\n"
+    assert one(source, tmp_path)[:2] == ("failed", "KeyError: 1\n(at mutant:1)")
 
 
 def test_an_error_is_told_with_its_place(tmp_path: Path) -> None:
