@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from tests.keys import ED, KEYS, P256, SECRET, STRANGER, pem, public_pem
 from tests.reports import IMAGE, OTHER, TAG, report
 from torchkiln.attestation import PAYLOAD_TYPE, attest, beside, read
+from torchkiln.cli import reports
 from torchkiln.cli.smoke import smoke
 from torchkiln.errors import ConfigError, KilnError, VerificationFailed
 from torchkiln.report import document, to_json
@@ -240,12 +241,30 @@ def test_show_still_judges_what_is_signed(tmp_path: Path) -> None:
     assert "its own values give 'pass'" in str(ran(lie, "--trust", trusted).exception)
 
 
+def test_what_a_run_writes_is_signed_and_holds_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `smoke --report r.json --key key.pem` ends: report, statement beside it, verdict on stdout."""
+    monkeypatch.setenv(PASSPHRASE, SECRET)
+    key = reports.private_key(written(tmp_path, pem(ED, SECRET), "key.pem"))
+    to = reports.Forms(report=tmp_path / "r.json", junit=tmp_path / "r.xml", markdown=None, as_json=False)
+    reports.publish(report(nonce="request-0001"), to, key)
+
+    found = read(tmp_path / "r.json", [ED.public_key()])
+    assert (found.report.nonce, found.signers) == ("request-0001", (fingerprint(ED.public_key()),))
+    said = capsys.readouterr()
+    assert said.out == "pass\n"
+    assert "nonce request-0001" in said.err
+    files = [tmp_path / name for name in ("r.json", "r.dsse.json", "r.xml")]
+    told = "".join((said.err, *(file.read_text() for file in files)))
+    lines = pem(ED).decode().splitlines()[1:-1] + pem(ED, SECRET).decode().splitlines()[1:-1]
+    assert [secret for secret in (SECRET, (b"\x01" * 32).hex(), *lines) if secret in told] == []
+
+
 def test_the_pass_phrase_leaves_the_environment_when_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No process of an image under test is a child of one that still has it."""
-    from torchkiln.cli import reports
-
     monkeypatch.setenv(PASSPHRASE, SECRET)
     reports.private_key(written(tmp_path, pem(ED, SECRET), "key.pem"))
 
