@@ -79,24 +79,28 @@ def rank_endings(
 def values_of(endings: Sequence[Ending]) -> list[Any]:
     """What every rank returned.
 
-    :raises AssertionError: one did not end well. Who failed comes first: the others only waited for him.
+    :raises AssertionError: one did not end well. Who failed first is told first: the others waited for it.
     """
-    found = [(one.code is None, told) for one in endings if (told := fault(one))]
-    assert not found, "\n".join(told for _, told in sorted(found, key=lambda pair: pair[0]))
+    in_order = sorted(endings, key=lambda one: (one.code is None, one.seconds, one.code or 0))
+    told = [words for one in in_order if (words := fault(one))]
+    assert not told, "\n".join(told)
     return [one.values for one in endings]
 
 
 def fault(one: Ending) -> str:
     """Why a rank did not end well, and where it was or what it said last; empty: it did."""
+    # NCCL writes what it was asked to tell when the process ends, after what the process died of.
+    lines = [line for line in one.output.splitlines() if " NCCL INFO " not in line]
+    output = "\n".join(lines)
     if one.code is None:
-        return f"rank {one.rank} had not ended after {one.seconds:g} s and was stopped\n{where(one.output)}"
+        return f"rank {one.rank} had not ended after {one.seconds:g} s and was stopped\n{where(output)}"
     if one.code < 0:
-        words = [line.strip() for line in one.output.splitlines() if line.strip().startswith("what():")]
-        return "\n".join([f"rank {one.rank} {ending(one.code)}", *words[:1], where(one.output)])
+        words = [line.strip() for line in lines if line.strip().startswith("what():")]
+        return "\n".join([f"rank {one.rank} {ending(one.code)}", *words[:1], where(output)])
     if one.code:
-        return f"rank {one.rank} {ending(one.code)}\n{tail(one.output)}"
+        return f"rank {one.rank} {ending(one.code)}\n{tail(output)}"
     if one.values is None:
-        return f"rank {one.rank} ended without a result\n{tail(one.output)}"
+        return f"rank {one.rank} ended without a result\n{tail(output)}"
     return ""
 
 

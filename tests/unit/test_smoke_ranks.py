@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from smoke_tests.ranks import Ending, fault
 from tests.smoke_suites import suite_with
 
 # As much of torch as a rank asks for before it does its work.
@@ -196,3 +197,20 @@ def test_ranks_go_with_the_check_that_started_them(stage: Stage, tmp_path: Path)
     while running(str(stage.suite)) and time.monotonic() < patience:
         time.sleep(0.05)
     assert running(str(stage.suite)) == []
+
+
+def test_what_a_rank_died_of_is_told_and_not_what_nccl_was_asked_to_tell() -> None:
+    """C++ says first what the exception was; NCCL's lines come last of all."""
+    nccl = "".join(
+        f"host:1:9 [0] NCCL INFO Channel {at:02}/0 : 0[0] -> 1[1] via P2P/IPC\n" for at in range(30)
+    )
+    raised = fault(Ending(1, 1, 2.0, f"ValueError: no\n{nccl}", None))
+    assert raised == "rank 1 ended with exit code 1\nValueError: no"
+    dump = "Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File in absent\n"
+    died = fault(Ending(0, -6, 2.0, f"terminate called\n  what():  Watchdog caught it\n{dump}{nccl}", None))
+    assert died.splitlines()[:3] == [
+        "rank 0 was killed by SIGABRT",
+        "what():  Watchdog caught it",
+        "Fatal Python error: Aborted",
+    ]
+    assert died.splitlines()[-1] == "  File in absent"
