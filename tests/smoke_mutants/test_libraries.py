@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.smoke_mutants.here import needs_torch_alone, skip_unless_it_applies
-from tests.smoke_mutants.mutant import PYTHON, broken, check, environment, needs_gpus
+from tests.smoke_mutants.mutant import broken, check, environment, needs_gpus
 from tests.smoke_mutants.pretended import PRETEND, anywhere, broken_by
 from tests.smoke_mutants.shared_objects import another_cudnn, needs_gcc, without_library
-from tests.smoke_suites import SUITE, findings, run_suite
 
 
 @needs_gpus(1)
@@ -42,19 +40,7 @@ def test_cudnn_fails_where_another_one_answers(part: int, by: int | None, name: 
 @needs_gcc
 def test_cudnn_without_one_of_its_libraries_is_a_failure_with_a_name(tmp_path: Path) -> None:
     """It kills the process that asks for its version."""
-    part = without_library(tmp_path, "libcudnn_graph")
-    told = findings(
-        run_suite(
-            SUITE,
-            tmp_path,
-            "--tier=1",
-            "--only=cudnn",
-            python=PYTHON,
-            facts=environment(),
-            env=os.environ | part,
-            wheels=Path(pytest.__file__).parent.parent,
-        )
-    )["cudnn"]
+    told = check("cudnn", tmp_path, **without_library(tmp_path, "libcudnn_graph"))
     assert told["outcome"] == "failed"
     assert "killed by SIG" in told["message"]
 
