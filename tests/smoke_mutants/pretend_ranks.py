@@ -42,21 +42,31 @@ def held() -> int:
     return sum({one._cdata: one.nbytes() for one in storages}.values())
 
 
+def on_cpu(kind: Any, **always: Any) -> Any:
+    """*kind*, a class whose first argument is a device's kind, for the CPU whatever is said."""
+
+    class OnCpu(kind):  # type: ignore[misc]
+        def __init__(self, device: str = "cuda", **options: Any) -> None:
+            super().__init__("cpu", **(options | always))
+
+    return OnCpu
+
+
 def with_option(function: Callable[..., Any], name: str, value: Any) -> Callable[..., Any]:
     """*function*, called with this option whatever is given for it."""
     return lambda *args, **options: function(*args, **(options | {name: value}))
 
 
 device = [0]
-real_autocast, real_scaler, real_group = torch.autocast, torch.amp.GradScaler, dist.init_process_group
+real_group = dist.init_process_group
 torch.cuda.device_count = lambda: WORLD
 torch.cuda.set_device = lambda number: device.__setitem__(0, number)
 torch.cuda.current_device = lambda: device[0]
 torch.cuda.synchronize = lambda: None
 torch.cuda.memory_allocated = held
 torch.cuda.nccl.version = lambda: (0, 0, 0)
-torch.autocast = lambda kind, dtype: real_autocast("cpu", dtype=torch.bfloat16)
-torch.amp.GradScaler = lambda kind, **options: real_scaler("cpu", **options)
+torch.autocast = on_cpu(torch.autocast, dtype=torch.bfloat16)
+torch.amp.GradScaler = on_cpu(torch.amp.GradScaler)
 dist.init_process_group = lambda backend, **options: real_group("gloo", **options)
 parallel, sharded = torch.nn.parallel, FullyShardedDataParallel
 parallel.DistributedDataParallel = with_option(parallel.DistributedDataParallel, "device_ids", None)
