@@ -31,7 +31,11 @@ needs_torch = pytest.mark.skipif(
     not PYTHON, reason="no torch here: set TORCHKILN_TORCH_PYTHON to an interpreter that has it"
 )
 # A namespace of its own: its functions find what else it defines.
-_HOOK = "import os; exec(compile(os.environ.get('KILN_MUTANT', ''), 'mutant', 'exec'), {'__name__': ''})\n"
+# Once: where lib64 is a link to lib, some Pythons read the file twice.
+_HOOK = (
+    "import os, sys; 'kiln_mutant' in sys.modules or sys.modules.update(kiln_mutant=os) or "
+    "exec(compile(os.environ.get('KILN_MUTANT', ''), 'mutant', 'exec'), {'__name__': ''})\n"
+)
 
 
 @functools.cache
@@ -72,7 +76,7 @@ def check(
     """
     told, result = tmp_path / "facts.json", tmp_path / "result.json"
     told.write_text(json.dumps(facts or environment()))
-    command = [_broken_python(), "-I", "-B", str(SUITE / "one.py"), str(SUITE), _pytest_folder()]
+    command = [broken_python(), "-I", "-B", str(SUITE / "one.py"), str(SUITE), pytest_folder()]
     command += [_node(id), str(told), str(result)]
     own = {
         "KILN_MUTANT": mutant,
@@ -92,7 +96,7 @@ def broken(told: Mapping[str, Any]) -> list[str]:
 
 
 @functools.cache
-def _broken_python() -> str:
+def broken_python() -> str:
     """An interpreter that sees what PYTHON sees, and runs KILN_MUTANT as it starts."""
     folder = Path(tempfile.mkdtemp(prefix="kiln-mutants-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -111,6 +115,6 @@ def _node(id: str) -> str:
     return f"{found.file}::{found.function}"
 
 
-def _pytest_folder() -> str:
+def pytest_folder() -> str:
     """Where this process has its pytest: for the other interpreter the last place to look."""
     return str(Path(pytest.__file__).parent.parent)

@@ -1,0 +1,255 @@
+"""Host faults on a real GPU, through the runner: each told by its sentence, and none a pass.
+
+Ranks that are killed or hang are tried without a GPU too, over gloo (see pretend_ranks.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smoke_tests.probe import probe
+from tests.smoke_mutants.mutant import (
+    PYTHON,
+    broken_python,
+    environment,
+    gpus,
+    needs_gpus,
+    needs_torch,
+    pytest_folder,
+)
+from tests.smoke_suites import SUITE, findings, run_suite, suite_with
+from torchkiln.nouns import Finding
+from torchkiln.verdict import host_fault
+
+GIB = 1 << 30
+# Holds all of GPU 0 but so many bytes until its stdin closes.
+HOLD = """
+import sys, torch
+free, _ = torch.cuda.mem_get_info(0)
+held = torch.empty(free - int(sys.argv[1]), dtype=torch.uint8, device="cuda:0")
+torch.cuda.synchronize()
+print("held", flush=True)
+sys.stdin.read()
+"""
+# Begins with room, and then another process takes it.
+CROWDED = f"""
+import subprocess, sys
+HOLD = {HOLD!r}
+
+@pytest.mark.tier(1)
+def test_crowded(measure):
+    import torch
+    torch.ones(1, device="cuda")
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-I", "-c", HOLD, str(1 << 30)], **pipes) as other:
+        assert other.stdout.readline() == b"held\\n"
+        try:
+            measure("bytes", torch.ones(4 << 30, dtype=torch.uint8, device="cuda").nbytes, equals=4 << 30)
+        finally:
+            other.stdin.close()
+
+@pytest.mark.tier(1)
+def test_greedy(measure):
+    import torch
+    _, total = torch.cuda.mem_get_info()
+    measure("bytes", torch.ones(2 * total, dtype=torch.uint8, device="cuda").nbytes, equals=2 * total)
+"""
+RANKS = """
+from smoke_tests.ranks import run_ranks
+
+@pytest.mark.tier(0)
+def test_wait(measure):
+    run_ranks("waiting:wait", world=2, limit={limit})
+    measure("ended", True, equals=True)
+
+@pytest.mark.tier(0)
+def test_sum(measure):
+    run_ranks("waiting:sum", world=2, limit=120)
+    measure("ended", True, equals=True)
+"""
+WAITING = """
+import os, pathlib, time
+import torch, torch.distributed as dist
+
+def wait(rank, world):
+    pathlib.Path(os.environ["KILN_WAITING"], str(rank)).touch()
+    time.sleep(600)
+
+def sum(rank, world):
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    torch.cuda.synchronize()
+"""
+ON_ONE_GPU = "import torch\nreal = torch.cuda.set_device\ntorch.cuda.set_device = lambda number: real(0)\n"
+PRETEND = Path(__file__).with_name("pretend_ranks.py").read_text("utf-8")
+anywhere = pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(PRETEND, marks=needs_torch, id="pretended"),
+        pytest.param(ON_ONE_GPU, marks=needs_gpus(1), id="gpu"),
+    ],
+)
+
+
+def run(
+    tmp_path: Path,
+    *options: str,
+    suite: Path = SUITE,
+    mutant: str = "",
+    claims: Mapping[str, Any] | None = None,
+    **env: str,
+) -> dict[str, Mapping[str, Any]]:
+    """The runner's findings with the torch that is here, or one with *mutant* in it."""
+    facts = environment()
+    return findings(
+        run_suite(
+            suite,
+            tmp_path,
+            *options,
+            python=broken_python() if mutant else PYTHON,
+            facts=facts | {"claims": facts["claims"] | (claims or {})},
+            env=os.environ | {"KILN_MUTANT": mutant} | env,
+            wheels=Path(pytest_folder()),
+        )
+    )
+
+
+def fault_of(found: Mapping[str, Any]) -> str | None:
+    """Which host's fault, if any, the verdict finds in a failed check."""
+    values = {"seconds": 1.0, "measured": "{}", "threshold": "{}"}
+    return host_fault(Finding(id="x", tier=1, outcome="failed", message=found["message"], **values))
+
+
+@needs_gpus(1)
+def test_here_the_check_passes(tmp_path: Path) -> None:
+    found = run(tmp_path, "--tier", "1", "--only", "cuda")["cuda"]
+    assert (found["outcome"], found["message"]) == ("passed", "")
+
+
+@needs_gpus(1)
+@pytest.mark.parametrize("visible", ["", str(gpus() + 7)], ids=["none", "one that is not here"])
+def test_wrong_cuda_visible_devices(visible: str, tmp_path: Path) -> None:
+    found = run(tmp_path, "--tier", "2", "--only", "cuda", "--only", "fsdp", CUDA_VISIBLE_DEVICES=visible)
+    sentence = f"host: CUDA_VISIBLE_DEVICES={visible!r} hides every GPU, or names one that is not here"
+    assert {(one["outcome"], one["message"]) for one in found.values()} == {("skipped", sentence)}
+
+
+@needs_gpus(1)
+def test_one_gpu_is_too_few_for_several(tmp_path: Path) -> None:
+    found = run(tmp_path, "--tier", "2", "--only", "ddp", CUDA_VISIBLE_DEVICES="0")["ddp"]
+    sentence = "host: 1 GPU here (CUDA_VISIBLE_DEVICES='0'), this check needs two or more"
+    assert (found["outcome"], found["message"]) == ("skipped", sentence)
+
+
+@needs_gpus(1)
+def test_memory_that_another_process_holds(tmp_path: Path) -> None:
+    with memory_held():
+        found = run(tmp_path, "--tier", "1", "--only", "cuda")["cuda"]
+    assert found["outcome"] == "skipped"
+    assert found["message"].startswith("host: GPU 0 has ")
+    assert found["message"].endswith("another process holds the rest (nvidia-smi shows it)")
+
+
+@needs_gpus(1)
+def test_memory_that_another_process_takes_meanwhile(tmp_path: Path) -> None:
+    """This torch's own words: the host is at fault; where the check itself wants too much, it is not."""
+    suite = suite_with(tmp_path / "suite", {"test_crowded.py": CROWDED})
+    found = run(tmp_path, "--tier", "1", suite=suite)
+    assert {one["outcome"] for one in found.values()} == {"failed"}
+    assert all("CUDA out of memory" in one["message"] for one in found.values()), found
+    told = {id: fault_of(one) for id, one in found.items()}
+    assert told == {"crowded": "other processes hold the GPU's memory", "greedy": None}
+
+
+@needs_gpus(1)
+def test_torch_2_0_on_a_hopper_gpu(tmp_path: Path) -> None:
+    """What an image of torch 2.0.1+cu117 would be told here: the runner knows its archs from the lock."""
+    if probe("driver")["gpus"][0]["capability"] != [9, 0]:
+        pytest.skip("the GPU here is no Hopper")
+    archs = ["sm_37", "sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86"]  # torchkiln/data/compat.yaml
+    claims = {"torch": "2.0.1+cu117", "wheel_cuda": "11.7", "min_driver": "450.80.02", "archs": archs}
+    found = run(tmp_path, "--tier", "1", "--only", "cuda", claims=claims)["cuda"]
+    sentence = "host: no kernel for sm_90 in this build; use torch >= 2.1 with CUDA 12.1 (it holds sm_37 "
+    assert found["outcome"] == "skipped"
+    assert found["message"].startswith(sentence)
+
+
+@needs_gpus(1)
+def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
+    """NCCL refuses; that is how they were started, and no host's fault."""
+    found = run(tmp_path, "--only", "sum", suite=ranks(tmp_path), mutant=ON_ONE_GPU)["sum"]
+    assert found["outcome"] == "failed"
+    assert "Duplicate GPU detected" in found["message"]
+    assert fault_of(found) is None
+
+
+@anywhere
+def test_a_rank_killed_from_outside(mutant: str, tmp_path: Path) -> None:
+    """As the kernel does for want of memory: the rank is named, and the verdict blames no image."""
+    suite, place = ranks(tmp_path), tmp_path / "waiting"
+    place.mkdir()
+    hand = threading.Thread(target=kill, args=(suite, 1, place / "1"))
+    hand.start()
+    found = run(tmp_path, "--only", "wait", suite=suite, mutant=mutant, KILN_WAITING=str(place))["wait"]
+    hand.join()
+    assert found["outcome"] == "failed"
+    assert found["message"].startswith("rank 1 was killed by SIGKILL\n")
+    assert "rank 0 had not ended after " in found["message"]
+    assert str(fault_of(found)).startswith("a process was killed from outside")
+
+
+@anywhere
+def test_a_rank_that_hangs(mutant: str, tmp_path: Path) -> None:
+    """It ends at the limit, told where each rank was; a hang may be the image's, and is no excuse."""
+    suite, place = ranks(tmp_path, limit=20), tmp_path / "waiting"
+    place.mkdir()
+    found = run(tmp_path, "--only", "wait", suite=suite, mutant=mutant, KILN_WAITING=str(place))["wait"]
+    assert found["outcome"] == "failed"
+    for rank in (0, 1):
+        assert re.search(rf"^rank {rank} had not ended after [\d.]+ s", found["message"], re.M)
+    assert found["message"].count("Fatal Python error: Aborted") == 2
+    assert fault_of(found) is None
+
+
+def ranks(tmp_path: Path, limit: int = 120) -> Path:
+    """A suite of two checks with two ranks, one that waits and one that sums."""
+    suite = suite_with(tmp_path / "suite", {"test_ranks.py": RANKS.format(limit=limit)})
+    (suite / "workers" / "waiting.py").write_text(WAITING)
+    return suite
+
+
+def kill(suite: Path, rank: int, started: Path) -> None:
+    """SIGKILL to that rank of *suite*, by its command line, as soon as it has *started*."""
+    wanted = [str(suite / "rank.py").encode(), str(suite).encode(), b"waiting:wait", str(rank).encode()]
+    patience = time.monotonic() + 90
+    while not started.exists() and time.monotonic() < patience:
+        time.sleep(0.1)
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (place / "cmdline").read_bytes().split(b"\0")
+            if words[3:7] == wanted:
+                os.kill(int(place.name), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def memory_held() -> Iterator[None]:
+    """Another process holds all of GPU 0 but one GiB."""
+    command = [PYTHON, "-I", "-c", HOLD, str(GIB)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        try:
+            yield
+        finally:
+            other.stdin.close()
