@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from smoke_tests.closeness import relative_error
 from smoke_tests.curves import figures
-from smoke_tests.numbers import relative_error
 from smoke_tests.torch_api import grad_scaler, tensor_float
 
 LEARNING_RATE = 5e-5  # as BERT is fine-tuned

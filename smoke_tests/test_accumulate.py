@@ -8,7 +8,7 @@ PARTS = 4
 @pytest.mark.tier(1)
 def test_accumulate(measure):
     """Four micro-batches under AMP, each loss divided by four, against all rows at once."""
-    from smoke_tests.numbers import relative_error
+    from smoke_tests.closeness import relative_error
     from smoke_tests.training import ROWS, Regression, device_of
 
     task = Regression()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from smoke_tests.numbers import relative_error
+from smoke_tests.closeness import relative_error
 
 SIZE, DEPTH = 256, 512  # sums of 512 products up to 4: FP16 holds every integer up to 2048, BF16 up to 256
 

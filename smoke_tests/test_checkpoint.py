@@ -10,7 +10,7 @@ def test_checkpoint(measure):
     """Every block runs twice, dropout draws the same again, the gradient is the same, the peak lower."""
     from torch.utils.checkpoint import checkpoint
 
-    from smoke_tests.numbers import relative_error
+    from smoke_tests.closeness import relative_error
     from smoke_tests.training import DEPTH, device_of, tower
 
     model, inputs = tower(dropout=0.1)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smoke_tests.numbers import relative_error
+from smoke_tests.closeness import relative_error
 
 BOUND = 1e-5  # FP32 sums of 256 products err by some 3e-7, TF32's ten bits by 3e-4
 

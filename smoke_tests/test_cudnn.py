@@ -2,7 +2,7 @@
 
 import pytest
 
-from smoke_tests.numbers import relative_error
+from smoke_tests.closeness import relative_error
 
 # FP32 sums of a thousand products err by some 1e-6, TF32's ten bits by 3e-4.
 BOUND = 1e-5

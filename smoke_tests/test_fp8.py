@@ -2,7 +2,7 @@
 
 import pytest
 
-from smoke_tests.numbers import relative_error
+from smoke_tests.closeness import relative_error
 
 ROWS, DEPTH, COLUMNS = 128, 256, 64  # multiples of 16, as the kernel wants them
 LARGEST = {"e4m3fn": 448.0, "e5m2": 57344.0}

@@ -50,7 +50,7 @@ def test_clip(measure):
 
 def _first_step(measure, task, scaler):
     """One step by hand: what each call of the scaler did."""
-    from smoke_tests.numbers import relative_error
+    from smoke_tests.closeness import relative_error
     from smoke_tests.training import gradient, weights
 
     exact, before = task.exact_gradient(), weights(task.model)
@@ -98,7 +98,7 @@ def _underflow(measure):
     """Gradients of 2**-28: without a scale FP16 turns every one into 0, with it they come out right."""
     import torch
 
-    from smoke_tests.numbers import relative_error
+    from smoke_tests.closeness import relative_error
     from smoke_tests.torch_api import grad_scaler
 
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ def test_offload(measure):
     """save_on_cpu to pinned memory: the gradient is the same, the peak on the GPU lower."""
     from torch.autograd.graph import save_on_cpu
 
-    from smoke_tests.numbers import relative_error
+    from smoke_tests.closeness import relative_error
     from smoke_tests.training import device_of, tower
 
     model, inputs = tower()

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from smoke_tests.numbers import relative_error
+from smoke_tests.closeness import relative_error
 
 SHAPE = (2, 4, 256, 64)  # batch, heads, length, width
 # FP16 has eleven bits, so each back end errs by less than 1e-3; a wrong mask or scale errs by 1e-1 and more.

@@ -12,7 +12,7 @@ def test_torchscript(measure):
     """Output and gradient as in eager mode, on either side of a branch, and after saving and loading."""
     import torch
 
-    from smoke_tests.numbers import relative_error
+    from smoke_tests.closeness import relative_error
     from smoke_tests.training import device_of, gradient
 
     module = _module(torch)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from smoke_tests.numbers import relative_error
+from smoke_tests.closeness import relative_error
 from smoke_tests.torch_api import grad_scaler
 from smoke_tests.workers.all_reduce import about
 from smoke_tests.workers.weights import digest, flat

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from smoke_tests.numbers import relative_error
+from smoke_tests.closeness import relative_error
 from smoke_tests.workers.all_reduce import about
 from smoke_tests.workers.weights import flat
 
