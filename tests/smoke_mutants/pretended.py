@@ -39,7 +39,7 @@ def fails_with(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: st
 def _told(mutant: str, id: str, tmp_path: Path, pretend: bool, env: dict[str, str]) -> dict[str, Any]:
     """The check's result, that of a check which came to its end."""
     told = check(id, tmp_path, (PRETEND if pretend else "") + mutant, facts=None, limit=300, **env)
-    assert told["ran"], told
+    assert not told["message"].startswith(("no result", "the process")), told
     return told
 
 

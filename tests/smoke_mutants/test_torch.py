@@ -60,7 +60,8 @@ def test_compile_cpu_passes_in_a_sound_environment(tmp_path: Path) -> None:
 
 
 def test_compile_cpu_fails_without_a_compiler(tmp_path: Path) -> None:
-    told = check("compile-cpu", tmp_path, PATH=str(tmp_path))
+    unnamed = "import os\nfor name in ('CC', 'CXX'):\n    os.environ.pop(name, None)"
+    told = check("compile-cpu", tmp_path, unnamed, PATH=str(tmp_path))
     assert told["outcome"] == "failed"
     assert "compiler" in told["message"].lower()
 
