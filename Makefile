@@ -5,7 +5,7 @@ VENV := .venv
 STAMP := $(VENV)/.ready
 RUN := $(VENV)/bin/python -m
 
-.PHONY: help setup image test proof check format golden bench clean
+.PHONY: help setup image test proof gpu-mutants check format golden bench clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -26,6 +26,10 @@ test: $(STAMP)  ## all tests but the proof (at most 10 minutes)
 
 proof: $(STAMP)  ## the real 2.7.1 set: against pip, twice, inside (at most 40 minutes)
 	$(RUN) pytest -m proof -v
+
+# Without .venv: a machine with GPUs has torch and pytest in a Python of its own.
+gpu-mutants:  ## each smoke check where it must fail, on this machine's GPUs; wants a python3 with torch and pytest
+	$(PYTHON) -m pytest --confcutdir=tests/smoke_mutants -p no:cacheprovider -rs tests/smoke_mutants
 
 check: $(STAMP)  ## lint, types, stale generated files
 	$(RUN) ruff check .

@@ -79,11 +79,11 @@ def test_sum(measure):
     measure("ended", True, equals=True)
 """
 WAITING = """
-import os, pathlib, time
+import pathlib, time
 import torch, torch.distributed as dist
 
 def wait(rank, world):
-    pathlib.Path(os.environ["KILN_WAITING"], str(rank)).touch()
+    pathlib.Path(__file__).with_name(f"started-{rank}").touch()
     time.sleep(600)
 
 def sum(rank, world):
@@ -92,10 +92,11 @@ def sum(rank, world):
 """
 ON_ONE_GPU = "import torch\nreal = torch.cuda.set_device\ntorch.cuda.set_device = lambda number: real(0)\n"
 PRETEND = Path(__file__).with_name("pretend_ranks.py").read_text("utf-8")
+on_cpu = [needs_torch, pytest.mark.skipif(gpus() > 0, reason="a real GPU is here")]
 anywhere = pytest.mark.parametrize(
     "mutant",
     [
-        pytest.param(PRETEND, marks=needs_torch, id="pretended"),
+        pytest.param(PRETEND, marks=on_cpu, id="pretended"),
         pytest.param(ON_ONE_GPU, marks=needs_gpus(1), id="gpu"),
     ],
 )
@@ -196,11 +197,10 @@ def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
 @anywhere
 def test_a_rank_killed_from_outside(mutant: str, tmp_path: Path) -> None:
     """As the kernel does for want of memory: the rank is named, and the verdict blames no image."""
-    suite, place = ranks(tmp_path), tmp_path / "waiting"
-    place.mkdir()
-    hand = threading.Thread(target=kill, args=(suite, 1, place / "1"))
+    suite = ranks(tmp_path)
+    hand = threading.Thread(target=kill, args=(suite, 1))
     hand.start()
-    found = run(tmp_path, "--only", "wait", suite=suite, mutant=mutant, KILN_WAITING=str(place))["wait"]
+    found = run(tmp_path, "--only", "wait", suite=suite, mutant=mutant)["wait"]
     hand.join()
     assert found["outcome"] == "failed"
     assert found["message"].startswith("rank 1 was killed by SIGKILL\n")
@@ -211,9 +211,8 @@ def test_a_rank_killed_from_outside(mutant: str, tmp_path: Path) -> None:
 @anywhere
 def test_a_rank_that_hangs(mutant: str, tmp_path: Path) -> None:
     """It ends at the limit, told where each rank was; a hang may be the image's, and is no excuse."""
-    suite, place = ranks(tmp_path, limit=20), tmp_path / "waiting"
-    place.mkdir()
-    found = run(tmp_path, "--only", "wait", suite=suite, mutant=mutant, KILN_WAITING=str(place))["wait"]
+    suite = ranks(tmp_path, limit=20)
+    found = run(tmp_path, "--only", "wait", suite=suite, mutant=mutant)["wait"]
     assert found["outcome"] == "failed"
     for rank in (0, 1):
         assert re.search(rf"^rank {rank} had not ended after [\d.]+ s", found["message"], re.M)
@@ -228,10 +227,10 @@ def ranks(tmp_path: Path, limit: int = 120) -> Path:
     return suite
 
 
-def kill(suite: Path, rank: int, started: Path) -> None:
-    """SIGKILL to that rank of *suite*, by its command line, as soon as it has *started*."""
+def kill(suite: Path, rank: int) -> None:
+    """SIGKILL to that rank of *suite*, by its command line, as soon as it waits."""
     wanted = [str(suite / "rank.py").encode(), str(suite).encode(), b"waiting:wait", str(rank).encode()]
-    patience = time.monotonic() + 90
+    started, patience = suite / "workers" / f"started-{rank}", time.monotonic() + 90
     while not started.exists() and time.monotonic() < patience:
         time.sleep(0.1)
     for place in Path("/proc").glob("[0-9]*"):
