@@ -5,6 +5,7 @@ Recognised before a check starts, so that a host's fault is told as one and not 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -161,4 +162,4 @@ def _gib(size: int) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
+    return tuple(map(int, re.findall(r"\d+", version)))

@@ -78,7 +78,7 @@ def _driver() -> dict[str, Any]:
         lines = str(error).splitlines()
         told = f"{lines[0]}: {lines[-1]}" if len(lines) > 1 else lines[0]
         return {"fault": told, "gpus": [], "peers": []}
-    return found
+    return found | {"visible": found["visible"] and without_uuids(found["visible"])}
 
 
 def _nvidia_smi() -> str | None:

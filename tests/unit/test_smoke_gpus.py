@@ -259,6 +259,20 @@ def test_no_uuid_of_a_gpu_gets_into_a_report(tmp_path: Any, monkeypatch: pytest.
     assert without_uuids("no driver") == "no driver"
 
 
+@needs_gcc
+def test_a_gpu_chosen_by_its_uuid_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-01234567-89ab-cdef-0123-456789abcdef,1")
+    found = host_module.host_facts()
+    assert found["driver"]["visible"] == "GPU-...,1"
+    assert "host: 1 GPU here (CUDA_VISIBLE_DEVICES='GPU-...,1')" in str(fault("ddp", 2, found, CLAIMS))
+
+
+@needs_gcc
+def test_a_version_with_words_in_it_is_read() -> None:
+    assert lacks(1, {"min_driver": "525.60.13"}, FAKE_DRIVER="560.35.05-open") is None
+
+
 def test_a_probe_that_hangs_is_ended() -> None:
     with pytest.raises(AssertionError, match=r"probe installed had no end within 0\.01 s"):
         probe("installed", limit=0.01)

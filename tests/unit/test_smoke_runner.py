@@ -253,6 +253,12 @@ def test_the_catalogue_holds_every_check_of_tier_0_and_refuses_one_without_a_tie
         catalogue(suite_with(tmp_path / "suite", {"test_bad.py": "def test_bad():\n    pass\n"}))
 
 
+def test_no_module_of_the_suite_hides_one_of_pythons_own() -> None:
+    """Whoever starts Python in the suite's folder has that folder first on sys.path."""
+    names = {path.stem for path in (*SUITE.glob("*.py"), *(SUITE / "probes").glob("*.py"))}
+    assert names & sys.stdlib_module_names == set()
+
+
 def test_the_suite_needs_nothing_newer_than_python_3_10() -> None:
     """ubuntu22.04's interpreter: no newer grammar, no module that only 3.11 has."""
     for path in SUITE.rglob("*.py"):
