@@ -97,9 +97,13 @@ class Classifier(nn.Module):
 def sentences(
     count: int, length: int, *, seed: int, vocabulary: int = BERT_BASE.vocabulary
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random words, a quarter of them from a small vocabulary of the sentence's class; and the classes."""
+    """Random words, a quarter of them from a small vocabulary of the sentence's class; and the classes.
+
+    The classes take turns. By chance a batch would have more of one, and AdamW's first step, which moves each
+    weight as far as it may, would make a network of random weights say that one to everything.
+    """
     generator = torch.Generator().manual_seed(seed)
-    classes = torch.randint(CLASSES, (count,), generator=generator)
+    classes = torch.arange(count) % CLASSES
     shape = (count, length)
     any_word = torch.randint(CLASSES * _WORDS, vocabulary, shape, generator=generator)
     own_word = torch.randint(_WORDS, shape, generator=generator) + _WORDS * classes[:, None]

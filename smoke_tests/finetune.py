@@ -48,7 +48,7 @@ class Training:
         self.model = copy.deepcopy(model).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
         self.scaler = grad_scaler() if self.half is torch.float16 else None
-        self.logits = ""  # the type that the last ones had
+        self.logits = ""  # what the last ones were, and where
 
     def step(self, words: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         """Forward, backward, AdamW; the loss before it, still on the device."""
@@ -57,7 +57,7 @@ class Training:
         with torch.autocast(self.device, dtype=self.half) if self.half else contextlib.nullcontext():
             logits = self.model(words)
             loss = functional.cross_entropy(logits, classes)
-        self.logits = str(logits.dtype)
+        self.logits = f"{logits.dtype} on {logits.device.type}"
         if self.scaler is None:
             loss.backward()
             self.optimizer.step()
@@ -98,8 +98,8 @@ def step_times(
 
 
 def fits(one: Training, words: torch.Tensor, classes: torch.Tensor) -> bool:
-    """Whether two steps in a row on this batch find the memory they need."""
-    _clear()
+    """Whether two steps in a row on this batch find the memory they need, with no block kept from before."""
+    torch.cuda.empty_cache()
     try:
         for _ in range(2):
             one.step(words, classes)

@@ -15,10 +15,10 @@ BUDGET = 16 << 30  # bytes in which the largest batch is looked for: the same on
 GRAIN = 512  # words: the largest batch is looked for no finer
 CURVE, CURVE_BATCH = 200, 32  # steps, sentences
 LOGITS = {
-    "fp32": "torch.float32",
-    "tf32": "torch.float32",
-    "fp16": "torch.float16",
-    "bf16": "torch.bfloat16",
+    "fp32": "torch.float32 on cuda",
+    "tf32": "torch.float32 on cuda",
+    "fp16": "torch.float16 on cuda",
+    "bf16": "torch.bfloat16 on cuda",
 }
 
 

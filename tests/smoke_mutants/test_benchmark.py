@@ -13,7 +13,8 @@ import pytest
 
 from smoke_tests.curves import WINDOW, fall, figures, smoothed, widest_gap
 from smoke_tests.search import largest
-from tests.smoke_mutants.mutant import PYTHON, broken, check, needs_gpus, needs_torch
+from tests.smoke_mutants.mutant import PYTHON, broken, check, gpus, needs_gpus, needs_torch
+from tests.smoke_mutants.pretended import PRETEND
 from tests.smoke_suites import SUITE
 
 LIMIT = 500  # seconds, as the check has them
@@ -126,6 +127,75 @@ print(json.dumps(float((ours(hidden) - theirs(hidden)).abs().max())))
     assert torch_says(code) < 1e-5
 
 
+# A GPU for the eyes of the check alone (on top of pretend_gpu.py): as fast as its products are small, with as
+# much memory as the check lets it have, and TF32 where that is allowed. And a small encoder, so that it ends.
+SMALL_GPU = """
+clock, room, plain, keep = [0.0], [1 << 60], account.product, account.add
+
+class Event:
+    def __init__(self, enable_timing):
+        self.at = 0.0
+    def record(self):
+        self.at = clock[0]
+    def elapsed_time(self, later):
+        return later.at - self.at
+
+def product(func, args):
+    if torch.get_float32_matmul_precision() == "high" and args[0].dtype == torch.float32:
+        args = [(item.view(torch.int32) & ~0x1FFF).view(torch.float32) for item in args]
+    found = plain(func, args)
+    clock[0] += found.nbytes / 1e6
+    return found
+
+def add(storage, of_host):
+    keep(storage, of_host)
+    if account.held > room[0]:
+        raise torch.cuda.OutOfMemoryError("pretended")
+
+account.product, account.add, torch.cuda.Event = product, add, Event
+torch.cuda.get_device_name = lambda: "pretended"
+torch.cuda.mem_get_info = lambda: (1 << 30, 1 << 30)
+torch.cuda.set_per_process_memory_fraction = lambda part: room.__setitem__(0, part * (1 << 30))
+"""
+SMALL_CHECK = """
+from functools import partial
+from smoke_tests import encoder, finetune, measure, test_benchmark
+small = encoder.Shape(layers=1, width=32, heads=2, inner=128, vocabulary=500, positions=512)
+encoder.PARAMETERS = sum(weight.numel() for weight in encoder.Encoder(small).parameters())
+encoder.Classifier = partial(encoder.Classifier, small)
+encoder.sentences = partial(encoder.sentences, vocabulary=small.vocabulary)
+finetune.LEARNING_RATE = 1e-2
+test_benchmark.BATCH, test_benchmark.TIMED = 4, {128: (1, 1), 512: (1, 1)}
+test_benchmark.BUDGET, test_benchmark.CURVE, test_benchmark.CURVE_BATCH = 6 << 20, 50, 8
+told = measure.Measure()
+test_benchmark.test_benchmark(told)
+print(json.dumps([told.measured, told.faults()]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mutant", "names"),
+    [
+        ("", []),
+        (NO_AUTOCAST, [f"{name}_{length}" for length in LENGTHS for name in ("speed", "memory", "batch")]),
+        (ALWAYS_TF32, ["fp32_product_error"]),
+        (NO_STEP, ["loss_fall_fp32", "loss_fall_fp16"]),
+    ],
+    ids=["sound", "no autocast", "TF32 left on", "no step"],
+)
+@needs_torch
+@pytest.mark.skipif(gpus() > 0, reason="a real GPU is here")
+def test_each_gate_breaks_on_a_small_gpu_that_is_none(mutant: str, names: list[str]) -> None:
+    """All but what finds out that no GPU is there: the logits."""
+    measured, faults = torch_says(SMALL_CHECK, PRETEND + SMALL_GPU + mutant)
+    where = {f"logits_{length}" for length in LENGTHS}
+    found = [fault.split(":")[0] for fault in faults]
+
+    assert where <= set(found)
+    assert [name for name in found if name not in where] == names
+    assert len(measured["loss_fp16"]) == 50
+
+
 STEPS = f"""
 from smoke_tests import finetune
 from smoke_tests.encoder import Classifier, Shape, sentences
@@ -145,9 +215,9 @@ def test_a_small_encoder_learns_alike_at_each_precision() -> None:
     """Each begins from the same weights, and autocast says which type it multiplies in."""
     told = torch_says(STEPS)
     assert {name: one[2] for name, one in told.items()} == {
-        "fp32": "torch.float32",
-        "tf32": "torch.float32",
-        "bf16": "torch.bfloat16",
+        "fp32": "torch.float32 on cpu",
+        "tf32": "torch.float32 on cpu",
+        "bf16": "torch.bfloat16 on cpu",
     }
     curves = {name: one[1] for name, one in told.items()}
     assert all(len(curve) == 60 and fall(curve) < 0.5 for curve in curves.values())
