@@ -36,7 +36,6 @@ def _cache(measure):
     """A tensor is let go: the allocator keeps its block until empty_cache."""
     import torch
 
-    torch.ones(1, device="cuda")
     torch.cuda.empty_cache()
     before, free = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
     torch.empty(BLOCK, dtype=torch.uint8, device="cuda")
