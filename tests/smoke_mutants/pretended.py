@@ -37,9 +37,11 @@ def fails_with(mutant: str, id: str, tmp_path: Path, *, pretend: bool, **env: st
 
 
 def _told(mutant: str, id: str, tmp_path: Path, pretend: bool, env: dict[str, str]) -> dict[str, Any]:
-    """The check's finding; a CPU that plays a GPU may take its time."""
+    """The finding of a check which came to its end; a CPU that plays a GPU may take its time."""
     code = (PRETEND if pretend else "") + mutant
-    return check(id, tmp_path, code, facts=None, limit=900 if pretend else 300, **env)
+    told = check(id, tmp_path, code, facts=None, limit=900 if pretend else 300, **env)
+    assert not told["message"].startswith(("no result", "the process")), told
+    return told
 
 
 def _tells_where(name: str) -> bool:
