@@ -20,7 +20,8 @@ from smoke_tests.closeness import relative_error
 from smoke_tests.curves import figures
 from smoke_tests.torch_api import grad_scaler, tensor_float
 
-LEARNING_RATE = 5e-5  # as BERT is fine-tuned
+LEARNING_RATE = 2e-5  # as BERT is fine-tuned, with its rise and fall (see `rates`)
+WARM_UP = 0.1  # of the steps
 
 
 class Precision(NamedTuple):
@@ -113,9 +114,19 @@ def fits(one: Training, words: torch.Tensor, classes: torch.Tensor) -> bool:
 
 def losses(one: Training, words: torch.Tensor, classes: torch.Tensor, *, steps: int) -> list[float]:
     """The loss before each of *steps*, each with its own part of the sentences."""
-    batches = zip(words.chunk(steps), classes.chunk(steps), strict=True)
-    found = torch.stack([one.step(*batch) for batch in batches])
-    return [figures(value) for value in found.tolist()]
+    found = []
+    for rate, *batch in zip(rates(steps), words.chunk(steps), classes.chunk(steps), strict=True):
+        for group in one.optimizer.param_groups:
+            group["lr"] = rate
+        found.append(one.step(*batch))
+    return [figures(value) for value in torch.stack(found).tolist()]
+
+
+def rates(steps: int) -> list[float]:
+    """Up from nothing, then down to it. AdamW's first steps move each weight as far as they may, whatever its
+    gradient; at the full rate they would carry random weights so far that the loss rises."""
+    top = WARM_UP * steps
+    return [LEARNING_RATE * min((at + 1) / top, (steps - at) / (steps - top)) for at in range(steps)]
 
 
 def product_error(precision: str) -> float:

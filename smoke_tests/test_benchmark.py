@@ -97,4 +97,5 @@ def _learn(measure, model):
             curves[precision] = losses(one, words, classes, steps=CURVE)
         measure(f"loss_{precision}", curves[precision])
         measure(f"loss_fall_{precision}", fall(curves[precision]), at_most=0.2)
-    measure("loss_gap", widest_gap(curves["fp32"], curves["fp16"]), at_most=0.1)
+    # Seen on an H100: 0.0001 to 0.0002.
+    measure("loss_gap", widest_gap(curves["fp32"], curves["fp16"]), at_most=0.02)
