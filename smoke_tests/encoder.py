@@ -89,8 +89,8 @@ class Classifier(nn.Module):
             if isinstance(part, nn.Linear):
                 nn.init.zeros_(part.bias)
         for layer in self.encoder.layers:
-            # At first a layer passes on what it gets, and learns from there, as in fine-tuning. Begun at random,
-            # twelve of them learn nothing for some sixty steps, and rounding decides when that ends.
+            # At first a layer passes on what it gets, and learns from there, as in fine-tuning. Begun at
+            # random, twelve of them learn nothing for some sixty steps, and rounding decides when that ends.
             nn.init.zeros_(layer.joined.weight)
             nn.init.zeros_(layer.down.weight)
 
