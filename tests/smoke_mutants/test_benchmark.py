@@ -199,7 +199,7 @@ def test_each_gate_breaks_on_a_small_gpu_that_is_none(mutant: str, names: list[s
 STEPS = f"""
 from smoke_tests import finetune
 from smoke_tests.encoder import Classifier, Shape, sentences
-finetune.LEARNING_RATE = 3e-3
+finetune.LEARNING_RATE = 1e-2
 model = Classifier({TINY})
 words, classes = sentences(60 * 16, 16, seed=0, vocabulary=500)
 told = {{}}
@@ -228,6 +228,19 @@ def test_a_small_encoder_learns_alike_at_each_precision() -> None:
 @needs_torch
 def test_a_small_encoder_without_steps_does_not_learn() -> None:
     assert all(fall(one[1]) > 0.8 for one in torch_says(STEPS, NO_STEP).values())
+
+
+@needs_torch
+def test_the_rate_rises_and_falls() -> None:
+    code = "from smoke_tests import finetune\n"
+    most, rates = torch_says(code + "print(json.dumps([finetune.LEARNING_RATE, finetune.rates(200)]))")
+    top = rates.index(max(rates))
+
+    assert (len(rates), rates[top], top) == (200, most, 19)
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert rates[0] == pytest.approx(most / 20)
+    assert 0 < rates[-1] < most / 100
 
 
 @needs_torch
