@@ -1,0 +1,14 @@
+"""Mutants that run torch take minutes: they belong to `make proof`, and on a GPU machine to `make gpu-mutants`."""
+
+from __future__ import annotations
+
+import pytest
+
+QUICK = {"test_linkage", "test_lock", "test_shared_objects"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks them, whatever module comes."""
+    for item in items:
+        if item.path.parent.name == "smoke_mutants" and item.path.stem not in QUICK:
+            item.add_marker("proof")
