@@ -84,6 +84,11 @@ def size(count: float) -> str:
     return f"{count / 1024**power:.4g} {units[power]}"
 
 
+def figure(value: float) -> str:
+    """Three figures, two of what is below one, however small it is."""
+    return number(value) if value >= 1 else f"{value:.2g}"
+
+
 def lines(title: str, legend: str, x: Axis, y: Axis, series: Sequence[Line]) -> str:
     """The picture. On the right the series' names with their last values, in the order of these."""
 
@@ -98,14 +103,8 @@ def lines(title: str, legend: str, x: Axis, y: Axis, series: Sequence[Line]) -> 
     for rank, (at, one) in enumerate(ranked):
         middle = _TOP + 14 + 20 * rank
         body.append(f'<path class="series s{at}" fill="none" d="M{_END + 14} {middle}h30"/>')
-        body.append(_text(f"{one.label}: {_last(one)}", _END + 50, middle + 4))
+        body.append(_text(f"{one.label}: {figure(one.points[-1][1])}", _END + 50, middle + 4))
     return sheet(title, legend, _HEIGHT, body)
-
-
-def _last(line: Line) -> str:
-    """Its last value in two or three figures, however small."""
-    value = line.points[-1][1]
-    return number(value) if value >= 1 else f"{value:.2g}"
 
 
 def _axes(x: Axis, y: Axis) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.lines import size  # noqa: E402
+from bench.lines import figure, size  # noqa: E402
 from bench.plot import number  # noqa: E402
 from tools.gpu_pictures import BUSBW, GIB, all_reduces, pictures  # noqa: E402
 from tools.gpu_runs import PRECISIONS, Run, lengths, runs  # noqa: E402
@@ -103,7 +103,7 @@ def _benchmark(run: Run, values: Mapping[str, Any]) -> Iterator[str]:
     bounds = run.bounds("benchmark")
     yield _table(
         ("AMP FP16", "measured", "gate"),
-        ((what, number(values[name]), _bound(bounds.get(name, {}))) for name, what in _gates(timed)),
+        ((what, figure(values[name]), _bound(bounds.get(name, {}))) for name, what in _gates(timed)),
     )
     for what, told in _PICTURES.items():
         yield f"![{told}, {run.name}](gpu-{what}-{run.name}.svg)\n"
