@@ -39,11 +39,13 @@ check: $(STAMP)  ## lint, types, stale generated files
 	$(VENV)/bin/python build.py lock --check
 	$(VENV)/bin/python build.py render --all --check
 	$(VENV)/bin/python tools/readme.py --check
+	$(VENV)/bin/python tools/gpu_pages.py --check
 
 golden: $(STAMP)  ## write the golden files and the generated ones anew
 	$(VENV)/bin/python build.py render --all
 	$(RUN) tests.golden.write
 	$(VENV)/bin/python tools/readme.py
+	$(VENV)/bin/python tools/gpu_pages.py
 
 bench: $(STAMP)  ## speed, size and memory against what else could be done, into docs/ (25 minutes, a quiet machine)
 	$(RUN) bench

@@ -38,6 +38,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ("fp8-needs-torch-2.1", lambda cell: cell.torch < (2, 1)),
         ("fp8-needs-8.9", _below(8, 9)),
     ),
+    "benchmark": (("tf32-needs-8.0", _below(8, 0)),),
     "extension": (("extension-is-for-devel", lambda cell: cell.flavor != "devel"),),
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 GIB = 1 << 30
-FREE_NEEDED = {1: 4 * GIB, 2: 4 * GIB, 3: 16 * GIB}  # bytes on each GPU, by tier
+FREE_NEEDED = {1: 4 * GIB, 2: 4 * GIB, 3: 22 * GIB}  # bytes on each GPU, by tier
 SHM_NEEDED = 64 << 20  # bytes, without peer access: NCCL's buffers then lie in /dev/shm
 
 # CUresult of cuInit: what it means to whoever started the container. {} is the libcuda that answered.

@@ -202,7 +202,7 @@ def test_the_fullest_gpu_is_named() -> None:
     told = lacks(1, FAKE_GPUS="2", FAKE_FREE_MIB="512")
     assert str(told).startswith("host: GPU 1 has 0.5 of 80 GiB free")
     assert str(lacks(3, FAKE_FREE_MIB="8192")).startswith(
-        "host: GPU 0 has 8 of 80 GiB free, the check needs 16"
+        "host: GPU 0 has 8 of 80 GiB free, the check needs 22"
     )
 
 

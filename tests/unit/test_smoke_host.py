@@ -183,7 +183,7 @@ def test_wrong_cuda_visible_devices(visible: str, tmp_path: Path) -> None:
 def test_a_driver_that_will_not_do(fake: dict[str, str], sentence: str, tmp_path: Path) -> None:
     found = report(tmp_path, (), CLAIMS | {"min_driver": "525.60.13"}, FAKE_GPUS="2", **fake)
     wanted = everywhere(sentence.format(library=fake_driver() / "libcuda.so.1"))
-    assert told(found) == wanted | {"bench": wanted["bench"].replace("needs 4", "needs 16")}
+    assert told(found) == wanted | {"bench": wanted["bench"].replace("needs 4", "needs 22")}
     assert found.verdict == "inconclusive"
 
 
