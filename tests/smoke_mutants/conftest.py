@@ -1,4 +1,4 @@
-"""Mutants that run torch take minutes: they belong to `make proof`, and on a GPU machine to `make gpu-mutants`."""
+"""Mutants that run torch take minutes: they belong to `make proof`; on a machine with GPUs, `make gpu-mutants`."""
 
 from __future__ import annotations
 
