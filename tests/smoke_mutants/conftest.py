@@ -1,4 +1,4 @@
-"""Mutants that run torch take minutes: they belong to `make proof`; on a machine with GPUs, `make gpu-mutants`."""
+"""Mutants that run torch take minutes: they are part of `make proof`, and of `make gpu-mutants`."""
 
 from __future__ import annotations
 
