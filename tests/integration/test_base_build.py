@@ -182,6 +182,8 @@ def test_mmdebstraps_own_words_are_passed_on(tmp_path: Path) -> None:
 def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     """Ctrl-C while the archive does not answer."""
     code = (
+        # A shell that puts the tests into the background has them ignore Ctrl-C, and children inherit that.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import os, sys; from pathlib import Path; from torchkiln.base.mmdebstrap import build;"
         "from torchkiln.base.recipe import recipe; from torchkiln.store import Store;"
         "build(recipe('debian12'), Store(Path(sys.argv[1]) / 'cache'), environ=os.environ)"
