@@ -13,7 +13,15 @@ import pytest
 
 from smoke_tests.curves import WINDOW, fall, figures, smoothed, widest_gap
 from smoke_tests.search import largest
-from tests.smoke_mutants.mutant import PYTHON, broken, check, gpus, needs_gpus, needs_torch
+from tests.smoke_mutants.mutant import (
+    PYTHON,
+    broken,
+    check,
+    gpus,
+    needs_gpus,
+    needs_torch,
+    pytest_folder,
+)
 from tests.smoke_mutants.pretended import PRETEND
 from tests.smoke_suites import SUITE
 
@@ -79,7 +87,7 @@ def test_benchmark_fails_where_there_is_no_gpu(tmp_path: Path) -> None:
 
 def torch_says(code: str, mutant: str = "") -> Any:
     """The JSON that *code* prints under the Python that has torch, the suite loaded, *mutant* run before."""
-    head = "import json, pathlib, runpy\n"
+    head = f"import json, pathlib, runpy, sys\nsys.path.append({pytest_folder()!r})\n"
     head += f"runpy.run_path('{SUITE}/one.py')['load_suite'](pathlib.Path('{SUITE}'))"
     command = [PYTHON, "-I", "-B", "-c", "\n".join((mutant, head, code))]
     env = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other are slow where others work
