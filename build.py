@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """The door: `python build.py --torch 2.7 --cuda 12.1` is `torchkiln build --torch 2.7 --cuda 12.1`."""
 
-import importlib.util
-import os
 import signal
-import sys
-from pathlib import Path
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until torchkiln listens: no traceback of an import
+
+import importlib.util  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 VENV = HERE / ".venv"
@@ -15,7 +18,6 @@ ALSO_NEEDED = ("platformdirs", "pypi_simple", "requests", "rich", "uv", "yaml")
 
 def main() -> None:
     """Run torchkiln with .venv's Python where there is one, else with this one if it has what is needed."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until torchkiln listens: no traceback of an import
     python = VENV / "bin" / "python"
     if Path(sys.prefix).resolve() != VENV and python.exists():
         os.execv(python, [str(python), *sys.argv])
