@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,6 +102,12 @@ def fault(one: Ending) -> str:
     if one.values is None:
         return f"rank {one.rank} ended without a result\n{tail(output)}"
     return ""
+
+
+def measure_group(measure: Callable[..., None], seen: Sequence[Any]) -> None:
+    """What every check with several GPUs stands on: NCCL carried the messages, each rank had its own GPU."""
+    measure("backend", [rank["backend"] for rank in seen], equals=["nccl"] * len(seen))
+    measure("gpus", [rank["device"] for rank in seen], equals=list(range(len(seen))))
 
 
 def gpus_of_torch() -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from smoke_tests.links import TELLING, bus_bandwidth, floor, slowest, taken, wanted
 from smoke_tests.probe import probe
-from smoke_tests.ranks import rank_endings, values_of
+from smoke_tests.ranks import measure_group, rank_endings, values_of
 
 
 @pytest.mark.tier(2)
@@ -26,8 +26,7 @@ def test_busbw(measure):
         for rank in seen
     ]
 
-    measure("backend", [rank["backend"] for rank in seen], equals=["nccl"] * len(seen))
-    measure("gpus", [rank["device"] for rank in seen], equals=list(range(len(seen))))
+    measure_group(measure, seen)
     measure("between_gpus", driver["links"])
     measure("nvlinks", [gpu["nvlinks"] for gpu in driver["gpus"]])
     measure("link", link, equals=due)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from smoke_tests.ranks import gpus_of_torch, run_ranks
+from smoke_tests.ranks import gpus_of_torch, measure_group, run_ranks
 
 
 @pytest.mark.tier(2)
@@ -12,8 +12,7 @@ def test_collectives(measure):
     world = gpus_of_torch()
     seen = run_ranks("collectives:exact", limit=240)
 
-    measure("backend", [rank["backend"] for rank in seen], equals=["nccl"] * world)
-    measure("gpus", [rank["device"] for rank in seen], equals=list(range(world)))
+    measure_group(measure, seen)
     measure("broadcast", [rank["broadcast"] for rank in seen], equals=[[0] * world] * world)
     for name in ("all_gather", "reduce_scatter", "ring"):
         measure(name, [rank[name] for rank in seen], equals=[0] * world)

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from smoke_tests.rows import Rows
+
 
 @pytest.mark.tier(0)
 @pytest.mark.limit(300)
@@ -43,16 +45,3 @@ def test_cpu_train(measure):
     measure("loader_workers", len(workers - {os.getpid()}), equals=2)
     measure("loader_batches_shared", shared, equals=rows // 64)
     measure("loader_exact", bool(torch.equal(torch.cat(batches), inputs)), equals=True)
-
-
-class Rows:
-    """The rows of a tensor, each with the process that read it."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, at):
-        return self.rows[at], os.getpid()

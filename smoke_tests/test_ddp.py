@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from smoke_tests.ranks import gpus_of_torch, run_ranks
+from smoke_tests.ranks import gpus_of_torch, measure_group, run_ranks
 
 
 @pytest.mark.tier(2)
@@ -15,8 +15,7 @@ def test_ddp(measure):
     seen = run_ranks("ddp:joint_steps", limit=240)
     first = seen[0]["digests"]
 
-    measure("backend", [rank["backend"] for rank in seen], equals=["nccl"] * world)
-    measure("gpus", [rank["device"] for rank in seen], equals=list(range(world)))
+    measure_group(measure, seen)
     measure("weights", [rank["digests"] for rank in seen], equals=[first] * world)
     measure("different_weights", len(set(first)), equals=3)  # at the start, after one step, after two
     # FP64's rounding, and how little of each weight a step is: seen 1e-13. A rank's own rows alone: about 1.
@@ -32,8 +31,7 @@ def test_ddp_amp(measure):
     seen = run_ranks("ddp:scaled_steps", limit=240)
     first = seen[0]["digests"]
 
-    measure("backend", [rank["backend"] for rank in seen], equals=["nccl"] * world)
-    measure("gpus", [rank["device"] for rank in seen], equals=list(range(world)))
+    measure_group(measure, seen)
     measure("enabled", [rank["enabled"] for rank in seen], equals=[True] * world)
     scales = [65536.0, 65536.0, 32768.0, 32768.0]  # at the start, and after each step
     measure("scales", [rank["scales"] for rank in seen], equals=[scales] * world)

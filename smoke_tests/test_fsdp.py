@@ -2,7 +2,7 @@
 
 import pytest
 
-from smoke_tests.ranks import gpus_of_torch, run_ranks
+from smoke_tests.ranks import gpus_of_torch, measure_group, run_ranks
 
 
 @pytest.mark.tier(2)
@@ -12,8 +12,7 @@ def test_fsdp(measure):
     world = gpus_of_torch()
     seen = run_ranks("fsdp:steps", limit=240)
 
-    measure("backend", [rank["backend"] for rank in seen], equals=["nccl"] * world)
-    measure("gpus", [rank["device"] for rank in seen], equals=list(range(world)))
+    measure_group(measure, seen)
     measure("bytes", [rank["bytes"] for rank in seen])
     for rank in seen:
         # FP64's rounding; gradients that are not those of the joint batch are off by about 1.

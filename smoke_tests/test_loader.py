@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from smoke_tests.rows import Rows
+
 SIZE = 16 << 20  # numbers of four bytes: 64 MiB, some milliseconds of PCIe
 WORK = 1_000_000_000  # clock cycles of a GPU: half a second, in which a copy of 64 MiB ends many times over
 ROWS, WIDTH, BATCH, WORKERS = 512, 64, 64, 2
@@ -82,16 +84,3 @@ def _loaded(torch, rows):
         batches.append(batch)
         workers |= set(pids.tolist())
     return batches, workers
-
-
-class Rows:
-    """The rows of a tensor, each with the process that read it."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, at):
-        return self.rows[at], os.getpid()
