@@ -45,7 +45,8 @@ def faults() -> Iterator[Disturbance]:
             f"{count} file descriptors", resource.RLIMIT_NOFILE, count, "Too many open files|cannot"
         )
     yield _limited("files of 2 MB at most", resource.RLIMIT_FSIZE, 2_000_000, "File too large")
-    yield _limited("300 MB of address space", resource.RLIMIT_AS, 300_000_000, "memory")
+    yield _limited("300 MB of address space", resource.RLIMIT_AS, 300_000_000, "ulimit -v is 300 MB")
+    yield _limited("2 GB of address space", resource.RLIMIT_AS, 2_000_000_000, "", codes=(0,))
     for op, number in (
         ("write", errno.EIO),
         ("rename", errno.EIO),
@@ -83,12 +84,14 @@ def _disturbance(
     )
 
 
-def _limited(name: str, what: int, limit: int, sentence: str) -> Disturbance:
+def _limited(
+    name: str, what: int, limit: int, sentence: str, *, codes: tuple[int, ...] = (0, 6, 8)
+) -> Disturbance:
     def limits() -> None:
         resource.setrlimit(what, (limit, limit))
 
     return _disturbance(
-        name, (0, 6, 8), f"^torchkiln: |{sentence}|cannot be loaded", lambda trial: trial.run(preexec=limits)
+        name, codes, f"^torchkiln: |{sentence}|cannot be loaded", lambda trial: trial.run(preexec=limits)
     )
 
 

@@ -114,7 +114,8 @@ def _silent(trial: Trial) -> Ran:
 
 def _wait_for_bytes(trial: Trial, process: subprocess.Popen[str]) -> None:
     def has_come() -> bool:
-        return any(_BIG in sent.path and not sent.wanted and sent.count for sent in trial.server.sent)
+        whole = (sent for sent in trial.server.sent if _BIG in sent.path and sent.wanted in ("", "bytes=0-"))
+        return any(sent.count for sent in whole)
 
     while process.poll() is None and not has_come():
         time.sleep(0.01)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.standin.index_server import IndexServer
 from torchkiln.errors import BadWheel, BuildFailed
+from torchkiln.index import download
 from torchkiln.index.download import Downloads, verify
 from torchkiln.index.pages import Pages
 from torchkiln.index.settings import index_settings
@@ -65,6 +66,23 @@ def test_a_file_arrives_whole_and_every_byte_is_reported(bench: Bench) -> None:
     assert bench.fetch() == bench.data
     assert sum(bench.progress) == len(bench.data)
     verify(bench.wheel, bench.part)
+
+
+@pytest.mark.parametrize("no_ranges", [False, True])
+def test_a_large_file_is_asked_for_as_a_range(
+    bench: Bench, no_ranges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even from its start; a server that knows none sends all of it, and one with another file is refused."""
+    monkeypatch.setattr(download, "_LARGE", len(bench.data))
+    bench.server.faults.no_ranges = no_ranges
+
+    assert bench.fetch() == bench.data
+    assert bench.ranges() == ["bytes=0-"]
+
+    bench.part.unlink()
+    bench.server.faults.extra = b"x"
+    with pytest.raises(BadWheel, match="locked are"):
+        bench.fetch()
 
 
 def test_a_second_run_goes_on_from_where_the_first_was_stopped(bench: Bench) -> None:

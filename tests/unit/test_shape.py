@@ -21,7 +21,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
             "__init__", "errors", "files", "locks", "nouns", "pagecache", "places", "recipe", "schema",
-            "strict", "versions", "wanted",
+            "strict", "versions", "wanted", "workers",
         }
     ),
     "stages": frozenset(

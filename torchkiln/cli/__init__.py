@@ -138,9 +138,8 @@ def _code(args: list[str] | None, stop: _Stop) -> int:
     except KilnError as error:
         _tell(error.message, error.hint)
         return error.exit_code
-    except (MemoryError, RuntimeError, ImportError) as error:
-        starved = isinstance(error, MemoryError) or any(word in str(error) for word in _STARVED)
-        if starved:
+    except (MemoryError, SystemError, RuntimeError, ImportError) as error:
+        if _starved(error):
             _tell(
                 f"not enough memory: {error}" if str(error) else "not enough memory",
                 "look at ulimit and at the container's limits; what was complete is kept",
@@ -169,6 +168,11 @@ def _code(args: list[str] | None, stop: _Stop) -> int:
         )
         return BuildFailed.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _starved(error: BaseException) -> bool:
+    """Whether it is for want of memory. SystemError: C code that had none and forgot to say so."""
+    return isinstance(error, (MemoryError, SystemError)) or any(word in str(error) for word in _STARVED)
 
 
 def _tell(message: str, hint: str = "") -> None:

@@ -12,12 +12,10 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +28,7 @@ from torchkiln.nouns import LockedWheel
 from torchkiln.oci.layer import Written
 from torchkiln.store import Store
 from torchkiln.wheel.source import Cancelled
+from torchkiln.workers import WorkerDied, Workers
 
 _TAIL = 2 << 20  # bytes; torch's zip directory takes 1.4 MB of it
 _LOOK = 0.1  # seconds between looks at the workers' progress
@@ -94,15 +93,10 @@ class Kitchen:
         ordered = sorted(orders, key=lambda order: (-order.size, order.key))
         self._progress = self._context.Array("Q", len(ordered), lock=False)
         self._workers = self._stack.enter_context(
-            ProcessPoolExecutor(
-                cores() + _TRAILING,
-                mp_context=self._context,
-                initializer=start_worker,
-                initargs=(self._cancelled, self._progress, os.getpid()),
-            )
+            Workers(cores() + _TRAILING, start_worker, self._cancelled, self._progress, os.getpid())
         )
         self._small = self._stack.enter_context(ThreadPoolExecutor(_SMALL_STREAMS, "small"))
-        threads = self._stack.enter_context(ThreadPoolExecutor(len(ordered), "order", _deaf))
+        threads = self._stack.enter_context(ThreadPoolExecutor(len(ordered), "order"))
         running = {threads.submit(self._see_through, slot, o): (slot, o) for slot, o in enumerate(ordered)}
         told = [0] * len(ordered)
         unexplained: Order | None = None
@@ -144,7 +138,7 @@ class Kitchen:
             self._cancelled.set()
             if isinstance(error, BadWheel):
                 self._forget(order, error.wheel)
-            if isinstance(error, BrokenProcessPool):
+            if isinstance(error, WorkerDied):
                 raise BuildFailed(
                     f"a worker died while it made layer {order.title!r}",
                     hint="probably for want of memory: dmesg tells",
@@ -257,8 +251,3 @@ class Kitchen:
         first, last = self._spans.get(work, (started, started))
         self._spans[work] = (min(first, started), max(last, time.monotonic()))
         self._observer.end(work, name)
-
-
-def _deaf() -> None:
-    """Ctrl-C is the main thread's; the workers that this thread starts are deaf from their first moment."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -27,6 +27,9 @@ from torchkiln.pagecache import PassingFile
 from torchkiln.store import Store
 
 _CHUNK = 1 << 20  # one read of the socket; larger ones only cost memory
+# From this size on a range is asked for even at the start: a mirror that has to fetch the file itself may
+# pass a range on as it comes, and hold a plain answer back until it has all (seen: 13 s for torch's wheel).
+_LARGE = 16 << 20
 _LOOK = 0.2  # seconds between two looks whether the work was called off
 _RANGE = re.compile(r"bytes (?P<start>\d+)-\d+/(?P<total>\d+|\*)")
 T = TypeVar("T")
@@ -116,11 +119,12 @@ class Downloads:
     def _pour(self, place: FileAt, stream: _Stream) -> None:
         """One answer of the server into *stream*, as far as it goes."""
         have, wheel = stream.have, stream.wheel
-        with self._ask(place.url, {"Range": f"bytes={have}-"} if have else {}) as answer:
+        ranged = have or wheel.size >= _LARGE
+        with self._ask(place.url, {"Range": f"bytes={have}-"} if ranged else {}) as answer:
             if answer.status_code == 200:
                 _expect_size(wheel, answer.headers.get("Content-Length", ""))
                 skip = have
-            elif answer.status_code == 206 and have:
+            elif answer.status_code == 206 and ranged:
                 _expect_range(wheel, answer, have)
                 skip = 0
             else:

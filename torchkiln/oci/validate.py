@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from torchkiln.errors import VerificationFailed
 from torchkiln.oci.inspect_documents import DocumentInspector, Fault, ImageClaim
 from torchkiln.oci.inspect_layer import LayerFacts, inspect_layer
+from torchkiln.workers import WorkerDied, Workers
 
 _WORTH_PROCESSES = 64 << 20  # bytes of layers
 _Key = tuple[str, str]  # digest and media type of a layer
@@ -78,18 +76,25 @@ def _inspect_all(blobs: Mapping[_Key, Path], workers: int) -> dict[_Key, LayerFa
     sizes = {key: _size(path) for key, path in blobs.items()}
     if workers == 1 or len(blobs) == 1 or sum(sizes.values()) < _WORTH_PROCESSES:
         return {key: _inspect(path, key[1]) for key, path in blobs.items()}
-    # Not fork: this may run beside threads. Workers die of Ctrl-C without a word; the parent tells it.
-    context = multiprocessing.get_context("forkserver")
-    pool = ProcessPoolExecutor(workers, context, signal.signal, (signal.SIGINT, signal.SIG_DFL))
     longest_first = sorted(blobs, key=sizes.__getitem__, reverse=True)
-    try:
-        with pool:
+    with Workers(workers, _hear_ctrl_c) as pool:
+        try:
             tasks = {key: pool.submit(_inspect, blobs[key], key[1]) for key in longest_first}
             return {key: task.result() for key, task in tasks.items()}
-    except BrokenProcessPool as error:
-        raise VerificationFailed(
-            "a process that checked a layer was killed", hint="is there memory enough? nothing was found out"
-        ) from error
+        except WorkerDied as error:
+            raise VerificationFailed(
+                "a process that checked a layer was killed",
+                hint="is there memory enough? nothing was found out",
+            ) from error
+        except BaseException:
+            pool.kill()
+            raise
+
+
+def _hear_ctrl_c() -> None:
+    """Workers die of it without a word; the parent tells it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _inspect(path: Path, media_type: str) -> LayerFacts | OSError:

@@ -1,0 +1,71 @@
+"""What tests ask for: `engine`, the environment that leads Docker's client to a real engine.
+
+One that answers already is used as it is (25 or newer, with buildx). Else one is brought up, one for all
+of a test run's processes, and goes when the run ends. Where none can be had the test is skipped, and fails
+where TORCHKILN_NEEDS_ENGINE is set, as `.ci/run` sets it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.engine.root import home
+
+_OLDEST = 25  # `docker load` reads OCI layouts from here on
+_LOOK = 0.2
+
+
+@pytest.fixture(scope="session")
+def engine() -> Mapping[str, str]:
+    """The environment of a Docker client that reaches an engine."""
+    if _answers():
+        return dict(os.environ)
+    place = _brought_up(_owner())
+    if (place / "failed").exists():
+        give_up = pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip
+        give_up((place / "failed").read_text())
+    found: dict[str, str] = json.loads((place / "ready").read_text())
+    return {name: value for name, value in os.environ.items() if name != "DOCKER_CONTEXT"} | found
+
+
+def _owner() -> int:
+    """The process whose end is the run's: pytest itself, or what its workers (pytest-xdist) stand under."""
+    return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+
+
+def _brought_up(owner: int) -> Path:
+    """Where the run's engine stands, once it is up or has failed."""
+    place = home() / f"run-{owner}"
+    home().mkdir(parents=True, exist_ok=True)
+    with (home() / f"starts-{owner}").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            place.mkdir()
+            # setsid --fork: not this process's child, for the first worker that asks may end before the run.
+            argv = ["setsid", "--fork", sys.executable, "-m", "tests.engine.keeper", str(owner), str(place)]
+            with (place / "keeper").open("wb") as log:
+                subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
+        while not (place / "ready").exists() and not (place / "failed").exists():
+            time.sleep(_LOOK)
+    return place
+
+
+def _answers() -> bool:
+    """Whether the user's own engine will do."""
+    asked = ["docker", "version", "--format", "{{.Server.Version}}"]
+    try:
+        version = subprocess.run(asked, capture_output=True, text=True, timeout=20)
+        buildx = subprocess.run(["docker", "buildx", "version"], capture_output=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    major = version.stdout.strip().partition(".")[0]
+    return version.returncode == 0 and buildx.returncode == 0 and major.isdigit() and int(major) >= _OLDEST

@@ -1,0 +1,60 @@
+"""First process of the engine's own mount, pid and cgroup namespaces: arranges the root, becomes dockerd.
+
+`python inside.py ROOT PLACE`; PLACE holds data/, sock/, daemon.json, and files for the root's etc/.
+Nothing of these mounts is seen outside; all of it ends with this process.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_KEPT = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+
+def mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True)
+
+
+def main(root: str, place: str) -> None:
+    mount("--bind", root, root)
+    os.chdir(root)
+    for kernel in ("dev", "sys"):
+        mount("--rbind", f"/{kernel}", kernel)
+    mount("-t", "proc", "proc", "proc")
+    mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "run")
+    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "tmp")
+    mount("--bind", place, "srv")
+    for file in Path(place, "etc").rglob("*"):
+        if file.is_file():
+            mount("--bind", str(file), str(Path("etc") / file.relative_to(Path(place, "etc"))))
+    if not Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        own_cgroups()
+    Path("run/old").mkdir()
+    subprocess.run(["pivot_root", ".", "run/old"], check=True)
+    os.chdir("/")
+    subprocess.run(["umount", "-l", "/run/old"], check=True)
+    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+    environ |= {name: os.environ[name] for name in _KEPT if name in os.environ}
+    argv = ["tini-static", "--", "dockerd", "--config-file", "/srv/daemon.json"]
+    os.execvpe(
+        "tini-static", [*argv, "-H", "unix:///srv/sock/docker.sock", "--pidfile", "/run/docker.pid"], environ
+    )
+
+
+def own_cgroups() -> None:
+    """Version 1: mounted anew in the new cgroup namespace, so that containers stay below the caller's."""
+    subprocess.run(["umount", "-l", "sys/fs/cgroup"], check=True)
+    mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "sys/fs/cgroup")
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        controllers = line.split(":")[1]
+        if controllers:
+            folder = Path("sys/fs/cgroup", controllers.removeprefix("name="))
+            options = f"none,{controllers}" if controllers.startswith("name=") else controllers
+            folder.mkdir()
+            if subprocess.run(["mount", "-t", "cgroup", "-o", options, "cgroup", str(folder)]).returncode:
+                folder.rmdir()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

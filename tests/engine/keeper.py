@@ -1,0 +1,152 @@
+"""Starts the engine, and takes it down when its owner ends, however that ends.
+
+`python -m tests.engine.keeper OWNER PLACE`: OWNER is the process id that the engine is for. When it is up,
+PLACE/ready holds what clients want in their environment (JSON); when it cannot be, PLACE/failed says why.
+A process of its own: a test run that is killed leaves no daemon, bridge, mount or cgroup behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from tests.engine.network import Network, network, sweep
+from tests.engine.root import NoEngine, client, ensure, home
+
+_PATIENCE = 60.0  # seconds until dockerd must answer
+_LOOK = 0.2
+_CGROUP = f"torchkiln-engine-{os.getpid()}"
+
+
+def main(owner: int, place: Path) -> None:
+    """Keep an engine for *owner* in *place*, which is deleted afterwards."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit())
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, place, ignore_errors=True)
+        stack.callback(place.with_name(f"starts-{owner}").unlink, missing_ok=True)
+        try:
+            environ = stack.enter_context(engine(place))
+        except (NoEngine, OSError) as error:
+            _tell(place / "failed", str(error))
+        except BaseException:
+            _tell(place / "failed", traceback.format_exc())  # somebody waits for one of the two files
+            raise
+        else:
+            _tell(place / "ready", json.dumps(environ))
+        while Path("/proc", str(owner)).exists():
+            time.sleep(_LOOK)
+
+
+@contextmanager
+def engine(place: Path) -> Iterator[dict[str, str]]:
+    """dockerd while the context lasts; gives what clients want in their environment.
+
+    :raises NoEngine: it does not start.
+    :raises OSError: no network, no namespaces.
+    """
+    root = ensure(home())
+    program = client(root, place)
+    sweep(root)
+    with network(root) as net:
+        _arrange(place, net)
+        flags = ["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
+        if not Path("/sys/fs/cgroup/cgroup.controllers").exists():
+            flags.append("--cgroup")
+        inside = Path(__file__).with_name("inside.py")
+        argv = ["setpriv", "--pdeathsig", "KILL", "unshare", *flags, sys.executable, "-I", str(inside)]
+        with (place / "log").open("wb") as log:
+            daemon = subprocess.Popen(
+                [*argv, str(root), str(place)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        environ = {
+            "DOCKER_HOST": f"unix://{place}/sock/docker.sock",
+            "DOCKER_CONFIG": str(place / "config"),
+            "PATH": f"{program.parent}:{os.environ['PATH']}",
+        }
+        try:
+            _await(daemon, environ, place)
+            yield environ
+        finally:
+            _stop(daemon)
+
+
+def _arrange(place: Path, net: Network) -> None:
+    """What the daemon finds under /srv, and the files of its /etc that are this host's."""
+    for folder in ("data", "sock", "etc/ssl/certs"):
+        (place / folder).mkdir(parents=True)
+    (place / "sock").chmod(0o700)
+    settings = {
+        "features": {"containerd-snapshotter": True},
+        "data-root": "/srv/data",
+        "exec-root": "/run/docker2",
+        "exec-opts": ["native.cgroupdriver=cgroupfs"],
+        "cgroup-parent": f"/{_CGROUP}",
+        "group": "root",
+        "shutdown-timeout": 5,
+        **dict.fromkeys(("iptables", "ip6tables", "ip-forward", "ip-masq"), False),
+        "bridge": net.bridge,
+        "mtu": net.mtu,
+        "default-network-opts": {"bridge": {"com.docker.network.driver.mtu": str(net.mtu)}},
+        "default-address-pools": [{"base": net.pool, "size": 24}],
+    }
+    (place / "daemon.json").write_text(json.dumps(settings))
+    for file in ("resolv.conf", "hosts"):
+        shutil.copyfile(f"/etc/{file}", place / "etc" / file)
+    bundle = os.environ.get("SSL_CERT_FILE") or "/etc/ssl/certs/ca-certificates.crt"
+    shutil.copyfile(bundle, place / "etc/ssl/certs/ca-certificates.crt")
+
+
+def _await(daemon: subprocess.Popen[bytes], environ: dict[str, str], place: Path) -> None:
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end and daemon.poll() is None:
+        if _docker(environ, "version").returncode == 0:
+            return
+        time.sleep(_LOOK)
+    last = (place / "log").read_text(errors="replace")[-1200:]
+    raise NoEngine(f"dockerd did not come up: {last}")
+
+
+def _stop(daemon: subprocess.Popen[bytes]) -> None:
+    """Kill the namespaces' first process, and with it all containers; nobody wants their data."""
+    daemon.kill()  # unshare --kill-child
+    daemon.wait()
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end and not _cgroups_gone():
+        time.sleep(_LOOK)  # the kernel is still ending processes
+
+
+def _cgroups_gone() -> bool:
+    """Whether the folders that containers leave could be removed."""
+    left = [found for found in Path("/sys/fs/cgroup").glob(f"**/{_CGROUP}") if found.is_dir()]
+    for cgroups in left:
+        folders = [folder for folder in cgroups.rglob("*") if folder.is_dir()]
+        for folder in (*sorted(folders, key=lambda found: -len(found.parts)), cgroups):
+            with suppress(OSError):
+                folder.rmdir()
+    return not any(found.exists() for found in left)
+
+
+def _docker(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    whole = {name: value for name, value in os.environ.items() if name != "DOCKER_CONTEXT"} | environ
+    return subprocess.run(["docker", *arguments], env=whole, capture_output=True, text=True, timeout=60)
+
+
+def _tell(file: Path, text: str) -> None:
+    new = file.with_name(file.name + ".new")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new.write_text(text)
+    new.rename(file)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

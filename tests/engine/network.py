@@ -1,0 +1,113 @@
+"""A bridge and a NAT table of the engine's own: containers reach the outside, the host's rules stay."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_POOLS = ("172.30.0.0/16", "172.29.0.0/16", "172.28.0.0/16", "10.213.0.0/16")
+_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
+_BEFORE = Path("/run/torchkiln-ip-forward")  # the setting before the first engine of this machine
+_RULES = """\
+table ip {name} {{
+  chain postrouting {{
+    type nat hook postrouting priority srcnat;
+    ip saddr {pool} ip daddr != {pool} masquerade
+  }}
+  chain forward {{
+    type filter hook forward priority filter;
+    ip saddr {pool} accept
+    ct state established,related accept
+    iifname "tk*" accept
+    iifname "br-*" accept
+    {last}
+  }}
+}}
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """What dockerd is told: its bridge, and the addresses that it may give to networks."""
+
+    bridge: str
+    pool: str
+    mtu: int
+
+
+@contextmanager
+def network(root: Path) -> Iterator[Network]:
+    """A bridge with NAT while the context lasts. *root* holds `ip` and `nft`.
+
+    :raises OSError: the kernel makes none here.
+    """
+    name = f"tk{os.getpid()}"
+    pool = next((pool for pool in _POOLS if _is_free(root, pool)), "")
+    if not pool:
+        raise OSError(f"every one of {', '.join(_POOLS)} is taken by a route of this machine")
+    if not _BEFORE.exists():
+        _BEFORE.write_text(_FORWARD.read_text())
+    try:
+        _in(root, "ip", "link", "add", "name", name, "type", "bridge")
+        _in(root, "ip", "addr", "add", f"{pool.removesuffix('.0.0/16')}.0.1/24", "dev", name)
+        _in(root, "ip", "link", "set", name, "up")
+        # Where nothing was forwarded before, still nothing is but what containers start.
+        last = "" if _BEFORE.read_text().strip() == "1" else "drop"
+        _in(root, "nft", "-f", "-", text=_RULES.format(name=name, pool=pool, last=last))
+        _FORWARD.write_text("1")
+        yield Network(bridge=name, pool=pool, mtu=_mtu())
+    finally:
+        _delete(root, name, pool)
+
+
+def sweep(root: Path) -> None:
+    """What the network of a process that was killed has left."""
+    for name in re.findall(r"table ip (tk\d+)", _in(root, "nft", "list", "tables", check=False)):
+        if not Path("/proc", name[2:]).exists():
+            found = re.search(r"saddr ([\d./]+) ", _in(root, "nft", "list", "table", "ip", name, check=False))
+            _delete(root, name, found[1] if found else "")
+
+
+def _delete(root: Path, name: str, pool: str) -> None:
+    _in(root, "nft", "delete", "table", "ip", name, check=False)
+    for link in _bridges_in(root, pool) if pool else ():
+        _in(root, "ip", "link", "del", link, check=False)
+    if "table ip tk" not in _in(root, "nft", "list", "tables", check=False) and _BEFORE.exists():
+        _FORWARD.write_text(_BEFORE.read_text())
+        _BEFORE.unlink()
+
+
+def _is_free(root: Path, pool: str) -> bool:
+    """Whether no route but the default one leads into it."""
+    wanted = ipaddress.ip_network(pool)
+    for line in _in(root, "ip", "-4", "-o", "route", "show").splitlines():
+        place = line.split()[0]
+        if place != "default" and ipaddress.ip_network(place, strict=False).overlaps(wanted):
+            return False
+    return True
+
+
+def _bridges_in(root: Path, pool: str) -> list[str]:
+    """Ours, and those of compose files and user networks."""
+    lines = _in(root, "ip", "-4", "-o", "addr", "show", "to", pool, check=False).splitlines()
+    return [name for line in lines if Path("/sys/class/net", name := line.split()[1], "bridge").is_dir()]
+
+
+def _mtu() -> int:
+    for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+        if line.split()[1] == "00000000":
+            return int(Path("/sys/class/net", line.split()[0], "mtu").read_text())
+    return 1500
+
+
+def _in(root: Path, *argv: str, text: str | None = None, check: bool = True) -> str:
+    done = subprocess.run(["chroot", str(root), *argv], input=text, capture_output=True, text=True)
+    if check and done.returncode:
+        raise OSError(f"{' '.join(argv)}: {done.stderr.strip()}")
+    return done.stdout
