@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchkiln.base import artefact
 from torchkiln.engines import embedded
@@ -18,6 +19,9 @@ from torchkiln.planning import plan_locked
 from torchkiln.store import Store
 from torchkiln.survey import build_needs, remember_image, remember_layout
 from torchkiln.tags import tag_of
+
+if TYPE_CHECKING:
+    from torchkiln.engines import docker
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,3 +81,55 @@ def build(
         )
         remember_image(store, built.image, at_hand, built.reused)
     return built
+
+
+def build_on_docker(
+    locked: LockedCell,
+    matrix: Matrix,
+    facts: Facts,
+    *,
+    store: Store,
+    engine: docker.Engine,
+    wheels: docker.WheelSource,
+    observer: Observer,
+    options: Options,
+    handed_on: docker.Options,
+    environ: Mapping[str, str] = os.environ,
+    say: Callable[[str], None] = lambda _: None,
+) -> docker.EngineImage:
+    """Make sure of the base unless the user names one, render, and let *engine* build.
+
+    The Dockerfile is rendered here and now: the committed one could be stale.
+    """
+    from torchkiln.base.recipe import recipe
+    from torchkiln.engines import docker  # only here, like what it needs: slow to load
+    from torchkiln.places import TEMPLATES
+    from torchkiln.render import load_templates, render_folder
+
+    store.sweep()
+    cell = locked.resolution.cell
+    with store.claim(f"builds {tag_of(locked.resolution)} on Docker", build_needs(locked)):
+        at_hand = locked
+        if handed_on.base is None:
+            base, moved = artefact.ensure(
+                locked.base,
+                store,
+                os_name=cell.os,
+                base_file=options.base_file,
+                locked_only=options.locked_only,
+                environ=environ,
+                say=say,
+            )
+            at_hand = replace(locked, base=base, layers=()) if moved else locked
+        plan = plan_locked(at_hand, matrix, facts)
+        return docker.build(
+            plan,
+            store,
+            render_folder(plan, load_templates(TEMPLATES), recipe(cell.os).packages),
+            engine=engine,
+            repository=matrix.repository,
+            wheels=wheels,
+            observer=observer,
+            options=handed_on,
+            environ=environ,
+        )

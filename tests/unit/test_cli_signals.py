@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torchkiln.cli.build import _LateIndex
+from torchkiln.cli.desk import LateIndex
 from torchkiln.index import download
 from torchkiln.nouns import LockedWheel, Source
 from torchkiln.store import Store
@@ -82,7 +82,7 @@ def test_the_index_is_opened_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any
         return Index()
 
     monkeypatch.setattr(download, "open_downloads", slowly)
-    index = _LateIndex(Store(tmp_path))
+    index = LateIndex(Store(tmp_path))
     wheel = LockedWheel(name="x", version="1", filename="x", sha256="0", size=1, index=Source.DEFAULT)
 
     def want() -> None:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from torchkiln.nouns import LockedWheel
 
-Work = Literal["download", "convert", "join", "base", "write"]
+Work = Literal["download", "convert", "join", "base", "write", "step"]
 
 
 class Observer(Protocol):

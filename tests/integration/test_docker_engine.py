@@ -1,0 +1,166 @@
+"""`build --engine docker` on a real engine: generated wheels, the real base, the locked pip."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cells import small_wheels
+from tests.realpip import locked_pip
+from tests.roots import tiny_root
+from tests.unpublished import locked_wheel
+from torchkiln.base import artefact
+from torchkiln.cli.options import cache_root
+from torchkiln.index.download import open_downloads
+from torchkiln.lock import load_locked, save
+from torchkiln.places import ROOT
+from torchkiln.store import Store
+
+TAG = "2.7.1-cuda12.1-cudnn9-runtime"
+NAME = f"pytorch-cuda:{TAG}"
+
+pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A cell that a real engine can build in seconds."""
+
+    images: Path
+    cache: Path
+    environ: Mapping[str, str]
+
+    def kiln(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """`build --torch 2.7 --cuda 12.1 ...` as a user types it."""
+        argv = [ROOT / ".venv/bin/python", ROOT / "build.py", "build", "--torch", "2.7", "--cuda", "12.1"]
+        return subprocess.run(
+            [*argv, "--images", self.images, *arguments],
+            env={**self.environ, "TORCHKILN_CACHE": str(self.cache), **environ},
+            cwd=self.images.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def docker(self, *arguments: str) -> str:
+        """What Docker's own client answers."""
+        return subprocess.run(
+            ["docker", *arguments], env=dict(self.environ), capture_output=True, text=True, check=True
+        ).stdout
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Scene:
+    """Lock, wheels and base; the base from the user's cache where it is there."""
+    root = tmp_path_factory.mktemp("docker")
+    kept, store = Store(cache_root()), Store(root / "cache")
+    locked = load_locked(ROOT / "images", TAG)
+    base, _ = artefact.ensure(locked.base, kept, os_name="debian12", environ=os.environ)
+    pip = locked_pip()
+    files = [*small_wheels(root), open_downloads(os.environ, kept).fetch_wheel(pip, kept)]
+    wheels = tuple(sorted((*(locked_wheel(file) for file in files[:-1]), pip), key=lambda wheel: wheel.name))
+    cell = replace(locked, base=base, wheels=wheels, layers=())
+    save(root / "images", cell)
+    for path, place in (
+        (kept.blob(base.digest), store.blob(base.digest)),
+        *((file, store.wheel(wheel)) for file in files for wheel in wheels if wheel.filename == file.name),
+    ):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(path) if path.stat().st_dev != root.stat().st_dev else os.link(path, place)
+    return Scene(images=root / "images", cache=store.root, environ=engine)
+
+
+@pytest.fixture(scope="module")
+def built(scene: Scene) -> dict[str, Any]:
+    """The answer of one build."""
+    ran = scene.kiln("--engine", "docker", "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert "RUN --mount" in ran.stderr
+    answer: dict[str, Any] = json.loads(ran.stdout)
+    return answer
+
+
+def test_the_image_is_in_the_engine_under_its_names(scene: Scene, built: dict[str, Any]) -> None:
+    assert built["names"] == [NAME, "pytorch-cuda:2.7-cuda12.1-runtime", "pytorch-cuda:v2.7"]
+    for name in (NAME, "pytorch-cuda:v2.7"):
+        (found,) = json.loads(scene.docker("image", "inspect", name))
+        assert found["Id"] == built["digest"]
+        assert found["Config"]["WorkingDir"] == "/workspace"
+        assert found["Config"]["Labels"]["org.opencontainers.image.version"] == TAG
+
+
+def test_what_was_locked_is_installed(scene: Scene, built: dict[str, Any]) -> None:
+    code = "import torch, sympy, importlib.metadata as m; print(torch.__file__, m.version('pip'))"
+    said = scene.docker("run", "--rm", "--entrypoint", "python", NAME, "-c", code).split()
+
+    assert said == ["/opt/venv/lib/python3.11/site-packages/torch/__init__.py", locked_pip().version]
+
+
+def test_the_same_build_again_is_the_same_image(scene: Scene, built: dict[str, Any]) -> None:
+    again = scene.kiln("--engine", "docker")
+
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.strip() == built["digest"]
+
+
+def test_a_step_that_fails_is_shown_with_its_last_lines_and_its_place(scene: Scene, tmp_path: Path) -> None:
+    """A base of a shell and little else: no dpkg, no apt-get."""
+    root = tiny_root(tmp_path / "root")
+    with (tmp_path / "root.tar").open("wb") as out:
+        subprocess.run(["tar", "-C", root, "-c", "."], stdout=out, check=True)
+    scene.docker("import", str(tmp_path / "root.tar"), "tiny:1")
+
+    ran = scene.kiln("--engine", "docker", "--base", "tiny:1", "--json")
+
+    assert ran.returncode == 6
+    assert ran.stdout == ""
+    error = ran.stderr[ran.stderr.index("error: ") :]
+    assert re.match(
+        r"error: step '\[stage-\d \d+/\d+\] RUN set --;.*failed: .*exit code: 127", error, re.DOTALL
+    )
+    assert "apt-get: not found" in error
+    assert re.search(r"Dockerfile:\d+\n", error)
+    assert ">>> RUN set --;" in error
+    assert "Traceback" not in ran.stderr
+    assert list((scene.cache / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("unix:///nowhere/docker.sock", "No such file or directory.*\nhint: start Docker"),
+        ("tcp://127.0.0.1:9", "Connection refused.*\nhint: start Docker"),
+        ("nonsense", "\nhint: look at DOCKER_HOST"),
+    ],
+)
+def test_an_engine_that_does_not_answer_is_told_with_what_to_do(scene: Scene, host: str, told: str) -> None:
+    ran = scene.kiln("--engine", "docker", DOCKER_HOST=host)
+
+    assert ran.returncode == 8
+    assert re.search(f"(?s)^error: no Docker engine answers at {host}: .*{told}", ran.stderr, re.MULTILINE)
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--engine", "docker", "--output", "x"), "--output is for --engine embedded"),
+        (("--builder", "b"), "--builder is for --engine docker"),
+        (("--base", "nowhere.tar"), "nowhere.tar: no such file"),
+    ],
+)
+def test_what_belongs_to_the_other_engine_is_refused(
+    scene: Scene, arguments: tuple[str, ...], told: str
+) -> None:
+    ran = scene.kiln(*arguments)
+
+    assert ran.returncode == 2
+    assert told in ran.stderr

@@ -1,0 +1,158 @@
+"""What BuildKit's client is asked, and what is made of its answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchkiln.engines import buildx
+from torchkiln.engines.observer import Silent
+from torchkiln.errors import BuildFailed
+
+REQUEST = buildx.Request(
+    folder=Path("/context"),
+    contexts=(("wheels", "/wheels"), ("base", "oci-layout:///base@sha256:1")),
+    arguments=(("BASE", "base"),),
+    names=("a:1", "a:2"),
+    epoch=7,
+    builder="far",
+    cache_from=("type=registry,ref=x",),
+    cache_to=("type=inline",),
+)
+STEP = "[stage-2  5/18] RUN pip install torch"
+
+
+class Heard(Silent):
+    """Notes what an observer is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def begin(self, work: str, name: str, total: int) -> None:
+        self.lines.append(f"begin {work} {name}")
+
+    def end(self, work: str, name: str) -> None:
+        self.lines.append(f"end {work} {name}")
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A `docker` that says what a test lays before it."""
+
+    def says(output: str, code: int, digest: str = "") -> dict[str, str]:
+        (tmp_path / "said").write_text(output)
+        metadata = tmp_path / "metadata.json"
+        metadata.write_text(json.dumps({"containerimage.digest": digest}))
+        program = tmp_path / "docker"
+        program.write_text(
+            f"#!{sys.executable}\nimport sys\nprint(open({str(tmp_path / 'said')!r}).read())\n"
+            f"sys.exit({code})\n"
+        )
+        program.chmod(0o755)
+        return {"PATH": str(tmp_path)}
+
+    return says
+
+
+def told(pretty: bool, **status: Any) -> str:
+    """One object as buildx prints it: over many lines until 0.13, on one line later."""
+    return json.dumps(status, indent=2 if pretty else None)
+
+
+def vertex(name: str = STEP, **more: Any) -> dict[str, Any]:
+    return {"digest": f"sha256:{name}", "name": name, **more}
+
+
+def test_the_command_line() -> None:
+    assert buildx.command(REQUEST, Path("/m.json"), "rawjson") == [
+        *("docker", "buildx", "build", "--progress=rawjson", "--provenance=false"),
+        *("--metadata-file", "/m.json", "--load", "--builder", "far"),
+        *("--build-context", "wheels=/wheels", "--build-context", "base=oci-layout:///base@sha256:1"),
+        *("--build-arg", "BASE=base", "--build-arg", "SOURCE_DATE_EPOCH=7"),
+        *("--tag", "a:1", "--tag", "a:2", "--cache-from", "type=registry,ref=x", "--cache-to", "type=inline"),
+        "/context",
+    ]
+
+
+@pytest.mark.parametrize("pretty", [True, False])
+def test_steps_are_told_as_they_begin_and_end(client: Any, tmp_path: Path, pretty: bool) -> None:
+    digest = "sha256:" + "a" * 64
+    lines = [
+        "#0 building with default",
+        told(pretty, vertexes=[vertex("[internal] load build definition", started="1", completed="2")]),
+        told(pretty, vertexes=[vertex(started="1")]),
+        told(pretty, vertexes=[vertex(started="1")], statuses=[{"id": "x", "current": 1}]),
+        told(pretty, vertexes=[vertex(started="1", completed="2")]),
+    ]
+    heard = Heard()
+    environ = client("\n".join(lines), 0, digest)
+
+    found = buildx.build(
+        REQUEST, tmp_path / "metadata.json", environ=environ, progress="rawjson", observer=heard
+    )
+
+    assert found == digest
+    assert heard.lines == [
+        "begin step [stage-2 5/18] RUN pip install torch",
+        "end step [stage-2 5/18] RUN pip install torch",
+    ]
+
+
+@pytest.mark.parametrize("pretty", [True, False])
+def test_a_failed_step_shows_its_last_lines_and_its_place(client: Any, tmp_path: Path, pretty: bool) -> None:
+    log = "".join(f"line {number}\n" for number in range(50))
+    lines = [
+        told(pretty, vertexes=[vertex(started="1")]),
+        told(
+            pretty,
+            logs=[{"vertex": f"sha256:{STEP}", "stream": 2, "data": base64.b64encode(log.encode()).decode()}],
+        ),
+        told(
+            pretty,
+            vertexes=[vertex(started="1", completed="2", error="process did not end well: exit code: 1")],
+        ),
+        "Dockerfile:17",
+        "--------------------",
+        "  17 | >>> RUN pip install torch",
+        "--------------------",
+        "ERROR: failed to solve: process did not end well",
+    ]
+    with pytest.raises(BuildFailed) as caught:
+        buildx.build(
+            REQUEST,
+            tmp_path / "metadata.json",
+            environ=client("\n".join(lines), 1),
+            progress="rawjson",
+            observer=Silent(),
+        )
+
+    message = caught.value.message
+    assert message.startswith(
+        "step '[stage-2 5/18] RUN pip install torch' failed: process did not end well: exit code: 1\n"
+        "  line 30\n"
+    )
+    assert "  line 49\nDockerfile:17\n" in message
+    assert message.endswith("  17 | >>> RUN pip install torch\n--------------------")
+
+
+def test_a_failure_told_in_plain_lines_shows_the_last_of_them(client: Any, tmp_path: Path) -> None:
+    """An old buildx; or an engine that went away before the first step."""
+    lines = [f"#{number} something" for number in range(50)]
+    with pytest.raises(BuildFailed) as caught:
+        buildx.build(
+            REQUEST,
+            tmp_path / "metadata.json",
+            environ=client("\n".join([*lines, "ERROR: write x: no space left on device"]), 1),
+            progress="plain",
+            observer=Silent(),
+        )
+
+    assert caught.value.message.splitlines()[0] == "docker buildx build failed"
+    assert caught.value.message.splitlines()[-1] == "ERROR: write x: no space left on device"
+    assert "docker system df" in caught.value.hint

@@ -1,0 +1,124 @@
+"""What is the same for all cells of one `build`: matrix, locks, the cache, the index."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchkiln.cli import console
+from torchkiln.cli.options import cache_root
+from torchkiln.errors import ConfigError, Stale, Unresolvable
+from torchkiln.nouns import LockedCell, LockedWheel
+
+if TYPE_CHECKING:
+    from torchkiln.engines.observer import Observer
+    from torchkiln.facts import Facts
+    from torchkiln.index.download import Downloads
+    from torchkiln.matrix import Matrix
+    from torchkiln.nouns import Cell
+    from torchkiln.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What every cell's build is given. `base`: a file, or for Docker a reference."""
+
+    matrix: Matrix
+    facts: Facts
+    images: Path
+    base: str | None
+    locked_only: bool
+    quiet: bool
+
+    def store(self) -> Store:
+        """The cache; who waits for another process says so."""
+        from torchkiln.store import Store
+
+        return Store(cache_root(), on_wait=(lambda _: None) if self.quiet else console.waiting)
+
+    def say(self, line: str) -> None:
+        """One line of talk, unless quiet."""
+        if not self.quiet:
+            console.say(line)
+
+    def base_file(self) -> Path | None:
+        """The file that --base names.
+
+        :raises ConfigError: there is no such file.
+        """
+        if self.base is not None and not Path(self.base).is_file():
+            raise ConfigError(f"--base {self.base}: no such file", hint="`base export` makes one")
+        return Path(self.base) if self.base else None
+
+    def locked(self, cell: Cell) -> LockedCell:
+        """The cell's lock, if it still fits matrix and facts."""
+        from torchkiln.index.settings import PYTORCH_VARIABLE
+        from torchkiln.lock import inputs_digest, load_locked
+        from torchkiln.nouns import Source
+        from torchkiln.resolve import require_buildable, resolve
+        from torchkiln.tags import tag_of
+
+        resolution = resolve(cell, self.matrix, self.facts)
+        source = require_buildable(resolution).source
+        tag = tag_of(resolution)
+        if source is Source.PYTORCH and PYTORCH_VARIABLE not in os.environ:
+            raise Unresolvable(
+                f"{tag}: its torch is only on PyTorch's own index, which is not configured",
+                hint=f"set {PYTORCH_VARIABLE} to that index's address, then: torchkiln lock",
+            )
+        found = load_locked(self.images, tag)
+        bound = next(
+            (index.packages for index in self.matrix.indexes if index.name == Source.PYTORCH.value), ()
+        )
+        if found.inputs != inputs_digest(resolution, bound):
+            raise Stale(
+                f"the lock of {tag} was made from another matrix or other facts",
+                hint=f"run: torchkiln lock --torch {cell.torch} --cuda {cell.cuda}",
+            )
+        return found
+
+
+class LateIndex:
+    """The package index, opened when the first wheel is wanted: most builds want none."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._opened: Downloads | None = None
+        self._opening = threading.Lock()  # a dozen threads want it at once, and each would ask pip
+
+    def _index(self) -> Downloads:
+        from torchkiln.index.download import open_downloads
+
+        with self._opening:
+            if self._opened is None:
+                self._opened = open_downloads(os.environ, self._store)
+            return self._opened
+
+    def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
+        return self._index().tail(wheel, count)
+
+    def fetch(
+        self,
+        wheel: LockedWheel,
+        path: Path,
+        *,
+        on_progress: Callable[[int], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self._index().fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
+
+    def fetch_wheel(self, wheel: LockedWheel, store: Store, observer: Observer) -> Path:
+        """The wheel in *store*, verified; fetched if it is not there."""
+        if store.has_wheel(wheel):
+            return store.wheel(wheel)
+        name = wheel.filename
+        observer.begin("download", name, wheel.size)
+        place = self._index().fetch_wheel(
+            wheel, store, on_progress=lambda count: observer.advance("download", name, count)
+        )
+        observer.end("download", name)
+        return place

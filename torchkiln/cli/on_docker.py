@@ -1,0 +1,62 @@
+"""`build --engine docker`: the same cells, built by BuildKit into a Docker engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchkiln.cli import console
+from torchkiln.cli.desk import Desk, LateIndex
+
+if TYPE_CHECKING:
+    from torchkiln.nouns import Cell
+
+
+@dataclass(frozen=True, slots=True)
+class OnDocker:
+    """The engine that DOCKER_HOST or the client's context names."""
+
+    desk: Desk
+    builder: str | None
+    cache_from: tuple[str, ...]
+    cache_to: tuple[str, ...]
+
+    def build(self, cell: Cell) -> dict[str, Any]:
+        """Build, show what came out, give what --json prints."""
+        from torchkiln import kiln
+        from torchkiln.engines import docker
+
+        desk, store = self.desk, self.desk.store()
+        reference = desk.base if desk.base and not Path(desk.base).is_file() else None
+        engine = docker.find_engine()
+        with console.progress(quiet=desk.quiet) as observer:
+            built = kiln.build_on_docker(
+                desk.locked(cell),
+                desk.matrix,
+                desk.facts,
+                store=store,
+                engine=engine,
+                wheels=LateIndex(store),
+                observer=observer,
+                options=kiln.Options(
+                    base_file=None if reference else desk.base_file(), locked_only=desk.locked_only
+                ),
+                handed_on=docker.Options(
+                    builder=self.builder,
+                    cache_from=self.cache_from,
+                    cache_to=self.cache_to,
+                    base=reference,
+                ),
+                say=desk.say,
+            )
+        desk.say(f"in {engine.host} (Docker {engine.version}): {', '.join(built.names)}")
+        desk.say("time: " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in built.seconds))
+        return {
+            "tag": built.tag,
+            "digest": built.digest,
+            "names": list(built.names),
+            "engine": {"host": engine.host, "version": engine.version},
+            "base": reference or "locked",
+            "seconds": {stage: round(seconds, 3) for stage, seconds in built.seconds},
+        }
