@@ -1,7 +1,8 @@
 """`python -m bench.fetch WAY N IMAGES TAG FOLDER`: the bare download of a lock's wheels, look-up included.
 
-WAY is `curl` (N connections at a time; nothing is hashed) or `own` (our downloader alone, N threads). The
-look-up of addresses is ours in both: the same pages, nothing kept from before. Prints the bytes that came.
+WAY is `curl` (N connections at a time; nothing is hashed), `curl-ranges` (each file asked for as a range from
+its start) or `own` (our downloader alone, N threads). The look-up of addresses is
+ours in all: the same pages, nothing kept from before. Prints the bytes that came.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def streams() -> int:
     return kitchen._STREAMS + kitchen._SMALL_STREAMS
 
 
-def curl(downloads: Downloads, locked: LockedCell, folder: Path, connections: int) -> None:
+def curl(downloads: Downloads, locked: LockedCell, folder: Path, connections: int, *options: str) -> None:
     """One curl for all files, the largest first."""
     places = downloads.pages.find_all(locked.wheels)
     config = "\n".join(
@@ -32,8 +33,13 @@ def curl(downloads: Downloads, locked: LockedCell, folder: Path, connections: in
         for wheel in sorted(locked.wheels, key=lambda wheel: -wheel.size)
     )
     argv = ["curl", "--silent", "--show-error", "--fail", "--location", "--parallel", "--parallel-immediate"]
-    argv += ["--parallel-max", str(connections), "--config", "-"]
+    argv += ["--parallel-max", str(connections), *options, "--config", "-"]
     subprocess.run(argv, input=config.encode(), check=True)
+
+
+def curl_ranges(downloads: Downloads, locked: LockedCell, folder: Path, connections: int) -> None:
+    """The same by ranges."""
+    curl(downloads, locked, folder, connections, "--range", "0-")
 
 
 def own(downloads: Downloads, locked: LockedCell, folder: Path, connections: int) -> None:
@@ -57,7 +63,7 @@ def main(way: str, connections: int, images: Path, tag: str, folder: Path) -> No
     """Download into *folder*."""
     locked = load_locked(images, tag)
     downloads = open_downloads(os.environ, Store(folder / "records"))
-    {"curl": curl, "own": own}[way](downloads, locked, folder, connections)
+    {"curl": curl, "curl-ranges": curl_ranges, "own": own}[way](downloads, locked, folder, connections)
     sizes = {wheel.filename: (folder / wheel.filename).stat().st_size for wheel in locked.wheels}
     if wrong := [wheel.filename for wheel in locked.wheels if sizes[wheel.filename] != wheel.size]:
         sys.exit(f"of another size than locked: {', '.join(wrong)}")
