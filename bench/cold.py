@@ -87,8 +87,8 @@ def cold(subject: Subject, rounds: int, say: Say) -> Outcome:
             ),
         ),
         notes=(
-            "Bare download: of each round the faster curl. A mirror that must fetch a file itself may pass a range"
-            " on as it comes, and hold a plain answer back until it has all of the file.",
+            "Bare download: of each round the faster curl. A mirror that must fetch a file itself may pass on"
+            " a range as it comes, and hold a plain answer back until it has all of the file.",
             f"{len(subject.locked.wheels)} wheels, {subject.wheel_bytes / 1e6:,.0f} MB: {subject.name}.",
         ),
     )

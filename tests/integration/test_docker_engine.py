@@ -19,8 +19,12 @@ from tests.roots import tiny_root
 from tests.unpublished import locked_wheel
 from torchkiln.base import artefact
 from torchkiln.cli.options import cache_root
+from torchkiln.engines.docker import Engine, load
+from torchkiln.engines.observer import Silent
+from torchkiln.errors import BuildFailed
 from torchkiln.index.download import open_downloads
 from torchkiln.lock import load_locked, save
+from torchkiln.oci.layout import open_layout
 from torchkiln.places import ROOT
 from torchkiln.store import Store
 
@@ -109,6 +113,34 @@ def test_the_same_build_again_is_the_same_image(scene: Scene, built: dict[str, A
 
     assert again.returncode == 0, again.stderr
     assert again.stdout.strip() == built["digest"]
+
+
+def test_what_our_own_engine_built_is_loaded_and_runs(scene: Scene) -> None:
+    """Under its tag and aliases, in place of the image that BuildKit made."""
+    ran = scene.kiln("--load", "--json")
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+
+    assert told["loaded"] == [NAME, "pytorch-cuda:2.7-cuda12.1-runtime", "pytorch-cuda:v2.7"]
+    for name in told["loaded"]:
+        (found,) = json.loads(scene.docker("image", "inspect", name))
+        assert found["RootFS"]["Layers"] == [layer["diff_id"] for layer in told["layers"]]
+    code = "import torch, sys; print(torch.__file__, sys.prefix)"
+    said = scene.docker("run", "--rm", "--entrypoint", "python", NAME, "-c", code).split()
+    assert said == ["/opt/venv/lib/python3.11/site-packages/torch/__init__.py", "/opt/venv"]
+
+
+def test_an_image_with_a_lost_layer_is_not_loaded(scene: Scene) -> None:
+    """Nor waits anybody for the rest of it, and no name points at half an image."""
+    assert scene.kiln("--output", "broken").returncode == 0
+    image = open_layout(scene.images.parent / "broken").image(TAG)
+    image.layers[3].path.unlink()
+    host = scene.environ["DOCKER_HOST"]
+
+    with pytest.raises(BuildFailed, match=r"could not be loaded.*No such file"):
+        load(image, ["cut:1"], Engine(host=host, version="", buildx=()), Silent())
+
+    assert scene.docker("image", "ls", "--quiet", "cut:1") == ""
 
 
 def test_a_step_that_fails_is_shown_with_its_last_lines_and_its_place(scene: Scene, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rich.progress import (
 
 from torchkiln.engines.observer import Work
 
-_LABELS: dict[Work, str] = {"download": "download", "convert": "convert", "join": "join"}
+_LABELS: dict[Work, str] = {"download": "download", "convert": "convert", "join": "join", "load": "load"}
 _NAMED = 20_000_000  # bytes; smaller downloads only count in the total
 
 

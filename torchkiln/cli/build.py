@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FORMATS = ("oci", "oci-archive", "docker-archive")
 _LAYER_FORMATS: tuple[LayerFormat, ...] = ("gzip", "gzip-joined")
 _ONLY = {
-    "embedded": ("output", "form", "layer_format", "dry_run"),
+    "embedded": ("output", "form", "layer_format", "dry_run", "load"),
     "docker": ("builder", "cache_from", "cache_to"),
 }
 
@@ -44,6 +44,9 @@ _ONLY = {
     default="embedded",
     show_default=True,
     help="docker: BuildKit builds the rendered Dockerfile, the image is in the engine",
+)
+@click.option(
+    "--load", is_flag=True, help="embedded: put the image into the Docker engine too, tag and aliases"
 )
 @click.option("--builder", help="docker: the buildx builder, remote or in Kubernetes")
 @click.option("--cache-from", multiple=True, help="docker: handed on to buildx")
@@ -84,6 +87,7 @@ def build(
     images: Path,
     output: Path,
     engine: str,
+    load: bool,
     form: str,
     layer_format: LayerFormat,
     builder: str | None,
@@ -109,7 +113,7 @@ def build(
     asked = Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every)
     cells = select(asked, matrix, must_name=True)
     desk = Desk(matrix, facts, images, base, locked, quiet)
-    way: _Way = _Embedded(desk, output.absolute(), form, layer_format)
+    way: _Way = _Embedded(desk, output.absolute(), form, layer_format, load)
     if engine == "docker":
         from torchkiln.cli.on_docker import OnDocker
 
@@ -159,11 +163,15 @@ class _Embedded:
     layout: Path
     form: str
     layer_format: LayerFormat
+    load: bool
 
     def build(self, cell: Cell) -> dict[str, Any]:
         from torchkiln import kiln
 
+        if self.load:
+            from torchkiln.cli.on_docker import engine_to_load_into, load_into
         desk, store = self.desk, self.desk.store()
+        into = engine_to_load_into() if self.load else None  # asked before the work, not behind it
         with console.progress(quiet=desk.quiet) as observer:
             built = kiln.build(
                 desk.locked(cell),
@@ -178,7 +186,8 @@ class _Embedded:
                 ),
                 say=desk.say,
             )
-        told = console.numbers(built)
+            loaded = load_into(into, built.image, cell, desk, observer) if into else ()
+        told = console.numbers(built) | ({"loaded": list(loaded)} if into else {})
         if self.form != "oci":
             from torchkiln.oci.archive import archive_image
 
@@ -188,6 +197,8 @@ class _Embedded:
             console.summary(built)
         if self.form != "oci":
             desk.say(f"archive: {told['archive']}")
+        if into:
+            desk.say(f"in {into.host} (Docker {into.version}): {', '.join(loaded)}")
         return told
 
 

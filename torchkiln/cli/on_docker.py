@@ -1,4 +1,4 @@
-"""`build --engine docker`: the same cells, built by BuildKit into a Docker engine."""
+"""Docker at the command line: `build --engine docker`, and `build --load` of what our own engine built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torchkiln.cli import console
 from torchkiln.cli.desk import Desk, LateIndex
 
 if TYPE_CHECKING:
-    from torchkiln.nouns import Cell
+    from torchkiln.engines.docker import Engine
+    from torchkiln.engines.observer import Observer
+    from torchkiln.nouns import BuiltImage, Cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +62,24 @@ class OnDocker:
             "base": reference or "locked",
             "seconds": {stage: round(seconds, 3) for stage, seconds in built.seconds},
         }
+
+
+def engine_to_load_into() -> Engine:
+    """The engine that DOCKER_HOST or the client's context names; it need not build."""
+    from torchkiln.engines.docker import find_engine
+
+    return find_engine(builds=False)
+
+
+def load_into(
+    engine: Engine, built: BuiltImage, cell: Cell, desk: Desk, observer: Observer
+) -> tuple[str, ...]:
+    """Put *built* into *engine* under its tag and aliases, which are given back."""
+    from torchkiln.engines.docker import load
+    from torchkiln.oci.layout import open_layout
+    from torchkiln.tags import aliases_of
+
+    aliases = aliases_of(desk.locked(cell).resolution, desk.matrix, desk.facts)
+    names = tuple(f"{desk.matrix.repository}:{tag}" for tag in (built.tag, *aliases))
+    load(open_layout(Path(built.layout)).image(built.ref), names, engine, observer)
+    return names

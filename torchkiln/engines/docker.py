@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,10 +20,11 @@ from typing import Protocol
 
 from torchkiln.engines import buildx
 from torchkiln.engines.observer import Observer
-from torchkiln.errors import ToolMissing
+from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.files import remove_tree
 from torchkiln.nouns import BuiltLayer, Digest, ImageConfig, ImagePlan, LockedWheel
-from torchkiln.oci.layout import write_image
+from torchkiln.oci.archive import stream_archive
+from torchkiln.oci.layout import ImageOnDisk, write_image
 from torchkiln.plan import IMAGE_JSON
 from torchkiln.store import Store
 
@@ -31,6 +32,9 @@ OLDEST = 23  # of engines: BuildKit is the default builder from here on
 _BASE = "torchkiln-base"
 _STREAMS = 6
 _RAWJSON = (0, 13)
+_PIECE = 1 << 20
+_LOADING = 1800  # seconds without a word from an engine that unpacks
+_ROOM = "is there room where the engine keeps its data? docker system df"
 _NO_CONFIG = ImageConfig(
     env=(),
     entrypoint=(),
@@ -80,10 +84,11 @@ class Options:
     base: str | None = None
 
 
-def find_engine(environ: Mapping[str, str] = os.environ) -> Engine:
+def find_engine(environ: Mapping[str, str] = os.environ, *, builds: bool = True) -> Engine:
     """The engine that the user's DOCKER_HOST or context names.
 
-    :raises ToolMissing: none answers, it is too old, or its client has no buildx; each with what to do.
+    :param builds: whether it is to build, which takes Docker's client with buildx.
+    :raises ToolMissing: none answers, it is too old, or has no buildx; each with what to do.
     """
     import docker
     from docker.context import ContextAPI
@@ -103,7 +108,7 @@ def find_engine(environ: Mapping[str, str] = os.environ) -> Engine:
             f"the Docker engine at {host} is {version}, too old: {OLDEST}.0 is the first that will do",
             hint="upgrade Docker, or build without it: --engine embedded",
         )
-    return Engine(host=host, version=version, buildx=_buildx_version(environ))
+    return Engine(host=host, version=version, buildx=_buildx_version(environ) if builds else ())
 
 
 def _unreachable(host: str, error: Exception) -> ToolMissing:
@@ -137,6 +142,54 @@ def _buildx_version(environ: Mapping[str, str]) -> tuple[int, ...]:
     if asked.returncode or not found:
         raise ToolMissing("Docker's client here has no buildx, which builds need", hint=hint)
     return int(found[1]), int(found[2])
+
+
+def load(image: ImageOnDisk, names: Sequence[str], engine: Engine, observer: Observer) -> None:
+    """Put *image* into *engine* under *names* ("pytorch-cuda:v2.7"): the layout's own blobs, as a stream.
+
+    :raises BuildFailed: a blob cannot be read, or the engine does not take it.
+    """
+    import docker
+    from docker.errors import DockerException
+
+    total = sum(layer.size for layer in image.layers)
+    observer.begin("load", image.ref, total)
+    pieces = _archive(image, names)
+    try:
+        with contextlib.closing(docker.DockerClient(base_url=engine.host, timeout=_LOADING)) as client:
+            data = _counted(pieces, image.ref, observer)
+            for told in client.api.load_image(data):  # type: ignore[no-untyped-call]
+                if error := told.get("error"):
+                    raise BuildFailed(f"the engine at {engine.host} refused the image: {error}", hint=_ROOM)
+    except (DockerException, OSError) as error:
+        raise BuildFailed(f"the image could not be loaded into {engine.host}: {error}", hint=_ROOM) from error
+    finally:
+        pieces.close()
+    observer.end("load", image.ref)
+
+
+def _archive(image: ImageOnDisk, names: Sequence[str]) -> Generator[bytes, None, None]:
+    """*image* as `docker load` wants it, a piece at a time."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(writing, "wb") as out:
+            stream_archive(image, out, "docker-archive", names)
+
+    with os.fdopen(reading, "rb") as pieces, ThreadPoolExecutor(1, "archive") as thread:
+        written = thread.submit(write)
+        try:
+            while piece := pieces.read(_PIECE):
+                yield piece
+            written.result()
+        finally:
+            pieces.close()  # a writer that is not read to its end gets EPIPE
+
+
+def _counted(pieces: Iterable[bytes], name: str, observer: Observer) -> Iterator[bytes]:
+    for piece in pieces:
+        observer.advance("load", name, len(piece))
+        yield piece
 
 
 def build(
