@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cells import small_wheels
+from tests.parity import Image, differences, read_image
 from tests.realpip import locked_pip
 from tests.roots import tiny_root
 from tests.unpublished import locked_wheel
@@ -141,6 +142,68 @@ def test_an_image_with_a_lost_layer_is_not_loaded(scene: Scene) -> None:
         load(image, ["cut:1"], Engine(host=host, version="", buildx=()), Silent())
 
     assert scene.docker("image", "ls", "--quiet", "cut:1") == ""
+
+
+THEIRS, OURS, PLANTED = "parity:theirs", "parity:ours", "parity:planted"
+
+
+@pytest.fixture(scope="module")
+def theirs(scene: Scene, built: dict[str, Any]) -> Image:
+    """What BuildKit and pip made."""
+    assert scene.kiln("--engine", "docker", "--quiet").stdout.strip() == built["digest"]
+    scene.docker("tag", NAME, THEIRS)
+    return read_image(THEIRS, scene.environ)
+
+
+@pytest.fixture(scope="module")
+def ours(scene: Scene, theirs: Image) -> Image:
+    """What our own engine made, loaded."""
+    assert scene.kiln("--load").returncode == 0
+    scene.docker("tag", NAME, OURS)
+    return read_image(OURS, scene.environ)
+
+
+def test_both_engines_give_the_same_image(theirs: Image, ours: Image) -> None:
+    """Every path, kind, mode, owner, content, link and setting, but for the short list in tests/parity.py."""
+    assert len(ours.tree) > 10_000
+    assert differences(theirs, ours) == []
+
+
+_SITE = "/opt/venv/lib/python3.11/site-packages"
+_CHANGES = {
+    "RUN chmod 0711 /opt/torchkiln": ["opt/torchkiln: mode: theirs 493, ours 457"],
+    "RUN chown 7:8 /opt/venv/bin/torch": [r"opt/venv/bin/torch: owner: theirs \(0, 0\), ours \(7, 8\)"],
+    "RUN echo >> /opt/venv/bin/triton": [f"opt/venv/bin/triton: {what}: .*" for what in ("size", "sha256")],
+    "RUN ln -sf python4 /opt/venv/bin/python": ["opt/venv/bin/python: link: theirs .*, ours 'python4'"],
+    "RUN rm /opt/venv/bin/sympy && mkdir /opt/venv/bin/sympy": [
+        f"opt/venv/bin/sympy: {what}: .*" for what in ("kind", "size", "sha256")
+    ],
+    "RUN rm /opt/venv/bin/networkx": ["opt/venv/bin/networkx: only in theirs"],
+    "RUN touch /opt/more": ["opt/more: only in ours"],
+    f"RUN sed -i '/lib.so/d' {_SITE}/torch-1.0.dist-info/RECORD": [
+        r"opt/.*/torch-1.0.dist-info/RECORD: line torch/lib.so,sha256=.* is not in both"
+    ],
+    f"RUN chmod 0600 {_SITE}/torch-1.0.dist-info/INSTALLER": [
+        "opt/.*/torch-1.0.dist-info/INSTALLER: mode: theirs 420, ours 384"
+    ],
+    "ENV PATH=/bin": ["config Env: .*"],
+    "LABEL a=b": ["config Labels: .*"],
+    "EXPOSE 9": ["config ExposedPorts: .*"],
+    "USER 7": ["config User: .*"],
+}
+
+
+def test_planted_differences_are_found(scene: Scene, theirs: Image, ours: Image, tmp_path: Path) -> None:
+    """Of each kind one, made by Docker on top of our image; each is told, and nothing else is."""
+    (tmp_path / "Dockerfile").write_text("\n".join([f"FROM {OURS}", *_CHANGES, ""]))
+    scene.docker("buildx", "build", "--quiet", "--load", "--tag", PLANTED, str(tmp_path))
+
+    found = differences(theirs, read_image(PLANTED, scene.environ))
+
+    patterns = [pattern for expected in _CHANGES.values() for pattern in expected]
+    for pattern in patterns:
+        assert [line for line in found if re.fullmatch(pattern, line)], (pattern, found)
+    assert len(found) == len(patterns), found
 
 
 def test_a_step_that_fails_is_shown_with_its_last_lines_and_its_place(scene: Scene, tmp_path: Path) -> None:
