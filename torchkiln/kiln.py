@@ -22,6 +22,7 @@ from torchkiln.tags import tag_of
 
 if TYPE_CHECKING:
     from torchkiln.engines import docker
+    from torchkiln.engines.daemon import Engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +90,7 @@ def build_on_docker(
     facts: Facts,
     *,
     store: Store,
-    engine: docker.Engine,
+    engine: Engine,
     wheels: docker.WheelSource,
     observer: Observer,
     options: Options,

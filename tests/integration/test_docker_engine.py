@@ -20,7 +20,7 @@ from tests.roots import tiny_root
 from tests.unpublished import locked_wheel
 from torchkiln.base import artefact
 from torchkiln.cli.options import cache_root
-from torchkiln.engines.docker import Engine, load
+from torchkiln.engines.daemon import Engine, load
 from torchkiln.engines.observer import Silent
 from torchkiln.errors import BuildFailed
 from torchkiln.index.download import open_downloads
@@ -142,6 +142,24 @@ def test_an_image_with_a_lost_layer_is_not_loaded(scene: Scene) -> None:
         load(image, ["cut:1"], Engine(host=host, version="", buildx=()), Silent())
 
     assert scene.docker("image", "ls", "--quiet", "cut:1") == ""
+
+
+def test_the_engine_of_a_context(scene: Scene, built: dict[str, Any]) -> None:
+    """As Docker's client finds it: by the context in DOCKER_CONTEXT, where there is no DOCKER_HOST."""
+    host = scene.environ["DOCKER_HOST"]
+    scene.docker("context", "create", "far", "--docker", f"host={host}")
+    by_context = replace(scene, environ={k: v for k, v in scene.environ.items() if k != "DOCKER_HOST"})
+    try:
+        ran = by_context.kiln("--engine", "docker", "--json", DOCKER_CONTEXT="far")
+        assert ran.returncode == 0, ran.stderr
+        told = json.loads(ran.stdout)
+        assert (told["digest"], told["engine"]["host"]) == (built["digest"], host)
+
+        ran = by_context.kiln("--engine", "docker", DOCKER_CONTEXT="farther")
+        assert ran.returncode == 8
+        assert "there is no Docker context 'farther'" in ran.stderr
+    finally:
+        scene.docker("context", "rm", "far")
 
 
 THEIRS, OURS, PLANTED = "parity:theirs", "parity:ours", "parity:planted"

@@ -10,7 +10,7 @@ from torchkiln.cli import console
 from torchkiln.cli.desk import Desk, LateIndex
 
 if TYPE_CHECKING:
-    from torchkiln.engines.docker import Engine
+    from torchkiln.engines.daemon import Engine
     from torchkiln.engines.observer import Observer
     from torchkiln.nouns import BuiltImage, Cell
 
@@ -28,10 +28,11 @@ class OnDocker:
         """Build, show what came out, give what --json prints."""
         from torchkiln import kiln
         from torchkiln.engines import docker
+        from torchkiln.engines.daemon import find_engine
 
         desk, store = self.desk, self.desk.store()
         reference = desk.base if desk.base and not Path(desk.base).is_file() else None
-        engine = docker.find_engine()
+        engine = find_engine()
         with console.progress(quiet=desk.quiet) as observer:
             built = kiln.build_on_docker(
                 desk.locked(cell),
@@ -66,7 +67,7 @@ class OnDocker:
 
 def engine_to_load_into() -> Engine:
     """The engine that DOCKER_HOST or the client's context names; it need not build."""
-    from torchkiln.engines.docker import find_engine
+    from torchkiln.engines.daemon import find_engine
 
     return find_engine(builds=False)
 
@@ -75,7 +76,7 @@ def load_into(
     engine: Engine, built: BuiltImage, cell: Cell, desk: Desk, observer: Observer
 ) -> tuple[str, ...]:
     """Put *built* into *engine* under its tag and aliases, which are given back."""
-    from torchkiln.engines.docker import load
+    from torchkiln.engines.daemon import load
     from torchkiln.oci.layout import open_layout
     from torchkiln.tags import aliases_of
 

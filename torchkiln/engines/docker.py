@@ -6,12 +6,9 @@ and handed over as a build context, as the base is by its digest, in a layout of
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import subprocess
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,22 +16,17 @@ from pathlib import Path
 from typing import Protocol
 
 from torchkiln.engines import buildx
+from torchkiln.engines.daemon import Engine
 from torchkiln.engines.observer import Observer
-from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.files import remove_tree
 from torchkiln.nouns import BuiltLayer, Digest, ImageConfig, ImagePlan, LockedWheel
-from torchkiln.oci.archive import stream_archive
-from torchkiln.oci.layout import ImageOnDisk, write_image
+from torchkiln.oci.layout import write_image
 from torchkiln.plan import IMAGE_JSON
 from torchkiln.store import Store
 
-OLDEST = 23  # of engines: BuildKit is the default builder from here on
 _BASE = "torchkiln-base"
 _STREAMS = 6
 _RAWJSON = (0, 13)
-_PIECE = 1 << 20
-_LOADING = 1800  # seconds without a word from an engine that unpacks
-_ROOM = "is there room where the engine keeps its data? docker system df"
 _NO_CONFIG = ImageConfig(
     env=(),
     entrypoint=(),
@@ -52,15 +44,6 @@ class WheelSource(Protocol):
     """Where wheels come from, whole and verified."""
 
     def fetch_wheel(self, wheel: LockedWheel, store: Store, observer: Observer) -> Path: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Engine:
-    """A Docker engine that answers, and its client's BuildKit."""
-
-    host: str  # "unix:///var/run/docker.sock"
-    version: str
-    buildx: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,114 +65,6 @@ class Options:
     cache_from: tuple[str, ...] = ()
     cache_to: tuple[str, ...] = ()
     base: str | None = None
-
-
-def find_engine(environ: Mapping[str, str] = os.environ, *, builds: bool = True) -> Engine:
-    """The engine that the user's DOCKER_HOST or context names.
-
-    :param builds: whether it is to build, which takes Docker's client with buildx.
-    :raises ToolMissing: none answers, it is too old, or has no buildx; each with what to do.
-    """
-    import docker
-    from docker.context import ContextAPI
-    from docker.errors import DockerException
-
-    context = None if "DOCKER_HOST" in environ else ContextAPI.get_current_context()
-    host = environ.get("DOCKER_HOST") or (context.Host if context else "") or "unix:///var/run/docker.sock"
-    try:
-        # With a version of the API it asks nothing before it can be closed.
-        with contextlib.closing(docker.DockerClient(base_url=host, version="1.41", timeout=30)) as client:
-            version = str(client.version(api_version=False)["Version"])
-    except (DockerException, OSError, ValueError) as error:
-        raise _unreachable(host, error) from error
-    major = re.match(r"\d+", version)
-    if not major or int(major[0]) < OLDEST:
-        raise ToolMissing(
-            f"the Docker engine at {host} is {version}, too old: {OLDEST}.0 is the first that will do",
-            hint="upgrade Docker, or build without it: --engine embedded",
-        )
-    return Engine(host=host, version=version, buildx=_buildx_version(environ) if builds else ())
-
-
-def _unreachable(host: str, error: Exception) -> ToolMissing:
-    told = str(error)
-    if "Permission denied" in told:
-        hint = "join the group `docker` (and log in again), or run as root"
-    elif "No such file" in told or "refused" in told:
-        hint = "start Docker (systemctl start docker), or build without it: --engine embedded"
-    else:
-        hint = "look at DOCKER_HOST and `docker context ls`, or build without Docker: --engine embedded"
-    reason = next(
-        (
-            word
-            for word in ("Permission denied", "No such file or directory", "Connection refused")
-            if word in told
-        ),
-        told,
-    )
-    return ToolMissing(f"no Docker engine answers at {host}: {reason}", hint=hint)
-
-
-def _buildx_version(environ: Mapping[str, str]) -> tuple[int, ...]:
-    hint = "install docker-buildx-plugin (Debian: docker-buildx), or build without it: --engine embedded"
-    try:
-        asked = subprocess.run(
-            ["docker", "buildx", "version"], env=dict(environ), capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError as error:
-        raise ToolMissing("Docker's client, `docker`, is not installed", hint=hint) from error
-    found = re.search(r"v?(\d+)\.(\d+)", asked.stdout)
-    if asked.returncode or not found:
-        raise ToolMissing("Docker's client here has no buildx, which builds need", hint=hint)
-    return int(found[1]), int(found[2])
-
-
-def load(image: ImageOnDisk, names: Sequence[str], engine: Engine, observer: Observer) -> None:
-    """Put *image* into *engine* under *names* ("pytorch-cuda:v2.7"): the layout's own blobs, as a stream.
-
-    :raises BuildFailed: a blob cannot be read, or the engine does not take it.
-    """
-    import docker
-    from docker.errors import DockerException
-
-    total = sum(layer.size for layer in image.layers)
-    observer.begin("load", image.ref, total)
-    pieces = _archive(image, names)
-    try:
-        with contextlib.closing(docker.DockerClient(base_url=engine.host, timeout=_LOADING)) as client:
-            data = _counted(pieces, image.ref, observer)
-            for told in client.api.load_image(data):  # type: ignore[no-untyped-call]
-                if error := told.get("error"):
-                    raise BuildFailed(f"the engine at {engine.host} refused the image: {error}", hint=_ROOM)
-    except (DockerException, OSError) as error:
-        raise BuildFailed(f"the image could not be loaded into {engine.host}: {error}", hint=_ROOM) from error
-    finally:
-        pieces.close()
-    observer.end("load", image.ref)
-
-
-def _archive(image: ImageOnDisk, names: Sequence[str]) -> Generator[bytes, None, None]:
-    """*image* as `docker load` wants it, a piece at a time."""
-    reading, writing = os.pipe()
-
-    def write() -> None:
-        with os.fdopen(writing, "wb") as out:
-            stream_archive(image, out, "docker-archive", names)
-
-    with os.fdopen(reading, "rb") as pieces, ThreadPoolExecutor(1, "archive") as thread:
-        written = thread.submit(write)
-        try:
-            while piece := pieces.read(_PIECE):
-                yield piece
-            written.result()
-        finally:
-            pieces.close()  # a writer that is not read to its end gets EPIPE
-
-
-def _counted(pieces: Iterable[bytes], name: str, observer: Observer) -> Iterator[bytes]:
-    for piece in pieces:
-        observer.advance("load", name, len(piece))
-        yield piece
 
 
 def build(
