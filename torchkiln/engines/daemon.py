@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchkiln.engines.observer import Observer
@@ -61,18 +63,28 @@ def find_engine(environ: Mapping[str, str] = os.environ, *, builds: bool = True)
 
 
 def _address(environ: Mapping[str, str]) -> tuple[str, Any]:
-    """Host and TLS settings."""
-    from docker.context import ContextAPI
+    """Host and TLS settings. Contexts are asked of Docker's client: the SDK overlooks some."""
+    from docker.tls import TLSConfig
     from docker.utils import kwargs_from_env
 
     if environ.get("DOCKER_HOST"):
         told = kwargs_from_env(dict(environ))
         return told["base_url"], told.get("tls")
     name = environ.get("DOCKER_CONTEXT")
-    context = ContextAPI.get_context(name)
-    if context is None:
-        raise ToolMissing(f"there is no Docker context {name!r}", hint="docker context ls")
-    return context.Host or _USUAL, context.TLSConfig
+    argv = ["docker", "context", "inspect", *([name] if name else [])]
+    try:
+        asked = subprocess.run(argv, env=dict(environ), capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return _USUAL, None
+    if asked.returncode:
+        raise ToolMissing(f"no Docker context: {asked.stderr.strip()}", hint="docker context ls")
+    (context,) = json.loads(asked.stdout)
+    pem = Path(context["Storage"]["TLSPath"], "docker")
+    tls = None
+    if (pem / "cert.pem").is_file():
+        pair = (str(pem / "cert.pem"), str(pem / "key.pem"))
+        tls = TLSConfig(client_cert=pair, ca_cert=str(pem / "ca.pem"), verify=True)
+    return context["Endpoints"]["docker"]["Host"] or _USUAL, tls
 
 
 @contextlib.contextmanager
