@@ -111,19 +111,22 @@ class _Remote(Exception):
 
 
 def _serve(connection: Connection, start: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    """The life of one process."""
+    """The life of one process; it ends with whoever sends the calls, in order or not."""
     start(*arguments)
     while True:
         try:
             function, given = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         answer: tuple[Any, Exception | None, str]
         try:
             answer = (function(*given), None, "")
         except Exception as error:  # sent on: the caller decides
             answer = (None, error, traceback.format_exc())
-        connection.send(answer)
+        try:
+            connection.send(answer)
+        except OSError:
+            return
 
 
 def _deaf() -> None:

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,33 @@ def test_killed_workers_answer_nothing_more() -> None:
         workers.kill()
         with pytest.raises(WorkerDied):
             waiting.result()
+
+
+def test_workers_of_a_killed_parent_end_without_a_word(tmp_path: Path) -> None:
+    """Killed with an answer unread: to the worker the connection is then reset, not closed."""
+    code = """
+import os, signal, time
+from torchkiln.workers import Workers
+if __name__ == "__main__":
+    workers = Workers(1, print)
+    workers.submit(time.sleep, 0).result()
+    workers.submit(time.sleep, 0.3)
+    time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    (tmp_path / "parent.py").write_text(code)
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "parent.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        os.waitpid(parent.pid, os.WUNTRACED)  # until it has stopped
+        time.sleep(0.6)
+        parent.kill()
+        _, said = parent.communicate()  # until the worker too has closed its end
+
+    assert said == ""
 
 
 def test_ctrl_c_is_the_main_threads() -> None:
