@@ -111,6 +111,7 @@ def build_on_docker(
     cell = locked.resolution.cell
     with store.claim(f"builds {tag_of(locked.resolution)} on Docker", build_needs(locked)):
         at_hand = locked
+        moved: tuple[str, ...] = ()
         if handed_on.base is None:
             base, moved = artefact.ensure(
                 locked.base,
@@ -123,7 +124,7 @@ def build_on_docker(
             )
             at_hand = replace(locked, base=base, layers=()) if moved else locked
         plan = plan_locked(at_hand, matrix, facts)
-        return docker.build(
+        built = docker.build(
             plan,
             store,
             render_folder(plan, load_templates(TEMPLATES), recipe(cell.os).packages),
@@ -134,3 +135,4 @@ def build_on_docker(
             options=handed_on,
             environ=environ,
         )
+    return replace(built, base_moved=moved)

@@ -46,6 +46,7 @@ class Workers:
         self._own = threading.local()
         self._starting = threading.Lock()
         self._all: list[tuple[BaseProcess, Connection]] = []
+        self._killed = False
 
     def __enter__(self) -> Workers:
         return self
@@ -66,8 +67,10 @@ class Workers:
         return self._threads.submit(self._call, function, arguments)
 
     def kill(self) -> None:
-        """End all of them where they stand; what they had to answer is `WorkerDied`."""
+        """End all of them where they stand: what is under way is `WorkerDied`, what waits is not begun."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         with self._starting:
+            self._killed = True
             for process, _ in self._all:
                 process.kill()
 
@@ -92,6 +95,8 @@ class Workers:
         found: Connection | None = getattr(self._own, "connection", None)
         if found is None:
             with self._starting:
+                if self._killed:
+                    raise WorkerDied
                 found, other = _CONTEXT.Pipe()
                 with other:
                     process = _CONTEXT.Process(

@@ -102,6 +102,12 @@ def test_the_image_is_in_the_engine_under_its_names(scene: Scene, built: dict[st
         assert found["Config"]["Labels"]["org.opencontainers.image.version"] == TAG
 
 
+def test_the_answer_tells_the_base(scene: Scene, built: dict[str, Any]) -> None:
+    (lock,) = scene.images.glob("*/lock.json")
+    assert built["base"] == json.loads(lock.read_bytes())["base"]["digest"]
+    assert built["base_newer_than_lock"] == []
+
+
 def test_what_was_locked_is_installed(scene: Scene, built: dict[str, Any]) -> None:
     code = "import torch, sympy, importlib.metadata as m; print(torch.__file__, m.version('pip'))"
     said = scene.docker("run", "--rm", "--entrypoint", "python", NAME, "-c", code).split()

@@ -75,15 +75,20 @@ def test_a_process_that_cannot_start_is_told(capfd: pytest.CaptureFixture[str]) 
     assert "no memory for this" in capfd.readouterr().err
 
 
-def test_killed_workers_answer_nothing_more() -> None:
+def test_killed_workers_answer_nothing_more(tmp_path: Path) -> None:
+    """What was under way is told as dead; what waited for its turn is never begun."""
     with Workers(1, start) as workers:
         workers.submit(twice, 1).result()
-        waiting = workers.submit(signal.pause)
-        while not waiting.running():
-            pass
+        running = workers.submit(signal.pause)
+        waiting = [workers.submit(Path.touch, tmp_path / str(number)) for number in range(3)]
+        while not running.running():
+            time.sleep(0.01)
         workers.kill()
         with pytest.raises(WorkerDied):
-            waiting.result()
+            running.result()
+
+    assert all(future.cancelled() for future in waiting)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_workers_of_a_killed_parent_end_without_a_word(tmp_path: Path) -> None:

@@ -55,12 +55,15 @@ class OnDocker:
             )
         desk.say(f"in {engine.host} (Docker {engine.version}): {', '.join(built.names)}")
         desk.say("time: " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in built.seconds))
+        if built.base_moved:
+            desk.say("base newer than the lock: " + "; ".join(built.base_moved))
         return {
             "tag": built.tag,
             "digest": built.digest,
             "names": list(built.names),
             "engine": {"host": engine.host, "version": engine.version},
-            "base": reference or "locked",
+            "base": built.base,
+            "base_newer_than_lock": list(built.base_moved),
             "seconds": {stage: round(seconds, 3) for stage, seconds in built.seconds},
         }
 

@@ -48,13 +48,15 @@ class WheelSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineImage:
-    """An image in an engine. `digest` is what the engine calls it; seconds by stage."""
+    """An image in an engine. `digest` is what the engine calls it; `base` a digest or a user's reference."""
 
     tag: str
     names: tuple[str, ...]
     digest: Digest
     engine: Engine
-    seconds: tuple[tuple[str, float], ...]
+    base: str
+    seconds: tuple[tuple[str, float], ...]  # by stage
+    base_moved: tuple[str, ...] = ()  # packages by which a rebuilt base differs from the lock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +121,7 @@ def build(
         names=names,
         digest=digest,
         engine=engine,
+        base=options.base or plan.locked.base.digest,
         seconds=(("download", fetched - started), ("build", now - fetched), ("total", now - started)),
     )
 

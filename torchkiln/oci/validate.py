@@ -77,18 +77,18 @@ def _inspect_all(blobs: Mapping[_Key, Path], workers: int) -> dict[_Key, LayerFa
     if workers == 1 or len(blobs) == 1 or sum(sizes.values()) < _WORTH_PROCESSES:
         return {key: _inspect(path, key[1]) for key, path in blobs.items()}
     longest_first = sorted(blobs, key=sizes.__getitem__, reverse=True)
-    with Workers(workers, _hear_ctrl_c) as pool:
-        try:
-            tasks = {key: pool.submit(_inspect, blobs[key], key[1]) for key in longest_first}
-            return {key: task.result() for key, task in tasks.items()}
-        except WorkerDied as error:
-            raise VerificationFailed(
-                "a process that checked a layer was killed",
-                hint="is there memory enough? nothing was found out",
-            ) from error
-        except BaseException:
-            pool.kill()
-            raise
+    try:
+        with Workers(workers, _hear_ctrl_c) as pool:
+            try:
+                tasks = {key: pool.submit(_inspect, blobs[key], key[1]) for key in longest_first}
+                return {key: task.result() for key, task in tasks.items()}
+            except BaseException:
+                pool.kill()
+                raise
+    except WorkerDied as error:
+        raise VerificationFailed(
+            "a process that checked a layer was killed", hint="is there memory enough? nothing was found out"
+        ) from error
 
 
 def _hear_ctrl_c() -> None:
