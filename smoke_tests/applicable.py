@@ -1,6 +1,7 @@
 """(Check, facts, capability) -> why it does not apply, or None. The one place that says so; pure, no torch.
 
-The reason is the id of a fact, never prose: whoever reads a report, the gate too, asks this function again.
+The reason is the id of a fact (torchkiln/data/compat.yaml has its words and sources), never prose: whoever
+reads a report, the gate too, asks this function again.
 """
 
 from __future__ import annotations
@@ -25,18 +26,24 @@ def _below(major: int, minor: int) -> Callable[[Cell], bool]:
     return lambda cell: cell.capability is not None and cell.capability < (major, minor)
 
 
-_NO_COMPILE: Rule = (
-    "no-compile-on-3.11",
-    lambda cell: cell.torch < (2, 1) and cell.python >= (3, 11),
+def _before(torch: tuple[int, int], *, python: tuple[int, int]) -> Callable[[Cell], bool]:
+    return lambda cell: cell.torch < torch and cell.python >= python
+
+
+_NO_COMPILE: tuple[Rule, ...] = (
+    ("no-compile-on-3.11", _before((2, 1), python=(3, 11))),
+    ("no-compile-on-3.12", _before((2, 4), python=(3, 12))),
+    ("no-compile-on-3.13", _before((2, 6), python=(3, 13))),
 )
 RULES: Mapping[str, tuple[Rule, ...]] = {
-    "compile-cpu": (_NO_COMPILE,),
-    "compile-gpu": (_NO_COMPILE, ("triton-needs-7.0", _below(7, 0))),
+    "compile-cpu": _NO_COMPILE,
+    "compile-gpu": (*_NO_COMPILE, ("triton-needs-7.0", _below(7, 0))),
     "bf16": (("bf16-needs-8.0", _below(8, 0)),),
     "sdpa": (("flash-needs-8.0", _below(8, 0)),),
     "fp8": (
         ("fp8-needs-torch-2.1", lambda cell: cell.torch < (2, 1)),
         ("fp8-needs-8.9", _below(8, 9)),
+        ("fp8-needs-9.0-before-2.3", lambda cell: cell.torch < (2, 3) and _below(9, 0)(cell)),
     ),
     "benchmark": (("tf32-needs-8.0", _below(8, 0)),),
     "extension": (("extension-is-for-devel", lambda cell: cell.flavor != "devel"),),

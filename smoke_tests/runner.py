@@ -30,7 +30,7 @@ def main() -> int:
     options = _options()
     _load_suite()
     from smoke_tests.applicable import not_applicable
-    from smoke_tests.catalogue import catalogue
+    from smoke_tests.catalogue import catalogue, digest
     from smoke_tests.environment import NoTorchError, environment_facts
     from smoke_tests.gpus import capability
     from smoke_tests.host import fault, host_facts, host_texts
@@ -45,7 +45,7 @@ def main() -> int:
             return refuse(str(error))
     facts = json.loads(Path(options.facts).read_bytes())
     host = host_facts()
-    tell("host", **host, **host_texts())
+    tell("host", suite=digest(HERE), **host, **host_texts())
     ends = time.monotonic() + options.limit
     for check in catalogue(HERE):
         if check.tier > options.tier or (options.only and check.id not in options.only):

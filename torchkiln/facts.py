@@ -136,11 +136,17 @@ class Facts:
     cu118_pins: Pairs
     traps: tuple[Trap, ...]
     rules: Mapping[str, str] = field(hash=False)  # id -> the words of a limit
+    checks: Mapping[str, str] = field(hash=False)  # id -> why a smoke check does not apply
     cuda: Mapping[str, Toolkit] = field(hash=False)
     floors: Mapping[str, Floor] = field(hash=False)  # by CUDA major
     gpus: tuple[GpuClass, ...]  # by capability, ascending
     sources: Mapping[str, SourceInfo] = field(hash=False)
     citations: Mapping[str, tuple[str, ...]] = field(hash=False)  # fact id -> source ids
+
+    def reasons(self) -> Mapping[str, str]:
+        """The words of each fact for which a smoke check may not apply, by its id."""
+        traps = {trap.id.removeprefix("traps."): trap.limit for trap in self.traps if trap.limit}
+        return traps | dict(self.checks)
 
     def cite(self, fact: str) -> tuple[SourceInfo, ...]:
         """The sources of the fact called *fact* (as in `Note.fact`); KeyError if there is no such fact."""
@@ -194,7 +200,8 @@ def _facts(data: bytes, raw: dict[str, Any]) -> Facts:
         releases=MappingProxyType(releases),
         cu118_pins=_pairs(raw["cu118_pins"]),
         traps=tuple(_trap(name, body) for name, body in raw["traps"].items()),
-        rules=MappingProxyType({name: body["limit"] for name, body in raw["rules"].items()}),
+        rules=_limits(raw["rules"]),
+        checks=_limits(raw["checks"]),
         cuda=MappingProxyType({name: Toolkit(**body) for name, body in raw["cuda"].items()}),
         floors=MappingProxyType(
             {
@@ -217,6 +224,10 @@ def cuda_of(variant: str) -> str:
     """`"cu126"` as `"12.6"`: the last digit is the minor."""
     digits = variant.removeprefix("cu")
     return f"{digits[:-1]}.{digits[-1]}"
+
+
+def _limits(raw: Mapping[str, Any]) -> Mapping[str, str]:
+    return MappingProxyType({name: body["limit"] for name, body in raw.items()})
 
 
 def _releases(raw: Mapping[str, Any]) -> list[Release]:
@@ -320,7 +331,7 @@ def _citations(raw: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[
     """Every fact id that a note may bear, with its source ids."""
     general = {name: tuple(ids) for name, ids in raw["provenance"].items()}
     cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",)}
-    for table in ("traps", "rules", "floors", "gpus"):
+    for table in ("traps", "rules", "checks", "floors", "gpus"):
         cited |= {f"{table}.{name}": tuple(body["source"]) for name, body in raw[table].items()}
     for version, release in releases.items():
         at = f"releases.{version}"

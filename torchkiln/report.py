@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from xml.etree import ElementTree as Xml
 
@@ -150,8 +150,11 @@ def to_markdown(report: SmokeReport) -> str:
     return "\n".join((*head, *rows)) + "\n"
 
 
-def to_lines(report: SmokeReport) -> list[str]:
-    """For a terminal: the host, a line a check with its bounded values, the whole message where it failed."""
+def to_lines(report: SmokeReport, reasons: Mapping[str, str] | None = None) -> list[str]:
+    """For a terminal: the host, a line a check with its bounded values, the whole message where it failed.
+
+    *reasons* has the words of the facts for which a check does not apply, by their ids.
+    """
     wide = max(14, *(len(finding.id) + 2 for finding in report.findings), 0)
     lines = [
         "  ".join(filter(None, (subject(report), report.image))),
@@ -164,6 +167,8 @@ def to_lines(report: SmokeReport) -> list[str]:
             f"{finding.outcome:<15}{finding.id:<{wide}}{finding.seconds:7.1f} s  {_values(finding)}".rstrip()
         )
         told = faults(finding) or ([finding.message] if finding.message else [])
+        if finding.outcome == "not-applicable" and reasons and finding.message in reasons:
+            told = [f"{finding.message}: {reasons[finding.message]}"]
         lines += [f"    {line}" for text in told for line in text.splitlines()]
         if fault := host_fault(finding):
             lines.append(f"    (the host: {fault})")

@@ -115,7 +115,7 @@ def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str =
 
     A check that was begun, or whose turn never came because the run was cut short, has failed.
 
-    :raises ConfigError: not a line of it is a runner's, or it ran checks that *suite* does not have.
+    :raises ConfigError: not a line of it is a runner's, or it names another suite than *suite*.
     """
     heard = hear(stdout)
     if not heard.started:
@@ -127,6 +127,9 @@ def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str =
     if strange := sorted(set(heard.started) - known):
         told = ", ".join(check[:80] for check in strange[:5])
         raise ConfigError(f"{name}: another suite ran: this one has no {told}", hint="see --suite")
+    ran = heard.host.get("suite")
+    if ran not in (None, suite.digest):
+        raise ConfigError(f"{name}: another suite ran: {ran}, this one is {suite.digest}", hint="see --suite")
     tier = max(check.tier for check in suite.checks if check.id in heard.started)
     findings = tuple(
         heard.findings.get(check.id) or _silent(check, heard, "said no more")

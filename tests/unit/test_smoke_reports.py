@@ -178,6 +178,10 @@ def test_a_run_that_was_cut_short_failed_what_had_not_had_its_turn() -> None:
         (b"", "no runner speaks in it"),
         (b"Traceback (most recent call last):\n", "no runner speaks in it"),
         (said({"event": "start", "id": "made-up"}), "another suite ran: this one has no made-up"),
+        (
+            said({"event": "host", "suite": f"sha256:{'1' * 64}"}, {"event": "start", "id": "import"}),
+            "another suite ran: sha256:1+, this one is sha256:",
+        ),
     ],
 )
 def test_what_is_no_run_is_told(stdout: bytes, why: str) -> None:
@@ -197,6 +201,14 @@ def test_the_forms_of_a_report_without_an_image() -> None:
     assert "runtime environment, 2 × NVIDIA H200" in forms.to_markdown(told)
     assert forms.to_lines(told)[0] == "this environment"
     assert not any("None" in line for line in forms.to_lines(told))
+
+
+def test_a_reason_is_shown_with_its_words() -> None:
+    left_out = event("bf16", "not-applicable", message="bf16-needs-8.0")
+    told = environment(*run("import"), {"event": "start", "id": "bf16"}, left_out)
+
+    assert "    bf16-needs-8.0" in forms.to_lines(told)
+    assert "    bf16-needs-8.0: too old" in forms.to_lines(told, {"bf16-needs-8.0": "too old"})
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def trust(command: F) -> F:
 @click.option("--json", "as_json", is_flag=True, help="verdict, stated verdict, faults, signers as JSON")
 def show(report_file: Path, trust_files: tuple[Path, ...], as_json: bool) -> None:
     """Print a report, plain or signed, and compute its verdict again from the raw values in it."""
-    from torchkiln import attestation
+    from torchkiln import attestation, facts
     from torchkiln import report as forms
     from torchkiln.verdict import faults, verdict
 
@@ -75,7 +75,7 @@ def show(report_file: Path, trust_files: tuple[Path, ...], as_json: bool) -> Non
         signed = {"signed": witness.signed, "signers": list(witness.signers)}
         click.echo(json.dumps({"verdict": again, "stated": report.verdict, "faults": told, **signed}))
     else:
-        for line in forms.to_lines(report):
+        for line in forms.to_lines(report, facts.load().reasons()):
             click.echo(line)
         click.echo(f"\n{signature_line(witness)}\n{again}")
     if trusted and not witness.signed:
@@ -128,6 +128,7 @@ def read(
 
 def publish(report: SmokeReport, to: Forms, key: PrivateKey | None = None) -> None:
     """Write *report* in the wanted forms, signed with *key*; lines for people, then JSON or the verdict."""
+    from torchkiln import facts
     from torchkiln import report as forms
     from torchkiln.files import write_atomic
 
@@ -141,7 +142,7 @@ def publish(report: SmokeReport, to: Forms, key: PrivateKey | None = None) -> No
         write_atomic(to.junit, forms.to_junit(report))
     if to.markdown:
         write_atomic(to.markdown, forms.to_markdown(report).encode())
-    for line in forms.to_lines(report):
+    for line in forms.to_lines(report, facts.load().reasons()):
         click.echo(line, err=True)
     click.echo(forms.to_json(report).decode() if to.as_json else report.verdict, nl=not to.as_json)
 
