@@ -13,7 +13,7 @@ from torchkiln.places import ROOT
 
 PACKAGE = ROOT / "torchkiln"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-ADAPTERS = frozenset({"store", "oci", "index", "base", "wheel", "runtimes"})
+ADAPTERS = frozenset({"store", "oci", "index", "base", "wheel", "runtimes", "registry"})
 
 # Which modules stand together; a package is named by its folder.
 # fmt: off
@@ -48,6 +48,7 @@ MAY: Mapping[str, frozenset[str]] = {
     "base": frozenset({"ground", "store", "oci"}),
     "wheel": frozenset({"ground", "oci"}),
     "runtimes": frozenset({"ground", "store", "oci"}),
+    "registry": frozenset({"ground", "store", "oci"}),
     "engines": frozenset({"ground", "stages"}) | ADAPTERS,
     "kiln": frozenset({"ground", "stages", "engines"}) | ADAPTERS,
     "cli": frozenset({"ground", "stages", "engines", "kiln"}) | ADAPTERS,

@@ -28,6 +28,7 @@ COMMANDS = {
     "run": ("torchkiln.cli.run", "run"),
     "smoke": ("torchkiln.cli.smoke", "smoke"),
     "gate": ("torchkiln.cli.gate", "gate"),
+    "publish": ("torchkiln.cli.publish", "publish"),
     "cache": ("torchkiln.cli.cache", "cache"),
     "verify": ("torchkiln.cli.verify", "verify"),
     "doctor": ("torchkiln.cli.doctor", "doctor"),

@@ -18,7 +18,13 @@ from rich.progress import (
 
 from torchkiln.engines.observer import Work
 
-_LABELS: dict[Work, str] = {"download": "download", "convert": "convert", "join": "join", "load": "load"}
+_LABELS: dict[Work, str] = {
+    "download": "download",
+    "convert": "convert",
+    "join": "join",
+    "load": "load",
+    "push": "push",
+}
 _NAMED = 20_000_000  # bytes; smaller downloads only count in the total
 
 

@@ -62,6 +62,8 @@ class Plain:
             say(f"layer {name}: {size(total)} of wheels")
         elif work == "join":
             say(f"layer {name}: {size(total)} joined")
+        elif work == "push":
+            say(f"{name[:19]}: {size(total)} there")
         elif work == "step":
             say(name)
 

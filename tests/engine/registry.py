@@ -1,0 +1,98 @@
+"""Debian's docker-registry, from the root that the test engine has too; one for each process of a test run.
+
+In a mount namespace of its own, which ends with it; killed with whoever started it, however that ends.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.engine.root import NoEngine, ensure, home
+
+_PATIENCE = 30.0  # seconds until it must answer
+_LOOK = 0.05
+_CONFIG = """\
+version: 0.1
+log: {{level: warn, accesslog: {{disabled: true}}}}
+storage:
+  filesystem: {{rootdirectory: /srv/data}}
+  delete: {{enabled: true}}
+http: {{addr: "127.0.0.1:{port}", secret: torchkiln-tests}}
+"""
+# The new root is seen in this process's namespace only: nothing is mounted for anybody else.
+_INSIDE = """\
+mount --bind "$2" "$1/srv" &&
+exec chroot "$1" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root OTEL_TRACES_EXPORTER=none \
+  /usr/bin/docker-registry serve /srv/config.yml
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningRegistry:
+    """A registry that answers on this machine, with its data in `folder`."""
+
+    host: str  # "127.0.0.1:40123"
+    folder: Path
+    pid: int
+
+    def blob(self, digest: str) -> Path:
+        """Where it keeps the blob."""
+        hexa = digest.removeprefix("sha256:")
+        return self.folder / "data/docker/registry/v2/blobs/sha256" / hexa[:2] / hexa / "data"
+
+    def tags(self, repository: str) -> list[str]:
+        """The tags in *repository*, as its own files have them."""
+        folder = self.folder / "data/docker/registry/v2/repositories" / repository / "_manifests/tags"
+        return sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
+
+
+@contextmanager
+def docker_registry(folder: Path) -> Iterator[RunningRegistry]:
+    """A registry with its data in *folder*, while the context lasts.
+
+    :raises NoEngine: none can be had on this machine.
+    """
+    root = ensure(home())
+    port = _free_port()
+    (folder / "data").mkdir(parents=True)
+    (folder / "config.yml").write_text(_CONFIG.format(port=port))
+    argv = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*argv, "sh", "-c", _INSIDE, "sh", str(root), str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        host = f"127.0.0.1:{port}"
+        _await(process, host, folder / "log")
+        yield RunningRegistry(host=host, folder=folder, pid=process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _await(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            urllib.request.urlopen(f"http://{host}/v2/", timeout=5).close()
+        except OSError:
+            time.sleep(_LOOK)
+        else:
+            return
+    raise NoEngine(f"docker-registry did not come up: {log.read_text(errors='replace')[-1200:]}")

@@ -1,0 +1,38 @@
+"""WWW-Authenticate → Challenge: what a registry wants before it answers (RFC 9110, 11.6.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+_TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_SCHEME = re.compile(rf"[\s,]*(?P<scheme>{_TOKEN})(?=\s|,|$)")
+_PARAMETER = re.compile(
+    rf'[\s,]*(?P<name>{_TOKEN})\s*=\s*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>{_TOKEN}))'
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Challenge:
+    """One way to prove who one is. `scheme` and the parameters' names are lower-case."""
+
+    scheme: str  # "basic", "bearer"
+    parameters: dict[str, str] = field(hash=False)
+
+
+def parse_challenges(header: str) -> list[Challenge]:
+    """Every challenge in *header*, in order; what is malformed ends the list."""
+    return list(_challenges(header))
+
+
+def _challenges(header: str) -> Iterator[Challenge]:
+    at = 0
+    while found := _SCHEME.match(header, at):
+        at, parameters = found.end(), {}
+        while parameter := _PARAMETER.match(header, at):
+            quoted = parameter["quoted"]
+            value = parameter["plain"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+            parameters[parameter["name"].lower()] = value
+            at = parameter.end()
+        yield Challenge(scheme=found["scheme"].lower(), parameters=parameters)

@@ -1,0 +1,42 @@
+"""Which repositories a blob was pushed to: where it can be mounted from, the next time. Kept in the store.
+
+A hint and nothing more: what it says wrongly costs one request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from torchkiln.nouns import Digest
+from torchkiln.registry.reference import Repository
+from torchkiln.store import Store
+
+_KIND = "pushed"
+_MOST = 3  # repositories a blob; one that has it is enough
+
+
+class History:
+    """The record in *store*; None remembers nothing."""
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+
+    def sources(self, digest: Digest, target: Repository) -> tuple[str, ...]:
+        """The other repositories of *target*'s registry that have the blob, the latest first."""
+        found = self._store.record(_KIND, _key(digest, target.host)) if self._store else None
+        names = found.get("repositories") if found else None
+        if not isinstance(names, list):
+            return ()
+        return tuple(name for name in names if isinstance(name, str) and name != target.name)
+
+    def note(self, digest: Digest, target: Repository) -> None:
+        """The blob is in *target* now."""
+        if self._store is not None:
+            names = (target.name, *self.sources(digest, target))[:_MOST]
+            told = {"registry": target.host, "blob": digest, "repositories": list(names)}
+            if self._store.record(_KIND, key := _key(digest, target.host)) != told:
+                self._store.put_record(_KIND, key, told)
+
+
+def _key(digest: Digest, host: str) -> str:
+    return hashlib.sha256(f"{host}\n{digest}".encode()).hexdigest()

@@ -1,0 +1,130 @@
+"""Text → Repository: where in which registry, by the distribution project's own grammar, no guessing.
+
+registry.example:5000/team/pytorch-cuda:v2.7@sha256:…
+└─────── host ──────┘└─── name ───────┘ tag   digest
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from torchkiln.errors import ConfigError
+from torchkiln.nouns import Digest
+
+DOCKER_HUB = "docker.io"
+_LABEL = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
+_HOST = re.compile(rf"(?P<name>{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::(?P<port>[0-9]{{1,5}}))?")
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_NAME = re.compile(rf"{_PART}(?:/{_PART})*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_LONGEST = 255  # characters of a name with its host
+_FORM = "write HOST[:PORT]/REPOSITORY, as in registry.example:5000/team/pytorch-cuda"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Repository:
+    """A repository in a registry. `host` as it was written: credentials are kept under it."""
+
+    host: str  # "registry.example:5000"
+    name: str  # "team/pytorch-cuda"
+
+    def __str__(self) -> str:
+        return f"{self.host}/{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """An image in a repository, by tag, by digest, by both or (the default) by nothing."""
+
+    repository: Repository
+    tag: str | None = None
+    digest: Digest | None = None
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{self.repository}{tag}" + (f"@{self.digest}" if self.digest else "")
+
+
+def parse_reference(text: str) -> Reference:
+    """`HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]`; `docker.io/X` is `library/X` there, as Docker has it.
+
+    :raises ConfigError: it is none; says which part is wrong.
+    """
+    rest, at, digest = text.partition("@")
+    if at and not _DIGEST.fullmatch(digest):
+        raise ConfigError(f"{text}: the digest is not sha256: and 64 hex digits", hint=_FORM)
+    host, slash, path = rest.partition("/")
+    if "://" in text:
+        raise ConfigError(f"{text}: a reference has no scheme", hint=_FORM)
+    if not slash or not (host == "localhost" or "." in host or ":" in host):
+        raise ConfigError(f"{text}: names no registry", hint=f"{_FORM}; Docker Hub is {DOCKER_HUB}")
+    _demand_host(host, text)
+    path, colon, tag = path.partition(":")
+    if colon:
+        _demand(_TAG, tag, f"{text}: {tag!r} is no tag", "letters, digits, _ . - and at most 128 of them")
+    if host == DOCKER_HUB and "/" not in path:
+        path = f"library/{path}"  # as Docker reads it
+    _demand(
+        _NAME, path, f"{text}: {path!r} is no repository", "lower-case letters and digits, joined by . _ - /"
+    )
+    if len(host) + 1 + len(path) > _LONGEST:
+        raise ConfigError(f"{text[:40]}…: longer than {_LONGEST} characters", hint="choose a shorter name")
+    repository = Repository(host=host, name=path)
+    return Reference(repository=repository, tag=tag or None, digest=Digest(digest) if at else None)
+
+
+def parse_repository(text: str) -> Repository:
+    """`HOST[:PORT]/REPOSITORY`.
+
+    :raises ConfigError: it is none, or has a tag or a digest.
+    """
+    found = parse_reference(text)
+    if found.tag or found.digest:
+        raise ConfigError(f"{text}: a repository, without tag and digest, is wanted", hint=_FORM)
+    return found.repository
+
+
+def parse_tag(text: str) -> str:
+    """*text*, if a registry takes it as a tag.
+
+    :raises ConfigError: it does not.
+    """
+    _demand(_TAG, text, f"{text!r} is no tag", "letters, digits, _ . - and at most 128 of them")
+    return text
+
+
+def api_host(host: str) -> str:
+    """Where the registry called *host* is asked: Docker Hub's has another name than its images."""
+    return "registry-1.docker.io" if host == DOCKER_HUB else host
+
+
+def is_local(host: str) -> bool:
+    """Whether *host* is this machine, so that plain HTTP shows nothing to anybody."""
+    match = _HOST.fullmatch(host)
+    name = match["name"].strip("[]") if match else ""
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _demand(pattern: re.Pattern[str], text: str, message: str, allowed: str) -> None:
+    if not pattern.fullmatch(text):
+        raise ConfigError(message, hint=f"allowed: {allowed}")
+
+
+def _demand_host(host: str, text: str) -> None:
+    match = _HOST.fullmatch(host)
+    good = match is not None and (match["port"] is None or 0 < int(match["port"]) < 65536)
+    if good and host.startswith("["):
+        try:
+            ipaddress.ip_address(host.partition("]")[0][1:])
+        except ValueError:
+            good = False
+    if not good:
+        raise ConfigError(f"{text}: {host!r} is no host", hint=_FORM)

@@ -1,0 +1,268 @@
+"""Repository's host → Registry: requests to it, as who we are, tried again while that may help."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+from urllib.parse import urljoin, urlsplit
+
+import requests
+from urllib3.exceptions import HTTPError
+
+from torchkiln.errors import RegistryError
+from torchkiln.nouns import Digest
+from torchkiln.registry.answer import Answer
+from torchkiln.registry.connections import Open, Session, Transport
+from torchkiln.registry.credentials import Login
+from torchkiln.registry.reference import api_host, is_local
+from torchkiln.registry.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
+from torchkiln.registry.tokens import Authority, Scopes
+
+_TIMEOUT = (
+    15.0,
+    120.0,
+)  # seconds: to connect, and without a byte; a registry moves gigabytes before it says 201
+_LIMIT = 1 << 20  # bytes of an answer: documents and errors, never a blob
+
+
+class Stopped(Exception):
+    """The work was called off."""
+
+
+class Body(Protocol):
+    """What is sent, a piece at a time; it has a length, so that no server gets it in chunks."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+class Registry:
+    """One registry, asked by any number of threads.
+
+    :param rest: sleeps; a test has its own.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        login: Login | None = None,
+        transport: Transport | None = None,
+        *,
+        rest: Callable[[float], None] | None = None,
+    ) -> None:
+        transport = transport or Transport()
+        secure = not (transport.plain_http or is_local(host))
+        self.host, self.origin = host, f"{'https' if secure else 'http'}://{api_host(host)}"
+        self._verify: Any = transport.ca_bundle or True
+        self._stopped, self._open = threading.Event(), Open()
+        self._rest = rest or self._stopped.wait
+        self._http = Session(self._open, transport)
+        self._authority = Authority(host, login, self._fetch, secure=secure)
+
+    def __enter__(self) -> Registry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def stop(self) -> None:
+        """Call the work off: who sends or waits in another thread gets `Stopped`, at once."""
+        self._stopped.set()
+        self._open.end()
+
+    def rest(self, attempt: int, wait: float) -> None:
+        """Sleep before attempt number *attempt* (1 is the first repetition).
+
+        :raises Stopped: meanwhile.
+        """
+        self._check()
+        self._rest(pause(attempt, wait))
+        self._check()
+
+    def check(self) -> None:
+        """Ask whether it is a registry, and what it wants to know of us, before the work begins.
+
+        :raises RegistryError: it is none, or cannot be reached.
+        """
+        answer = self.persist("GET", "/v2/", "the registry", scopes=None)
+        if answer.status not in (200, 401, 403):
+            raise RegistryError(
+                f"{self.host}: HTTP {answer.status} for /v2/, so it is no registry",
+                hint="look at its name and port",
+            )
+
+    def persist(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        *,
+        scopes: Scopes | None = (),
+        headers: Mapping[str, str] | None = None,
+        data: bytes | None = None,
+    ) -> Answer:
+        """`ask`, again and again with growing pauses.
+
+        :raises RegistryError: no lasting answer, or our credentials are refused.
+        """
+        return self._again(
+            what, lambda: self.ask(method, path, what, scopes=scopes, headers=headers, data=data)
+        )
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        *,
+        scopes: Scopes | None = (),
+        headers: Mapping[str, str] | None = None,
+        data: bytes | Body | None = None,
+    ) -> Answer:
+        """One request. Every answer that trying again cannot change is returned, 404 included.
+
+        :param path: on this registry, or the whole address that it gave.
+        :param what: for errors, "blob sha256:…".
+        :param scopes: what a token must allow; None: a 401 is an answer like others, and is learnt from.
+        :raises Transient: no connection, 5xx, 429 and the like; a 401 where *data* cannot be sent twice.
+        :raises RegistryError: fresh credentials are refused, or a certificate is not trusted.
+        """
+        url = urljoin(self.origin, path)
+        ours = _origin(url) == _origin(self.origin)
+        for fresh in (False, True):
+            used = self._authority.header(scopes or ()) if ours and scopes is not None else None
+            login = {"Authorization": used} if used else {}
+            answer = self._send(method, url, {**(headers or {}), **login}, data, what)
+            if answer.status != 401 or not ours:
+                return answer
+            if not fresh or scopes is None:
+                self._authority.learn(answer, scopes or (), used)
+            if scopes is None:
+                return answer
+            if data is not None and not isinstance(data, bytes):
+                raise Transient("HTTP 401 in the middle of an upload")
+        raise self._authority.denied(f"{what} ({self._authority.scrub(answer.told())})")
+
+    def refused(self, what: str, answer: Answer) -> RegistryError:
+        """The error for an answer that trying again cannot change."""
+        if answer.status in (401, 403):
+            return self._authority.denied(f"{what} ({self._authority.scrub(answer.told())})")
+        hint = {
+            404: "look at the repository's name; some registries want it to be made before the first push",
+            405: "it takes no pushes: is it a mirror?",
+            413: "it, or a proxy before it, takes no blobs of this size",
+        }.get(answer.status, "the registry is at fault; try again later, nothing there has changed")
+        return RegistryError(f"{self.host}: {what}: {self._authority.scrub(answer.told())}", hint=hint)
+
+    def lost(self, what: str, reason: str) -> RegistryError:
+        """The error for a registry that gave no lasting answer."""
+        return RegistryError(
+            f"{self.host}: {what}: {reason}, {ATTEMPTS} times in a row",
+            hint="look at the network or the registry; the next run sends only what is not there yet",
+        )
+
+    def location(self, answer: Answer, what: str) -> str:
+        """The address that *answer* sends us on to, absolute.
+
+        :raises RegistryError: there is none, or one that is not to be asked.
+        """
+        url = urljoin(answer.url, answer.headers.get("Location", ""))
+        parts = urlsplit(url)
+        if "Location" not in answer.headers or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise RegistryError(
+                f"{self.host}: {what}: an answer without a usable Location", hint="it is at fault"
+            )
+        if parts.scheme == "http" and self.origin.startswith("https:"):
+            raise RegistryError(
+                f"{self.host}: {what}: sent on from https to http, which is not followed",
+                hint="the registry does not know that it is behind https: see its `host` or `relativeurls`",
+            )
+        return url
+
+    def demand_digest(self, answer: Answer, digest: Digest, what: str) -> None:
+        """Hold what the registry says that it got against *digest*.
+
+        :raises RegistryError: it is another one. Registries may leave it out, and then nothing is wrong.
+        """
+        told = answer.headers.get("Docker-Content-Digest", digest)
+        if told != digest:
+            raise RegistryError(
+                f"{self.host}: {what}: it says that it has {told[:80]} there, and was given {digest}",
+                hint="something between us and the registry changes what goes by",
+            )
+
+    def _check(self) -> None:
+        if self._stopped.is_set():
+            raise Stopped
+
+    def _fetch(
+        self, method: str, url: str, *, headers: Mapping[str, str], data: bytes | None = None
+    ) -> Answer:
+        return self._again("a token", lambda: self._send(method, url, headers, data, "a token"))
+
+    def _again(self, what: str, step: Callable[[], Answer]) -> Answer:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return step()
+            except Transient as error:
+                if attempt == ATTEMPTS:
+                    raise self.lost(what, str(error)) from error
+                self.rest(attempt, error.wait)
+        raise AssertionError("unreachable")
+
+    def _send(
+        self, method: str, url: str, headers: Mapping[str, str], data: bytes | Body | None, what: str
+    ) -> Answer:
+        self._check()
+        try:
+            with self._http.request(
+                method,
+                url,
+                headers=dict(headers),
+                data=data,
+                timeout=_TIMEOUT,
+                verify=self._verify,
+                stream=True,
+                allow_redirects=method in ("GET", "HEAD"),
+            ) as response:
+                body = response.raw.read(_LIMIT, decode_content=True)
+                answer = Answer(
+                    url=response.url, status=response.status_code, headers=response.headers, body=body
+                )
+        except requests.exceptions.InvalidURL as error:
+            raise RegistryError(f"{self.host}: {what}: sent on to an address that is none") from error
+        except (requests.RequestException, HTTPError, OSError) as error:
+            self._check()
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise RegistryError(
+                    f"{self.host}: {what}: the certificate there is not trusted",
+                    hint="set SSL_CERT_FILE to the CA bundle of this network",
+                ) from error
+            if "WRONG_VERSION_NUMBER" in str(error):
+                raise RegistryError(
+                    f"{self.host}: {what}: no https is spoken there",
+                    hint="if it is a registry without https, and the network is yours: --plain-http",
+                ) from error
+            raise Transient(_cause(error)) from error
+        if answer.status in AGAIN:
+            raise Transient(self._authority.scrub(answer.told()), retry_after(answer.headers))
+        return answer
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def _cause(error: Exception) -> str:
+    """Why there is no answer, without the address, which may hold a signature."""
+    known = {
+        "Connection refused": "nobody listens there",
+        "NameResolutionError": "there is no host of that name",
+        "No route to host": "no route leads there",
+        "Network is unreachable": "no route leads there",
+        "timed out": "no answer in time",
+    }
+    return next((told for word, told in known.items() if word in str(error)), "the connection broke off")

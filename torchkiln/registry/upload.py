@@ -1,0 +1,168 @@
+"""Blob → one upload of it, from POST to PUT, and gone on with after a cut.
+
+POST ── 202 ─► PATCH ── 202 ─► PUT ?digest= ── 201: done
+                ╰─ cut ─► GET ── 204, Range ─► PATCH from there
+                           ╰─ 404, 416: the registry has forgotten ─► POST
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from urllib.parse import urlencode
+
+from torchkiln.errors import RegistryError, VerificationFailed
+from torchkiln.registry.answer import Answer
+from torchkiln.registry.body import Blob, Rest
+from torchkiln.registry.retry import ATTEMPTS, Transient
+from torchkiln.registry.session import Registry
+from torchkiln.registry.tokens import Scopes
+
+_SMALL = 1 << 20  # bytes up to which a blob goes in one request with its digest
+_AFRESH = 2  # times that a blob is sent again after an answer that should not come
+_BYTES = {"Content-Type": "application/octet-stream"}
+_RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")
+
+
+class _Afresh(Exception):
+    """This upload came to nothing: another one may do better."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+class Upload:
+    """One blob on its way. `place` is the upload's present address; `have` what the registry holds of it."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        scopes: Scopes,
+        base: str,
+        blob: Blob,
+        place: str | None,
+        is_there: Callable[[Blob], bool],
+        tell: Callable[[int], None],
+    ) -> None:
+        self._registry, self._scopes, self._base, self._blob = registry, scopes, base, blob
+        self._place, self._is_there, self._tell = place, is_there, tell
+        self._have, self._told, self._sent = 0, 0, 0
+
+    def run(self) -> int:
+        """Send it; returns the bytes that went out."""
+        failures, afresh, best = 0, 0, 0
+        while True:
+            try:
+                self._try()
+                return self._sent
+            except _Afresh as error:
+                self._place, afresh = None, afresh + 1
+                if afresh > _AFRESH:
+                    raise self._registry.refused(self._blob.what, error.answer) from error
+            except Transient as error:
+                failures += 1
+                if failures == ATTEMPTS:
+                    raise self._registry.lost(self._blob.what, str(error)) from error
+                self._registry.rest(failures, error.wait)
+                if self._is_there(self._blob):  # it was complete, and only the answer got lost
+                    return self._sent
+                self._look()
+                if self._have > best:
+                    failures, best = 0, self._have
+            except VerificationFailed:
+                self._abandon()
+                raise
+
+    def _try(self) -> None:
+        blob = self._blob
+        if self._place is None:
+            self._place, self._have = self._begin(), 0
+        if blob.size <= _SMALL and self._have == 0:
+            self._complete(b"".join(blob.pieces(0)))
+            return
+        if self._have < blob.size:
+            self._pour()
+        else:
+            for _ in blob.pieces(0):  # all of it got there by tries that were cut: is it what we think?
+                pass
+        self._complete(None)
+
+    def _begin(self) -> str:
+        answer = self._registry.persist(
+            "POST", f"{self._base}/uploads/", self._blob.what, scopes=self._scopes
+        )
+        if answer.status != 202:
+            raise self._registry.refused(self._blob.what, answer)
+        return self._registry.location(answer, self._blob.what)
+
+    def _pour(self) -> None:
+        """All that lacks, in one request; from the start without a range, as Docker's own: all take that."""
+        assert self._place is not None
+        blob, start = self._blob, self._have
+        part = {"Content-Range": f"{start}-{blob.size - 1}"} if start else {}
+        answer = self._registry.ask(
+            "PATCH",
+            self._place,
+            blob.what,
+            scopes=self._scopes,
+            headers={**_BYTES, **part},
+            data=Rest(blob.size - start, lambda: self._counted(start)),
+        )
+        if answer.status in (401, 403, 405, 413):
+            raise self._registry.refused(blob.what, answer)
+        if answer.status not in (201, 202, 204):
+            raise _Afresh(answer)
+        self._place, self._have = self._registry.location(answer, blob.what), blob.size
+
+    def _complete(self, data: bytes | None) -> None:
+        assert self._place is not None
+        blob = self._blob
+        to = f"{self._place}{'&' if '?' in self._place else '?'}{urlencode({'digest': blob.digest})}"
+        answer = self._registry.ask(
+            "PUT", to, blob.what, scopes=self._scopes, headers=_BYTES if data else None, data=data
+        )
+        if answer.status in (401, 403, 405, 413):
+            raise self._registry.refused(blob.what, answer)
+        if answer.status not in (201, 204):
+            raise _Afresh(answer)
+        self._registry.demand_digest(answer, blob.digest, blob.what)
+        if data:
+            self._count(0, len(data))
+
+    def _look(self) -> None:
+        """Ask what the registry holds; where it has forgotten, or is confused, the next try begins anew."""
+        if self._place is None:
+            return
+        answer = self._registry.persist("GET", self._place, self._blob.what, scopes=self._scopes)
+        if answer.status not in (200, 202, 204):
+            self._place = None
+            return
+        if "Location" in answer.headers:
+            self._place = self._registry.location(answer, self._blob.what)
+        found = _RANGE.fullmatch(answer.headers.get("Range", "0-0"))
+        # The last byte that is there; an empty upload has "0-0" too, for want of a better word.
+        self._have = int(found[1]) + 1 if found and int(found[1]) else 0
+        if self._have > self._blob.size:
+            self._place = None
+
+    def _abandon(self) -> None:
+        """Tell the registry to forget it, politely: what it does not forget it will sweep one day."""
+        if self._place is not None:
+            try:
+                self._registry.ask("DELETE", self._place, self._blob.what, scopes=self._scopes)
+            except (Transient, RegistryError):
+                return
+
+    def _counted(self, start: int) -> Iterator[bytes]:
+        at = start
+        for piece in self._blob.pieces(start):
+            yield piece
+            at += len(piece)
+            self._count(at - len(piece), len(piece))
+
+    def _count(self, start: int, count: int) -> None:
+        self._sent += count
+        if (more := start + count - self._told) > 0:
+            self._told += more
+            self._tell(more)
