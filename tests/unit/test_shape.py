@@ -20,15 +20,15 @@ ADAPTERS = frozenset({"store", "oci", "index", "base", "wheel", "runtimes", "reg
 GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
-            "__init__", "errors", "files", "locks", "nouns", "pagecache", "places", "recipe", "schema",
-            "strict", "versions", "wanted", "workers",
+            "__init__", "contents", "errors", "files", "locks", "nouns", "pagecache", "places", "recipe",
+            "schema", "strict", "versions", "wanted", "workers",
         }
     ),
     "stages": frozenset(
         {
-            "arch", "attestation", "cache", "claims", "explain", "facts", "gate", "hosts", "layering",
-            "located", "lock", "lockfile", "matrix", "pick", "plan", "render", "report", "resolve", "select",
-            "signature", "smoke", "suite", "tags", "verdict",
+            "allowed", "arch", "attestation", "cache", "claims", "contrast", "difference", "explain", "facts",
+            "gate", "hosts", "layering", "located", "lock", "lockfile", "matrix", "pick", "plan", "render",
+            "report", "resolve", "select", "signature", "smoke", "suite", "tags", "verdict",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},

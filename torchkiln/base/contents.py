@@ -7,12 +7,12 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from torchkiln.errors import BuildFailed
 from torchkiln.nouns import OsPackage
 from torchkiln.oci.gunzip import open_gzip
-from torchkiln.oci.tarscan import TarScan
+from torchkiln.oci.read_tar import open_tar
 
 _STATUS = "var/lib/dpkg/status"
 _LIMIT = 64 << 20  # bytes of it; Debian's whole archive has as much
@@ -89,27 +89,11 @@ def _python(packages: tuple[OsPackage, ...]) -> str:
 
 def _walk(stream: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
     """Each entry, with the data of those that `inspect` reads."""
-    with tarfile.open(fileobj=cast(BinaryIO, _Scanned(stream)), mode="r|") as tar:
+    with open_tar(stream) as tar:
         for member in tar:
             wanted = member.isfile() and member.name.removeprefix("./") == _STATUS
             opened = tar.extractfile(member) if wanted and member.size <= _LIMIT else None
             yield member, opened.read() if opened else None
-
-
-class _Scanned:
-    """A tar's stream that `TarScan` sees first: tarfile takes extension headers of any length into memory."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._scan = stream, TarScan()
-
-    def read(self, size: int) -> bytes:
-        """As a file."""
-        data = self._stream.read(size)
-        try:
-            self._scan.feed(data)
-        except ValueError:  # its own words are for programmers
-            raise tarfile.ReadError("a header in it cannot be read") from None
-        return data
 
 
 def _faults(name: str, member: tarfile.TarInfo) -> Iterator[str]:

@@ -26,6 +26,7 @@ COMMANDS = {
     "render": ("torchkiln.cli.render", "render"),
     "base": ("torchkiln.cli.base", "base"),
     "run": ("torchkiln.cli.run", "run"),
+    "diff": ("torchkiln.cli.diff", "diff"),
     "smoke": ("torchkiln.cli.smoke", "smoke"),
     "gate": ("torchkiln.cli.gate", "gate"),
     "publish": ("torchkiln.cli.publish", "publish"),

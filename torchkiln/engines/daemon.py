@@ -88,6 +88,16 @@ def _address(environ: Mapping[str, str]) -> tuple[str, Any]:
 
 
 @contextlib.contextmanager
+def connected(engine: Engine, patience: int) -> Iterator[DockerClient]:
+    """The SDK's client of *engine*, which may be silent for *patience* seconds.
+
+    :raises DockerException: no connection; whatever is asked of the client raises it or OSError.
+    """
+    with _connected(engine.host, engine.tls, patience) as client:
+        yield client
+
+
+@contextlib.contextmanager
 def _connected(host: str, tls: Any, patience: int) -> Iterator[DockerClient]:
     import docker
 
@@ -143,7 +153,7 @@ def load(image: ImageOnDisk, names: Sequence[str], engine: Engine, observer: Obs
     observer.begin("load", image.ref, total)
     pieces = _archive(image, names)
     try:
-        with _connected(engine.host, engine.tls, _LOADING) as client:
+        with connected(engine, _LOADING) as client:
             data = _counted(pieces, image.ref, observer)
             for told in client.api.load_image(data):  # type: ignore[no-untyped-call]
                 if error := told.get("error"):

@@ -8,9 +8,11 @@ from typing import BinaryIO, cast
 from isal import igzip, igzip_threaded
 
 
-def open_gzip(blob: Path) -> BinaryIO:
+def open_gzip(blob: Path | BinaryIO) -> BinaryIO:
     """*blob* inflated while it is read, ~0.5 GB/s. Reading raises OSError or EOFError where it is damaged."""
-    return cast(BinaryIO, igzip.IGzipFile(str(blob), "rb"))  # type: ignore[no-untyped-call]
+    if isinstance(blob, Path):
+        return cast(BinaryIO, igzip.IGzipFile(str(blob), "rb"))  # type: ignore[no-untyped-call]
+    return cast(BinaryIO, igzip.IGzipFile(fileobj=blob, mode="rb"))  # type: ignore[no-untyped-call]
 
 
 def open_gzip_ahead(blob: Path) -> BinaryIO:

@@ -1,0 +1,169 @@
+"""Two trees that are equal differ in nothing; one planted change is told as that one, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchkiln.contents import Kind, Thing, WholeImage
+from torchkiln.difference import WHATS, Difference, differences, settings_of
+from torchkiln.schema import shipped
+
+PARTS = st.text("ab.-é ", min_size=1, max_size=4)
+PATHS = st.lists(PARTS, min_size=1, max_size=3).map("/".join)
+HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
+
+
+@st.composite
+def things(draw: st.DrawFn, kind: Kind | None = None) -> Thing:
+    """Anything that may be at a path, with what belongs to its kind."""
+    kind = kind or draw(st.sampled_from(get_args(Kind)))
+    thing = Thing(
+        kind=kind,
+        mode=draw(st.integers(0, 0o7777)),
+        owner=(draw(st.integers(0, 70_000)), draw(st.integers(0, 70_000))),
+        xattrs=tuple(draw(st.dictionaries(PARTS, PARTS, max_size=2)).items()),
+    )
+    if kind == "file":
+        return replace(thing, size=draw(st.integers(0, 1 << 40)), sha256=draw(HEX))
+    if kind == "link":
+        return replace(thing, link=draw(PATHS))
+    if kind == "device":
+        sort = draw(st.sampled_from(["char", "block"]))
+        return replace(thing, device=(sort, draw(st.integers(0, 300)), draw(st.integers(0, 300))))
+    return thing
+
+
+TREES = st.dictionaries(PATHS, things(), max_size=6)
+SETTINGS = st.dictionaries(PARTS, PARTS, max_size=4)
+IMAGES = st.builds(WholeImage, tree=TREES, settings=SETTINGS)
+
+
+@given(IMAGES)
+def test_an_image_does_not_differ_from_itself(image: WholeImage) -> None:
+    again = WholeImage(tree={**image.tree}, settings={**image.settings})
+
+    assert differences(image, again) == ()
+
+
+@given(IMAGES, IMAGES)
+def test_only_what_differs_is_told_and_from_both_sides(a: WholeImage, b: WholeImage) -> None:
+    found, back = differences(a, b), differences(b, a)
+
+    turned = {"only-in-a": "only-in-b", "only-in-b": "only-in-a"}
+    assert {(one.at, turned.get(one.what, one.what), one.b, one.a) for one in found} == {
+        (one.at, one.what, one.a, one.b) for one in back
+    }
+    unlike = {path for path in {**a.tree, **b.tree} if a.tree.get(path) != b.tree.get(path)}
+    assert {one.at for one in found if one.what != "setting"} == unlike
+
+
+CHANGES: dict[str, tuple[Kind | None, dict[str, Any]]] = {
+    "mode": (None, {"mode": 0o10000}),  # one that `things` never draws
+    "owner": (None, {"owner": (70_001, 0)}),
+    "xattrs": (None, {"xattrs": (("security.capability", "x"),)}),
+    "content": ("file", {"sha256": "no hash"}),
+    "link": ("link", {"link": "nowhere else"}),
+    "device": ("device", {"device": ("char", 999, 0)}),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@given(st.data())
+def test_one_planted_change_is_told_alone(what: str, data: st.DataObject) -> None:
+    kind, change = CHANGES[what]
+    image, path, thing = data.draw(IMAGES), data.draw(PATHS), data.draw(things(kind))
+    a = replace(image, tree={**image.tree, path: thing})
+    b = replace(image, tree={**image.tree, path: replace(thing, **change)})
+
+    (found,) = differences(a, b)
+    assert (found.at, found.what) == (path, what)
+    assert found.a != found.b
+
+
+@given(IMAGES, PATHS, things())
+def test_a_path_that_one_side_lacks(image: WholeImage, path: str, thing: Thing) -> None:
+    without = replace(image, tree={name: one for name, one in image.tree.items() if name != path})
+    there = replace(image, tree={**without.tree, path: thing})
+
+    (found,) = differences(there, without)
+    assert (found.at, found.what, found.b) == (path, "only-in-a", "")
+    (found,) = differences(without, there)
+    assert (found.at, found.what, found.a) == (path, "only-in-b", "")
+
+
+@given(IMAGES, PARTS, PARTS)
+def test_a_setting(image: WholeImage, name: str, value: str) -> None:
+    a = replace(image, settings={**image.settings, name: value})
+    b = replace(image, settings={**image.settings, name: value + "!"})
+
+    assert differences(a, b) == (Difference(at=name, what="setting", a=value, b=value + "!"),)
+
+
+def test_another_type_is_told_once() -> None:
+    """Not also as another content and another target."""
+    file = Thing(kind="file", mode=0o777, owner=(0, 0), size=1, sha256="x")
+    link = Thing(kind="link", mode=0o777, owner=(0, 0), link="to")
+
+    found = differences(*(WholeImage(tree={"p": thing}, settings={}) for thing in (file, link)))
+
+    assert found == (Difference(at="p", what="type", a="file", b="link"),)
+
+
+def of_lines(a: str, b: str) -> list[tuple[str, str, str]]:
+    """What is told of a file whose text is *a* here and *b* there."""
+    images = [
+        WholeImage(
+            tree={"p": Thing(kind="file", mode=0o644, owner=(0, 0), sha256=f"hash of {text}", text=text)},
+            settings={},
+        )
+        for text in (a, b)
+    ]
+    return [(one.what, one.a, one.b) for one in differences(*images)]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "told"),
+    [
+        ("x\ny\n", "x\n", [("line", "y", "")]),
+        ("x\n", "x\nx\nz\n", [("line", "", "x"), ("line", "", "z")]),
+        ("x\ny\n", "x\nz\n", [("line", "y", ""), ("line", "", "z")]),
+        ("x\ny\n", "y\nx\n", [("order", "x", "y")]),
+        ("x\ny\nz\n", "y\nx\n", [("line", "z", ""), ("order", "x", "y")]),
+        ("x\n", "x", [("content", "other line ends", "other line ends")]),
+        ("x\n", "x\r\n", [("content", "other line ends", "other line ends")]),
+    ],
+)
+def test_texts_line_by_line(a: str, b: str, told: list[tuple[str, str, str]]) -> None:
+    assert of_lines(a, b) == told
+
+
+@given(st.lists(PARTS), st.lists(PARTS))
+def test_texts_that_differ_are_never_passed_over(a: list[str], b: list[str]) -> None:
+    assert bool(of_lines("\n".join(a), "\n".join(b))) == ("\n".join(a) != "\n".join(b))
+
+
+def test_settings_of_a_layout_and_of_an_engine_are_the_same() -> None:
+    """The engine writes out what nobody set."""
+    ours = {"Env": ["A=1", "B=x=y"], "Labels": {"l": ""}, "ExposedPorts": {"22/tcp": {}}, "Cmd": ["sh", "-c"]}
+    theirs = {**ours, "Hostname": "", "Tty": False, "OnBuild": None, "User": "", "Volumes": {}}
+
+    assert settings_of(theirs, "linux/amd64") == settings_of(ours, "linux/amd64")
+    assert settings_of(ours, "linux/amd64") == {
+        "Platform": "linux/amd64",
+        "Env A": "1",
+        "Env B": "x=y",
+        "Labels l": "yes",
+        "ExposedPorts 22/tcp": "yes",
+        "Cmd": '["sh", "-c"]',
+    }
+
+
+def test_the_schema_of_allowances_knows_every_kind() -> None:
+    schema = cast(Any, shipped("allowed"))
+
+    assert schema["items"]["properties"]["what"]["enum"] == list(WHATS)

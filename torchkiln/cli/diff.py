@@ -1,0 +1,106 @@
+"""`torchkiln diff`: what differs between two images, wherever they are."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchkiln.cli import comparison
+from torchkiln.cli.console import say
+
+if TYPE_CHECKING:
+    from torchkiln.engines.reading import Source
+
+DOCKER = "docker:"
+
+
+@click.command("diff")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("dist"),
+    show_default=True,
+    help="the OCI layout in which tags and digests are looked up",
+)
+@click.option("--files", is_flag=True, help="file by file: every path and all that belongs to it")
+@click.option(
+    "--allow",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="--files: a list of differences that may be, each with its reason",
+)
+@click.option("--exit-code", is_flag=True, help="end with 1 where there is a difference")
+@click.option("--json", "as_json", is_flag=True, help="one object on stdout")
+def diff(
+    a: str, b: str, output: Path, files: bool, allow: Path | None, exit_code: bool, as_json: bool
+) -> None:
+    """What differs between the images A and B: packages, settings, layers and their sizes.
+
+    A and B are tags or digests of the layout, or docker:NAME for an image in the Docker engine.
+    With --files every path is compared: type, mode, owner, content, link, device, extended attributes; and
+    every setting. torchkiln/data/parity.yaml is an --allow list, and says what one may hold.
+
+    Ends with 0 whether they differ or not; with --exit-code, with 1 where they do.
+    """
+    if allow and not files:
+        raise click.UsageError("--allow is for --files")
+    sources = _source(a, output), _source(b, output)
+    same = _by_files(a, b, *sources, allow, as_json) if files else _by_layers(a, b, *sources, as_json)
+    sys.exit(int(exit_code and not same))
+
+
+def _by_layers(a: str, b: str, left: Source, right: Source, as_json: bool) -> bool:
+    """Show it; whether they are the same."""
+    from torchkiln.contrast import contrast
+    from torchkiln.engines.reading import layered_images
+
+    images = layered_images(left, right)
+    found = contrast(*images)
+    names = (f"{a} ({images[0].digest[:19]})", f"{b} ({images[1].digest[:19]})")
+    click.echo(
+        comparison.contrast_json(a, b, *images, found) if as_json else comparison.contrast_text(*names, found)
+    )
+    return found.same
+
+
+def _by_files(a: str, b: str, left: Source, right: Source, allow: Path | None, as_json: bool) -> bool:
+    """Show it; whether they are the same but for what may differ."""
+    from torchkiln import allowed
+    from torchkiln.difference import differences
+    from torchkiln.engines.reading import whole_images
+
+    allowances = allowed.read(allow) if allow else ()
+    images = whole_images(left, right, partial(allowed.by_lines, allowances=allowances))
+    found = allowed.sift(differences(*images), allowances)
+    if as_json:
+        click.echo(comparison.sifted_json(a, b, *images, found))
+    else:
+        for line in comparison.sifted_text(found):
+            click.echo(line)
+        paths = len(images[0].tree.keys() | images[1].tree.keys())
+        say(f"{paths} paths: {len(found.left)} differences, and {len(found.allowed)} that are allowed")
+    for entry in found.idle:
+        say(f"{allow}: allowed nothing: {entry.what} at {entry.at.pattern}")
+    return not found.left
+
+
+def _source(name: str, output: Path) -> Source:
+    """Where the image *name* is.
+
+    :raises ConfigError: the layout has no such image.
+    :raises ToolMissing: the engine does not answer.
+    """
+    from torchkiln.engines.reading import InEngine, InLayout
+
+    if name.startswith(DOCKER):
+        from torchkiln.engines.daemon import find_engine
+
+        return InEngine(name.removeprefix(DOCKER), find_engine(builds=False))
+    from torchkiln.oci.layout import open_layout
+
+    return InLayout(open_layout(output).image(name))

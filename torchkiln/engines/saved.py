@@ -1,0 +1,96 @@
+"""What a Docker engine sends (`docker save`, `docker export`) → streams, and the layers in a saved image.
+
+A saved image is a tar: layers, each a tar or a tar+gzip; then, or before, the documents that tell their
+order. It is read once, as it comes, and nothing of it goes to the disk.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, cast
+
+from torchkiln.contents import Layer, LayerContents
+from torchkiln.oci.gunzip import open_gzip
+from torchkiln.oci.read_tar import Wanted, layer_contents, open_tar, path_of
+
+_DOCUMENT = 4 << 20  # bytes of a JSON document
+_GZIP, _ZSTD, _TAR = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"ustar"
+_HEAD = 512
+
+
+@contextmanager
+def stream_of(pieces: Iterable[bytes]) -> Iterator[BinaryIO]:
+    """*pieces* as a file. What is not wanted is not fetched."""
+    with io.BufferedReader(_Pieces(iter(pieces)), 1 << 20) as stream:
+        yield cast(BinaryIO, stream)
+
+
+def read_saved(stream: BinaryIO, wanted: Wanted) -> list[Layer]:
+    """The layers of the one image in *stream*, lowest first; of paths that are *wanted* the text.
+
+    :raises ValueError: it is no saved image, or in a form that is not known here.
+    :raises DAMAGED: as reading a tar does.
+    """
+    layers: dict[str, tuple[int | None, LayerContents]] = {}
+    documents: dict[str, bytes] = {}
+    links: dict[str, str] = {}
+    with open_tar(stream) as archive:
+        for member in archive:
+            path = path_of(member)
+            if member.issym():  # older engines keep one copy of a layer
+                links[path] = member.linkname.removeprefix("../")
+            content = archive.extractfile(member) if member.isreg() else None
+            if content is None:
+                continue
+            blob = io.BufferedReader(cast(io.RawIOBase, content), 1 << 20)
+            head = blob.peek(_HEAD)[:_HEAD]
+            if head.startswith(_ZSTD):
+                raise ValueError("its layers are zstd, which cannot be read here")
+            if head.startswith(_GZIP):
+                with open_gzip(cast(BinaryIO, blob)) as inflated:
+                    layers[path] = (member.size, layer_contents(inflated, wanted))
+            elif head[257:262] == _TAR:
+                layers[path] = (None, layer_contents(cast(BinaryIO, blob), wanted))
+            elif member.size <= _DOCUMENT:
+                documents[path] = blob.read()
+    (manifest,) = json.loads(documents["manifest.json"])
+    config = json.loads(documents[manifest["Config"]])
+    places = [links.get(place, place) for place in manifest["Layers"]]
+    return [
+        Layer(diff_id=diff_id, title=title, size=layers[place][0], contents=layers[place][1])
+        for place, diff_id, title in zip(
+            places, config["rootfs"]["diff_ids"], titles_of(config, len(places)), strict=True
+        )
+    ]
+
+
+def titles_of(config: Mapping[str, Any], count: int) -> Sequence[str]:
+    """What an image's history says of each of its *count* layers; nothing where it does not tell of all."""
+    history = config.get("history") or []
+    told = [str(entry.get("created_by", "")) for entry in history if not entry.get("empty_layer")]
+    return [" ".join(text.split()) for text in told] if len(told) == count else [""] * count
+
+
+class _Pieces(io.RawIOBase):
+    """Pieces of bytes as a file that can be read once."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        super().__init__()
+        self._pieces, self._held = pieces, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill *buffer* as far as one piece goes."""
+        while not self._held:
+            try:
+                self._held = next(self._pieces)
+            except StopIteration:
+                return 0
+        count = min(len(buffer), len(self._held))
+        buffer[:count], self._held = self._held[:count], self._held[count:]
+        return count
