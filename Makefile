@@ -28,9 +28,11 @@ proof: $(STAMP)  ## the real 2.7.1 set: against pip, twice, inside; smoke checks
 	$(RUN) pytest -m proof -n auto --dist loadfile tests/smoke_mutants
 	$(RUN) pytest -m proof -v --ignore=tests/smoke_mutants
 
-# Without .venv: a machine with GPUs has torch and pytest in a Python of its own.
+# Without .venv: a machine with GPUs has torch and pytest in a Python of its own. BESIDE="-n 8" where it has xdist.
+GPU_MUTANTS = PYTHONPATH=. $(PYTHON) -m pytest --confcutdir=tests/smoke_mutants -p no:cacheprovider -p no:benchmark -rs tests/smoke_mutants
 gpu-mutants:  ## each smoke check where it must fail, on this machine's GPUs; wants a python3 with torch and pytest
-	$(PYTHON) -m pytest --confcutdir=tests/smoke_mutants -p no:cacheprovider -rs tests/smoke_mutants
+	$(GPU_MUTANTS) -m "not alone" --junitxml=dist/gpu-mutants.xml $(BESIDE)
+	$(GPU_MUTANTS) -m alone --junitxml=dist/gpu-mutants-alone.xml
 
 check: $(STAMP)  ## lint, types, stale generated files
 	$(RUN) ruff check .

@@ -30,6 +30,7 @@ PYTHON = os.environ.get("TORCHKILN_TORCH_PYTHON") or (
 needs_torch = pytest.mark.skipif(
     not PYTHON, reason="no torch here: set TORCHKILN_TORCH_PYTHON to an interpreter that has it"
 )
+alone = pytest.mark.alone  # it times a GPU or fills it: no other test beside
 # A namespace of its own: its functions find what else it defines.
 # Once: where lib64 is a link to lib, some Pythons read the file twice.
 _HOOK = (

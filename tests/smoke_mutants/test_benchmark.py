@@ -15,6 +15,7 @@ from smoke_tests.curves import WINDOW, fall, figures, smoothed, widest_gap
 from smoke_tests.search import largest
 from tests.smoke_mutants.mutant import (
     PYTHON,
+    alone,
     broken,
     check,
     gpus,
@@ -45,12 +46,14 @@ NO_STEP = "import torch\ntorch.optim.AdamW.step = lambda self, closure=None: Non
 TINY = "Shape(layers=2, width=32, heads=2, inner=64, vocabulary=500, positions=16)"
 
 
+@alone
 @needs_gpus(1)
 def test_benchmark_passes_in_a_sound_environment(tmp_path: Path) -> None:
     told = check("benchmark", tmp_path, limit=LIMIT)
     assert (told["outcome"], told["message"]) == ("passed", "")
 
 
+@alone
 @needs_gpus(1)
 def test_without_autocast_nothing_is_gained(tmp_path: Path) -> None:
     """Each gate breaks: the type that came out, the speed, the memory, the largest batch, at both lengths."""
@@ -61,6 +64,7 @@ def test_without_autocast_nothing_is_gained(tmp_path: Path) -> None:
     ]
 
 
+@alone
 @needs_gpus(1)
 def test_tf32_left_on_is_not_taken_for_fp32(tmp_path: Path) -> None:
     """The rest may well pass, against a base that is itself fast: only the product's error tells."""
@@ -70,6 +74,7 @@ def test_tf32_left_on_is_not_taken_for_fp32(tmp_path: Path) -> None:
     assert set(broken(told)[1:]) <= {f"speed_{length}" for length in LENGTHS}
 
 
+@alone
 @needs_gpus(1)
 def test_an_optimizer_that_does_nothing_learns_nothing(tmp_path: Path) -> None:
     told = check("benchmark", tmp_path, NO_STEP, limit=LIMIT)

@@ -9,7 +9,7 @@ import pytest
 
 from smoke_tests.links import SHM, promised
 from smoke_tests.probe import probe
-from tests.smoke_mutants.mutant import broken
+from tests.smoke_mutants.mutant import alone, broken
 from tests.smoke_mutants.on_ranks import anywhere, broken_by, on_gpus, pretended, tried
 
 GLOO = """
@@ -101,11 +101,13 @@ def test_collectives_fail_where_the_others_go_astray(pretend: bool, tmp_path: Pa
     assert names == ["all_gather", "reduce_scatter", "ring"]
 
 
+@alone
 @on_gpus
 def test_busbw_passes_over_the_link_that_is_there(pretend: bool, tmp_path: Path) -> None:
     assert broken_by("", "busbw", tmp_path, pretend=pretend) == []
 
 
+@alone
 @on_gpus
 def test_busbw_fails_and_names_the_lower_link_where_p2p_is_off(pretend: bool, tmp_path: Path) -> None:
     if promised(probe("driver")) == SHM:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import pytest
 from smoke_tests.probe import probe
 from tests.smoke_mutants.mutant import (
     PYTHON,
+    alone,
     broken_python,
     environment,
     gpus,
@@ -132,9 +133,13 @@ def fault_of(found: Mapping[str, Any]) -> str | None:
 
 
 @needs_gpus(1)
-def test_here_the_check_passes(tmp_path: Path) -> None:
+def test_here_the_check_passes(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """What is here goes into the record (--junitxml), for who keeps it."""
     found = run(tmp_path, "--tier", "1", "--only", "cuda")["cuda"]
     assert (found["outcome"], found["message"]) == ("passed", "")
+    names = found["measured"]["names"]
+    record_property("gpus", f"{len(names)} × {names[0]}")
+    record_property("torch", f"{found['measured']['torch']} for CUDA {found['measured']['build_cuda']}")
 
 
 @needs_gpus(1)
@@ -152,6 +157,7 @@ def test_one_gpu_is_too_few_for_several(tmp_path: Path) -> None:
     assert (found["outcome"], found["message"]) == ("skipped", sentence)
 
 
+@alone
 @needs_gpus(1)
 def test_memory_that_another_process_holds(tmp_path: Path) -> None:
     with memory_held():
@@ -161,6 +167,7 @@ def test_memory_that_another_process_holds(tmp_path: Path) -> None:
     assert found["message"].endswith("another process holds the rest (nvidia-smi shows it)")
 
 
+@alone
 @needs_gpus(1)
 def test_memory_that_another_process_takes_meanwhile(tmp_path: Path) -> None:
     """This torch's own words: the host is at fault; where the check itself wants too much, it is not."""
