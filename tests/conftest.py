@@ -3,8 +3,9 @@
 from hypothesis import settings
 
 from tests.engine.fixture import engine
+from tests.engine.registry import registry
 
-__all__ = ["engine"]
+__all__ = ["engine", "registry"]
 
 # No test is judged by the clock: machines are slow, busy and shared.
 settings.register_profile("torchkiln", deadline=None)

@@ -5,14 +5,17 @@ In a mount namespace of its own, which ends with it; killed with whoever started
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from tests.engine.root import NoEngine, ensure, home
 
@@ -96,3 +99,15 @@ def _await(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
         else:
             return
     raise NoEngine(f"docker-registry did not come up: {log.read_text(errors='replace')[-1200:]}")
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRegistry]:
+    """A real registry on 127.0.0.1, empty at first, for all tests of this process."""
+    with ExitStack() as stack:
+        try:
+            running = stack.enter_context(docker_registry(tmp_path_factory.mktemp("registry") / "its"))
+        except (NoEngine, OSError) as error:
+            give_up = pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip
+            give_up(f"no registry: {error}")
+        yield running

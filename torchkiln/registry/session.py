@@ -23,6 +23,8 @@ _TIMEOUT = (
     15.0,
     120.0,
 )  # seconds: to connect, and without a byte; a registry moves gigabytes before it says 201
+_AT_FIRST = 3  # attempts to reach it at all: most likely the name is wrong
+_RENEWALS = 3  # of a token for one request: of several threads' requests, the last may find it spent again
 _LIMIT = 1 << 20  # bytes of an answer: documents and errors, never a blob
 
 
@@ -86,7 +88,8 @@ class Registry:
 
         :raises RegistryError: it is none, or cannot be reached.
         """
-        answer = self.persist("GET", "/v2/", "the registry", scopes=None)
+        what = "the registry"
+        answer = self._again(what, lambda: self.ask("GET", "/v2/", what, scopes=None), _AT_FIRST)
         if answer.status not in (200, 401, 403):
             raise RegistryError(
                 f"{self.host}: HTTP {answer.status} for /v2/, so it is no registry",
@@ -131,19 +134,20 @@ class Registry:
         """
         url = urljoin(self.origin, path)
         ours = _origin(url) == _origin(self.origin)
-        for fresh in (False, True):
+        for renewals in range(_RENEWALS + 1):
             used = self._authority.header(scopes or ()) if ours and scopes is not None else None
             login = {"Authorization": used} if used else {}
             answer = self._send(method, url, {**(headers or {}), **login}, data, what)
             if answer.status != 401 or not ours:
                 return answer
-            if not fresh or scopes is None:
-                self._authority.learn(answer, scopes or (), used)
+            if renewals and "insufficient_scope" in answer.headers.get("WWW-Authenticate", ""):
+                break
+            self._authority.learn(answer, scopes or (), used)
             if scopes is None:
                 return answer
             if data is not None and not isinstance(data, bytes):
                 raise Transient("HTTP 401 in the middle of an upload")
-        raise self._authority.denied(f"{what} ({self._authority.scrub(answer.told())})")
+        raise self.refused(what, answer)
 
     def refused(self, what: str, answer: Answer) -> RegistryError:
         """The error for an answer that trying again cannot change."""
@@ -156,10 +160,10 @@ class Registry:
         }.get(answer.status, "the registry is at fault; try again later, nothing there has changed")
         return RegistryError(f"{self.host}: {what}: {self._authority.scrub(answer.told())}", hint=hint)
 
-    def lost(self, what: str, reason: str) -> RegistryError:
+    def lost(self, what: str, reason: str, attempts: int = ATTEMPTS) -> RegistryError:
         """The error for a registry that gave no lasting answer."""
         return RegistryError(
-            f"{self.host}: {what}: {reason}, {ATTEMPTS} times in a row",
+            f"{self.host}: {what}: {reason}, {attempts} times in a row",
             hint="look at the network or the registry; the next run sends only what is not there yet",
         )
 
@@ -202,13 +206,13 @@ class Registry:
     ) -> Answer:
         return self._again("a token", lambda: self._send(method, url, headers, data, "a token"))
 
-    def _again(self, what: str, step: Callable[[], Answer]) -> Answer:
-        for attempt in range(1, ATTEMPTS + 1):
+    def _again(self, what: str, step: Callable[[], Answer], attempts: int = ATTEMPTS) -> Answer:
+        for attempt in range(1, attempts + 1):
             try:
                 return step()
             except Transient as error:
-                if attempt == ATTEMPTS:
-                    raise self.lost(what, str(error)) from error
+                if attempt == attempts:
+                    raise self.lost(what, str(error), attempts) from error
                 self.rest(attempt, error.wait)
         raise AssertionError("unreachable")
 

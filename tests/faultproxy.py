@@ -1,0 +1,273 @@
+"""A proxy before a registry: counts what goes by, and breaks what it is told to break.
+
+It passes the Host header on, so that the addresses which the registry gives lead back to it. With logins it
+is a token server too, and lets nobody by who has no token of it for what he wants.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import re
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+from urllib.parse import parse_qs, urlsplit
+
+Kind = Literal["status", "cut", "unanswered", "slow", "stall", "digest"]
+_PIECE = 1 << 14
+_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "date", "server"})
+
+
+@dataclass
+class Fault:
+    """One thing that goes wrong, with the requests that fit: *skip* of them go by, then *times* do not.
+
+    status      answered so, and not passed on
+    cut         the connections end when *at* bytes of the body have been passed on
+    unanswered  passed on whole; the connection ends where the answer should come
+    slow        answered after a moment
+    stall       the body is not read, and nothing is ever answered
+    digest      answered with another Docker-Content-Digest
+    """
+
+    kind: Kind
+    method: str = ""  # a regular expression, as the next
+    path: str = ""
+    skip: int = 0
+    times: int = 1
+    at: int = 0
+    status: int = 500
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it came."""
+
+    method: str
+    path: str
+    body: int  # bytes of it that came
+    status: int  # of the answer; 0: there was none
+    range: str = ""  # Content-Range
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is no news."""
+
+
+class FaultProxy:
+    """Stands before the registry at *upstream*; use it in a ``with``.
+
+    :param logins: user → password; none: everybody is let by.
+    """
+
+    def __init__(self, upstream: str, logins: Mapping[str, str] | None = None) -> None:
+        self.upstream, self.logins = upstream, dict(logins or {})
+        self.faults: list[Fault] = []
+        self.asked: list[Asked] = []
+        self.tokens: dict[str, frozenset[str]] = {}  # token → "repository:team/app:push"
+        self.fetched: list[str] = []  # every token that was given out
+        self.lives = 0  # requests after which a token is spent; 0: never
+        self.token_lifetime = 300
+        self.stalled = threading.Event()  # a request stalls now
+        self._ended = threading.Event()
+        self._guard = threading.Lock()
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    def __enter__(self) -> FaultProxy:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def host(self) -> str:
+        """`127.0.0.1:40124`."""
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    def blob_bytes(self) -> int:
+        """Bytes of request bodies that went towards blobs, whatever became of them."""
+        return sum(one.body for one in self.asked if "/blobs/uploads/" in one.path)
+
+    def counted(self, method: str, path: str = "") -> int:
+        """How many requests fit."""
+        return sum(bool(one.method == method and re.search(path, one.path)) for one in self.asked)
+
+    def fault(self, method: str, path: str) -> Fault | None:
+        """What is to go wrong with this request."""
+        with self._guard:
+            for fault in self.faults:
+                if re.fullmatch(fault.method or ".*", method) and re.search(fault.path, path):
+                    if fault.skip:
+                        fault.skip -= 1
+                    elif fault.times:
+                        fault.times -= 1
+                        return fault
+            return None
+
+    def note(self, asked: Asked) -> None:
+        with self._guard:
+            self.asked.append(asked)
+
+    # --- tokens -----------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """From now on no token is good that was given out."""
+        with self._guard:
+            self.tokens.clear()
+
+    def give_token(self, path: str, authorization: str) -> tuple[int, dict[str, Any]]:
+        """Status and answer of the token server."""
+        given = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")
+        if self.logins.get(given[0]) != given[2]:
+            return 401, {"errors": [{"code": "UNAUTHORIZED", "message": "wrong login"}]}
+        token, allowed = secrets.token_hex(16), set()
+        for scope in parse_qs(urlsplit(path).query).get("scope", []):
+            kind, name, actions = scope.split(":")
+            allowed |= {f"{kind}:{name}:{action}" for action in actions.split(",")}
+        with self._guard:
+            self.tokens[token] = frozenset(allowed)
+            self.fetched.append(token)
+        return 200, {"token": token, "expires_in": self.token_lifetime}
+
+    def lets_by(self, method: str, path: str, authorization: str) -> bool:
+        """Whether the token allows it; each look spends some of it."""
+        name = re.match(r"/v2/(.+?)/(?:blobs|manifests)/", path)
+        wanted = set()
+        if name:
+            wanted = {f"repository:{name[1]}:{'pull' if method in ('GET', 'HEAD') else 'push'}"}
+            if source := parse_qs(urlsplit(path).query).get("from"):
+                wanted.add(f"repository:{source[0]}:pull")
+        token = authorization.removeprefix("Bearer ")
+        with self._guard:
+            if not self.logins:
+                return True
+            good = token in self.tokens and wanted <= self.tokens[token]
+            if good and self.lives and self.asked and len(self.asked) % self.lives == 0:
+                del self.tokens[token]  # the next one that comes with it is late
+            return good
+
+    def wait(self) -> None:
+        """Until the test ends."""
+        self.stalled.set()
+        self._ended.wait()
+
+
+def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        got = 0
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+        def handle_any(self) -> None:
+            self.got, status = 0, 0
+            try:
+                status = self.relay()
+            finally:
+                told = self.headers.get("Content-Range", "")
+                proxy.note(Asked(self.command, self.path, self.got, status, told))
+
+        do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
+
+        def relay(self) -> int:
+            fault = proxy.fault(self.command, self.path)
+            if fault and fault.kind == "stall":
+                proxy.wait()
+                return self.hang_up()
+            if fault and fault.kind == "status":
+                return self.say(fault.status, {}, fault.headers)
+            if self.path.startswith("/token"):
+                return self.say(*proxy.give_token(self.path, self.headers.get("Authorization", "Basic ")))
+            if not proxy.lets_by(self.command, self.path, self.headers.get("Authorization", "")):
+                realm = f'Bearer realm="http://{proxy.host}/token",service="tests",error="invalid_token"'
+                wrong = {"errors": [{"code": "UNAUTHORIZED", "message": "token, please"}]}
+                return self.say(401, wrong, {"WWW-Authenticate": realm})
+            return self.pass_on(fault)
+
+        def pass_on(self, fault: Fault | None) -> int:
+            cut = fault.at if fault and fault.kind == "cut" else None
+            with _upstream(proxy.upstream) as far:
+                far.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in self.headers.items():
+                    if name.lower() not in _HOP:
+                        far.putheader(name, value)
+                far.endheaders()
+                for piece in self.body(cut):
+                    far.send(piece)
+                if cut is not None or (fault and fault.kind == "unanswered"):
+                    if cut is None:
+                        far.getresponse().read()
+                    return self.hang_up()
+                answer = far.getresponse()
+                body = answer.read()
+            if fault and fault.kind == "slow":
+                threading.Event().wait(0.3)
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in _HOP:
+                    wrong = fault and fault.kind == "digest" and name.lower() == "docker-content-digest"
+                    self.send_header(name, f"sha256:{'f' * 64}" if wrong else value)
+            self.end_headers()
+            self.wfile.write(body)
+            return int(answer.status)
+
+        def body(self, most: int | None = None) -> Iterator[bytes]:
+            left = int(self.headers.get("Content-Length") or 0)
+            left = left if most is None else min(left, most)
+            while left and (piece := self.rfile.read(min(left, _PIECE))):
+                self.got += len(piece)
+                left -= len(piece)
+                yield piece
+
+        def say(self, status: int, told: Any, headers: Mapping[str, str] | None = None) -> int:
+            """Answer by ourselves; as servers do, without reading the body first."""
+            data = json.dumps(told).encode()
+            self.send_response(status)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(data)))
+            if int(self.headers.get("Content-Length") or 0):
+                self.send_header("Connection", "close")
+                self.close_connection = True
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+            return status
+
+        def hang_up(self) -> int:
+            """By RST: a linger of nothing."""
+            linger = struct.pack("ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self.close_connection = True
+            self.connection.close()
+            return 0
+
+    return Handler
+
+
+@contextmanager
+def _upstream(host: str) -> Iterator[http.client.HTTPConnection]:
+    connection = http.client.HTTPConnection(host, timeout=60)
+    try:
+        yield connection
+    finally:
+        connection.close()

@@ -1,0 +1,249 @@
+"""Pushes through a proxy that breaks things, at places that a seed draws; the registry is Debian's.
+
+Whatever happens: either all of it is there, byte for byte, or an error was told and no tag was set.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.registry import RunningRegistry
+from tests.faultproxy import Fault, FaultProxy
+from tests.pushing import SIZES, Rests, digests, image, push_to, sha256
+from torchkiln.errors import RegistryError, VerificationFailed
+from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.registry.credentials import Login
+from torchkiln.registry.retry import ATTEMPTS
+
+SEED = int(os.environ.get("TORCHKILN_TEST_SEED") or random.randrange(1 << 30))
+LOGIN = Login(user="kim", password="s3cret-and-long")
+UPLOAD, BLOB, MANIFEST = "/blobs/uploads/", "/blobs/sha256", "/manifests/"
+
+
+@pytest.fixture
+def draw(request: pytest.FixtureRequest) -> random.Random:
+    """Numbers that hang on the seed and the test's name; a failure shows the seed."""
+    sys.stderr.write(f"TORCHKILN_TEST_SEED={SEED}\n")
+    return random.Random(f"{SEED} {request.node.name}")
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A repository that no other test has."""
+    return f"faults/{tmp_path.name.lower().replace('_', '-').strip('-')}-{os.getpid()}"
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> ImageOnDisk:
+    """An image whose blobs no other test has pushed."""
+    sizes = {f"{tmp_path} {SEED} {title}": size for title, size in SIZES.items()}
+    return image(tmp_path, "v1", sizes, labels=str(tmp_path))
+
+
+@pytest.fixture
+def proxy(registry: RunningRegistry) -> Iterator[FaultProxy]:
+    with FaultProxy(registry.host) as found:
+        yield found
+
+
+def is_whole(registry: RunningRegistry, name: str, built: ImageOnDisk) -> bool:
+    """Whether the tag is there, and each of the image's blobs is what it is called."""
+    assert registry.tags(name) == ["v1"]
+    return all(sha256(registry.blob(digest)) == digest for digest in digests(built))
+
+
+def test_a_connection_cut_in_a_blob(
+    registry: RunningRegistry, proxy: FaultProxy, name: str, built: ImageOnDisk, draw: random.Random
+) -> None:
+    proxy.faults = [Fault("cut", "PATCH", skip=draw.randrange(2), at=draw.randrange(1_400_000), times=2)]
+
+    pushed = push_to(proxy.host, name, built)
+
+    assert is_whole(registry, name, built)
+    assert pushed.count("sent") == 4
+    assert any(one.method == "PATCH" and one.status == 0 for one in proxy.asked)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PATCH", "PUT"])
+@pytest.mark.parametrize("status", [500, 502, 503])
+def test_errors_of_a_server_that_has_bad_moments(
+    registry: RunningRegistry,
+    proxy: FaultProxy,
+    name: str,
+    built: ImageOnDisk,
+    draw: random.Random,
+    method: str,
+    status: int,
+) -> None:
+    most = ATTEMPTS - 1
+    proxy.faults = [
+        Fault("status", method, status=status, skip=draw.randrange(2), times=draw.randint(1, most))
+    ]
+
+    push_to(proxy.host, name, built)
+
+    assert is_whole(registry, name, built)
+    assert status in [one.status for one in proxy.asked]
+
+
+@pytest.mark.parametrize("path", [UPLOAD, BLOB, MANIFEST])
+def test_answers_that_get_lost(
+    registry: RunningRegistry,
+    proxy: FaultProxy,
+    name: str,
+    built: ImageOnDisk,
+    draw: random.Random,
+    path: str,
+) -> None:
+    """What was done need not be done again, and is not."""
+    proxy.faults = [Fault("unanswered", path=path, skip=draw.randrange(4), times=draw.randint(1, 3))]
+
+    push_to(proxy.host, name, built)
+
+    assert is_whole(registry, name, built)
+
+
+def test_too_many_requests(
+    registry: RunningRegistry, proxy: FaultProxy, name: str, built: ImageOnDisk, draw: random.Random
+) -> None:
+    """As long as the server asks for, and no longer than a minute."""
+    first, second = draw.randint(9, 50), 86400
+    proxy.faults = [
+        Fault("status", skip=draw.randrange(6), status=429, headers={"Retry-After": str(first)}),
+        Fault("status", skip=draw.randrange(6), status=429, headers={"Retry-After": str(second)}),
+    ]
+    rests = Rests()
+
+    push_to(proxy.host, name, built, rests=rests)
+
+    assert sorted(rests.seconds) == [first, 60]
+    assert is_whole(registry, name, built)
+
+
+def test_slow_answers(
+    registry: RunningRegistry, proxy: FaultProxy, name: str, built: ImageOnDisk, draw: random.Random
+) -> None:
+    proxy.faults = [Fault("slow", skip=draw.randrange(8), times=3)]
+    rests = Rests()
+
+    push_to(proxy.host, name, built, rests=rests)
+
+    assert is_whole(registry, name, built)
+    assert rests.seconds == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", UPLOAD), ("HEAD", BLOB), ("PUT", f"{MANIFEST}sha256"), ("PUT", f"{MANIFEST}v1")],
+)
+def test_a_wrong_digest_is_told(
+    registry: RunningRegistry,
+    proxy: FaultProxy,
+    name: str,
+    built: ImageOnDisk,
+    draw: random.Random,
+    method: str,
+    path: str,
+) -> None:
+    """No tag but the one of which the registry told it."""
+    if method == "HEAD":
+        push_to(proxy.host, name, built, tags=())
+    several = 4 if "blobs" in path else 1
+    proxy.faults = [Fault("digest", method, path, skip=draw.randrange(several))]
+
+    with pytest.raises(RegistryError, match=f"it has sha256:{'f' * 64} there, and was given sha256:"):
+        push_to(proxy.host, name, built)
+
+    assert registry.tags(name) == (["v1"] if path.endswith("v1") else [])
+
+
+def test_a_server_that_is_down_from_somewhere_on(
+    registry: RunningRegistry, proxy: FaultProxy, name: str, built: ImageOnDisk, draw: random.Random
+) -> None:
+    """Whichever request is the first that fails for good: no tag. And the next push ends well."""
+    push_to(proxy.host, f"{name}-counted", built)
+    needed = len(proxy.asked)
+    for skip in sorted(draw.sample(range(needed - 1), 5)):
+        proxy.faults = [Fault("status", skip=skip, status=503, times=1_000_000)]
+        fresh = f"{name}-{skip}"
+
+        with pytest.raises(RegistryError, match="HTTP 503, 6 times in a row"):
+            push_to(proxy.host, fresh, built)
+        assert registry.tags(fresh) == [], f"request {skip} of {needed}"
+
+        proxy.faults = []
+        push_to(proxy.host, fresh, built)
+        assert is_whole(registry, fresh, built)
+
+
+def test_a_token_that_expires_in_the_middle(
+    registry: RunningRegistry, name: str, built: ImageOnDisk, draw: random.Random
+) -> None:
+    """Also where it does so behind a PATCH, whose body cannot be sent a second time just so."""
+    with FaultProxy(registry.host, {LOGIN.user: LOGIN.password}) as proxy:
+        proxy.lives = draw.randint(3, 6)
+
+        push_to(proxy.host, name, built, login=LOGIN)
+
+        assert is_whole(registry, name, built)
+        assert len(proxy.fetched) > 2
+        assert proxy.counted("GET", "/token") == len(proxy.fetched)
+
+
+def test_a_token_that_is_spent_is_not_tried(registry: RunningRegistry, name: str, built: ImageOnDisk) -> None:
+    """It says itself how long it lives."""
+    with FaultProxy(registry.host, {LOGIN.user: LOGIN.password}) as proxy:
+        proxy.token_lifetime = 1e-6  # type: ignore[assignment]
+
+        push_to(proxy.host, name, built, login=LOGIN)
+
+        assert is_whole(registry, name, built)
+        refused = [one for one in proxy.asked if one.status == 401]
+        assert [one.path for one in refused] == ["/v2/"]
+
+
+@pytest.mark.parametrize(
+    ("login", "told"),
+    [
+        (None, "without a login"),
+        (Login(user="kim", password="wrong-passw0rd"), "as kim"),
+    ],
+)
+def test_who_may_not_push_is_told_so(
+    registry: RunningRegistry, name: str, built: ImageOnDisk, login: Login | None, told: str
+) -> None:
+    """By name, without the password."""
+    with (
+        FaultProxy(registry.host, {LOGIN.user: LOGIN.password}) as proxy,
+        pytest.raises(RegistryError, match=told) as error,
+    ):
+        push_to(proxy.host, name, built, login=login)
+
+    assert f"docker login {proxy.host}" in error.value.hint
+    assert "passw0rd" not in f"{error.value.message}{error.value.hint}"
+    assert registry.tags(name) == []
+
+
+def test_a_damaged_blob_is_never_whole_there(
+    registry: RunningRegistry, proxy: FaultProxy, name: str, built: ImageOnDisk, draw: random.Random
+) -> None:
+    """One byte, in any of the layers."""
+    layer = draw.choice(built.layers)
+    data = bytearray(layer.path.read_bytes())
+    data[draw.randrange(len(data))] ^= 1
+    layer.path.chmod(0o644)
+    layer.path.unlink()  # others have it by hard link
+    layer.path.write_bytes(data)
+
+    with pytest.raises(VerificationFailed, match="the content is not what its name says"):
+        push_to(proxy.host, name, built)
+
+    assert not registry.blob(layer.digest).exists()
+    assert not any("digest=" in one.path and layer.digest[7:] in one.path for one in proxy.asked)
+    assert registry.tags(name) == []

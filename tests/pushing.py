@@ -1,0 +1,83 @@
+"""What the tests of the registry share: small images that do not deflate, and pushes without pauses."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.cells import noise
+from tests.oci_samples import BlobFolder, files, plan, tar_of
+from torchkiln.engines.observer import Silent
+from torchkiln.nouns import Digest
+from torchkiln.oci.layout import ImageOnDisk, open_layout, write_image
+from torchkiln.registry.credentials import Login
+from torchkiln.registry.history import History
+from torchkiln.registry.push import Pushed, push
+from torchkiln.registry.reference import Repository
+from torchkiln.registry.session import Registry
+from torchkiln.store import Store
+
+# Two that go by PATCH and can be cut, one that goes in one PUT.
+SIZES = {"torch": 3_000_000, "triton": 1_500_000, "the rest": 30_000}
+
+
+def image(folder: Path, tag: str, sizes: Mapping[str, int] = SIZES, *, labels: str = "") -> ImageOnDisk:
+    """An image in *folder*/dist whose layers hang on their names, its config on *labels*."""
+    blobs = BlobFolder(folder / "made")
+    layers = [
+        blobs.layer(name, tar_of(files(**{f"opt__{number}": noise(name, size)})))
+        for number, (name, size) in enumerate(sizes.items())
+    ]
+    described = plan(tag, titles=tuple(sizes), labels=(("for", labels or tag),))
+    write_image(folder / "dist", described, layers, blobs.path)
+    return open_layout(folder / "dist").image(tag)
+
+
+@dataclass
+class Rests:
+    """Sleeps for nobody, and remembers how long it should have."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def push_to(
+    host: str,
+    name: str,
+    pushed: ImageOnDisk,
+    *,
+    tags: Sequence[str] = ("v1",),
+    login: Login | None = None,
+    store: Store | None = None,
+    mount_from: Sequence[str] = (),
+    rests: Rests | None = None,
+    jobs: int = 2,
+) -> Pushed:
+    """Push by the library, as `publish` does, but without pauses."""
+    with Registry(host, login, rest=rests or Rests()) as registry:
+        registry.check()
+        return push(
+            pushed,
+            registry,
+            Repository(host=host, name=name),
+            tags=tags,
+            watcher=Silent(),
+            history=History(store),
+            mount_from=mount_from,
+            jobs=jobs,
+        )
+
+
+def digests(pushed: ImageOnDisk) -> dict[Digest, Path]:
+    """Every blob of an image, the manifest too, with its file."""
+    found = {layer.digest: layer.path for layer in pushed.layers}
+    return found | {pushed.config_digest: pushed.config_path, pushed.manifest: pushed.manifest_path}
+
+
+def sha256(path: Path) -> Digest:
+    """The digest of the file."""
+    return Digest("sha256:" + hashlib.sha256(path.read_bytes()).hexdigest())
