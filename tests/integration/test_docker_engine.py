@@ -3,84 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cells import small_wheels
-from tests.parity import Image, differences, read_image
+from tests.docker_scene import NAME, TAG, Scene
 from tests.realpip import locked_pip
 from tests.roots import tiny_root
-from tests.unpublished import locked_wheel
-from torchkiln.base import artefact
-from torchkiln.cli.options import cache_root
 from torchkiln.engines.daemon import Engine, load
 from torchkiln.engines.observer import Silent
 from torchkiln.errors import BuildFailed
-from torchkiln.index.download import open_downloads
-from torchkiln.lock import load_locked, save
 from torchkiln.oci.layout import open_layout
-from torchkiln.places import ROOT
-from torchkiln.store import Store
-
-TAG = "2.7.1-cuda12.1-cudnn9-runtime"
-NAME = f"pytorch-cuda:{TAG}"
 
 pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scene:
-    """A cell that a real engine can build in seconds."""
-
-    images: Path
-    cache: Path
-    environ: Mapping[str, str]
-
-    def kiln(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        """`build --torch 2.7 --cuda 12.1 ...` as a user types it."""
-        argv = [ROOT / ".venv/bin/python", ROOT / "build.py", "build", "--torch", "2.7", "--cuda", "12.1"]
-        return subprocess.run(
-            [*argv, "--images", self.images, *arguments],
-            env={**self.environ, "TORCHKILN_CACHE": str(self.cache), **environ},
-            cwd=self.images.parent,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def docker(self, *arguments: str) -> str:
-        """What Docker's own client answers."""
-        return subprocess.run(
-            ["docker", *arguments], env=dict(self.environ), capture_output=True, text=True, check=True
-        ).stdout
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Scene:
-    """Lock, wheels and base; the base from the user's cache where it is there."""
-    root = tmp_path_factory.mktemp("docker")
-    kept, store = Store(cache_root()), Store(root / "cache")
-    locked = load_locked(ROOT / "images", TAG)
-    base, _ = artefact.ensure(locked.base, kept, os_name="debian12", environ=os.environ)
-    pip = locked_pip()
-    files = [*small_wheels(root), open_downloads(os.environ, kept).fetch_wheel(pip, kept)]
-    wheels = tuple(sorted((*(locked_wheel(file) for file in files[:-1]), pip), key=lambda wheel: wheel.name))
-    cell = replace(locked, base=base, wheels=wheels, layers=())
-    save(root / "images", cell)
-    for path, place in (
-        (kept.blob(base.digest), store.blob(base.digest)),
-        *((file, store.wheel(wheel)) for file in files for wheel in wheels if wheel.filename == file.name),
-    ):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(path) if path.stat().st_dev != root.stat().st_dev else os.link(path, place)
-    return Scene(images=root / "images", cache=store.root, environ=engine)
 
 
 @pytest.fixture(scope="module")
@@ -166,68 +105,6 @@ def test_the_engine_of_a_context(scene: Scene, built: dict[str, Any]) -> None:
         assert re.search('no Docker context: .*"farther"', ran.stderr)
     finally:
         scene.docker("context", "rm", "far")
-
-
-THEIRS, OURS, PLANTED = "parity:theirs", "parity:ours", "parity:planted"
-
-
-@pytest.fixture(scope="module")
-def theirs(scene: Scene, built: dict[str, Any]) -> Image:
-    """What BuildKit and pip made."""
-    assert scene.kiln("--engine", "docker", "--quiet").stdout.strip() == built["digest"]
-    scene.docker("tag", NAME, THEIRS)
-    return read_image(THEIRS, scene.environ)
-
-
-@pytest.fixture(scope="module")
-def ours(scene: Scene, theirs: Image) -> Image:
-    """What our own engine made, loaded."""
-    assert scene.kiln("--load").returncode == 0
-    scene.docker("tag", NAME, OURS)
-    return read_image(OURS, scene.environ)
-
-
-def test_both_engines_give_the_same_image(theirs: Image, ours: Image) -> None:
-    """Every path, kind, mode, owner, content, link and setting, but for the short list in tests/parity.py."""
-    assert len(ours.tree) > 10_000
-    assert differences(theirs, ours) == []
-
-
-_SITE = "/opt/venv/lib/python3.11/site-packages"
-_CHANGES = {
-    "RUN chmod 0711 /opt/torchkiln": ["opt/torchkiln: mode: theirs 493, ours 457"],
-    "RUN chown 7:8 /opt/venv/bin/torch": [r"opt/venv/bin/torch: owner: theirs \(0, 0\), ours \(7, 8\)"],
-    "RUN echo >> /opt/venv/bin/triton": [f"opt/venv/bin/triton: {what}: .*" for what in ("size", "sha256")],
-    "RUN ln -sf python4 /opt/venv/bin/python": ["opt/venv/bin/python: link: theirs .*, ours 'python4'"],
-    "RUN rm /opt/venv/bin/sympy && mkdir /opt/venv/bin/sympy": [
-        f"opt/venv/bin/sympy: {what}: .*" for what in ("kind", "size", "sha256")
-    ],
-    "RUN rm /opt/venv/bin/networkx": ["opt/venv/bin/networkx: only in theirs"],
-    "RUN touch /opt/more": ["opt/more: only in ours"],
-    f"RUN sed -i '/lib.so/d' {_SITE}/torch-1.0.dist-info/RECORD": [
-        r"opt/.*/torch-1.0.dist-info/RECORD: line torch/lib.so,sha256=.* is not in both"
-    ],
-    f"RUN chmod 0600 {_SITE}/torch-1.0.dist-info/INSTALLER": [
-        "opt/.*/torch-1.0.dist-info/INSTALLER: mode: theirs 420, ours 384"
-    ],
-    "ENV PATH=/bin": ["config Env: .*"],
-    "LABEL a=b": ["config Labels: .*"],
-    "EXPOSE 9": ["config ExposedPorts: .*"],
-    "USER 7": ["config User: .*"],
-}
-
-
-def test_planted_differences_are_found(scene: Scene, theirs: Image, ours: Image, tmp_path: Path) -> None:
-    """Of each kind one, made by Docker on top of our image; each is told, and nothing else is."""
-    (tmp_path / "Dockerfile").write_text("\n".join([f"FROM {OURS}", *_CHANGES, ""]))
-    scene.docker("buildx", "build", "--quiet", "--load", "--tag", PLANTED, str(tmp_path))
-
-    found = differences(theirs, read_image(PLANTED, scene.environ))
-
-    patterns = [pattern for expected in _CHANGES.values() for pattern in expected]
-    for pattern in patterns:
-        assert [line for line in found if re.fullmatch(pattern, line)], (pattern, found)
-    assert len(found) == len(patterns), found
 
 
 def test_a_step_that_fails_is_shown_with_its_last_lines_and_its_place(scene: Scene, tmp_path: Path) -> None:

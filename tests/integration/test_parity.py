@@ -1,0 +1,199 @@
+"""Both engines give the same image, held to it by `diff --files`; and what `diff` tells of two images."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docker_scene import NAME, TAG, Scene
+from torchkiln.places import ROOT
+
+pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
+
+THEIRS, OURS, PLANTED = "parity:theirs", "parity:ours", "parity:planted"
+LIST = str(ROOT / "torchkiln/data/parity.yaml")
+SITE = "opt/venv/lib/python3.11/site-packages"
+
+
+@pytest.fixture(scope="module")
+def both(scene: Scene) -> Scene:
+    """The engine has what BuildKit and pip made, and what our own engine made; `dist` has the latter."""
+    for arguments, name in ((("--engine", "docker"), THEIRS), (("--load",), OURS)):
+        ran = scene.kiln(*arguments)
+        assert ran.returncode == 0, ran.stderr
+        scene.docker("tag", NAME, name)
+    return scene
+
+
+def compared(scene: Scene, *arguments: str, code: int = 0) -> dict[str, Any]:
+    """What `diff --json --exit-code` tells, ending with *code*."""
+    ran = scene.command("diff", "--json", "--exit-code", *arguments)
+    assert ran.returncode == code, ran.stderr
+    told: dict[str, Any] = json.loads(ran.stdout)
+    assert told["same"] == (code == 0)
+    return told
+
+
+@pytest.mark.parametrize("ours", [f"docker:{OURS}", TAG], ids=["in the engine", "in the layout"])
+def test_both_engines_give_the_same_image(both: Scene, ours: str) -> None:
+    """Every path and all that belongs to it, every setting, but for the list, of which no entry is idle."""
+    told = compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", ours)
+
+    assert told["b"]["paths"] > 10_000
+    assert told["differences"] == told["idle"] == []
+    assert {Path(one["at"]).name for one in told["allowed"]} == {"INSTALLER", "REQUESTED", "RECORD"}
+
+
+_CAPABILITY = "b'\\x01\\x00\\x00\\x02\\x00\\x20' + bytes(14)"
+_SETXATTR = f"import os; os.setxattr('/opt/venv/bin/jinja2', 'security.capability', {_CAPABILITY})"
+PLANTS = {
+    "RUN chmod 0711 /opt/torchkiln": [("opt/torchkiln", "mode", "0755", "0711")],
+    "RUN chown 7:8 /opt/venv/bin/torch": [("opt/venv/bin/torch", "owner", "0:0", "7:8")],
+    "RUN echo >> /opt/venv/bin/triton": [("opt/venv/bin/triton", "content", ".*", ".*")],
+    "RUN ln -sf python4 /opt/venv/bin/python": [("opt/venv/bin/python", "link", "python3", "python4")],
+    "RUN rm /opt/venv/bin/sympy && mkdir -m 0755 /opt/venv/bin/sympy": [
+        ("opt/venv/bin/sympy", "type", "file", "folder")
+    ],
+    "RUN rm /opt/venv/bin/networkx": [("opt/venv/bin/networkx", "only-in-a", "file 0755 0:0", "")],
+    "RUN mknod -m 0600 /opt/more c 1 3": [("opt/more", "only-in-b", "", "device 0600 0:0")],
+    f'RUN python3 -c "{_SETXATTR}"': [("opt/venv/bin/jinja2", "xattrs", "", "security.capability=.*")],
+    f"RUN sed -i '/lib.so/d' /{SITE}/torch-1.0.dist-info/RECORD": [
+        (f"{SITE}/torch-1.0.dist-info/RECORD", "line", "torch/lib.so,sha256=.*", "")
+    ],
+    f"RUN chmod 0600 /{SITE}/torch-1.0.dist-info/INSTALLER": [
+        (f"{SITE}/torch-1.0.dist-info/INSTALLER", "mode", "0644", "0600")
+    ],
+    "ENV PATH=/bin": [("Env PATH", "setting", "/opt/venv/bin:.*", "/bin")],
+    "LABEL a=b": [("Labels a", "setting", "", "b")],
+    "EXPOSE 9": [("ExposedPorts 9/tcp", "setting", "", "yes")],
+    'HEALTHCHECK --interval=9s CMD ["true"]': [("Healthcheck", "setting", ".*", ".*9000000000.*")],
+    'CMD ["sleep", "1"]': [
+        ("Cmd", "setting", "", re.escape('["sleep", "1"]')),
+        ("ArgsEscaped", "setting", "", "true"),  # BuildKit's mark on every CMD
+    ],
+    "USER 7": [("User", "setting", ".*", "7")],
+}
+
+
+def test_planted_differences_are_found(both: Scene, tmp_path: Path) -> None:
+    """Of each kind one, made by Docker on top of our image; each is told, and nothing else is."""
+    (tmp_path / "Dockerfile").write_text("\n".join([f"FROM {OURS}", *PLANTS, ""]))
+    both.docker("buildx", "build", "--quiet", "--load", "--tag", PLANTED, str(tmp_path))
+
+    told = compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", f"docker:{PLANTED}", code=1)
+
+    found = {(one["at"], one["what"]): (one["a"], one["b"]) for one in told["differences"]}
+    plants = [plant for plants in PLANTS.values() for plant in plants]
+    for at, what, a, b in plants:
+        assert (at, what) in found, found
+        assert all(re.fullmatch(want, got) for want, got in zip((a, b), found[at, what], strict=True)), found
+    assert len(told["differences"]) == len(plants), found
+
+
+def test_what_people_read(both: Scene) -> None:
+    """A line each on stdout, the sum on stderr; 0, for nobody asked for a code."""
+    ran = both.command("diff", "--files", f"docker:{THEIRS}", TAG)
+
+    assert ran.returncode == 0
+    lines = ran.stdout.splitlines()
+    assert f"/{SITE}/torch-1.0.dist-info/REQUESTED: only in A (file 0644 0:0)" in lines
+    assert re.search(
+        rf"/{SITE}/torch-1.0.dist-info/INSTALLER: content: 4 bytes, sha256:\S+ → \d+ bytes", ran.stdout
+    )
+    assert re.fullmatch(
+        rf"torchkiln: \d+ paths: {len(lines)} differences, and 0 that are allowed\n", ran.stderr
+    )
+
+
+def test_an_entry_that_allows_nothing_is_reported(both: Scene, tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text("- {path: opt/nowhere, what: mode, reason: it was there once}\n")
+    ran = both.command("diff", "--files", "--exit-code", "--allow", str(tmp_path / "list.yaml"), TAG, TAG)
+
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert "list.yaml: allowed nothing: mode at opt/nowhere" in ran.stderr
+
+
+def test_by_layers_what_was_uninstalled_and_set(both: Scene, tmp_path: Path) -> None:
+    """From the layout to the engine: packages of both kinds, settings, shared layers, sizes."""
+    changes = "RUN pip uninstall -qy sympy && dpkg --purge nano\nENV MORE=1\n"
+    (tmp_path / "Dockerfile").write_text(f"FROM {OURS}\n{changes}")
+    both.docker("buildx", "build", "--quiet", "--load", "--tag", "parity:less", str(tmp_path))
+
+    told = compared(both, TAG, "docker:parity:less", code=1)
+
+    (sympy, nano) = told["packages"]
+    assert sympy == {
+        "system": "python",
+        "name": "sympy",
+        "place": SITE.replace("3.11", "3"),
+        "a": "1.0",
+        "b": "",
+    }
+    assert (nano["system"], nano["name"], nano["b"]) == ("os", "nano", "")
+    assert told["settings"] == [{"name": "Env MORE", "a": "", "b": "1"}]
+    layers = told["layers"]
+    assert (len(layers["shared"]), layers["only_in_a"], len(layers["only_in_b"])) == (5, [], 1)
+    assert "pip uninstall" in layers["only_in_b"][0]["title"]
+    assert told["a"]["files"] == sum(layer["files"] for layer in layers["shared"])
+    assert told["b"]["content_bytes"] > told["a"]["content_bytes"] > 400_000_000
+
+    text = both.command("diff", TAG, "docker:parity:less")
+    assert text.returncode == 0
+    assert re.search(r"^packages \(2\) +A +B\nsympy +1\.0 +–\nnano +\S+ +–$", text.stdout, re.MULTILINE)
+    assert re.search(r"^only in A +0 ", text.stdout, re.MULTILINE) is None
+    assert text.stdout.endswith("they differ\n")
+
+
+def test_an_image_is_the_same_as_itself_in_the_engine(both: Scene) -> None:
+    told = compared(both, TAG, f"docker:{OURS}")
+
+    assert told["packages"] == told["settings"] == []
+    assert told["a"]["digest"] == told["b"]["digest"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("docker:nowhere:1", TAG), 2, "nowhere:1: no such image in the engine at"),
+        (("--files", TAG, "docker:nowhere:1"), 2, "nowhere:1: no such image in the engine at"),
+        ((TAG, "2.7.1-cuda12.1"), 2, "did you mean 2.7.1-cuda12.1-cudnn9-runtime?"),
+        (("--allow", "x", TAG, TAG), 2, "--allow is for --files"),
+        (("--files", "--allow", "nowhere.yaml", TAG, TAG), 2, "nowhere.yaml: No such file"),
+    ],
+)
+def test_bad_usage_is_named(both: Scene, arguments: tuple[str, ...], code: int, words: str) -> None:
+    ran = both.command("diff", *arguments)
+
+    assert ran.returncode == code
+    assert words in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+PIP = """
+export PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+pip list; pip check; echo "check: $?"
+pip uninstall -y sympy; echo "uninstall: $?"
+pip list; pip check; echo "check: $?"
+pip uninstall -y sympy; echo "again: $?"
+find /opt/venv | grep -v REQUESTED | sort | sha256sum
+find /opt/venv -name '*sympy*'
+"""
+
+
+def test_pip_behaves_the_same_inside_both(both: Scene) -> None:
+    """And leaves the same files behind when a package goes; none of them the package's."""
+    told = [
+        both.docker("run", "--rm", "--entrypoint", "sh", name, "-c", f"exec 2>&1; {PIP}")
+        for name in (THEIRS, OURS)
+    ]
+
+    assert told[0] == told[1]
+    assert re.search(r"^sympy +1\.0$", told[1], re.MULTILINE)
+    assert "check: 0\n" in told[1]
+    assert "Successfully uninstalled sympy-1.0\nuninstall: 0\n" in told[1]
+    assert "not installed" in told[1].partition("uninstall: 0")[2]
+    assert re.search(r"[0-9a-f]{64}  -\n\Z", told[1])  # the last `find` found nothing
