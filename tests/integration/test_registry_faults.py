@@ -169,11 +169,11 @@ def test_a_server_that_is_down_from_somewhere_on(
     """Whichever request is the first that fails for good: no tag. And the next push ends well."""
     push_to(proxy.host, f"{name}-counted", built)
     needed = len(proxy.asked)
-    for skip in sorted(draw.sample(range(needed - 1), 5)):
+    for skip in sorted(draw.sample(range(needed), 5)):
         proxy.faults = [Fault("status", skip=skip, status=503, times=1_000_000)]
         fresh = f"{name}-{skip}"
 
-        with pytest.raises(RegistryError, match="HTTP 503, 6 times in a row"):
+        with pytest.raises(RegistryError, match="HTTP 503, [36] times in a row"):
             push_to(proxy.host, fresh, built)
         assert registry.tags(fresh) == [], f"request {skip} of {needed}"
 

@@ -114,14 +114,15 @@ class Adapter(HTTPAdapter):
 class Session(requests.Session):
     """Proxies as everywhere; no netrc, and no login on to another host: those are `tokens`' affair."""
 
-    def __init__(self, opened: Open, transport: Transport) -> None:
+    def __init__(self, opened: Open, transport: Transport, *, local: bool) -> None:
         super().__init__()
+        self.trust_env = not local  # a proxy elsewhere cannot reach this machine
         self.auth = lambda request: request
         self.cert = transport.client_cert
         self.headers = requests.structures.CaseInsensitiveDict(
             {"User-Agent": f"torchkiln/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
         )
-        if transport.proxy:
+        if transport.proxy and not local:
             self.proxies = {"http": transport.proxy, "https": transport.proxy}
         for scheme in ("http://", "https://"):
             self.mount(scheme, Adapter(opened))

@@ -60,7 +60,7 @@ class Registry:
         self._verify: Any = transport.ca_bundle or True
         self._stopped, self._open = threading.Event(), Open()
         self._rest = rest or self._stopped.wait
-        self._http = Session(self._open, transport)
+        self._http = Session(self._open, transport, local=is_local(host))
         self._authority = Authority(host, login, self._fetch, secure=secure)
 
     def __enter__(self) -> Registry:

@@ -1,0 +1,174 @@
+"""Logins out of Docker's and podman's files and from real helper programs; no secret in any error."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchkiln.errors import ConfigError, KilnError, RegistryError, ToolMissing
+from torchkiln.registry.credentials import Login, find_login
+from torchkiln.registry.reference import Repository
+
+APP = Repository(host="registry.example:5000", name="team/app")
+SECRET = "correct horse battery"
+PACKED = base64.b64encode(f"kim:{SECRET}".encode()).decode()
+
+
+def environ(folder: Path, config: Any = None, **more: str) -> dict[str, str]:
+    """A user whose Docker configuration is *config*, and whose helpers are in folder/bin."""
+    (folder / "docker").mkdir(exist_ok=True)
+    if config is not None:
+        text = config if isinstance(config, str) else json.dumps(config)
+        (folder / "docker/config.json").write_text(text)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    return {"PATH": path, "HOME": str(folder), "DOCKER_CONFIG": str(folder / "docker"), **more}
+
+
+def helper(folder: Path, name: str, script: str) -> None:
+    """A credential helper, as a program; it writes down how it was called."""
+    program = folder / "bin" / f"docker-credential-{name}"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f'#!/bin/sh\nread key\necho "$@ $key" >> {folder}/called\n{script}\n')
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"auth": PACKED},
+        {"username": "kim", "password": SECRET},
+        {"auth": PACKED, "email": "k@x.test"},
+    ],
+)
+@pytest.mark.parametrize("key", ["registry.example:5000", "https" + "://registry.example:5000/v2/"])
+def test_a_login_that_stands_in_the_file(tmp_path: Path, entry: dict[str, str], key: str) -> None:
+    found = find_login(APP, environ(tmp_path, {"auths": {key: entry, "other.example": {"auth": "x"}}}))
+
+    assert found == Login(user="kim", password=SECRET)
+
+
+@pytest.mark.parametrize(
+    "config", [None, {}, {"auths": {}}, {"auths": {"registry.example": {"auth": PACKED}}}]
+)
+def test_no_login(tmp_path: Path, config: Any) -> None:
+    """A host with another port is another registry."""
+    assert find_login(APP, environ(tmp_path, config)) is None
+
+
+def test_docker_hub_has_a_key_of_its_own(tmp_path: Path) -> None:
+    hub = Repository(host="docker.io", name="team/app")
+    key = "https" + "://index.docker.io/v1/"
+
+    assert find_login(hub, environ(tmp_path, {"auths": {key: {"auth": PACKED}}})) == Login(
+        user="kim", password=SECRET
+    )
+
+
+def test_the_home_folder_where_nothing_else_is_said(tmp_path: Path) -> None:
+    (tmp_path / ".docker").mkdir()
+    (tmp_path / ".docker/config.json").write_text(json.dumps({"auths": {APP.host: {"auth": PACKED}}}))
+
+    assert find_login(APP, {"HOME": str(tmp_path)}) == Login(user="kim", password=SECRET)
+
+
+def test_podmans_file_wins_and_knows_repositories(tmp_path: Path) -> None:
+    other = base64.b64encode(b"robot:of-the-team").decode()
+    file = tmp_path / "auth.json"
+    file.write_text(json.dumps({"auths": {APP.host: {"auth": PACKED}, f"{APP.host}/team": {"auth": other}}}))
+    seen = environ(tmp_path, {"auths": {APP.host: {"username": "x", "password": "y"}}})
+    seen["REGISTRY_AUTH_FILE"] = str(file)
+
+    assert find_login(APP, seen) == Login(user="robot", password="of-the-team")
+    assert find_login(Repository(host=APP.host, name="solo"), seen) == Login(user="kim", password=SECRET)
+
+
+def test_an_identity_token(tmp_path: Path) -> None:
+    found = find_login(APP, environ(tmp_path, {"auths": {APP.host: {"identitytoken": SECRET}}}))
+
+    assert found == Login(identity_token=SECRET)
+
+
+def answer(user: str) -> str:
+    return f"""echo '{json.dumps({"ServerURL": "x", "Username": user, "Secret": SECRET})}'"""
+
+
+@pytest.mark.parametrize(
+    "config", [{"credsStore": "test"}, {"credHelpers": {APP.host: "test"}, "credsStore": "no"}]
+)
+def test_a_helper_is_asked_for_the_host(tmp_path: Path, config: Any) -> None:
+    helper(tmp_path, "test", answer("kim"))
+
+    assert find_login(APP, environ(tmp_path, config)) == Login(user="kim", password=SECRET)
+    assert (tmp_path / "called").read_text() == f"get {APP.host}\n"
+
+
+def test_a_helper_that_gives_an_identity_token(tmp_path: Path) -> None:
+    helper(tmp_path, "test", answer("<token>"))
+
+    assert find_login(APP, environ(tmp_path, {"credsStore": "test"})) == Login(identity_token=SECRET)
+
+
+def test_a_helper_that_knows_nothing_leaves_it_to_the_file(tmp_path: Path) -> None:
+    helper(tmp_path, "test", "echo credentials not found in native keychain; exit 1")
+    config = {"credsStore": "test", "auths": {APP.host: {"auth": PACKED}}}
+
+    assert find_login(APP, environ(tmp_path, config)) == Login(user="kim", password=SECRET)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (f"echo '{SECRET}'; exit 3", "docker-credential-test failed with exit code 3"),
+        (f"echo 'no JSON {SECRET}'", "gave an answer that is none"),
+        (f"""echo '{{"Secret": "{SECRET}"}}'""", "gave an answer that is none"),
+        ("exec sleep 60", "gave no answer in 0.2 seconds"),
+    ],
+)
+def test_a_helper_that_fails_is_told_without_what_it_said(tmp_path: Path, script: str, told: str) -> None:
+    helper(tmp_path, "test", script)
+
+    with pytest.raises(RegistryError, match=told) as error:
+        find_login(APP, environ(tmp_path, {"credsStore": "test"}), patience=0.2)
+
+    assert f"echo {APP.host} | docker-credential-test get" in error.value.hint
+    assert SECRET not in "".join(traceback.format_exception(error.value.with_traceback(None)))
+
+
+def test_a_helper_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ToolMissing, match="docker-credential-nowhere is not on the PATH"):
+        find_login(APP, environ(tmp_path, {"credsStore": "nowhere"}))
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ('{"auths": ', "line 1: not JSON"),
+        ("[]", "not a JSON object"),
+        ({"auths": [1]}, "auths is not an object"),
+        ({"auths": {APP.host: {"auth": SECRET}}}, "is not base64 of user:password"),
+        (
+            {"auths": {APP.host: {"auth": base64.b64encode(b"nocolon").decode()}}},
+            "is not base64 of user:password",
+        ),
+        ({"auths": {APP.host: {"username": "kim", "password": 7}}}, "malformed"),
+        ({"credsStore": "../../bin/sh"}, "is no program's name"),
+        ({"credHelpers": {APP.host: {"a": 1}}}, "is no program's name"),
+    ],
+)
+def test_a_file_that_is_malformed_is_named(tmp_path: Path, config: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as error:
+        find_login(APP, environ(tmp_path, config))
+
+    assert "docker/config.json" in error.value.message
+    assert SECRET not in error.value.message + error.value.hint
+
+
+def test_a_login_shows_no_secret() -> None:
+    assert SECRET not in repr(Login(user="kim", password=SECRET, identity_token=SECRET))
+    assert not isinstance(Login(), KilnError)

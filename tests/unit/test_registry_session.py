@@ -1,0 +1,249 @@
+"""Challenges, tokens, and what is tried again: without a network, without sleeping."""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchkiln.errors import RegistryError
+from torchkiln.registry.answer import Answer
+from torchkiln.registry.challenge import Challenge, parse_challenges
+from torchkiln.registry.credentials import Login
+from torchkiln.registry.retry import ATTEMPTS, pause, retry_after
+from torchkiln.registry.tokens import Authority
+
+PUSH = ("repository:team/app:pull,push",)
+REALM = "https" + "://auth.example/token"
+KIM = Login(user="kim", password="correct horse")
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("", []),
+        ('Basic realm="a registry"', [("basic", {"realm": "a registry"})]),
+        ("Basic", [("basic", {})]),
+        (
+            'Bearer realm="https'
+            '://a.example/t?x=1,2",service="s",scope="repository:a/b:pull,push",error="invalid_token"',
+            [
+                (
+                    "bearer",
+                    {
+                        "realm": "https" + "://a.example/t?x=1,2",
+                        "service": "s",
+                        "scope": "repository:a/b:pull,push",
+                        "error": "invalid_token",
+                    },
+                )
+            ],
+        ),
+        ('BEARER  Realm = "a" , SERVICE=b', [("bearer", {"realm": "a", "service": "b"})]),
+        (
+            'Negotiate, Basic realm="a, Bearer realm=b", Bearer realm="c"',
+            [("negotiate", {}), ("basic", {"realm": "a, Bearer realm=b"}), ("bearer", {"realm": "c"})],
+        ),
+        (r'Basic realm="a \"quoted\" one"', [("basic", {"realm": 'a "quoted" one'})]),
+        ('Bearer realm="never ends', [("bearer", {})]),
+    ],
+)
+def test_challenges(header: str, expected: list[tuple[str, dict[str, str]]]) -> None:
+    wanted = [Challenge(scheme=scheme, parameters=found) for scheme, found in expected]
+
+    assert parse_challenges(header)[: len(wanted)] == wanted
+
+
+@given(st.text(alphabet='abB=",\\ \t', max_size=60))
+def test_a_header_of_anything_is_read_to_some_end(header: str) -> None:
+    for challenge in parse_challenges(header):
+        assert challenge.scheme == challenge.scheme.lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7", 7.0),
+        ("0", 0.0),
+        ("86400", 60.0),
+        ("", 0.0),
+        ("-5", 0.0),
+        ("soon", 0.0),
+        ("1e9", 0.0),
+        ("²", 0.0),
+        (email.utils.formatdate(1_000_030, usegmt=True), 30.0),
+        (email.utils.formatdate(999_000, usegmt=True), 0.0),
+        (email.utils.formatdate(2_000_000, usegmt=True), 60.0),
+    ],
+)
+def test_retry_after(text: str, seconds: float) -> None:
+    assert retry_after({"Retry-After": text}, now=lambda: 1_000_000.0) == seconds
+
+
+def test_pauses_grow_and_end() -> None:
+    pauses = [pause(attempt, 0.0) for attempt in range(1, ATTEMPTS + 4)]
+
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 1 < pauses[-1] == 8.0
+    assert pause(1, 42.0) == 42.0
+
+
+class TokenServer:
+    """Gives numbered tokens, and remembers who asked how."""
+
+    def __init__(self, **told: Any) -> None:
+        self.asked: list[tuple[str, str, Mapping[str, str], bytes | None]] = []
+        self.told, self.status, self.now = told, 200, 0.0
+
+    def __call__(
+        self, method: str, url: str, *, headers: Mapping[str, str], data: bytes | None = None
+    ) -> Answer:
+        self.asked.append((method, url, headers, data))
+        body = json.dumps({"token": f"t{len(self.asked)}", **self.told}).encode()
+        return Answer(url=url, status=self.status, headers={}, body=body)
+
+    def authority(self, login: Login | None = KIM, *, secure: bool = True) -> Authority:
+        """One that asks here."""
+        return Authority("registry.example", login, self, secure=secure, now=lambda: self.now)
+
+
+def refusal(header: str) -> Answer:
+    return Answer(url="", status=401, headers={"WWW-Authenticate": header}, body=b"")
+
+
+BEARER = refusal(f'Bearer realm="{REALM}",service="the registry"')
+
+
+def test_nothing_is_told_before_somebody_asks() -> None:
+    assert TokenServer().authority().header(PUSH) is None
+
+
+def test_basic() -> None:
+    server = TokenServer()
+    authority = server.authority()
+    authority.learn(refusal('Basic realm="x"'), PUSH, None)
+
+    assert authority.header(PUSH) == "Basic " + base64.b64encode(b"kim:correct horse").decode()
+    assert server.asked == []
+
+
+def test_a_token_is_asked_for_with_scopes_and_login() -> None:
+    server = TokenServer()
+    authority = server.authority()
+    authority.learn(BEARER, PUSH, None)
+
+    scopes = (*PUSH, "repository:other:pull")
+    assert authority.header(scopes) == "Bearer t1"
+    ((method, url, headers, _),) = server.asked
+    assert method == "GET"
+    assert url.startswith(REALM + "?")
+    assert parse_qs(urlsplit(url).query) == {"service": ["the registry"], "scope": list(scopes)}
+    assert headers["Authorization"].startswith("Basic ")
+
+
+def test_an_identity_token_is_exchanged_and_stands_in_no_address() -> None:
+    server = TokenServer(token=None, access_token="mine")
+    authority = server.authority(Login(identity_token="for ever"))
+    authority.learn(BEARER, PUSH, None)
+
+    assert authority.header(PUSH) == "Bearer mine"
+    ((method, url, _, data),) = server.asked
+    assert (method, url) == ("POST", REALM)
+    form = parse_qs((data or b"").decode())
+    assert (form["grant_type"], form["refresh_token"]) == (["refresh_token"], ["for ever"])
+
+
+def test_a_token_is_kept_for_its_scopes_until_it_is_nearly_spent() -> None:
+    server = TokenServer(expires_in=100)
+    authority = server.authority()
+    authority.learn(BEARER, PUSH, None)
+
+    assert [authority.header(PUSH), authority.header(PUSH), authority.header(("other",))] == [
+        "Bearer t1",
+        "Bearer t1",
+        "Bearer t2",
+    ]
+    server.now = 79.0
+    assert authority.header(PUSH) == "Bearer t1"
+    server.now = 81.0
+    assert authority.header(PUSH) == "Bearer t3"
+
+
+def test_only_the_token_that_was_refused_is_dropped() -> None:
+    """Another thread may have renewed it meanwhile."""
+    server = TokenServer()
+    authority = server.authority()
+    authority.learn(BEARER, PUSH, None)
+    old = authority.header(PUSH)
+    authority.learn(BEARER, PUSH, old)
+    new = authority.header(PUSH)
+    authority.learn(BEARER, PUSH, old)
+
+    assert (old, new, authority.header(PUSH)) == ("Bearer t1", "Bearer t2", "Bearer t2")
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ("", "wants nothing that it names"),
+        ("Negotiate", "wants negotiate"),
+        ('Bearer realm=""', "names no address to get a token from"),
+        ('Bearer realm="file:///etc/passwd"', "names no address"),
+        ('Bearer realm="http' + '://elsewhere.example/token"', "unencrypted"),
+    ],
+)
+def test_what_is_not_followed(header: str, told: str) -> None:
+    server = TokenServer()
+    authority = server.authority()
+
+    def ask() -> None:
+        authority.learn(refusal(header), PUSH, None)
+        authority.header(PUSH)
+
+    with pytest.raises(RegistryError, match=told):
+        ask()
+    assert server.asked == []
+
+
+def test_a_registry_without_https_may_have_its_token_server_so_too() -> None:
+    authority = TokenServer().authority(secure=False)
+    authority.learn(refusal('Bearer realm="http' + '://elsewhere.example/token"'), PUSH, None)
+
+    assert authority.header(PUSH) == "Bearer t1"
+
+
+def test_basic_without_a_login_says_what_to_do() -> None:
+    with pytest.raises(RegistryError, match="wants a user and a password") as error:
+        TokenServer().authority(None).learn(refusal("Basic"), PUSH, None)
+
+    assert error.value.hint == "docker login registry.example"
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_token_server_that_refuses(status: int) -> None:
+    server = TokenServer(errors=[{"code": "DENIED", "message": "not with correct horse"}])
+    server.status = status
+    authority = server.authority()
+    authority.learn(BEARER, PUSH, None)
+
+    with pytest.raises(RegistryError) as error:
+        authority.header(PUSH)
+
+    assert "correct horse" not in error.value.message
+    assert "registry.example" in error.value.message
+
+
+@pytest.mark.parametrize("token", ["", "a b", "a\nb", 7, None, "ä"])
+def test_a_token_that_would_not_do_as_a_header(token: object) -> None:
+    authority = TokenServer(token=token).authority()
+    authority.learn(BEARER, PUSH, None)
+
+    with pytest.raises(RegistryError, match="gave no token"):
+        authority.header(PUSH)
