@@ -1,0 +1,216 @@
+"""A registry on this machine, in memory, by the letter of the distribution specification 1.1.
+
+It goes on with uploads that were cut, which Debian's docker-registry cannot, and has the manners that other
+registries have: where it sends an upload, what it leaves out of its answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+_PIECE = 1 << 14
+
+
+@dataclass
+class Manners:
+    """What the specification leaves open, and what it does not."""
+
+    uploads_at: str = ""  # "http://host" where uploads go; none: a path, without a host
+    tells_digests: bool = True
+    refuses_mounts: int = 0  # status
+    refuses_manifests: str = ""  # an error's code
+    redirects_heads_to: str = ""  # "http://host"
+    short_by: int = 0  # bytes that a HEAD tells less
+    echo: bool = False  # a 403 for every PUT, which tells the login back
+
+
+@dataclass
+class Repository:
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    manifests: dict[str, bytes] = field(default_factory=dict)  # by digest and by tag
+
+    @property
+    def tags(self) -> list[str]:
+        """The names that are no digests."""
+        return sorted(name for name in self.manifests if ":" not in name)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is no news."""
+
+
+class RegistryServer:
+    """Use it in a ``with``."""
+
+    def __init__(self) -> None:
+        self.manners = Manners()
+        self.repositories: dict[str, Repository] = {}
+        self.uploads: dict[str, bytearray] = {}
+        self.logins: list[str] = []  # Authorization headers
+        self.guard = threading.Lock()
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    def __enter__(self) -> RegistryServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def host(self) -> str:
+        """`127.0.0.1:40124`."""
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    def repository(self, name: str) -> Repository:
+        """The repository, made when it is asked for."""
+        with self.guard:
+            return self.repositories.setdefault(name, Repository())
+
+
+def _digest(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def _handler(server: RegistryServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+        def any(self) -> None:
+            if login := self.headers.get("Authorization"):
+                server.logins.append(login)
+            path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+            if path == "/v2/":
+                self.answer(200)
+            elif server.manners.echo and self.command == "PUT":
+                self.read()
+                self.wrong(403, "DENIED", f"not with {login}")
+            elif found := re.fullmatch(r"/v2/(.+)/blobs/uploads/(\w*)", path):
+                self.upload(found[1], found[2], {key: values[0] for key, values in query.items()})
+            elif found := re.fullmatch(r"/v2/(.+)/blobs/(sha256:\w+)", path):
+                self.show(server.repository(found[1]).blobs.get(found[2]), found[2])
+            elif found := re.fullmatch(r"/v2/(.+)/manifests/([\w.:-]+)", path):
+                self.manifest(found[1], found[2])
+            else:
+                self.wrong(404, "NAME_UNKNOWN")
+
+        do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = any
+
+        def upload(self, name: str, upload: str, query: dict[str, str]) -> None:
+            if self.command == "POST":
+                self.begin(name, query)
+                return
+            data = server.uploads.get(upload)
+            if data is None:
+                self.read()
+                self.wrong(404, "BLOB_UPLOAD_UNKNOWN")
+            elif self.command == "GET":
+                self.answer(204, self.progress(name, upload))
+            elif self.command == "DELETE":
+                del server.uploads[upload]
+                self.answer(204)
+            elif self.command == "PATCH":
+                told = self.headers.get("Content-Range")
+                if told and int(told.partition("-")[0]) != len(data):
+                    self.close_connection = True
+                    self.answer(416, self.progress(name, upload))
+                    return
+                self.read(data)
+                self.answer(202, self.progress(name, upload))
+            else:
+                self.read(data)
+                self.complete(name, upload, bytes(data), query.get("digest", ""))
+
+        def begin(self, name: str, query: dict[str, str]) -> None:
+            if digest := query.get("mount"):
+                if server.manners.refuses_mounts:
+                    self.wrong(server.manners.refuses_mounts, "DENIED")
+                    return
+                if (data := server.repository(query.get("from", "")).blobs.get(digest)) is not None:
+                    server.repository(name).blobs[digest] = data
+                    self.answer(201, {"Location": f"/v2/{name}/blobs/{digest}", **self.named(digest)})
+                    return
+            upload = secrets.token_hex(8)
+            server.uploads[upload] = bytearray()
+            self.answer(202, self.progress(name, upload))
+
+        def progress(self, name: str, upload: str) -> dict[str, str]:
+            have = len(server.uploads[upload])
+            place = f"{server.manners.uploads_at}/v2/{name}/blobs/uploads/{upload}?at={have}"
+            return {"Location": place, "Range": f"0-{max(have - 1, 0)}"}
+
+        def complete(self, name: str, upload: str, data: bytes, digest: str) -> None:
+            del server.uploads[upload]
+            if _digest(data) != digest:
+                self.wrong(400, "DIGEST_INVALID")
+                return
+            server.repository(name).blobs[digest] = data
+            self.answer(201, {"Location": f"/v2/{name}/blobs/{digest}", **self.named(digest)})
+
+        def manifest(self, name: str, reference: str) -> None:
+            repository, data = server.repository(name), bytearray()
+            if self.command != "PUT":
+                self.show(repository.manifests.get(reference), reference)
+                return
+            self.read(data)
+            document = json.loads(data)
+            wanted = {one["digest"] for one in (document["config"], *document["layers"])}
+            if server.manners.refuses_manifests or not wanted <= repository.blobs.keys():
+                self.wrong(400, server.manners.refuses_manifests or "MANIFEST_BLOB_UNKNOWN", "no such blob")
+                return
+            repository.manifests[reference] = repository.manifests[_digest(data)] = bytes(data)
+            self.answer(201, self.named(_digest(data)))
+
+        def show(self, data: bytes | None, digest: str) -> None:
+            if server.manners.redirects_heads_to:
+                self.answer(307, {"Location": server.manners.redirects_heads_to + self.path})
+            elif data is None:
+                self.wrong(404, "BLOB_UNKNOWN")
+            else:
+                length = str(len(data) - server.manners.short_by)
+                self.answer(200, {**self.named(digest), "Content-Length": length}, data)
+
+        def named(self, digest: str) -> dict[str, str]:
+            return {"Docker-Content-Digest": digest} if server.manners.tells_digests else {}
+
+        def read(self, into: bytearray | None = None) -> None:
+            """The request's body, as far as it comes; what came stays."""
+            left = int(self.headers.get("Content-Length") or 0)
+            while left and (piece := self.rfile.read1(min(left, _PIECE))):  # type: ignore[attr-defined]
+                left -= len(piece)
+                if into is not None:
+                    into += piece
+            if left:
+                raise ConnectionError
+
+        def wrong(self, status: int, code: str, message: str = "") -> None:
+            self.answer(status, {}, json.dumps({"errors": [{"code": code, "message": message}]}).encode())
+
+        def answer(self, status: int, headers: Mapping[str, str] | None = None, body: bytes = b"") -> None:
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+                if status != 204 or name != "Content-Length":
+                    self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+    return Handler
