@@ -2,7 +2,7 @@
 """Reports of runs on GPUs (docs/proofs/*.json) → docs/gpu-*.svg and the generated parts of docs/gpu-proof.md.
 
 A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`; WHAT is `runs`, `checks`,
-`benchmark` or `busbw`. Every figure comes from a report, the names of device, driver and torch too.
+`mutants`, `benchmark` or `busbw`. Every figure comes from a report, as do the names of device, driver, torch.
 `--check` writes nothing and ends with 5 if anything is stale.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ sys.path.insert(0, str(ROOT))
 
 from bench.lines import figure, size  # noqa: E402
 from bench.plot import number  # noqa: E402
+from tools.gpu_mutants import OUTCOMES  # noqa: E402
 from tools.gpu_pictures import BUSBW, GIB, all_reduces, pictures  # noqa: E402
-from tools.gpu_runs import PRECISIONS, Run, lengths, runs  # noqa: E402
+from tools.gpu_runs import PRECISIONS, Mutants, Run, lengths, mutants, runs  # noqa: E402
 from torchkiln.files import write_atomic  # noqa: E402
 from torchkiln.nouns import Finding  # noqa: E402
 from torchkiln.verdict import verdict  # noqa: E402
@@ -33,10 +35,16 @@ _SIGNS = {"at_least": "≥", "at_most": "≤", "equals": "="}
 _PICTURES = {"speed": "Samples a second", "memory": "Peak memory", "losses": "Loss curves"}
 
 
-def filled(text: str, known: Sequence[Run]) -> str:
+def filled(text: str, known: Sequence[Run], broken: Sequence[Mutants]) -> str:
     """*text* with every generated part made anew."""
-    makers = {"runs": runs_part, "checks": checks_part, "benchmark": benchmark_part, "busbw": busbw_part}
-    return _PART.sub(lambda part: f"{part[1]}{makers[part['what']](known) or _NONE}{part[4]}", text)
+    parts = {
+        "runs": runs_part(known),
+        "checks": checks_part(known),
+        "mutants": mutants_part(broken),
+        "benchmark": benchmark_part(known),
+        "busbw": busbw_part(known),
+    }
+    return _PART.sub(lambda part: f"{part[1]}{parts[part['what']] or _NONE}{part[4]}", text)
 
 
 def runs_part(known: Sequence[Run]) -> str:
@@ -72,6 +80,21 @@ def _outcome(found: Finding | None) -> str:
     if found.outcome in ("passed", "failed"):
         return f"{found.outcome}, {found.seconds:.0f} s"
     return ": ".join((found.outcome, *found.message.splitlines()[:1]))
+
+
+def mutants_part(broken: Sequence[Mutants]) -> str:
+    """A table a record: a row a module, how many of its tests had which outcome."""
+    return "\n".join(part for one in broken for part in _mutants(one))
+
+
+def _mutants(one: Mutants) -> Iterator[str]:
+    yield f"[{one.name}](proofs/{one.name}.json): {one.gpus}; torch {one.torch}; {one.when}\n"
+    counted = {module: Counter(tests.values()) for module, tests in one.tests.items()}
+    rows = [(f"`{module}.py`", *(str(count[what]) for what in OUTCOMES)) for module, count in counted.items()]
+    total = sum(counted.values(), Counter[str]())
+    yield _table(
+        ("tests/smoke_mutants/", *OUTCOMES), [*rows, ("all", *(str(total[what]) for what in OUTCOMES))]
+    )
 
 
 def benchmark_part(known: Sequence[Run]) -> str:
@@ -152,7 +175,7 @@ def stale(docs: Path) -> dict[str, str | None]:
     """What would have to be written in *docs*, by name; None: to be deleted."""
     known = runs(docs / "proofs")
     wanted = pictures(known)
-    wanted[PAGE] = filled((docs / PAGE).read_text(), known)
+    wanted[PAGE] = filled((docs / PAGE).read_text(), known, mutants(docs / "proofs"))
     found: dict[str, str | None] = {
         path.name: None for path in docs.glob("gpu-*.svg") if path.name not in wanted
     }

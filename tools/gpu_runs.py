@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from torchkiln import hosts
 from torchkiln.nouns import Finding, SmokeReport
 from torchkiln.report import from_json
 
+_BUILT = re.compile(r"\b(TORCH|CUDA)_VERSION=([0-9][0-9.]*)")  # in torch.__config__.show()
 PRECISIONS = {"fp32": "FP32", "tf32": "TF32", "fp16": "AMP FP16", "bf16": "AMP BF16"}
 
 
@@ -35,11 +37,14 @@ class Run:
 
     @property
     def torch(self) -> str:
-        """The version that ran and the CUDA that it was built with, as a check recorded them."""
+        """The version that ran and the CUDA that it was built with, as a check or torch itself told them."""
         for finding in self.report.findings:
             measured = json.loads(finding.measured)
             if "torch" in measured and "build_cuda" in measured:
                 return f"torch {measured['torch']} for CUDA {measured['build_cuda']}"
+        built = dict(_BUILT.findall(json.loads(self.report.host).get("torch_config") or ""))
+        if built.keys() == {"TORCH", "CUDA"}:
+            return f"torch {built['TORCH']} for CUDA {built['CUDA']}"
         return "a torch that no check asked for its version"
 
     def told(self) -> str:
@@ -70,6 +75,31 @@ def runs(folder: Path) -> list[Run]:
         data = path.read_bytes()
         if json.loads(data).get("host", {}).get("driver", {}).get("gpus"):
             found.append(Run(name=path.stem, report=from_json(data, where=path.name)))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mutants:
+    """A record of `make gpu-mutants` (tools/gpu_mutants.py): what came of each test, by module and name."""
+
+    name: str
+    gpus: str
+    torch: str
+    when: str
+    tests: Mapping[str, Mapping[str, str]]
+
+
+def mutants(folder: Path) -> list[Mutants]:
+    """The records in *folder*."""
+    found = []
+    for path in sorted(folder.glob("*.mutants.json")):
+        told = json.loads(path.read_bytes())
+        found.append(
+            Mutants(
+                name=path.name.removesuffix(".json"),
+                **{key: told[key] for key in ("gpus", "torch", "when", "tests")},
+            )
+        )
     return found
 
 

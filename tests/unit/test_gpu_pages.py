@@ -15,7 +15,7 @@ import pytest
 
 from bench.lines import Line, decades, linear, lines, size, sizes
 from bench.results import addresses_in
-from tools import gpu_pages
+from tools import gpu_mutants, gpu_pages
 from tools.gpu_pictures import all_reduces, pictures
 from tools.gpu_runs import Run, runs, slowest_rank
 from torchkiln import report
@@ -190,6 +190,35 @@ def test_the_page_tells_device_driver_torch_and_every_figure(docs: Path) -> None
     assert "| widest distance of the smoothed loss curve from FP32's | 0.00011 | ≤ 0.1 |" in page
     assert "| 1 GiB | 330 |" in page
     assert "| 1 MiB | 50 |" in page
+
+
+JUNIT = """<testsuites><testsuite timestamp="2026-11-21T2{hour}:00:00.5+00:00">
+<testcase classname="tests.smoke_mutants.test_host_gpu" name="test_here"><properties>
+<property name="gpus" value="2 × NVIDIA H200"/><property name="torch" value="2.11.0 for CUDA 13.0"/>
+</properties></testcase>
+<testcase classname="tests.smoke_mutants.test_ranks" name="test_x[gpus]">{came}</testcase>
+<testcase classname="tests.smoke_mutants.test_ranks" name="test_{hour}"><skipped/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_a_run_of_the_mutants_becomes_a_table(docs: Path) -> None:
+    files = [JUNIT.format(hour=hour, came="<failure/>").encode() for hour in (3, 2)]
+    (docs / "proofs" / "two.mutants.json").write_text(json.dumps(gpu_mutants.record(files)))
+    page = written(docs)
+
+    assert "[two.mutants](proofs/two.mutants.json): 2 × NVIDIA H200; torch 2.11.0 for CUDA 13.0; " in page
+    assert "2026-11-21T22:00:00Z" in page
+    assert "| `test_ranks.py` | 0 | 1 | 2 |" in page
+    assert "| all | 1 | 1 | 2 |" in page
+
+
+def test_files_that_disagree_or_tell_of_no_gpu_make_no_record() -> None:
+    failed, passed = (JUNIT.format(hour=2, came=came).encode() for came in ("<error/>", ""))
+
+    with pytest.raises(ValueError, match=r"test_ranks.py: test_x\[gpus\] failed and passed"):
+        gpu_mutants.record([failed, passed])
+    with pytest.raises(ValueError, match="no file tells which GPUs"):
+        gpu_mutants.record([failed.replace(b'gpus" value', b'cpus" value')])
 
 
 def test_links_of_the_page_lead_to_what_is_written(docs: Path) -> None:
