@@ -12,6 +12,7 @@ from tests.oci_samples import BlobFolder, files, plan, tar_of
 from torchkiln.engines.observer import Silent
 from torchkiln.nouns import Digest
 from torchkiln.oci.layout import ImageOnDisk, open_layout, write_image
+from torchkiln.registry.connections import Transport
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.history import History
 from torchkiln.registry.push import Pushed, push
@@ -56,9 +57,10 @@ def push_to(
     mount_from: Sequence[str] = (),
     rests: Rests | None = None,
     jobs: int = 2,
+    transport: Transport | None = None,
 ) -> Pushed:
     """Push by the library, as `publish` does, but without pauses."""
-    with Registry(host, login, rest=rests or Rests()) as registry:
+    with Registry(host, login, transport, rest=rests or Rests()) as registry:
         registry.check()
         return push(
             pushed,

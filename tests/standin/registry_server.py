@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import secrets
+import ssl
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,15 +53,23 @@ class _Server(ThreadingHTTPServer):
 
 
 class RegistryServer:
-    """Use it in a ``with``."""
+    """Use it in a ``with``.
 
-    def __init__(self) -> None:
+    :param tls: it speaks https, and calls itself 0.0.0.0: this machine, but no name that says so.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.manners = Manners()
         self.repositories: dict[str, Repository] = {}
         self.uploads: dict[str, bytearray] = {}
         self.logins: list[str] = []  # Authorization headers
         self.guard = threading.Lock()
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._name = "0.0.0.0" if tls else "127.0.0.1"
+        self._server = _Server((self._name, 0), _handler(self))
+        if tls:
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
     def __enter__(self) -> RegistryServer:
@@ -75,7 +84,7 @@ class RegistryServer:
     @property
     def host(self) -> str:
         """`127.0.0.1:40124`."""
-        return f"127.0.0.1:{self._server.server_address[1]}"
+        return f"{self._name}:{self._server.server_address[1]}"
 
     def repository(self, name: str) -> Repository:
         """The repository, made when it is asked for."""
