@@ -63,6 +63,22 @@ def tiny_root(into: Path) -> Path:
     return into
 
 
+def tiny_layout(folder: Path, config: dict[str, object], ref: str) -> Path:
+    """An OCI layout in *folder*/dist: `tiny_root` and a layer over it with /etc/upper."""
+    root = tiny_root(folder / "root")
+    entries = []
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            entries.append(entry(name, kind=tarfile.SYMTYPE, to=str(path.readlink())))
+        elif path.is_dir():
+            entries.append(entry(name, kind=tarfile.DIRTYPE))
+        else:
+            entries.append(entry(name, path.read_bytes()))
+    upper = layer(folder, entry("etc/upper", b"from the upper layer\n"))
+    return minimal_layout(folder / "dist", [layer(folder, *entries), upper], config, ref)
+
+
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists():

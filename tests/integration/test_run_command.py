@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
-from tests.roots import entry, layer, minimal_layout, tiny_root
+from tests.roots import tiny_layout
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.runtimes.rootfs import RootfsRuntime
 
@@ -24,29 +23,21 @@ CONFIG = {
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    root = tiny_root(folder / "root")
+    layout = tiny_layout(folder, CONFIG, "2.7-test")
     try:
-        RootfsRuntime().run(root, ["id"], env={"PATH": "/bin"})
+        RootfsRuntime().run(folder / "root", ["id"], env={"PATH": "/bin"})
     except ToolMissing as error:
         pytest.skip(f"no namespaces here: {error}")
-    entries = []
-    for path in sorted(root.rglob("*")):
-        name = str(path.relative_to(root))
-        if path.is_symlink():
-            entries.append(entry(name, kind=tarfile.SYMTYPE, to=str(path.readlink())))
-        elif path.is_dir():
-            entries.append(entry(name, kind=tarfile.DIRTYPE))
-        else:
-            entries.append(entry(name, path.read_bytes()))
-    upper = layer(folder, entry("etc/upper", b"from the upper layer\n"))
-    return minimal_layout(folder / "dist", [layer(folder, *entries), upper], CONFIG, "2.7-test")
+    return layout
 
 
 def run(dist: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, with a cache beside *dist*."""
     code = (
         "import sys; from torchkiln.cli.run import run; from torchkiln.errors import KilnError\n"
+        "from click import UsageError\n"
         "try: run.main(sys.argv[1:], standalone_mode=False)\n"
+        "except UsageError as error: sys.stderr.write(error.message); sys.exit(2)\n"
         "except KilnError as error: sys.stderr.write(error.message); sys.exit(error.exit_code)"
     )
     return subprocess.run(
@@ -93,9 +84,17 @@ def test_binds(dist: Path, tmp_path: Path) -> None:
     assert (tmp_path / "new").exists()
 
 
+def test_the_workspace(dist: Path, tmp_path: Path) -> None:
+    assert run(dist, "--workspace", str(tmp_path), "--", "touch", "/workspace/new").returncode == 0
+    assert (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        pytest.param(["-p", "80", "--", "id"], "are for --runtime docker", id="port"),
+        pytest.param(["--gpus", "all", "--", "id"], "are for --runtime docker", id="gpus"),
+        pytest.param(["docker:x", "id"], "are for --runtime docker", id="engine's image"),
         pytest.param(["2.7-tset", "true"], "no image is called '2.7-tset'", id="tag"),
         pytest.param(["--bind", "nonsense", "--", "id"], "--bind nonsense: not SRC:DST", id="bind"),
         pytest.param(["--user", "kim", "--", "id"], "user 'kim' is not UID", id="user"),

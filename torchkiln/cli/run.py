@@ -1,4 +1,4 @@
-"""`torchkiln run`: a command in a built image, without a container engine."""
+"""`torchkiln run`: a command in a built image, without a container engine or in Docker's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from torchkiln.cli.asked import Asked
 from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, selection
 from torchkiln.errors import ConfigError
@@ -42,12 +43,25 @@ class _WithTail(click.Command):
     show_default=True,
     help="the OCI layout",
 )
-@click.option("--runtime", type=click.Choice(["rootfs"]), default="rootfs", show_default=True)
+@click.option(
+    "--runtime",
+    type=click.Choice(["rootfs", "docker"]),
+    default="rootfs",
+    show_default=True,
+    help="rootfs: without an engine; docker: in the Docker engine",
+)
 @click.option("--user", default=None, metavar="UID[:GID]", help="who runs it; else as the image says")
 @click.option("--bind", "binds", multiple=True, metavar="SRC:DST[:ro]", help="a file or folder of the host")
 @click.option("--env", "-e", "variables", multiple=True, metavar="NAME=VALUE")
 @click.option("--workdir", "-w", default=None, help="else as the image says")
 @click.option("--shm-size", default="1g", show_default=True, help="of /dev/shm")
+@click.option(
+    "--workspace",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="a folder of the host at /workspace; docker: ./workspace if it is there",
+)
+@click.option("--publish", "-p", "ports", multiple=True, metavar="[[IP:]PORT:]PORT", help="docker: a port")
+@click.option("--gpus", metavar="all|none|N", help="docker: GPUs; all if host and engine have some")
 @click.option("--entrypoint/--no-entrypoint", default=True, help="start through the image's entrypoint")
 @click.argument("tag", required=False)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -67,6 +81,9 @@ def run(
     variables: tuple[str, ...],
     workdir: str | None,
     shm_size: str,
+    workspace: Path | None,
+    ports: tuple[str, ...],
+    gpus: str | None,
     entrypoint: bool,
     tag: str | None,
     command: tuple[str, ...],
@@ -75,22 +92,49 @@ def run(
 
     Everything behind -- is COMMAND; without one, what the image starts by itself. What it writes is forgotten
     when it ends, but for binds. Ends with the command's own code.
-    """
-    from torchkiln.oci.layout import open_layout
-    from torchkiln.oci.unpack import LayerBlob, unpacked_root
-    from torchkiln.runtimes.rootfs import RootfsRuntime
-    from torchkiln.store import Store
 
+    With --runtime docker the image is loaded into the engine if it is not there, and the `docker run` line
+    that does the same is shown. TAG may then be docker:NAME, an image that is only in the engine. Without
+    a COMMAND port 8888 is published to this host alone, and 22 as 2222 if SSH_PUBLIC_KEY is set.
+    """
     command = (*command, *ctx.meta.get("torchkiln.tail", ()))
     if torch or cuda or every:
         if tag is not None:
             raise ConfigError(f"both {tag!r} and a cell are named", hint="put -- before the command")
         tag = _tag(torch, cuda, flavor, os_names, every, matrix_file)
+    if runtime != "docker" and (ports or gpus is not None or (tag or "").startswith("docker:")):
+        raise click.UsageError("--publish, --gpus and docker:NAME are for --runtime docker")
+    asked = Asked(
+        command=command,
+        entrypoint=entrypoint,
+        user=user,
+        workdir=workdir,
+        env=tuple(_variables(variables)),
+        binds=parse_binds((*binds, *([f"{workspace}:/workspace"] if workspace else []))),
+        shm_size=parse_size(shm_size),
+        ports=ports,
+        gpus=gpus,
+    )
+    if runtime == "docker":
+        from torchkiln.cli.run_on_docker import run_on_docker
+
+        sys.exit(run_on_docker(tag, output, matrix_file, asked))
+    sys.exit(_run_in_rootfs(tag, output, asked))
+
+
+def _run_in_rootfs(tag: str | None, output: Path, asked: Asked) -> int:
+    """Run it in namespaces of its own; the command's own code."""
+    from torchkiln.oci.layout import open_layout
+    from torchkiln.oci.unpack import LayerBlob, unpacked_root
+    from torchkiln.runtimes.rootfs import RootfsRuntime
+    from torchkiln.store import Store
+
     image = open_layout(output).image(tag)
     config: Mapping[str, Any] = image.config.get("config") or {}
-    argv = (*(config.get("Entrypoint") or () if entrypoint else ()), *(command or config.get("Cmd") or ()))
-    env = dict(pair.split("=", 1) for pair in (*(config.get("Env") or ()), *_variables(variables)))
-    ids, bound, shm = _ids(user or config.get("User") or "0"), parse_binds(binds), parse_size(shm_size)
+    entrypoint = config.get("Entrypoint") or () if asked.entrypoint else ()
+    argv = (*entrypoint, *(asked.command or config.get("Cmd") or ()))
+    env = dict(pair.split("=", 1) for pair in (*(config.get("Env") or ()), *asked.env))
+    ids = _ids(asked.user or config.get("User") or "0")
     store = Store(cache_root(), on_wait=waiting)
     if not (store.root / "rootfs" / image.manifest.removeprefix("sha256:")).is_dir():
         click.echo(f"run: unpacking {image.ref} once", err=True)
@@ -98,16 +142,16 @@ def run(
     root = unpacked_root(image.manifest, layers, store)
     if sys.stdin.isatty():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which has the terminal
-    ended = RootfsRuntime(shm_size=shm).run(
+    ended = RootfsRuntime(shm_size=asked.shm_size).run(
         root,
         argv,
         env=env,
-        binds=bound,
-        workdir=workdir or config.get("WorkingDir") or "/",
+        binds=asked.binds,
+        workdir=asked.workdir or config.get("WorkingDir") or "/",
         user=ids,
         capture=False,
     )
-    sys.exit(ended.code)
+    return ended.code
 
 
 def parse_binds(texts: Sequence[str]) -> tuple[Any, ...]:

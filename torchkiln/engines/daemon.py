@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -140,6 +141,39 @@ def _buildx_version(environ: Mapping[str, str]) -> tuple[int, ...]:
     if asked.returncode or not found:
         raise ToolMissing("Docker's client here has no buildx, which builds need", hint=hint)
     return int(found[1]), int(found[2])
+
+
+def image_in(engine: Engine, name: str) -> Mapping[str, Any] | None:
+    """What *engine* tells of its image *name*, a name or a digest; None: it has none such.
+
+    :raises ToolMissing: it does not answer.
+    """
+    from docker.errors import DockerException, ImageNotFound
+
+    try:
+        with connected(engine, _ASKING) as client:
+            told: Mapping[str, Any] = client.api.inspect_image(name)  # type: ignore[no-untyped-call]
+    except ImageNotFound:
+        return None
+    except (DockerException, OSError) as error:
+        raise _unreachable(engine.host, error) from error
+    return told
+
+
+def hands_on_gpus(engine: Engine) -> bool:
+    """Whether containers of *engine* can get GPUs: it has NVIDIA's runtime, or finds the hook of its toolkit.
+
+    :raises ToolMissing: it does not answer.
+    """
+    from docker.errors import DockerException
+
+    try:
+        with connected(engine, _ASKING) as client:
+            runtimes = client.info().get("Runtimes") or {}
+    except (DockerException, OSError) as error:
+        raise _unreachable(engine.host, error) from error
+    here = engine.host.startswith("unix:") and shutil.which("nvidia-container-runtime-hook")
+    return "nvidia" in runtimes or bool(here)
 
 
 def load(image: ImageOnDisk, names: Sequence[str], engine: Engine, observer: Observer) -> None:

@@ -127,7 +127,7 @@ class InEngine:
                 with stream_of(client.export(container)) as stream:
                     grow(tree, stream, wanted)
             finally:
-                client.remove_container(container, force=True)
+                client.remove_container(container, force=True, v=True)
         return WholeImage(tree=tree, settings=_settings_told(told))
 
     def layered(self, known: Mapping[str, Layer]) -> LayeredImage:

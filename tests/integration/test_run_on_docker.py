@@ -1,0 +1,342 @@
+"""`torchkiln run --runtime docker` on a real engine, with an image of a few host programs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.roots import tiny_layout
+from torchkiln.places import ROOT
+
+TAG = "2.7-run-test"
+NAME = f"pytorch-cuda:{TAG}"
+CONFIG: dict[str, object] = {
+    "Env": ["PATH=/bin", "FROM=config"],
+    "Entrypoint": ["/bin/env", "ENTRY=1"],
+    "Cmd": ["sh", "-c", "echo cmd $ENTRY"],
+    "WorkingDir": "/workspace",
+    "ExposedPorts": {"22/tcp": {}, "8888/tcp": {}},
+    "Volumes": {"/workspace": {}},
+}
+LOOP = "echo ready; while :; do sleep 0.1; done"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A folder with a layout in it, and an engine."""
+
+    folder: Path
+    output: Path
+    environ: Mapping[str, str]
+
+    def argv(self, *arguments: str) -> list[str]:
+        """The command line of a run."""
+        program = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py"), "run", "--runtime", "docker"]
+        return [*program, "--output", str(self.output), *arguments]
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """A run to its end."""
+        argv = self.argv(*arguments)
+        return subprocess.run(
+            argv, input=stdin, env=dict(self.environ), cwd=self.folder, capture_output=True, check=False
+        )
+
+    def started(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A run whose command has said `ready`."""
+        process = subprocess.Popen(
+            self.argv(*arguments),
+            env=dict(self.environ),
+            cwd=self.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    def docker(self, *arguments: str) -> str:
+        """What Docker's own client answers."""
+        argv = ["docker", *arguments]
+        return subprocess.run(
+            argv, env=dict(self.environ), capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    def left(self) -> tuple[str, str]:
+        """Containers and volumes of the engine."""
+        return self.docker("ps", "--all", "--quiet", "--filter", f"ancestor={NAME}"), self.docker(
+            "volume", "ls", "--quiet"
+        )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Place:
+    folder = tmp_path_factory.mktemp("run")
+    layout = tiny_layout(folder, CONFIG, TAG)
+    return Place(folder=folder, output=layout, environ={**engine, "TORCHKILN_CACHE": str(folder / "cache")})
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that the engine sees under the same name: of the host, the tests' own engine sees /dev."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(place: Place) -> Iterator[None]:
+    """Neither a container nor a volume, however a run ended."""
+    before = place.left()
+    yield
+    assert place.left() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [
+        pytest.param([], b"cmd 1\n", id="what the image starts"),
+        pytest.param([TAG, "cat", "/etc/upper"], b"from the upper layer\n", id="tag and command"),
+        pytest.param(["--", "sh", "-c", "echo $ENTRY $FROM; pwd"], b"1 config\n/workspace\n", id="dashes"),
+        pytest.param(["--no-entrypoint", "--", "sh", "-c", "echo [$ENTRY]"], b"[]\n", id="bare"),
+        pytest.param(["--no-entrypoint"], b"cmd\n", id="bare, what the image starts"),
+        pytest.param(["-e", "FROM=me", "--", "sh", "-c", "echo $FROM"], b"me\n", id="env"),
+        pytest.param(["--user", "5:6", "--", "sh", "-c", "id -u; id -g"], b"5\n6\n", id="user"),
+        pytest.param(["-w", "/bin", "--", "sh", "-c", "pwd"], b"/bin\n", id="workdir"),
+        pytest.param(
+            ["--shm-size", "64m", "--", "sh", "-c", "stat -fc '%b %S' /dev/shm"], b"16384 4096\n", id="shm"
+        ),
+    ],
+)
+def test_commands_run_as_the_image_and_the_caller_say(place: Place, arguments: list[str], out: bytes) -> None:
+    got = place.run(*arguments)
+
+    assert (got.returncode, got.stdout) == (0, out), got.stderr
+
+
+def test_streams_and_code_are_the_commands_own(place: Place) -> None:
+    """Input to its end, more than any buffer holds; the two outputs apart."""
+    data = os.urandom(3_000_000)
+    got = place.run("--", "sh", "-c", "cat; echo to stderr >&2; exit 42", stdin=data)
+
+    assert (got.returncode, got.stdout == data) == (42, True)
+    assert got.stderr.endswith(b"to stderr\n")
+
+
+@pytest.mark.parametrize(("command", "code"), [("nowhere", 127), ("/etc", 126)])
+def test_a_command_that_cannot_be_executed(place: Place, command: str, code: int) -> None:
+    """As shells tell it; here by the engine, for no entrypoint of the image does."""
+    got = place.run("--no-entrypoint", "--", command)
+
+    assert (got.returncode, got.stdout) == (code, b"")
+    assert command in got.stderr.decode()
+    assert b"Traceback" not in got.stderr
+
+
+def line_of(stderr: bytes) -> list[str]:
+    """The `docker run` line that was shown."""
+    (line,) = re.findall(r"^torchkiln: (docker run .*)$", stderr.decode(), re.MULTILINE)
+    return shlex.split(line)
+
+
+def test_the_line_that_is_shown_makes_the_same_container(place: Place, shared: Path) -> None:
+    """By what the engine tells of either."""
+    (shared / "a,b").mkdir()
+    options = ["--user", "5", "-e", "A=b c", "-p", "127.0.0.1::9/udp", "-p", "[::1]::8888", "-w", "/etc"]
+    options += ["--bind", f"{shared / 'a,b'}:/a:ro", "--workspace", str(shared), "--shm-size", "8m"]
+    process = place.started(*options, TAG, "--", "sh", "-c", f"trap 'exit 0' INT; {LOOP}")
+    told: list[dict[str, Any]] = []
+    try:
+        running = place.docker("ps", "--quiet", "--filter", f"ancestor={NAME}")
+        told += json.loads(place.docker("inspect", running))
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate()
+    argv = line_of(stderr)
+    made = place.docker(argv[1].replace("run", "create"), *argv[2:])
+    told += json.loads(place.docker("inspect", made))
+    place.docker("rm", "--volumes", made)
+
+    for one in told:
+        del one["Config"]["Hostname"]
+    assert told[0]["Config"] == told[1]["Config"]
+    assert plain(told[0]["HostConfig"]) == plain(told[1]["HostConfig"])
+
+
+def plain(config: dict[str, Any]) -> dict[str, Any]:
+    """What was set: client and SDK write nothing in different ways."""
+    return {key: value for key, value in config.items() if value and key != "ConsoleSize"}
+
+
+def test_an_image_is_loaded_once_and_again_where_its_name_was_taken(place: Place) -> None:
+    place.docker("rmi", "--force", NAME) if place.docker("images", "--quiet", NAME) else None
+    loading = f"loading {TAG} into".encode()
+
+    assert loading in place.run("--", "id").stderr
+    assert loading not in place.run("--", "id").stderr
+
+    (place.folder / "Dockerfile").write_text(f"FROM {NAME}\nENV FROM=elsewhere\n")
+    place.docker("buildx", "build", "--quiet", "--load", "--tag", NAME, str(place.folder))
+    got = place.run("--", "sh", "-c", "echo $FROM")
+    assert (loading in got.stderr, b", which was sha256:" in got.stderr, got.stdout) == (
+        True,
+        True,
+        b"config\n",
+    )
+
+
+def test_an_image_that_only_the_engine_has(place: Place) -> None:
+    """By its tag, where no layout knows that; and by any name."""
+    place.run("--", "id")
+    place.docker("tag", NAME, "pytorch-cuda:of-the-engine")
+    try:
+        for name in ("of-the-engine", "docker:pytorch-cuda:of-the-engine"):
+            got = place.run(name, "--", "cat", "/etc/upper")
+            assert (got.returncode, got.stdout) == (0, b"from the upper layer\n"), got.stderr
+    finally:
+        place.docker("rmi", "pytorch-cuda:of-the-engine")
+
+
+def test_the_workspace(place: Place, shared: Path) -> None:
+    """./workspace where it is there; --workspace; not where a bind is it already."""
+    (shared / "workspace").mkdir()
+    (shared / "other").mkdir()
+    place = replace(place, folder=shared, output=place.folder / "dist")
+
+    assert place.run("--", "touch", "here").returncode == 0
+    assert place.run("--workspace", "other", "--", "touch", "there").returncode == 0
+    assert place.run("--bind", f"{shared}/other:/workspace/", "--", "touch", "bound").returncode == 0
+
+    assert [path.name for path in (shared / "workspace").iterdir()] == ["here"]
+    assert sorted(path.name for path in (shared / "other").iterdir()) == ["bound", "there"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ports"),
+    [
+        ([], ["127.0.0.1:8888:8888"]),
+        (["-e", "SSH_PUBLIC_KEY=k"], ["127.0.0.1:8888:8888", "127.0.0.1:2222:22"]),
+        (["-p", "127.0.0.1::8888"], ["127.0.0.1::8888"]),
+        (["--", "id"], []),
+    ],
+)
+def test_ports_are_published_where_the_image_starts_by_itself(
+    place: Place, arguments: list[str], ports: list[str]
+) -> None:
+    line = line_of(place.run(*arguments).stderr)
+
+    assert [value for option, value in itertools.pairwise(line) if option == "--publish"] == ports
+
+
+def test_a_port_that_is_taken(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        got = place.run("-p", f"127.0.0.1:{taken.getsockname()[1]}:80", "--", "id")
+
+    assert got.returncode == 8
+    assert b"hint: something else has that port" in got.stderr
+
+
+def test_gpus_where_the_engine_has_none(place: Place) -> None:
+    """Not asked for by themselves; asked for by the user, refused with what to do."""
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this host has a GPU")
+
+    assert "--gpus" not in line_of(place.run("--", "id").stderr)
+    got = place.run("--gpus", "all", "--", "id")
+    assert got.returncode == 8
+    assert b"hint: the engine hands on no GPUs" in got.stderr
+    assert line_of(got.stderr)[4:6] == ["--gpus", "all"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_command(place: Place, number: signal.Signals) -> None:
+    process = place.started("--", "sh", "-c", f"trap 'echo caught; exit 5' INT TERM; {LOOP}")
+    process.send_signal(number)
+    out, err = process.communicate()
+
+    assert (process.returncode, out) == (5, b"caught\n"), err
+
+
+def test_a_command_that_does_not_end_is_killed_by_the_second_signal(place: Place) -> None:
+    process = place.started("--no-entrypoint", "--", "sh", "-c", f"trap 'echo not yet' INT; {LOOP}")
+    assert process.stdout
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == b"not yet\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+
+    assert process.returncode == 128 + signal.SIGKILL
+
+
+def test_who_is_killed_leaves_a_container_that_removes_itself(place: Place) -> None:
+    """The engine does it, when the command ends."""
+    process = place.started("--", "sh", "-c", "echo ready; cat")
+    process.kill()
+    process.communicate()
+
+    while place.docker("ps", "--all", "--quiet", "--filter", f"ancestor={NAME}"):
+        time.sleep(0.2)
+
+
+def test_on_a_terminal_the_command_has_one(place: Place) -> None:
+    """By Docker's own client; Ctrl-C is typed, not sent."""
+    ours, theirs = pty.openpty()
+    command = f"trap 'echo caught; exit 5' INT; [ -t 0 ] && echo terminal; {LOOP}"
+    process = subprocess.Popen(
+        place.argv("--", "sh", "-c", command),
+        env=dict(place.environ),
+        cwd=place.folder,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while b"ready" not in said.partition(b"terminal\r\n")[2]:
+            said += os.read(ours, 4096)
+        os.write(ours, b"\x03")
+        while b"caught" not in said.partition(b"terminal\r\n")[2]:
+            said += os.read(ours, 4096)
+    finally:
+        assert process.wait() == 5, said
+        os.close(ours)
+    assert b"docker run --rm --interactive --tty" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["2.7-run-tset", "id"], "no image is called '2.7-run-tset'"),
+        (["docker:nowhere:1", "id"], "nowhere:1: no such image in the engine"),
+        (["--bind", "/nowhere:/x", "--", "id"], "bind /nowhere: no such file or folder"),
+        (
+            ["-p", "x:y:z:1", "--gpus", "some", "--", "id"],
+            "--gpus some: not all, none or a number\n--publish x:y",
+        ),
+        (["-p", "99999:1", "--", "id"], "99999"),
+        (["--user", "nobody-here", "--", "id"], "nobody-here"),
+        (["-e", "A", "--", "id"], "--env A: not NAME=VALUE"),
+    ],
+)
+def test_bad_usage_is_named(place: Place, arguments: list[str], words: str) -> None:
+    got = place.run(*arguments)
+
+    assert got.returncode == 2, got.stderr
+    assert words in got.stderr.decode()
+    assert b"Traceback" not in got.stderr

@@ -1,0 +1,243 @@
+"""An image in a Docker engine and a command → how the command ended; the container is gone then.
+
+Two ways to the same: the line of `client_command` for Docker's own client, which terminals need; and `run`,
+which passes streams and signals through by the SDK.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import re
+import socket as sockets
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from signal import SIGKILL
+from typing import Any, BinaryIO
+
+from torchkiln.engines.daemon import Engine, connected
+from torchkiln.errors import ConfigError, KilnError, ToolMissing
+from torchkiln.runtimes.rootfs import Bind
+
+_SILENCE = 60  # seconds until an order must be answered; streams may be silent for ever
+_PIECE = 1 << 16
+_HINTS = (
+    (
+        "port is already allocated|address already in use",
+        "something else has that port: publish another one, -p 127.0.0.1:8889:8888",
+    ),
+    (
+        "could not select device driver|nvidia",
+        "the engine hands on no GPUs: install nvidia-container-toolkit there, or run with --gpus none",
+    ),
+    ("unable to find user", "the image has no such user: write --user UID:GID in digits"),
+    ("bind source path does not exist", "the engine runs where that folder is not: name one of its own host"),
+)
+_STDERR = 2  # the number of that stream in what the engine sends
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Container:
+    """What to run and what it sees. `gpus` is "", "all" or a number; `ports` are as of Docker's -p."""
+
+    image: str
+    command: tuple[str, ...]
+    entrypoint: bool = True  # False: the image's is left out
+    env: tuple[str, ...] = ()  # NAME=VALUE
+    user: str | None = None
+    workdir: str | None = None
+    binds: tuple[Bind, ...] = ()
+    ports: tuple[str, ...] = ()
+    gpus: str = ""
+    shm_size: int = 1 << 30
+
+
+def client_command(container: Container, *, terminal: bool) -> list[str]:
+    """The `docker run` line that does what `run` does; with *terminal* the command gets one."""
+    argv = ["docker", "run", "--rm", "--interactive", *(["--tty"] if terminal else [])]
+    argv += ["--gpus", container.gpus] if container.gpus else []
+    argv += ["--shm-size", str(container.shm_size)]
+    for bind in container.binds:
+        argv += ["--mount", _mount_option(bind)]
+    for option, values in (("--publish", container.ports), ("--env", container.env)):
+        argv += [word for value in values for word in (option, value)]
+    for option, value in (("--user", container.user), ("--workdir", container.workdir)):
+        argv += [option, value] if value else []
+    argv += [] if container.entrypoint else ["--entrypoint", ""]
+    return [*argv, container.image, *container.command]
+
+
+def run(
+    container: Container,
+    engine: Engine,
+    *,
+    stdin: int | None,
+    stdout: BinaryIO,
+    stderr: BinaryIO,
+    signals: SimpleQueue[int],
+) -> int:
+    """Run *container* on *engine* to its end and give its code, 128 and the number where a signal ended it.
+
+    What is put into *signals* meanwhile is sent to the command; the same number again kills it, for a command
+    that is process 1 does not hear what it does not wait for.
+
+    :param stdin: a descriptor to read from; None: the command reads nothing.
+    :raises ConfigError: a port, a bind or the like is not as it must be.
+    :raises ToolMissing: the engine does not start it, or ends before it does.
+    """
+    from docker.errors import APIError, DockerException
+
+    try:
+        with connected(engine, _SILENCE) as client:
+            name = _create(client, container, stdin is not None)
+            try:
+                return _follow(client.api, name, engine, stdin, (stdout, stderr), signals)
+            finally:
+                with contextlib.suppress(DockerException, OSError):  # it removes itself; if it ever started
+                    client.api.remove_container(name, force=True, v=True)
+    except APIError as error:
+        told = str(error.explanation or error)
+        if code := _not_executed(told):
+            stderr.write(f"{told.strip()}\n".encode())
+            return code
+        raise _refused(engine, told, error.is_client_error()) from error
+    except BrokenPipeError:
+        raise  # nobody reads what the command says
+    except (DockerException, OSError) as error:
+        raise ToolMissing(f"the engine at {engine.host} was lost: {error}", hint="docker ps --all") from error
+
+
+def parse_port(text: str) -> dict[str, Any]:
+    """`[[IP:]HOST:]CONTAINER[/udp]` as the SDK wants it.
+
+    :raises ConfigError: it is none.
+    """
+    from docker.utils.ports import build_port_bindings
+
+    try:
+        found: dict[str, Any] = build_port_bindings([text])
+    except ValueError as error:
+        hint = "write 8888:8888, or 127.0.0.1:8888:8888"
+        raise ConfigError(f"--publish {text}: {error}", hint=hint) from None
+    return found
+
+
+def _create(client: Any, container: Container, reads: bool) -> str:
+    from docker.types import DeviceRequest, Mount
+
+    count = -1 if container.gpus == "all" else int(container.gpus or 0)
+    ports: dict[str, Any] = {}
+    for port in container.ports:
+        for inside, outside in parse_port(port).items():
+            ports.setdefault(inside, []).extend(outside or [None])
+    created = client.containers.create(
+        container.image,
+        list(container.command) or None,
+        **({} if container.entrypoint else {"entrypoint": [""]}),
+        environment=list(container.env),
+        user=container.user,
+        working_dir=container.workdir,
+        mounts=[
+            Mount(bind.target, str(bind.source.absolute()), type="bind", read_only=not bind.writable)
+            for bind in container.binds
+        ],
+        ports=ports,
+        device_requests=[DeviceRequest(count=count, capabilities=[["gpu"]])] if count else None,
+        shm_size=container.shm_size,
+        stdin_open=reads,
+        auto_remove=True,
+    )
+    return str(created.id)
+
+
+def _follow(
+    api: Any,
+    name: str,
+    engine: Engine,
+    stdin: int | None,
+    outputs: tuple[BinaryIO, BinaryIO],
+    signals: SimpleQueue[int],
+) -> int:
+    """Start it, pass everything through until it is gone."""
+    # Both before it starts, for it may have ended before anybody could ask.
+    events = api.events(filters={"container": name, "event": ["die", "destroy"]}, decode=True)
+    wire = api.attach_socket(name, {"stdin": stdin is not None, "stdout": 1, "stderr": 1, "stream": 1})
+    line: sockets.socket = getattr(wire, "_sock", wire)
+    line.settimeout(None)
+    with contextlib.closing(events), contextlib.closing(line):
+        api.start(name)
+        if stdin is not None:
+            threading.Thread(target=_feed, args=(stdin, line), daemon=True).start()
+        threading.Thread(target=_forward, args=(engine, name, signals), daemon=True).start()
+        try:
+            _pass_on(wire, outputs)
+            return _end(events, engine)
+        finally:
+            signals.put(0)
+
+
+def _pass_on(wire: Any, outputs: tuple[BinaryIO, BinaryIO]) -> None:
+    from docker.utils.socket import frames_iter
+
+    for number, piece in frames_iter(wire, tty=False):  # type: ignore[no-untyped-call]
+        out = outputs[number == _STDERR]
+        out.write(piece)
+        out.flush()
+
+
+def _end(events: Iterator[dict[str, Any]], engine: Engine) -> int:
+    """The command's code, once its container is gone."""
+    code = None
+    for event in events:
+        if event["Action"] == "die":
+            code = int(event["Actor"]["Attributes"]["exitCode"])
+        elif event["Action"] == "destroy" and code is not None:
+            return code
+    raise ToolMissing(f"the engine at {engine.host} ended before the command", hint="docker ps --all")
+
+
+def _feed(stdin: int, line: sockets.socket) -> None:
+    """Everything from *stdin*, then its end."""
+    with contextlib.suppress(OSError):  # the command is gone, or reads no more
+        while piece := os.read(stdin, _PIECE):
+            line.sendall(piece)
+        line.shutdown(sockets.SHUT_WR)
+
+
+def _forward(engine: Engine, name: str, signals: SimpleQueue[int]) -> None:
+    """Each signal to the command, until 0 comes; with a connection of its own, for the other one is busy."""
+    from docker.errors import DockerException
+
+    heard = set()
+    while number := signals.get():
+        with contextlib.suppress(DockerException, OSError), connected(engine, _SILENCE) as client:
+            client.api.kill(name, int(SIGKILL) if number in heard else number)
+        heard.add(number)
+
+
+def _mount_option(bind: Bind) -> str:
+    """As Docker's client reads it: a line of CSV."""
+    words = ["type=bind", f"source={bind.source.absolute()}", f"target={bind.target}"]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow([*words, *([] if bind.writable else ["readonly"])])
+    return line.getvalue()
+
+
+def _not_executed(told: str) -> int:
+    """126 or 127, as shells say it, where the engine could not execute the command."""
+    if "executable file not found" in told or re.search(r'exec: ".*": stat .*no such file', told):
+        return 127
+    return 126 if re.search(r'exec: ".*": .*(permission denied|is a directory)', told) else 0
+
+
+def _refused(engine: Engine, told: str, is_ours: bool) -> KilnError:
+    """What the engine said, with what to do. *is_ours*: it says that the order was wrong."""
+    hint = next(
+        (hint for words, hint in _HINTS if re.search(words, told)), "the engine's own words stand above"
+    )
+    kind = ConfigError if is_ours or "unable to find user" in told else ToolMissing
+    return kind(f"the engine at {engine.host} does not run it: {told}", hint=hint)
