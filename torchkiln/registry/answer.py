@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from torchkiln.strict import json_of
 
 _TOLD = 300  # characters of what a registry says that stand in an error
 
@@ -21,7 +22,7 @@ class Answer:
     def told(self) -> str:
         """`HTTP 403, DENIED: access is denied`: codes and messages in the specification's form."""
         try:
-            errors = json.loads(self.body)["errors"]
+            errors = json_of(self.body)["errors"]
             said = "; ".join(
                 ": ".join(str(part) for part in (one.get("code"), one.get("message")) if part)
                 for one in errors
@@ -29,10 +30,3 @@ class Answer:
         except (ValueError, LookupError, TypeError, AttributeError):
             said = ""
         return f"HTTP {self.status}" + (f", {said[:_TOLD]}" if said else "")
-
-    def codes(self) -> frozenset[str]:
-        """The error codes in the body: `BLOB_UPLOAD_UNKNOWN`."""
-        try:
-            return frozenset(str(one["code"]) for one in json.loads(self.body)["errors"])
-        except (ValueError, LookupError, TypeError):
-            return frozenset()

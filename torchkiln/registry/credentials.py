@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -179,7 +178,7 @@ def _asked(helper: object, path: Path, key: str, environ: Mapping[str, str], pat
             f"{program} failed with exit code {done.returncode}", hint=f"try it: echo {key} | {program} get"
         )
     try:
-        told = json.loads(done.stdout)
+        told = json_of(done.stdout)
         user, secret = told["Username"], told["Secret"]
     except (ValueError, KeyError, TypeError):
         raise RegistryError(

@@ -73,7 +73,7 @@ class Delivery:
         self._registry.demand_digest(answer, blob.digest, blob.what)
         # Some registries leave the length out; one that tells another has half of it.
         length = answer.headers.get("Content-Length", "")
-        return not length.isdigit() or int(length) in (0, blob.size)
+        return not (length.isascii() and length.isdigit()) or int(length) in (0, blob.size)
 
     def _mount(self, blob: Blob, source: str) -> tuple[bool, str | None]:
         """Whether it is mounted; if not, the upload that the registry has begun instead, if it did."""

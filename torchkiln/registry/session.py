@@ -172,13 +172,17 @@ class Registry:
 
         :raises RegistryError: there is none, or one that is not to be asked.
         """
-        url = urljoin(answer.url, answer.headers.get("Location", ""))
-        parts = urlsplit(url)
-        if "Location" not in answer.headers or parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            url = urljoin(answer.url, answer.headers["Location"])
+            scheme, host, _ = _origin(url)
+        except (KeyError, ValueError):
+            scheme, host = "", None
+        if scheme not in ("http", "https") or not host:
             raise RegistryError(
-                f"{self.host}: {what}: an answer without a usable Location", hint="it is at fault"
+                f"{self.host}: {what}: HTTP {answer.status} without a usable Location",
+                hint="the registry is at fault",
             )
-        if parts.scheme == "http" and self.origin.startswith("https:"):
+        if scheme == "http" and self.origin.startswith("https:"):
             raise RegistryError(
                 f"{self.host}: {what}: sent on from https to http, which is not followed",
                 hint="the registry does not know that it is behind https: see its `host` or `relativeurls`",
@@ -235,8 +239,11 @@ class Registry:
                 answer = Answer(
                     url=response.url, status=response.status_code, headers=response.headers, body=body
                 )
-        except requests.exceptions.InvalidURL as error:
-            raise RegistryError(f"{self.host}: {what}: sent on to an address that is none") from error
+        except ValueError as error:  # requests' own kinds of it too
+            self._check()
+            raise RegistryError(
+                f"{self.host}: {what}: sent on to an address that is none", hint="the registry is at fault"
+            ) from error
         except (requests.RequestException, HTTPError, OSError) as error:
             self._check()
             if "CERTIFICATE_VERIFY_FAILED" in str(error):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from torchkiln.registry.answer import Answer
 from torchkiln.registry.challenge import Challenge, parse_challenges
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.reference import is_local
+from torchkiln.strict import json_of
 
 Scopes = tuple[str, ...]  # ("repository:team/app:pull,push",)
 _USUAL = 60.0  # seconds that a token lives if nothing is said: the specification's own number
@@ -171,7 +171,7 @@ def _basic(login: Login | None) -> str:
 def _token(answer: Answer) -> tuple[str, float]:
     """The token in *answer*, "" if there is none, and for how many seconds it is good."""
     try:
-        told = json.loads(answer.body) if answer.status == 200 else {}
+        told = json_of(answer.body) if answer.status == 200 else {}
         token, lives = told.get("token") or told.get("access_token"), told.get("expires_in")
     except (ValueError, AttributeError):
         return "", 0.0
