@@ -104,6 +104,8 @@ def build_on_docker(
     """
     from torchkiln.base.recipe import recipe
     from torchkiln.engines import docker  # only here, like what it needs: slow to load
+    from torchkiln.engines.secrets import apt_secrets
+    from torchkiln.index.settings import index_settings
     from torchkiln.places import TEMPLATES
     from torchkiln.render import load_templates, render_folder
 
@@ -123,6 +125,10 @@ def build_on_docker(
                 say=say,
             )
             at_hand = replace(locked, base=base, layers=()) if moved else locked
+        else:  # apt may have to bring what the user's base lacks
+            bundle = Path(index_settings(environ).ca_bundle or "")
+            secrets = apt_secrets(recipe(cell.os), environ, bundle if bundle.is_file() else None)
+            handed_on = replace(handed_on, secrets=secrets)
         plan = plan_locked(at_hand, matrix, facts)
         built = docker.build(
             plan,

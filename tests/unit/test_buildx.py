@@ -24,8 +24,14 @@ REQUEST = buildx.Request(
     builder="far",
     cache_from=("type=registry,ref=x",),
     cache_to=("type=inline",),
+    secrets=(("apt-ca", Path("/secrets/apt-ca")),),
 )
 STEP = "[stage-2  5/18] RUN pip install torch"
+
+
+def log(data: bytes, stream: int = 2) -> dict[str, object]:
+    """A piece of what the step says."""
+    return {"vertex": f"sha256:{STEP}", "stream": stream, "data": base64.b64encode(data).decode()}
 
 
 class Heard(Silent):
@@ -75,6 +81,7 @@ def test_the_command_line() -> None:
         *("--metadata-file", "/m.json", "--load", "--builder", "far"),
         *("--build-context", "wheels=/wheels", "--build-context", "base=oci-layout:///base@sha256:1"),
         *("--build-arg", "BASE=base", "--build-arg", "SOURCE_DATE_EPOCH=7"),
+        *("--secret", "id=apt-ca,src=/secrets/apt-ca"),
         *("--tag", "a:1", "--tag", "a:2", "--cache-from", "type=registry,ref=x", "--cache-to", "type=inline"),
         "/context",
     ]
@@ -106,13 +113,19 @@ def test_steps_are_told_as_they_begin_and_end(client: Any, tmp_path: Path, prett
 
 @pytest.mark.parametrize("pretty", [True, False])
 def test_a_failed_step_shows_its_last_lines_and_its_place(client: Any, tmp_path: Path, pretty: bool) -> None:
-    log = "".join(f"line {number}\n" for number in range(50))
+    """However the streams are cut: BuildKit sends what it has, in the middle of a line or of a letter."""
+    logs = [
+        piece
+        for number in range(50)
+        for piece in (
+            log(f"li{'ñ' * 9}".encode()[:-1]),
+            log(b"a warn", 1),
+            log(f"ñ {number}\n\n".encode()[1:]),
+        )
+    ]
     lines = [
         told(pretty, vertexes=[vertex(started="1")]),
-        told(
-            pretty,
-            logs=[{"vertex": f"sha256:{STEP}", "stream": 2, "data": base64.b64encode(log.encode()).decode()}],
-        ),
+        *(told(pretty, logs=[piece]) for piece in logs),
         told(
             pretty,
             vertexes=[vertex(started="1", completed="2", error="process did not end well: exit code: 1")],
@@ -135,9 +148,9 @@ def test_a_failed_step_shows_its_last_lines_and_its_place(client: Any, tmp_path:
     message = caught.value.message
     assert message.startswith(
         "step '[stage-2 5/18] RUN pip install torch' failed: process did not end well: exit code: 1\n"
-        "  line 30\n"
+        f"  li{'ñ' * 9} 31\n"
     )
-    assert "  line 49\nDockerfile:17\n" in message
+    assert f"  li{'ñ' * 9} 49\n  {'a warn' * 50}\nDockerfile:17\n" in message
     assert message.endswith("  17 | >>> RUN pip install torch\n--------------------")
 
 

@@ -36,6 +36,7 @@ class Request:
     arguments: tuple[tuple[str, str], ...]
     names: tuple[str, ...]  # "pytorch-cuda:v2.7"
     epoch: int
+    secrets: tuple[tuple[str, Path], ...] = ()  # (id, file), mounted for steps that ask for it
     builder: str | None = None
     cache_from: tuple[str, ...] = ()
     cache_to: tuple[str, ...] = ()
@@ -54,6 +55,7 @@ def command(request: Request, metadata: Path, progress: str) -> list[str]:
     for flag, pairs in (("--build-context", request.contexts), ("--build-arg", request.arguments)):
         argv += [word for name, value in pairs for word in (flag, f"{name}={value}")]
     argv += ["--build-arg", f"SOURCE_DATE_EPOCH={request.epoch}"]
+    argv += [word for id, file in request.secrets for word in ("--secret", f"id={id},src={file}")]
     for flag, values in (
         ("--tag", request.names),
         ("--cache-from", request.cache_from),
@@ -121,6 +123,7 @@ class _Story:
         self._begun: set[str] = set()
         self._ended: set[str] = set()
         self._lines: dict[str, deque[str]] = {}
+        self._rest: dict[tuple[str, int], bytes] = {}  # of a step's stream, which is cut anywhere
         self._failed: tuple[str, str] | None = None  # vertex, error
         self._talk: deque[str] = deque(maxlen=60)
 
@@ -132,8 +135,13 @@ class _Story:
         for vertex in found.get("vertexes") or ():
             self._vertex(vertex)
         for log in found.get("logs") or ():
-            text = base64.b64decode(log["data"]).decode(errors="replace")
-            self._lines.setdefault(log["vertex"], deque(maxlen=_LAST)).extend(text.splitlines())
+            self._log(log["vertex"], log.get("stream", 0), base64.b64decode(log["data"]))
+
+    def _log(self, vertex: str, stream: int, data: bytes) -> None:
+        whole, _, rest = (self._rest.pop((vertex, stream), b"") + data).rpartition(b"\n")
+        self._rest[vertex, stream] = rest
+        lines = self._lines.setdefault(vertex, deque(maxlen=_LAST))
+        lines.extend(line for line in whole.decode(errors="replace").splitlines() if line.strip())
 
     def _vertex(self, vertex: dict[str, Any]) -> None:
         digest, name = vertex["digest"], _short(vertex["name"])
@@ -156,6 +164,8 @@ class _Story:
             last = talk[-_LAST:]
             return BuildFailed("\n".join(["docker buildx build failed", *last]), hint=_hint("\n".join(last)))
         digest, error = self._failed
+        for vertex, stream in [*self._rest]:
+            self._log(vertex, stream, b"\n")
         lines = self._lines.get(digest, ())
         told = [f"step {self._names[digest]!r} failed: {error}", *(f"  {line}" for line in lines), *place]
         return BuildFailed("\n".join(told), hint=_hint(f"{error}\n" + "\n".join(lines)))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -61,12 +61,13 @@ class EngineImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What is handed on to BuildKit. `base`: a reference instead of our own base."""
+    """What is handed on to BuildKit. `base`: a reference instead of our own base, which then runs apt."""
 
     builder: str | None = None
     cache_from: tuple[str, ...] = ()
     cache_to: tuple[str, ...] = ()
     base: str | None = None
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 def build(
@@ -104,6 +105,7 @@ def build(
             arguments=(("BASE", base),),
             names=names,
             epoch=plan.epoch,
+            secrets=_secrets(work / "secrets", options.secrets),
             builder=options.builder,
             cache_from=options.cache_from,
             cache_to=options.cache_to,
@@ -146,6 +148,14 @@ def _folder(folder: Path, files: Mapping[str, bytes]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     return folder
+
+
+def _secrets(folder: Path, secrets: Mapping[str, bytes]) -> tuple[tuple[str, Path], ...]:
+    """Files that nobody else can read, gone with the build."""
+    folder.mkdir(mode=0o700)
+    for id, data in secrets.items():
+        (folder / id).write_bytes(data)
+    return tuple((id, folder / id) for id in secrets)
 
 
 def _wheels(folder: Path, places: Sequence[Path]) -> str:
