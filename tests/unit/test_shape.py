@@ -27,8 +27,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "stages": frozenset(
         {
             "allowed", "arch", "attestation", "cache", "claims", "contrast", "difference", "explain", "facts",
-            "gate", "hosts", "layering", "located", "lock", "lockfile", "matrix", "pick", "plan", "render",
-            "report", "resolve", "select", "signature", "smoke", "suite", "tags", "verdict",
+            "bake", "gate", "hosts", "layering", "located", "lock", "lockfile", "matrix", "pick", "plan",
+            "render", "report", "resolve", "select", "signature", "smoke", "suite", "tags", "verdict",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},

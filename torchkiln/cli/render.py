@@ -1,4 +1,4 @@
-"""`torchkiln render`: write the Dockerfile and its companions below images/, or prove them fresh."""
+"""`torchkiln render`: write the Dockerfiles, their companions and the bake file, or prove them fresh."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def render(
 ) -> None:
     """Write images/<tag>/{Dockerfile,plan.json,image.json,requirements/} from each lock.
 
-    Without a selection: every cell that has a lock. The tags go to stdout.
+    Without a selection: every cell that has a lock, and images/docker-bake.json, which names them all. The
+    tags go to stdout.
     """
-    from torchkiln import facts, matrix
+    from torchkiln import bake, facts, matrix
     from torchkiln.base.recipe import recipe
     from torchkiln.places import TEMPLATES
     from torchkiln.planning import plan_cell
@@ -53,8 +54,8 @@ def render(
         raise NothingSelected(f"no cell has a lock in {images}", hint="run: torchkiln lock --all")
     templates = load_templates(TEMPLATES)
     stale: list[str] = []
-    for cell in cells:
-        plan = plan_cell(cell, grid, known, images=images)
+    plans = [plan_cell(cell, grid, known, images=images) for cell in cells]
+    for cell, plan in zip(cells, plans, strict=True):
         files = render_folder(plan, templates, recipe(cell.os).packages)
         folder = images / plan.tag
         if check:
@@ -62,6 +63,12 @@ def render(
         else:
             _write(folder, files)
             click.echo(plan.tag)
+    if sweeping:
+        whole = {bake.NAME: bake.bake(plans, grid.repository)}
+        if check:
+            stale += _faults(images, whole)
+        else:
+            _write(images, whole)
     if stale:
         raise Stale("\n".join(stale), hint="run: torchkiln render")
 

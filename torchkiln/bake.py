@@ -1,0 +1,61 @@
+"""ImagePlans → the file of `docker buildx bake`: a target an image, groups by torch, CUDA, flavor, system; pure.
+
+It stands beside the Dockerfiles, for who has builders of his own and lets bake spread the matrix over them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torchkiln.files import pretty_json
+from torchkiln.nouns import ImagePlan
+from torchkiln.recipe import DOCKER_BASES
+from torchkiln.versions import minor_of
+
+NAME = "docker-bake.json"
+
+
+def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
+    """The file's bytes. Its paths are relative to the folder that has images/ and rootfs/.
+
+    What a user may set from outside (bake's variables): REPOSITORY, WHEELS (a folder), and BASE_<OS>.
+    """
+    groups: dict[str, list[str]] = {"default": []}
+    for plan in plans:
+        cell = plan.locked.resolution.cell
+        for group in ("default", f"torch-{minor_of(cell.torch)}", f"cuda-{cell.cuda}", cell.flavor, cell.os):
+            groups.setdefault(_target(group), []).append(_target(plan.tag))
+    systems = sorted({plan.locked.resolution.cell.os for plan in plans})
+    variables = {"REPOSITORY": repository, "WHEELS": "wheels"}
+    variables |= {_base(system): DOCKER_BASES[system] for system in systems}
+    return pretty_json(
+        {
+            "variable": {name: {"default": value} for name, value in variables.items()},
+            "group": {name: {"targets": targets} for name, targets in sorted(groups.items())},
+            "target": {_target(plan.tag): _built(plan) for plan in plans},
+        }
+    )
+
+
+def _built(plan: ImagePlan) -> dict[str, Any]:
+    return {
+        "context": f"images/{plan.tag}",
+        "contexts": {"wheels": "${WHEELS}", "rootfs": "rootfs"},
+        "args": {
+            "BASE": f"${{{_base(plan.locked.resolution.cell.os)}}}",
+            "SOURCE_DATE_EPOCH": str(plan.epoch),
+        },
+        "tags": [f"${{REPOSITORY}}:{tag}" for tag in (plan.tag, *plan.aliases)],
+        "platforms": ["linux/amd64"],
+    }
+
+
+def _target(name: str) -> str:
+    """*name* as bake takes it: letters, digits, `-` and `_`."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)
+
+
+def _base(system: str) -> str:
+    return f"BASE_{re.sub(r'[^A-Z0-9]', '_', system.upper())}"
