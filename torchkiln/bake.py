@@ -1,4 +1,4 @@
-"""ImagePlans → the file of `docker buildx bake`: a target an image, groups by torch, CUDA, flavor, system; pure.
+"""ImagePlans → the file of `docker buildx bake`: a target an image; groups by torch, CUDA, flavor, OS; pure.
 
 It stands beside the Dockerfiles, for who has builders of his own and lets bake spread the matrix over them.
 """
