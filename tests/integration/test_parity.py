@@ -109,6 +109,17 @@ def test_what_people_read(both: Scene) -> None:
     )
 
 
+def test_reading_an_engine_leaves_nothing_there(both: Scene) -> None:
+    """Neither the container that is exported nor the volume that it brings along."""
+
+    def there() -> tuple[str, str]:
+        return both.docker("ps", "--all", "--quiet"), both.docker("volume", "ls", "--quiet")
+
+    before = there()
+    compared(both, "--files", f"docker:{OURS}", f"docker:{OURS}")
+    assert there() == before
+
+
 def test_an_entry_that_allows_nothing_is_reported(both: Scene, tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- {path: opt/nowhere, what: mode, reason: it was there once}\n")
     ran = both.command("diff", "--files", "--exit-code", "--allow", str(tmp_path / "list.yaml"), TAG, TAG)

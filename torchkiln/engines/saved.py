@@ -56,15 +56,18 @@ def read_saved(stream: BinaryIO, wanted: Wanted) -> list[Layer]:
                 layers[path] = (None, layer_contents(cast(BinaryIO, blob), wanted))
             elif member.size <= _DOCUMENT:
                 documents[path] = blob.read()
-    (manifest,) = json.loads(documents["manifest.json"])
-    config = json.loads(documents[manifest["Config"]])
-    places = [links.get(place, place) for place in manifest["Layers"]]
-    return [
-        Layer(diff_id=diff_id, title=title, size=layers[place][0], contents=layers[place][1])
-        for place, diff_id, title in zip(
-            places, config["rootfs"]["diff_ids"], titles_of(config, len(places)), strict=True
-        )
-    ]
+    try:
+        (manifest,) = json.loads(documents["manifest.json"])
+        config = json.loads(documents[manifest["Config"]])
+        places = [links.get(place, place) for place in manifest["Layers"]]
+        return [
+            Layer(diff_id=diff_id, title=title, size=layers[place][0], contents=layers[place][1])
+            for place, diff_id, title in zip(
+                places, config["rootfs"]["diff_ids"], titles_of(config, len(places)), strict=True
+            )
+        ]
+    except LookupError as error:
+        raise ValueError(f"the saved image lacks {error}") from error
 
 
 def titles_of(config: Mapping[str, Any], count: int) -> Sequence[str]:
