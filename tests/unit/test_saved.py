@@ -52,7 +52,8 @@ def test_layers_in_the_manifests_order(documents_last: bool, zipped: bool, piece
     blobs = [gzip.compress(layer) if zipped else layer for layer in (LOWER, UPPER)]
     data = saved(*blobs, documents_last=documents_last, layers=ORDER)
 
-    with stream_of(data[at : at + piece] for at in range(0, len(data), piece)) as stream:
+    pieces = (part for at in range(0, len(data), piece) for part in (b"", data[at : at + piece]))
+    with stream_of(pieces) as stream:
         layers = read_saved(stream, lambda path: path == "c")
 
     assert [layer.diff_id for layer in layers] == ["sha256:1", "sha256:2", "sha256:1"]
