@@ -71,16 +71,20 @@ class FaultProxy:
     """Stands before the registry at *upstream*; use it in a ``with``.
 
     :param logins: user → password; none: everybody is let by.
+    :param basic: the login itself is wanted with each request, and no token.
     """
 
-    def __init__(self, upstream: str, logins: Mapping[str, str] | None = None) -> None:
-        self.upstream, self.logins = upstream, dict(logins or {})
+    def __init__(
+        self, upstream: str, logins: Mapping[str, str] | None = None, *, basic: bool = False
+    ) -> None:
+        self.upstream, self.logins, self.basic = upstream, dict(logins or {}), basic
         self.faults: list[Fault] = []
         self.asked: list[Asked] = []
         self.tokens: dict[str, frozenset[str]] = {}  # token → "repository:team/app:push"
         self.fetched: list[str] = []  # every token that was given out
         self.lives = 0  # requests after which a token is spent; 0: never
         self.token_lifetime = 300
+        self._looks = 0
         self.stalled = threading.Event()  # a request stalls now
         self._ended = threading.Event()
         self._guard = threading.Lock()
@@ -135,8 +139,7 @@ class FaultProxy:
 
     def give_token(self, path: str, authorization: str) -> tuple[int, dict[str, Any]]:
         """Status and answer of the token server."""
-        given = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")
-        if self.logins.get(given[0]) != given[2]:
+        if not self.knows(authorization):
             return 401, {"errors": [{"code": "UNAUTHORIZED", "message": "wrong login"}]}
         token, allowed = secrets.token_hex(16), set()
         for scope in parse_qs(urlsplit(path).query).get("scope", []):
@@ -147,8 +150,15 @@ class FaultProxy:
             self.fetched.append(token)
         return 200, {"token": token, "expires_in": self.token_lifetime}
 
+    def knows(self, authorization: str) -> bool:
+        """Whether it is the login of somebody."""
+        user, _, password = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")
+        return self.logins.get(user) == password
+
     def lets_by(self, method: str, path: str, authorization: str) -> bool:
         """Whether the token allows it; each look spends some of it."""
+        if self.basic:
+            return self.knows(authorization)
         name = re.match(r"/v2/(.+?)/(?:blobs|manifests)/", path)
         wanted = set()
         if name:
@@ -160,7 +170,8 @@ class FaultProxy:
             if not self.logins:
                 return True
             good = token in self.tokens and wanted <= self.tokens[token]
-            if good and self.lives and self.asked and len(self.asked) % self.lives == 0:
+            self._looks += good
+            if good and self.lives and self._looks % self.lives == 0:
                 del self.tokens[token]  # the next one that comes with it is late
             return good
 
@@ -199,6 +210,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 return self.say(*proxy.give_token(self.path, self.headers.get("Authorization", "Basic ")))
             if not proxy.lets_by(self.command, self.path, self.headers.get("Authorization", "")):
                 realm = f'Bearer realm="http://{proxy.host}/token",service="tests",error="invalid_token"'
+                realm = 'Basic realm="tests"' if proxy.basic else realm
                 wrong = {"errors": [{"code": "UNAUTHORIZED", "message": "token, please"}]}
                 return self.say(401, wrong, {"WWW-Authenticate": realm})
             return self.pass_on(fault)

@@ -64,6 +64,7 @@ class RegistryServer:
         self.uploads: dict[str, bytearray] = {}
         self.logins: list[str] = []  # Authorization headers
         self.guard = threading.Lock()
+        self._busy: dict[str, threading.Lock] = {}
         self._name = "0.0.0.0" if tls else "127.0.0.1"
         self._server = _Server((self._name, 0), _handler(self))
         if tls:
@@ -85,6 +86,11 @@ class RegistryServer:
     def host(self) -> str:
         """`127.0.0.1:40124`."""
         return f"{self._name}:{self._server.server_address[1]}"
+
+    def working(self, upload: str) -> threading.Lock:
+        """Held by whoever works on the upload."""
+        with self.guard:
+            return self._busy.setdefault(upload, threading.Lock())
 
     def repository(self, name: str) -> Repository:
         """The repository, made when it is asked for."""
@@ -127,6 +133,10 @@ def _handler(server: RegistryServer) -> type[BaseHTTPRequestHandler]:
             if self.command == "POST":
                 self.begin(name, query)
                 return
+            with server.working(upload):  # one request at a time: who asks how far it got waits for the bytes
+                self.go_on(name, upload, query)
+
+        def go_on(self, name: str, upload: str, query: dict[str, str]) -> None:
             data = server.uploads.get(upload)
             if data is None:
                 self.read()

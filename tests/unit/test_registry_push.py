@@ -203,6 +203,23 @@ def test_a_registry_that_tells_the_login_back(built: ImageOnDisk) -> None:
             assert secret not in told
 
 
+def test_basic_authentication(server: RegistryServer, built: ImageOnDisk) -> None:
+    with FaultProxy(server.host, {KIM.user: KIM.password}, basic=True) as proxy:
+        push_to(proxy.host, "team/app", built, login=KIM)
+        assert [one.path for one in proxy.asked if one.status == 401] == ["/v2/"]
+
+    assert is_whole(server, "team/app", built)
+
+
+def test_a_wrong_password_is_tried_once(server: RegistryServer, built: ImageOnDisk) -> None:
+    """For each blob that had begun: more would lock accounts."""
+    with FaultProxy(server.host, {KIM.user: KIM.password}, basic=True) as proxy:
+        with pytest.raises(RegistryError, match="is refused to us as kim"):
+            push_to(proxy.host, "team/app", built, login=Login(user="kim", password="wrong"))
+        heads = [one.path for one in proxy.asked if one.method == "HEAD"]
+        assert len(heads) == len(set(heads))
+
+
 def test_a_tag_that_is_none_is_refused_before_anything_is_sent(
     server: RegistryServer, built: ImageOnDisk
 ) -> None:

@@ -134,8 +134,12 @@ class Registry:
         """
         url = urljoin(self.origin, path)
         ours = _origin(url) == _origin(self.origin)
+        used: str | None = None
         for renewals in range(_RENEWALS + 1):
+            before = used
             used = self._authority.header(scopes or ()) if ours and scopes is not None else None
+            if renewals and used == before:  # a password: asking again may lock the account
+                break
             login = {"Authorization": used} if used else {}
             answer = self._send(method, url, {**(headers or {}), **login}, data, what)
             if answer.status != 401 or not ours:
