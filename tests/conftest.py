@@ -2,10 +2,10 @@
 
 from hypothesis import settings
 
-from tests.engine.fixture import engine
+from tests.engine.fixture import engine, podman
 from tests.engine.registry import registry
 
-__all__ = ["engine", "registry"]
+__all__ = ["engine", "podman", "registry"]
 
 # No test is judged by the clock: machines are slow, busy and shared.
 settings.register_profile("torchkiln", deadline=None)

@@ -13,12 +13,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.engine.root import home
+from tests.engine.podman import podman_service
+from tests.engine.root import NoEngine, home
 
 _OLDEST = 25  # `docker load` reads OCI layouts from here on
 _LOOK = 0.2
@@ -35,6 +37,18 @@ def engine() -> Mapping[str, str]:
         give_up((place / "failed").read_text())
     found: dict[str, str] = json.loads((place / "ready").read_text())
     return {name: value for name, value in os.environ.items() if name != "DOCKER_CONTEXT"} | found
+
+
+@pytest.fixture(scope="session")
+def podman(engine: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """The environment of the same client, led to a podman that answers as Docker does."""
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(podman_service())
+        except NoEngine as error:
+            give_up = pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip
+            give_up(str(error))
+        yield {**engine, **found}
 
 
 def _owner() -> int:

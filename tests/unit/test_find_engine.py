@@ -20,14 +20,16 @@ from torchkiln.errors import ToolMissing
 
 
 @contextmanager
-def engine_of(version: str) -> Iterator[str]:
-    """Something that answers as an engine of that version does."""
+def engine_of(version: str, *parts: str) -> Iterator[str]:
+    """Something that answers as an engine of that version does, made of *parts*."""
 
     class Answers(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            body = json.dumps({"Version": version, "ApiVersion": "1.44"}).encode()
+            made_of = [{"Name": part} for part in parts]
+            answer = {"Version": version, "ApiVersion": "1.44", "Components": made_of}
+            body = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -67,6 +69,17 @@ def test_one_that_is_too_old(version: str) -> None:
         find_engine({"DOCKER_HOST": host})
 
     assert "--engine embedded" in caught.value.hint
+
+
+def test_podman_takes_images_and_builds_none() -> None:
+    """Whatever its version, which counts otherwise than Docker's."""
+    with engine_of("4.3.1", "Podman Engine", "Conmon") as host:
+        found = find_engine({"DOCKER_HOST": host}, builds=False)
+        assert (found.kind, found.version) == ("Podman", "4.3.1")
+        with pytest.raises(ToolMissing, match=r"is Podman 4.3.1, which has no BuildKit") as caught:
+            find_engine({"DOCKER_HOST": host})
+
+    assert "--engine embedded --load" in caught.value.hint
 
 
 def test_a_client_without_buildx(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ class _Embedded:
         if self.form != "oci":
             desk.say(f"archive: {told['archive']}")
         if into:
-            desk.say(f"in {into.host} (Docker {into.version}): {', '.join(loaded)}")
+            desk.say(f"in {into.host} ({into.kind} {into.version}): {', '.join(loaded)}")
         return told
 
 

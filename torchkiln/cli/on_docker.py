@@ -53,7 +53,7 @@ class OnDocker:
                 ),
                 say=desk.say,
             )
-        desk.say(f"in {engine.host} (Docker {engine.version}): {', '.join(built.names)}")
+        desk.say(f"in {engine.host} ({engine.kind} {engine.version}): {', '.join(built.names)}")
         desk.say("time: " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in built.seconds))
         if built.base_moved:
             desk.say("base newer than the lock: " + "; ".join(built.base_moved))

@@ -17,7 +17,7 @@ from torchkiln.cli.asked import Asked
 from torchkiln.cli.diff import DOCKER
 from torchkiln.engines.container import Container, client_command, parse_port, run
 from torchkiln.engines.daemon import Engine, find_engine, hands_on_gpus, image_in, load
-from torchkiln.errors import ConfigError
+from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.oci.layout import open_layout
 from torchkiln.runtimes.rootfs import Bind
 
@@ -142,6 +142,13 @@ def _ports(config: Mapping[str, Any], env: tuple[str, ...]) -> tuple[str, ...]:
 def _gpus(asked: str | None, engine: Engine) -> str:
     """For Docker's --gpus; where nothing was asked all, if there are some and the engine hands them on."""
     if asked is not None:
+        if (
+            asked not in ("none", "0") and engine.kind == "Podman"
+        ):  # 4.3 passes over the request without a word
+            raise ToolMissing(
+                f"Podman {engine.version} gives no GPUs to who asks as Docker's clients do",
+                hint="podman run --device nvidia.com/gpu=all, by its own client",
+            )
         return "" if asked in ("none", "0") else asked
     if not Path("/dev/nvidiactl").exists():
         return ""

@@ -25,9 +25,10 @@ from torchkiln.runtimes.rootfs import Bind
 
 _SILENCE = 60  # seconds until an order must be answered; streams may be silent for ever
 _PIECE = 1 << 16
+_TAKEN = "port is already allocated|address already in use"
 _HINTS = (
     (
-        "port is already allocated|address already in use",
+        _TAKEN,
         "something else has that port: publish another one, -p 127.0.0.1:8889:8888",
     ),
     (
@@ -120,6 +121,10 @@ def parse_port(text: str) -> dict[str, Any]:
 
     try:
         found: dict[str, Any] = build_port_bindings([text])
+        if beyond := [
+            number for number in re.findall(r"\d+", text.rpartition("]")[2]) if int(number) > 65535
+        ]:
+            raise ValueError(f"there is no port {beyond[0]}")
     except ValueError as error:
         hint = "write 8888:8888, or 127.0.0.1:8888:8888"
         raise ConfigError(f"--publish {text}: {error}", hint=hint) from None
@@ -163,8 +168,11 @@ def _follow(
     signals: SimpleQueue[int],
 ) -> int:
     """Start it, pass everything through until it is gone."""
+    from docker.errors import NotFound
+
     # Both before it starts, for it may have ended before anybody could ask.
-    events = api.events(filters={"container": name, "event": ["die", "destroy"]}, decode=True)
+    # Podman filters its events by names of its own ("died"), so the action is looked at here.
+    events = api.events(filters={"container": name}, decode=True)
     wire = api.attach_socket(name, {"stdin": stdin is not None, "stdout": 1, "stderr": 1, "stream": 1})
     line: sockets.socket = getattr(wire, "_sock", wire)
     line.settimeout(None)
@@ -175,7 +183,10 @@ def _follow(
         threading.Thread(target=_forward, args=(engine, name, signals), daemon=True).start()
         try:
             _pass_on(wire, outputs)
-            return _end(events, engine)
+            code = _end(events, engine)
+            with contextlib.suppress(NotFound):  # it is gone already
+                api.wait(name, condition="removed")
+            return code
         finally:
             signals.put(0)
 
@@ -190,13 +201,10 @@ def _pass_on(wire: Any, outputs: tuple[BinaryIO, BinaryIO]) -> None:
 
 
 def _end(events: Iterator[dict[str, Any]], engine: Engine) -> int:
-    """The command's code, once its container is gone."""
-    code = None
+    """The command's code, once it has ended."""
     for event in events:
         if event["Action"] == "die":
-            code = int(event["Actor"]["Attributes"]["exitCode"])
-        elif event["Action"] == "destroy" and code is not None:
-            return code
+            return int(event["Actor"]["Attributes"]["exitCode"])
     raise ToolMissing(f"the engine at {engine.host} ended before the command", hint="docker ps --all")
 
 
@@ -239,5 +247,6 @@ def _refused(engine: Engine, told: str, is_ours: bool) -> KilnError:
     hint = next(
         (hint for words, hint in _HINTS if re.search(words, told)), "the engine's own words stand above"
     )
-    kind = ConfigError if is_ours or "unable to find user" in told else ToolMissing
+    taken = re.search(_TAKEN, told)  # Docker calls this its own trouble, Podman the caller's
+    kind = ConfigError if (is_ours and not taken) or "unable to find user" in told else ToolMissing
     return kind(f"the engine at {engine.host} does not run it: {told}", hint=hint)

@@ -32,11 +32,12 @@ _ROOM = "is there room where the engine keeps its data? docker system df"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """A Docker engine that answers, and its client's BuildKit, "0.13" as (0, 13)."""
+    """An engine that answers as Docker does, and its client's BuildKit, "0.13" as (0, 13)."""
 
     host: str  # "unix:///var/run/docker.sock"
     version: str
     buildx: tuple[int, ...]
+    kind: str = "Docker"  # or "Podman", whose socket answers the same questions but builds in its own way
     tls: Any = field(default=None, repr=False, compare=False)  # the SDK's TLSConfig
 
 
@@ -51,9 +52,17 @@ def find_engine(environ: Mapping[str, str] = os.environ, *, builds: bool = True)
     host, tls = _address(environ)
     try:
         with _connected(host, tls, _ASKING) as client:
-            version = str(client.version(api_version=False)["Version"])
+            told = client.version(api_version=False)
     except (DockerException, OSError, ValueError) as error:
         raise _unreachable(host, error) from error
+    version = str(told["Version"])
+    if any(part.get("Name") == "Podman Engine" for part in told.get("Components") or ()):
+        if builds:
+            raise ToolMissing(
+                f"at {host} is Podman {version}, which has no BuildKit to build with",
+                hint="build without it, and hand the image over: --engine embedded --load",
+            )
+        return Engine(host=host, version=version, buildx=(), kind="Podman", tls=tls)
     major = re.match(r"\d+", version)
     if not major or int(major[0]) < OLDEST:
         raise ToolMissing(
@@ -167,6 +176,8 @@ def hands_on_gpus(engine: Engine) -> bool:
     """
     from docker.errors import DockerException
 
+    if engine.kind == "Podman":
+        return False
     try:
         with connected(engine, _ASKING) as client:
             runtimes = client.info().get("Runtimes") or {}
