@@ -1,4 +1,4 @@
-"""Every wheel of the real set: what our layers unpack to is what real pip installs."""
+"""Every wheel of the real set: what our layers unpack to is what real pip installs, by a real Dockerfile."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import csv
 import gzip
 import hashlib
 import io
+import json
 import marshal
 import os
 import stat
+import subprocess
+import sys
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.proof.conftest import SITE
+from tests.proof.conftest import NAME, SITE
+from torchkiln.places import ROOT
 
 pytestmark = pytest.mark.proof
 
@@ -115,6 +120,42 @@ def test_records_differ_in_what_is_ours_alone(ours: dict[str, Ours], installed_b
     assert len(records) > 100
     for path in records:
         assert lines(ours[path].data) == lines((installed_by_pip / path).read_bytes()), path
+
+
+def test_both_engines_images_are_the_same(image: dict[str, Any], by_docker: Mapping[str, str]) -> None:
+    """Every path and setting by `diff --files`, but for its list and those .pyc files."""
+    argv = ["diff", "--files", "--json", "--allow", str(ROOT / "torchkiln/data/parity.yaml")]
+    argv += ["--output", image["layout"], f"docker:{NAME}", image["ref"]]
+    told = json.loads(kiln(argv, by_docker))
+
+    others = {one["at"] for one in told["differences"]}
+    assert {Path(path).suffix for path in others} <= {".pyc"}
+    assert {one["what"] for one in told["differences"]} <= {"content"}
+    assert len(others) <= MOST_PYC_THAT_DIFFER, others
+    assert (told["idle"], told["b"]["paths"] > 50_000) == ([], True)
+
+
+def test_pip_does_the_same_in_both(image: dict[str, Any], by_docker: Mapping[str, str]) -> None:
+    listed = "pip list --format=freeze"
+    script = f"{listed}; pip check; pip uninstall --yes tqdm; {listed}; pip check; ls /opt/venv/bin"
+    command = ["sh", "-c", f"({script}) 2>&1"]
+    docker = ["docker", "run", "--rm", "--entrypoint", "", NAME, *command]
+    theirs = subprocess.run(docker, env=dict(by_docker), capture_output=True, text=True, check=True).stdout
+    ours = kiln(
+        ["run", "--no-entrypoint", "--output", image["layout"], image["ref"], "--", *command], by_docker
+    )
+
+    assert "Successfully uninstalled tqdm" in ours
+    assert ours.count("torch==2.7.1") == 2
+    assert ours == theirs
+
+
+def kiln(arguments: list[str], environ: Mapping[str, str]) -> str:
+    """What build.py says on stdout."""
+    argv = [sys.executable, str(ROOT / "build.py"), *arguments]
+    done = subprocess.run(argv, env=dict(environ), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def same_code(left: Any, right: Any) -> bool:
