@@ -14,7 +14,7 @@ from torchkiln.engines import embedded
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.facts import Facts
 from torchkiln.matrix import Matrix
-from torchkiln.nouns import LayerFormat, LockedCell
+from torchkiln.nouns import BuiltLayer, LayerFormat, LockedCell
 from torchkiln.planning import plan_locked
 from torchkiln.store import Store
 from torchkiln.survey import build_needs, remember_image, remember_layout
@@ -47,6 +47,7 @@ def build(
     options: Options,
     environ: Mapping[str, str] = os.environ,
     say: Callable[[str], None] = lambda _: None,
+    on_layer: Callable[[BuiltLayer], None] = lambda _: None,
 ) -> embedded.Build:
     """Make sure of the base, plan on it, and let the embedded engine build into *layout*.
 
@@ -79,6 +80,7 @@ def build(
             refs=options.refs,
             base_moved=moved,
             layer_format=options.layer_format,
+            on_layer=on_layer,
         )
         remember_image(store, built.image, at_hand, built.reused)
     return built

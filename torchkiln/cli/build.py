@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FORMATS = ("oci", "oci-archive", "docker-archive")
 _LAYER_FORMATS: tuple[LayerFormat, ...] = ("gzip", "gzip-joined")
 _ONLY = {
-    "embedded": ("output", "form", "layer_format", "dry_run", "load"),
+    "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http"),
     "docker": ("builder", "cache_from", "cache_to"),
 }
 
@@ -48,6 +48,12 @@ _ONLY = {
 @click.option(
     "--load", is_flag=True, help="embedded: put the image into the Docker engine too, tag and aliases"
 )
+@click.option(
+    "--ahead",
+    metavar="REGISTRY/REPOSITORY",
+    help="embedded: send each layer there while others are made; no tag: `publish` finds them and sets it",
+)
+@click.option("--plain-http", is_flag=True, help="--ahead: no https, though the registry is not this machine")
 @click.option("--builder", help="docker: the buildx builder, remote or in Kubernetes")
 @click.option("--cache-from", multiple=True, help="docker: handed on to buildx")
 @click.option("--cache-to", multiple=True, help="docker: handed on to buildx")
@@ -88,6 +94,8 @@ def build(
     output: Path,
     engine: str,
     load: bool,
+    ahead: str | None,
+    plain_http: bool,
     form: str,
     layer_format: LayerFormat,
     builder: str | None,
@@ -113,7 +121,7 @@ def build(
     asked = Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every)
     cells = select(asked, matrix, must_name=True)
     desk = Desk(matrix, facts, images, base, locked, quiet)
-    way: _Way = _Embedded(desk, output.absolute(), form, layer_format, load)
+    way: _Way = _Embedded(desk, output.absolute(), form, layer_format, load, ahead, plain_http)
     if engine == "docker":
         from torchkiln.cli.on_docker import OnDocker
 
@@ -164,15 +172,21 @@ class _Embedded:
     form: str
     layer_format: LayerFormat
     load: bool
+    ahead: str | None
+    plain_http: bool
 
     def build(self, cell: Cell) -> dict[str, Any]:
         from torchkiln import kiln
+        from torchkiln.cli.ahead import uploads_ahead
 
         if self.load:
             from torchkiln.cli.on_docker import engine_to_load_into, load_into
         desk, store = self.desk, self.desk.store()
         into = engine_to_load_into() if self.load else None  # asked before the work, not behind it
-        with console.progress(quiet=desk.quiet) as observer:
+        with (
+            console.progress(quiet=desk.quiet) as observer,
+            uploads_ahead(self.ahead, self.plain_http, store, observer) as ahead,
+        ):
             built = kiln.build(
                 desk.locked(cell),
                 desk.matrix,
@@ -185,9 +199,11 @@ class _Embedded:
                     base_file=desk.base_file(), locked_only=desk.locked_only, layer_format=self.layer_format
                 ),
                 say=desk.say,
+                on_layer=ahead.take,
             )
+            sent = ahead.settled()
             loaded = load_into(into, built.image, cell, desk, observer) if into else ()
-        told = console.numbers(built) | ({"loaded": list(loaded)} if into else {})
+        told = console.numbers(built) | ({"loaded": list(loaded)} if into else {}) | sent
         if self.form != "oci":
             from torchkiln.oci.archive import archive_image
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchkiln.cli import console
-from torchkiln.cli.options import cache_root, selection
+from torchkiln.cli.options import selection
+from torchkiln.cli.registry import history, registry_of
 from torchkiln.errors import ConfigError, GateRefused
 
 if TYPE_CHECKING:
     from torchkiln.oci.layout import ImageOnDisk
     from torchkiln.registry.delivery import How
-    from torchkiln.registry.history import History
     from torchkiln.registry.push import Pushed
-    from torchkiln.registry.reference import Repository
-    from torchkiln.registry.session import Registry
 
 
 @click.command("publish", options_metavar="[OPTIONS]")
@@ -91,7 +88,7 @@ def publish(
         )
     reason = _reason(override, images)
     console.say(f"publishing without the gate: {reason}")
-    with _registry(repository, plain_http) as registry:
+    with registry_of(repository, plain_http) as registry:
         registry.check()
         for image in images:
             with console.progress(quiet=quiet) as observer:
@@ -101,7 +98,7 @@ def publish(
                     repository,
                     tags=names or _own_name(image),
                     watcher=observer,
-                    history=_history(),
+                    history=history(),
                     mount_from=mount_from,
                     jobs=jobs,
                 )
@@ -124,30 +121,6 @@ def _reason(override: str | None, images: Sequence[ImageOnDisk]) -> str:
     if not override.strip():
         raise ConfigError("--override wants a reason", hint='--override "tested by hand on node 7"')
     return override.strip()
-
-
-def _registry(repository: Repository, plain_http: bool) -> Registry:
-    """The registry, asked as the user's Docker would ask it, through the network as pip goes through it."""
-    from torchkiln.registry.connections import Transport
-    from torchkiln.registry.credentials import find_login
-    from torchkiln.registry.reference import is_local
-    from torchkiln.registry.session import Registry
-
-    transport = Transport(plain_http=plain_http)
-    if not plain_http and not is_local(repository.host):
-        from torchkiln.index.settings import index_settings
-
-        found = index_settings(os.environ)
-        transport = Transport(ca_bundle=found.ca_bundle, client_cert=found.client_cert, proxy=found.proxy)
-    return Registry(repository.host, find_login(repository, os.environ), transport)
-
-
-def _history() -> History:
-    """What was pushed from this cache before."""
-    from torchkiln.registry.history import History
-    from torchkiln.store import Store
-
-    return History(Store(cache_root(), on_wait=console.waiting))
 
 
 def _own_name(image: ImageOnDisk) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ wheels are the locked ones; the image's name is written last.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -60,11 +60,13 @@ def build(
     refs: Sequence[str] = (),
     base_moved: tuple[str, ...] = (),
     layer_format: LayerFormat = "gzip",
+    on_layer: Callable[[BuiltLayer], None] = lambda _: None,
 ) -> Build:
     """Build *plan* into *layout* under *refs* (the plan's tag when none).
 
     :param base_moved: what `base.artefact.ensure` told; the base's blob is in *store*.
     :param layer_format: with "gzip-joined", layers are made as ever, compared with the lock, and then joined.
+    :param on_layer: hears of each layer of the image as soon as its blob is in *store*.
     :raises BuildFailed: a wheel is refused or cannot be had, a layer is not the recorded one, no space.
     """
     started = time.monotonic()
@@ -75,21 +77,27 @@ def build(
         if known is not None:
             built[spec] = known
             reused.append(spec.title)
+    joins = layer_format == "gzip-joined"
+    tell: Callable[[BuiltLayer], None] = (lambda _: None) if joins else on_layer
+    for layer in built.values():
+        tell(layer)
     missing = [spec for spec in plan.layers if spec not in built]
     seconds: dict[str, float] = {}
     if missing:
-        made, seconds, waited = _make(missing, plan, store, fetcher, observer)
+        made, seconds, waited = _make(missing, plan, store, fetcher, observer, tell)
         built |= made
         reused += waited
     layers = tuple(built[spec] for spec in plan.layers)
     _compare_with_lock(layers, plan)
     with ExitStack() as claims:
-        if layer_format == "gzip-joined":
+        if joins:
             from torchkiln.engines.joining import join_layers, joined_records  # only here: slow to load
 
             joining = time.monotonic()
             claims.enter_context(store.claim(f"joins the layers of {plan.tag}", joined_records(layers)))
             layers = join_layers(layers, store, observer)
+            for layer in layers:
+                on_layer(layer)
             seconds = {**seconds, "join": time.monotonic() - joining}
         writing = time.monotonic()
         observer.begin("write", "layout", len(layers))
@@ -178,6 +186,7 @@ def _make(
     store: Store,
     fetcher: Fetcher,
     observer: Observer,
+    on_layer: Callable[[BuiltLayer], None],
 ) -> tuple[dict[LayerSpec, BuiltLayer], dict[str, float], list[str]]:
     """Make the wheel layers that are *missing*, unless another process does so at this moment.
 
@@ -201,6 +210,7 @@ def _make(
                 orders.append(Order(key=key, title=spec.title, wheels=spec.wheels, recorded=told))
             else:
                 made[keys[key]] = known
+                on_layer(known)
                 waited.append(keys[key].title)
         argv = tuple(interpreter(plan.locked.base, store).argv()) if orders else ()
         with Kitchen(store, fetcher, observer, python=python, interpreter=argv) as kitchen:
@@ -209,6 +219,7 @@ def _make(
                 record = {**asdict(written), "looked_into": written != order.recorded}
                 store.put_record(_RECORDS, order.key, record)
                 made[keys[order.key]] = _layer(keys[order.key], record)
+                on_layer(made[keys[order.key]])
             return made, kitchen.seconds, waited
 
 

@@ -144,6 +144,19 @@ class BlobUploads:
                 blob = Blob(digest=digest, path=path, size=found)
                 self._under_way[digest] = self._pool.submit(self._deliver, blob)
 
+    def settle(self) -> tuple[Delivered, ...]:
+        """Wait until all that was submitted is there, in the order in which it was.
+
+        :raises VerificationFailed: a blob is not what it is called.
+        :raises RegistryError: the registry refuses, or cannot be reached.
+        """
+        futures = tuple(self._under_way.values())
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:  # a failed one; leaving the context ends the others
+            if error := future.exception():
+                raise error
+        return tuple(future.result() for future in futures)
+
     def finish(self, manifest: bytes, tags: Sequence[str], *, digest: Digest | None = None) -> Pushed:
         """Wait for the blobs, then put *manifest*, by its digest and then under each of *tags*.
 
@@ -156,11 +169,7 @@ class BlobUploads:
         if digest not in (None, ours):
             raise VerificationFailed(f"the manifest is not the one that is called {digest}")
         self._demand_all(manifest)
-        futures = tuple(self._under_way.values())
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in done:  # a failed one; leaving the context ends the others
-            if error := future.exception():
-                raise error
+        blobs = self.settle()
         self._put(manifest, ours, ours, "no tag was set")
         for number, tag in enumerate(tags):
             set_before = f"set before it: {', '.join(tags[:number])}" if number else "no tag was set"
@@ -169,7 +178,7 @@ class BlobUploads:
             repository=self._repository,
             digest=ours,
             tags=tuple(tags),
-            blobs=tuple(future.result() for future in futures),
+            blobs=blobs,
             seconds=time.monotonic() - self._began,
         )
 
