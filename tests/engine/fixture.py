@@ -29,12 +29,23 @@ _LOOK = 0.2
 @pytest.fixture(scope="session")
 def engine() -> Mapping[str, str]:
     """The environment of a Docker client that reaches an engine."""
+    try:
+        return reach(_owner())
+    except NoEngine as error:
+        give_up = pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip
+        give_up(str(error))
+
+
+def reach(owner: int) -> Mapping[str, str]:
+    """The environment that leads to an engine: the user's own, or one that goes with the process *owner*.
+
+    :raises NoEngine: none can be had.
+    """
     if _answers():
         return dict(os.environ)
-    place = _brought_up(_owner())
+    place = _brought_up(owner)
     if (place / "failed").exists():
-        give_up = pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip
-        give_up((place / "failed").read_text())
+        raise NoEngine((place / "failed").read_text())
     found: dict[str, str] = json.loads((place / "ready").read_text())
     return {name: value for name, value in os.environ.items() if name != "DOCKER_CONTEXT"} | found
 

@@ -120,11 +120,13 @@ def test_a_step_that_fails_is_shown_with_its_last_lines_and_its_place(scene: Sce
     assert ran.stdout == ""
     error = ran.stderr[ran.stderr.index("error: ") :]
     assert re.match(
-        r"error: step '\[stage-\d \d+/\d+\] RUN set --;.*failed: .*exit code: 127", error, re.DOTALL
+        r"error: step '\[stage-\d \d+/\d+\] RUN --mount=type=secret.*failed: .*exit code: 127",
+        error,
+        re.DOTALL,
     )
     assert "apt-get: not found" in error
     assert re.search(r"Dockerfile:\d+\n", error)
-    assert ">>> RUN set --;" in error
+    assert re.search(r">>> RUN --mount=.*\n.*>>>     set --;", error)
     assert "Traceback" not in ran.stderr
     assert list((scene.cache / "tmp").iterdir()) == []
 
