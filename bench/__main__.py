@@ -21,6 +21,7 @@ from bench import growth, machine, report
 from bench.cold import cold
 from bench.meters import Failed
 from bench.ordinary import pip
+from bench.published import published
 from bench.results import SCHEMA, Outcome, addresses_in, outcome_json
 from bench.sides import Say, keep_bytecode
 from bench.subject import TAG, Subject, real, recorded, served, shrunk
@@ -39,6 +40,7 @@ OF_SUBJECT: dict[str, Callable[[Subject, int, Say], Outcome]] = {
     "unchanged": unchanged,
     "pip": pip,
     "cores": growth.cores,
+    "published": published,
 }
 OF_WORKSHOP: dict[str, Callable[[growth.Workshop, int, Say], Outcome]] = {
     "cells": growth.cells,
@@ -47,7 +49,6 @@ OF_WORKSHOP: dict[str, Callable[[growth.Workshop, int, Say], Outcome]] = {
 }
 NAMES = (*OF_SUBJECT, *OF_WORKSHOP)
 NOT_MEASURED = (
-    "`docker buildx build`, and pushing to a registry: they need Docker, and a registry.",
     "Nine real sets: their wheels are 28 GB of downloads; the cells' growth is on generated ones.",
 )
 _QUICK = 100  # the quick set has 1/100 of the true sizes
