@@ -225,6 +225,8 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 far.endheaders()
                 for piece in self.body(cut):
                     far.send(piece)
+                if cut is None and self.got < int(self.headers.get("Content-Length") or 0):
+                    return self.hang_up()  # as the client did
                 if cut is not None or (fault and fault.kind == "unanswered"):
                     if cut is None:
                         far.getresponse().read()

@@ -113,7 +113,9 @@ def test_reading_an_engine_leaves_nothing_there(both: Scene) -> None:
     """Neither the container that is exported nor the volume that it brings along."""
 
     def there() -> tuple[str, str]:
-        return both.docker("ps", "--all", "--quiet"), both.docker("volume", "ls", "--quiet")
+        of_image = ("--filter", f"ancestor={OURS}")
+        unused = ("--filter", "dangling=true")  # other tests may use the engine too
+        return both.docker("ps", "-aq", *of_image), both.docker("volume", "ls", "-q", *unused)
 
     before = there()
     compared(both, "--files", f"docker:{OURS}", f"docker:{OURS}")
