@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker_scene import TAG, Scene
+from tests.docker.scene import TAG, Scene
 from tests.engine.registry import RunningRegistry
 from tests.faultproxy import Fault, FaultProxy
 from torchkiln.oci.layout import open_layout

@@ -1,5 +1,5 @@
 """Fixtures of several integration tests."""
 
-from tests.docker_scene import scene
+from tests.docker.scene import scene
 
 __all__ = ["scene"]

@@ -63,7 +63,7 @@ class Scene:
         ).stdout
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def scene(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Scene:
     """Lock, wheels and base; the base from the user's cache where it is there."""
     root = tmp_path_factory.mktemp("docker")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.docker_scene import NAME, TAG, Scene
+from tests.docker.scene import NAME, TAG, Scene
 from torchkiln.places import ROOT
 
 pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.docker_scene import NAME, TAG, Scene
+from tests.docker.scene import NAME, TAG, Scene
 from tests.realpip import locked_pip
 from tests.roots import tiny_root
 from torchkiln.engines.daemon import Engine, load

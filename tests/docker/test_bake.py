@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.docker_scene import TAG, Scene
+from tests.docker.scene import TAG, Scene
 from torchkiln.lock import load_locked
 from torchkiln.places import ROOT
 from torchkiln.store import Store

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.archive_proxy import PrivateArchive, private_archive
-from tests.docker_scene import NAME, Scene
+from tests.docker.scene import NAME, Scene
 
 pytestmark = pytest.mark.network
 
