@@ -19,7 +19,7 @@ from tests.pushing import SIZES, Rests, digests, image, push_to, sha256
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.registry.credentials import Login
-from torchkiln.registry.retry import ATTEMPTS
+from torchkiln.retry import ATTEMPTS
 
 SEED = int(os.environ.get("TORCHKILN_TEST_SEED") or random.randrange(1 << 30))
 LOGIN = Login(user="kim", password="s3cret-and-long")

@@ -17,8 +17,8 @@ from torchkiln.errors import RegistryError
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.challenge import Challenge, parse_challenges
 from torchkiln.registry.credentials import Login
-from torchkiln.registry.retry import ATTEMPTS, pause, retry_after
 from torchkiln.registry.tokens import Authority
+from torchkiln.retry import ATTEMPTS, pause, retry_after
 
 PUSH = ("repository:team/app:pull,push",)
 REALM = "https" + "://auth.example/token"

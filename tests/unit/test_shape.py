@@ -21,7 +21,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
             "__init__", "contents", "errors", "files", "locks", "nouns", "pagecache", "places", "recipe",
-            "schema", "strict", "versions", "wanted", "workers",
+            "retry", "schema", "strict", "versions", "wanted", "workers",
         }
     ),
     "stages": frozenset(

@@ -20,10 +20,11 @@ from urllib3.exceptions import HTTPError
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index.choose import FileAt
 from torchkiln.index.pages import Pages
-from torchkiln.index.session import ATTEMPTS, Transient, ask, lost, pause, refused
+from torchkiln.index.session import ask, lost, refused
 from torchkiln.index.settings import index_settings
 from torchkiln.nouns import LockedWheel
 from torchkiln.pagecache import PassingFile
+from torchkiln.retry import ATTEMPTS, Transient, pause
 from torchkiln.store import Store
 
 _CHUNK = 1 << 20  # one read of the socket; larger ones only cost memory

@@ -1,10 +1,9 @@
-"""IndexSettings → one HTTP session, and the one rule about trying again."""
+"""IndexSettings → one HTTP session, and requests that are tried again while that may help."""
 
 from __future__ import annotations
 
-import email.utils
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -15,12 +14,11 @@ from requests.utils import get_netrc_auth
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.settings import IndexSettings, redact
+from torchkiln.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
 
 TIMEOUT = (15.0, 60.0)  # seconds: to connect, and between two bytes
-ATTEMPTS = 6  # in a row without a byte of progress
 WORKERS = 16
 _PIECE = 1 << 14  # bytes of a body as it comes; unpacked it may be a thousand times as long
-_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class Session(requests.Session):
@@ -71,14 +69,6 @@ class _Logins(AuthBase):
         return request
 
 
-class Transient(Exception):
-    """Trying again may help; `wait` is what the server asked for, in seconds."""
-
-    def __init__(self, reason: str, wait: float = 0.0) -> None:
-        super().__init__(reason)
-        self.wait = wait
-
-
 def ask(session: requests.Session, method: str, url: str, **kwargs: Any) -> requests.Response:
     """One request. Every answer that trying again cannot change is returned, 404 included.
 
@@ -98,7 +88,7 @@ def ask(session: requests.Session, method: str, url: str, **kwargs: Any) -> requ
         ) from error
     except requests.RequestException as error:
         raise Transient(f"no connection ({type(error).__name__})") from error
-    if response.status_code in _AGAIN:
+    if response.status_code in AGAIN:
         response.close()
         raise Transient(f"HTTP {response.status_code}", retry_after(response.headers))
     return response
@@ -154,23 +144,6 @@ def get(
         if attempt < ATTEMPTS:
             sleep(pause(attempt, wait))
     raise lost(url, reason)
-
-
-def retry_after(headers: Mapping[str, str], *, now: Callable[[], float] = time.time) -> float:
-    """Seconds that a Retry-After asks for, at most a minute; 0 where there is none."""
-    text = headers.get("Retry-After", "").strip()
-    if text.isdigit():
-        return min(float(text), 60.0)
-    try:
-        when = email.utils.parsedate_to_datetime(text).timestamp()
-    except (ValueError, TypeError):
-        return 0.0
-    return min(max(when - now(), 0.0), 60.0)
-
-
-def pause(attempt: int, wait: float) -> float:
-    """Seconds before attempt number *attempt* (1 is the first repetition)."""
-    return max(wait, min(0.125 * float(2**attempt), 8.0))
 
 
 def persist(

@@ -16,8 +16,8 @@ from torchkiln.registry.answer import Answer
 from torchkiln.registry.connections import Open, Session, Transport
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.reference import api_host, is_local
-from torchkiln.registry.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
 from torchkiln.registry.tokens import Authority, Scopes
+from torchkiln.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
 
 _TIMEOUT = (
     15.0,

@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.body import Blob, Rest
-from torchkiln.registry.retry import ATTEMPTS, Transient
 from torchkiln.registry.session import Registry
 from torchkiln.registry.tokens import Scopes
+from torchkiln.retry import ATTEMPTS, Transient
 
 _SMALL = 1 << 20  # bytes up to which a blob goes in one request with its digest
 _AFRESH = 2  # times that a blob is sent again after an answer that should not come
