@@ -49,7 +49,7 @@ def test_some_seconds_of_atheris(target: str) -> None:
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris is not installed: no build of it for this Python")
     figures = run(target, seed=1, runs=1500)
-    assert figures["crashes"] == 0, figures
+    assert figures["crashes"] == 0, figures.get("talk")
     assert int(figures["runs"]) >= 1500
     assert int(figures["features"]) > 50
 
