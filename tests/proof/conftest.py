@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from torchkiln.lock import load_locked
+from torchkiln.nouns import LockedCell
 from torchkiln.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
@@ -30,6 +32,11 @@ def build(output: Path, *arguments: str, cache: Path | None = None) -> dict[str,
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     return told
+
+
+@pytest.fixture(scope="session")
+def locked() -> LockedCell:
+    return load_locked(ROOT / "images", TAG)
 
 
 @pytest.fixture(scope="session")
