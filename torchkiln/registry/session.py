@@ -32,6 +32,10 @@ class Stopped(Exception):
     """The work was called off."""
 
 
+class Refused(Transient):
+    """A 401 for what cannot be sent twice just so: nothing of it was taken, and the next try has a new token."""
+
+
 class Body(Protocol):
     """What is sent, a piece at a time; it has a length, so that no server gets it in chunks."""
 
@@ -129,7 +133,8 @@ class Registry:
         :param path: on this registry, or the whole address that it gave.
         :param what: for errors, "blob sha256:…".
         :param scopes: what a token must allow; None: a 401 is an answer like others, and is learnt from.
-        :raises Transient: no connection, 5xx, 429 and the like; a 401 where *data* cannot be sent twice.
+        :raises Transient: no connection, 5xx, 429 and the like.
+        :raises Refused: a 401 where *data* cannot be sent twice.
         :raises RegistryError: fresh credentials are refused, or a certificate is not trusted.
         """
         url = urljoin(self.origin, path)
@@ -150,7 +155,7 @@ class Registry:
             if scopes is None:
                 return answer
             if data is not None and not isinstance(data, bytes):
-                raise Transient("HTTP 401 in the middle of an upload")
+                raise Refused("HTTP 401 in the middle of an upload")
         raise self.refused(what, answer)
 
     def refused(self, what: str, answer: Answer) -> RegistryError:

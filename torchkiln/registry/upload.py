@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.body import Blob, Rest
-from torchkiln.registry.session import Registry
+from torchkiln.registry.session import Refused, Registry
 from torchkiln.registry.tokens import Scopes
 from torchkiln.retry import ATTEMPTS, Transient
 
@@ -64,6 +64,8 @@ class Upload:
                 failures += 1
                 if failures == ATTEMPTS:
                     raise self._registry.lost(self._blob.what, str(error)) from error
+                if isinstance(error, Refused):  # what we know of the upload holds: on, while the token is young
+                    continue
                 self._registry.rest(failures, error.wait)
                 if self._is_there(self._blob):  # it was complete, and only the answer got lost
                     return self._sent
