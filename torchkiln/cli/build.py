@@ -11,8 +11,9 @@ import click
 from click.core import ParameterSource
 
 from torchkiln.cli import console
+from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.desk import Desk, LateIndex
-from torchkiln.cli.options import cache_root, images_folder, selection
+from torchkiln.cli.options import cache_root, images_folder, layout_option
 from torchkiln.errors import KilnError
 from torchkiln.nouns import LayerFormat
 
@@ -30,14 +31,7 @@ _ONLY = {
 @click.command()
 @selection
 @images_folder
-@click.option(
-    "--output",
-    "output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("dist"),
-    show_default=True,
-    help="the OCI layout to build into; several tags in it share blobs",
-)
+@layout_option("the OCI layout to build into; several tags in it share blobs")
 @click.option(
     "--engine",
     type=click.Choice(["embedded", "docker"]),
@@ -84,12 +78,7 @@ _ONLY = {
 @click.pass_context
 def build(
     ctx: click.Context,
-    torch: tuple[str, ...],
-    cuda: tuple[str, ...],
-    flavor: tuple[str, ...],
-    os_names: tuple[str, ...],
-    every: bool,
-    matrix_file: Path,
+    chosen: Chosen,
     images: Path,
     output: Path,
     engine: str,
@@ -112,14 +101,7 @@ def build(
     Several cells go on after one failed; the exit code is then the worst of them.
     """
     _refuse_others_options(ctx, engine)
-    from torchkiln import facts as facts_of
-    from torchkiln import matrix as matrix_of
-    from torchkiln.select import Selection, select
-
-    facts = facts_of.load()
-    matrix = matrix_of.read(matrix_file, facts)
-    asked = Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every)
-    cells = select(asked, matrix, must_name=True)
+    cells, matrix, facts = chosen.cells(must_name=True)
     desk = Desk(matrix, facts, images, base, locked, quiet)
     way: _Way = _Embedded(desk, output.absolute(), form, layer_format, load, ahead, plain_http)
     if engine == "docker":

@@ -11,6 +11,7 @@ import click
 
 from torchkiln.cli import comparison
 from torchkiln.cli.console import say
+from torchkiln.cli.options import layout_option
 
 if TYPE_CHECKING:
     from torchkiln.engines.reading import Source
@@ -21,13 +22,7 @@ DOCKER = "docker:"
 @click.command("diff")
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("dist"),
-    show_default=True,
-    help="the OCI layout in which tags and digests are looked up",
-)
+@layout_option("the OCI layout in which tags and digests are looked up")
 @click.option("--files", is_flag=True, help="file by file: every path and all that belongs to it")
 @click.option(
     "--allow",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.options import images_folder, matrix_option
+from torchkiln.cli.options import images_folder, layout_option, matrix_option
 from torchkiln.cli.reports import THERE, public_keys, signature_line, trust
 from torchkiln.errors import ConfigError, GateRefused
 
@@ -28,13 +28,7 @@ from torchkiln.errors import ConfigError, GateRefused
 @click.option("--nonce", metavar="WORD", help="the word that was given to `smoke --nonce`")
 @matrix_option
 @images_folder
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("dist"),
-    show_default=True,
-    help="the OCI layout that holds the image",
-)
+@layout_option()
 @click.option(
     "--suite", "suite_folder", type=click.Path(path_type=Path, file_okay=False), help="another suite"
 )

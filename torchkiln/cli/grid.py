@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchkiln.cli.options import selection, split
+from torchkiln.cli.chosen import Chosen, selection
+from torchkiln.cli.options import split
 from torchkiln.errors import ConfigError, NothingSelected
 
 if TYPE_CHECKING:
     from torchkiln.explain import Explanation
     from torchkiln.facts import Facts
-    from torchkiln.matrix import Matrix
-    from torchkiln.nouns import Build, Cell, Resolution
+    from torchkiln.nouns import Build, Resolution
     from torchkiln.pick import Choice, Offer
 
 as_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout")
@@ -26,11 +25,11 @@ as_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout")
 @click.command("list")
 @selection
 @as_json
-def list_command(as_json: bool, **named: Any) -> None:
+def list_command(as_json: bool, chosen: Chosen) -> None:
     """Show the grid: what each cell of the matrix is, and what it runs on."""
     from torchkiln.resolve import resolve
 
-    cells, matrix, facts = _selected(**named)
+    cells, matrix, facts = chosen.cells()
     resolutions = [resolve(cell, matrix, facts) for cell in cells]
     if as_json:
         click.echo(json.dumps([_row(resolution, facts) for resolution in resolutions], indent=2))
@@ -49,12 +48,12 @@ def list_command(as_json: bool, **named: Any) -> None:
 @click.command("explain")
 @selection
 @as_json
-def explain(as_json: bool, **named: Any) -> None:
+def explain(as_json: bool, chosen: Chosen) -> None:
     """Tell the whole reasoning for the chosen cells: what, why, where it runs, its limits, the sources."""
     from torchkiln.explain import explain as explanation_of
     from torchkiln.explain import to_json
 
-    cells, matrix, facts = _selected(must_name=True, **named)
+    cells, matrix, facts = chosen.cells(must_name=True)
     told = [explanation_of(cell, matrix, facts) for cell in cells]
     if as_json:
         values = [to_json(explanation) for explanation in told]
@@ -72,61 +71,37 @@ def explain(as_json: bool, **named: Any) -> None:
     "--gpu", multiple=True, metavar="NAME", help="a GPU (H100, RTX 4090) or its capability (9.0); repeatable"
 )
 @as_json
-def pick(as_json: bool, driver: str, gpu: tuple[str, ...], **named: Any) -> None:
+def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: Chosen) -> None:
     """Say which tags run on a host with this driver and these GPUs, best first, and why others do not."""
+    from torchkiln import facts
     from torchkiln.pick import parse_driver, parse_gpus
     from torchkiln.pick import pick as choose
     from torchkiln.resolve import resolve
 
     faults: list[str] = []
-    parsed_driver, gpus, chosen = None, None, None
+    parsed_driver, gpus, found = None, None, None
     for attempt in ("driver", "gpu", "cells"):
         try:
             if attempt == "driver":
                 parsed_driver = parse_driver(driver)
             elif attempt == "gpu":
-                gpus = parse_gpus(split(gpu), _facts())
+                gpus = parse_gpus(split(gpu), facts.load())
             else:
-                chosen = _selected(**named)
+                found = chosen.cells()
         except ConfigError as error:
             faults.append(error.message)
-    if parsed_driver is None or gpus is None or chosen is None:
+    if parsed_driver is None or gpus is None or found is None:
         raise ConfigError.of(
             faults, hint="`list` shows the matrix; a GPU may be told by its capability: --gpu 9.0"
         )
-    cells, matrix, facts = chosen
-    choice = choose((resolve(cell, matrix, facts) for cell in cells), parsed_driver, gpus)
+    cells, matrix, known = found
+    choice = choose((resolve(cell, matrix, known) for cell in cells), parsed_driver, gpus)
     if as_json:
         click.echo(json.dumps(_choice_json(choice), indent=2))
     else:
         click.echo("\n".join(_chosen(choice)))
     if not choice.runs:
         raise NothingSelected("none of these images runs on that host", hint="; ".join(choice.host))
-
-
-def _facts() -> Facts:
-    from torchkiln import facts
-
-    return facts.load()
-
-
-def _selected(
-    *,
-    torch: tuple[str, ...],
-    cuda: tuple[str, ...],
-    flavor: tuple[str, ...],
-    os_names: tuple[str, ...],
-    every: bool,
-    matrix_file: Path,
-    must_name: bool = False,
-) -> tuple[tuple[Cell, ...], Matrix, Facts]:
-    from torchkiln import matrix as matrices
-    from torchkiln.select import Selection, select
-
-    facts = _facts()
-    matrix = matrices.read(matrix_file, facts)
-    wanted = Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every)
-    return select(wanted, matrix, must_name=must_name), matrix, facts
 
 
 def _row(resolution: Resolution, facts: Facts) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
+from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.console import waiting
-from torchkiln.cli.options import cache_root, images_folder, selection
+from torchkiln.cli.options import cache_root, images_folder
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
 from torchkiln.nouns import LockedBase, LockedCell, Resolution, Source
 
@@ -35,12 +36,7 @@ from torchkiln.nouns import LockedBase, LockedCell, Resolution, Source
 )
 @images_folder
 def lock(
-    torch: tuple[str, ...],
-    cuda: tuple[str, ...],
-    flavor: tuple[str, ...],
-    os_names: tuple[str, ...],
-    every: bool,
-    matrix_file: Path,
+    chosen: Chosen,
     upgrade: tuple[str, ...],
     upgrade_base: bool,
     record: bool,
@@ -52,18 +48,12 @@ def lock(
 
     A lock keeps its versions unless --upgrade. The tags of the locked cells go to stdout.
     """
-    from torchkiln import facts as facts_of
-    from torchkiln import matrix as matrix_of
     from torchkiln.resolve import resolve
-    from torchkiln.select import Selection, select
 
-    facts = facts_of.load()
-    matrix = matrix_of.read(matrix_file, facts)
-    chosen = Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every)
-    cells = select(chosen, matrix, must_name=not check)
+    cells, matrix, facts = chosen.cells(must_name=not check)
     resolutions = tuple(resolve(cell, matrix, facts) for cell in cells)
     bound = next((index.packages for index in matrix.indexes if index.name == Source.PYTORCH.value), ())
-    sweeping = every or len(resolutions) > 1
+    sweeping = chosen.every or len(resolutions) > 1
     if check:
         _check(resolutions, bound, images)
         return

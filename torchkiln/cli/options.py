@@ -28,20 +28,6 @@ def _here_or_checkout(name: str) -> Path:
     return Path(name) if Path(name).exists() else ROOT / name
 
 
-def selection(command: F) -> F:
-    """The options that choose cells; --torch, --cuda, --flavor and --os may come several times."""
-    for option in (
-        click.option("--torch", "torch", multiple=True, metavar="X[,Y]", help="torch releases: 2.7 or 2.7.1"),
-        click.option("--cuda", "cuda", multiple=True, metavar="X[,Y]", help="CUDA versions: 12.1"),
-        click.option("--flavor", "flavor", multiple=True, metavar="F", help="runtime (default), devel"),
-        click.option("--os", "os_names", multiple=True, metavar="OS", help="debian12 (default), ubuntu22.04"),
-        click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
-        matrix_option,
-    ):
-        command = option(command)
-    return command
-
-
 def matrix_option(command: F) -> F:
     """The option --matrix."""
     return click.option(
@@ -52,6 +38,17 @@ def matrix_option(command: F) -> F:
         show_default="matrix.yaml",
         help="the version matrix",
     )(command)
+
+
+def layout_option(text: str = "the OCI layout that holds the image") -> Callable[[F], F]:
+    """The option --output: a layout, as `build` writes them."""
+    return click.option(
+        "--output",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("dist"),
+        show_default=True,
+        help=text,
+    )
 
 
 def images_folder(command: F) -> F:

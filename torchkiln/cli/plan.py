@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.options import images_folder, selection
+from torchkiln.cli.chosen import Chosen, selection
+from torchkiln.cli.options import images_folder
 from torchkiln.nouns import ImagePlan
 
 
@@ -16,25 +17,16 @@ from torchkiln.nouns import ImagePlan
 @images_folder
 @click.option("--json", "as_json", is_flag=True, help="one object a plan on stdout, one a line if several")
 def plan(
-    torch: tuple[str, ...],
-    cuda: tuple[str, ...],
-    flavor: tuple[str, ...],
-    os_names: tuple[str, ...],
-    every: bool,
-    matrix_file: Path,
+    chosen: Chosen,
     images: Path,
     as_json: bool,
 ) -> None:
     """Show the layers of an image with their sizes, or the whole plan."""
-    from torchkiln import facts, matrix
     from torchkiln.plan import to_json
     from torchkiln.planning import plan_cell
-    from torchkiln.select import Selection, select
 
-    known = facts.load()
-    grid = matrix.read(matrix_file, known)
-    asked = Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every)
-    plans = [plan_cell(cell, grid, known, images=images) for cell in select(asked, grid, must_name=True)]
+    cells, grid, known = chosen.cells(must_name=True)
+    plans = [plan_cell(cell, grid, known, images=images) for cell in cells]
     for one in plans:
         if not as_json:
             click.echo(table(one))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchkiln.cli import console
-from torchkiln.cli.options import selection
+from torchkiln.cli.chosen import Chosen, selection
+from torchkiln.cli.options import layout_option
 from torchkiln.cli.registry import history, registry_of
 from torchkiln.errors import ConfigError, GateRefused
 
@@ -35,13 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--override", metavar="REASON", help="publish what the gate has not cleared; the reason is written down"
 )
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("dist"),
-    show_default=True,
-    help="the OCI layout",
-)
+@layout_option()
 @click.option("--mount-from", multiple=True, metavar="REPOSITORY", help="may have layers; same registry")
 @click.option("--plain-http", is_flag=True, help="no https, though the registry is not this machine")
 @click.option("--jobs", type=click.IntRange(1, 32), default=4, show_default=True, help="uploads side by side")
@@ -50,12 +45,7 @@ if TYPE_CHECKING:
 @click.argument("tags", nargs=-1, metavar="[TAG]...")
 def publish(
     tags: tuple[str, ...],
-    torch: tuple[str, ...],
-    cuda: tuple[str, ...],
-    flavor: tuple[str, ...],
-    os_names: tuple[str, ...],
-    every: bool,
-    matrix_file: Path,
+    chosen: Chosen,
     target: str,
     names: tuple[str, ...],
     override: str | None,
@@ -76,8 +66,8 @@ def publish(
     from torchkiln.registry.reference import parse_repository
 
     repository = parse_repository(target)
-    if torch or cuda or every:
-        tags = (*tags, *_tags(torch, cuda, flavor, os_names, every, matrix_file))
+    if chosen.any:
+        tags = (*tags, *chosen.tags())
     if not tags:
         raise ConfigError("publish: which image?", hint="name a TAG of the layout, or --torch and --cuda")
     layout = open_layout(output)
@@ -163,24 +153,3 @@ def _told(image: ImageOnDisk, pushed: Pushed, reason: str) -> dict[str, Any]:
         "seconds": round(pushed.seconds, 3),
         "override": reason,
     }
-
-
-def _tags(
-    torch: tuple[str, ...],
-    cuda: tuple[str, ...],
-    flavor: tuple[str, ...],
-    os_names: tuple[str, ...],
-    every: bool,
-    matrix_file: Path,
-) -> list[str]:
-    """The tags of the chosen cells that can be had."""
-    from torchkiln import facts, matrix
-    from torchkiln.resolve import resolve
-    from torchkiln.select import Selection, select
-    from torchkiln.tags import tag_of
-
-    known = facts.load()
-    grid = matrix.read(matrix_file, known)
-    cells = select(Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every), grid)
-    found = [resolve(cell, grid, known) for cell in cells]
-    return [tag_of(one) for one in found if one.build is not None]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.options import images_folder, selection
+from torchkiln.cli.chosen import Chosen, selection
+from torchkiln.cli.options import images_folder
 from torchkiln.errors import NothingSelected, Stale
 
 
@@ -15,12 +16,7 @@ from torchkiln.errors import NothingSelected, Stale
 @images_folder
 @click.option("--check", is_flag=True, help="write nothing; end with exit code 5 if a file is stale")
 def render(
-    torch: tuple[str, ...],
-    cuda: tuple[str, ...],
-    flavor: tuple[str, ...],
-    os_names: tuple[str, ...],
-    every: bool,
-    matrix_file: Path,
+    chosen: Chosen,
     images: Path,
     check: bool,
 ) -> None:
@@ -29,20 +25,18 @@ def render(
     Without a selection: every cell that has a lock, and images/docker-bake.json, which names them all. The
     tags go to stdout.
     """
-    from torchkiln import bake, facts, matrix
+    from torchkiln import bake
     from torchkiln.base.recipe import recipe
     from torchkiln.places import TEMPLATES
     from torchkiln.planning import plan_cell
     from torchkiln.render import load_templates, render_folder
     from torchkiln.resolve import resolve
-    from torchkiln.select import Selection, all_cells, select
+    from torchkiln.select import all_cells, select
     from torchkiln.tags import tag_of
 
-    known = facts.load()
-    grid = matrix.read(matrix_file, known)
-    named = Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every)
-    sweeping = named == Selection() or every
-    cells = all_cells(grid) if named == Selection() else select(named, grid)
+    grid, known = chosen.grid()
+    cells = select(chosen.selection(), grid) if chosen.any else all_cells(grid)
+    sweeping = chosen.every or not chosen.any
     if sweeping:
         answers = (resolve(cell, grid, known) for cell in cells)
         cells = tuple(

@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 from torchkiln.cli.asked import Asked
+from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.console import waiting
-from torchkiln.cli.options import cache_root, selection
+from torchkiln.cli.options import cache_root, layout_option
 from torchkiln.errors import ConfigError
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -36,13 +37,7 @@ class _WithTail(click.Command):
     options_metavar="[OPTIONS]",
 )
 @selection
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("dist"),
-    show_default=True,
-    help="the OCI layout",
-)
+@layout_option()
 @click.option(
     "--runtime",
     type=click.Choice(["rootfs", "docker"]),
@@ -68,12 +63,7 @@ class _WithTail(click.Command):
 @click.pass_context
 def run(
     ctx: click.Context,
-    torch: tuple[str, ...],
-    cuda: tuple[str, ...],
-    flavor: tuple[str, ...],
-    os_names: tuple[str, ...],
-    every: bool,
-    matrix_file: Path,
+    chosen: Chosen,
     output: Path,
     runtime: str,
     user: str | None,
@@ -98,10 +88,10 @@ def run(
     a COMMAND port 8888 is published to this host alone, and 22 as 2222 if SSH_PUBLIC_KEY is set.
     """
     command = (*command, *ctx.meta.get("torchkiln.tail", ()))
-    if torch or cuda or every:
+    if chosen.any:
         if tag is not None:
             raise ConfigError(f"both {tag!r} and a cell are named", hint="put -- before the command")
-        tag = _tag(torch, cuda, flavor, os_names, every, matrix_file)
+        tag = chosen.tag("run")
     if runtime != "docker" and (ports or gpus is not None or (tag or "").startswith("docker:")):
         raise click.UsageError("--publish, --gpus and docker:NAME are for --runtime docker")
     asked = Asked(
@@ -118,7 +108,7 @@ def run(
     if runtime == "docker":
         from torchkiln.cli.run_on_docker import run_on_docker
 
-        sys.exit(run_on_docker(tag, output, matrix_file, asked))
+        sys.exit(run_on_docker(tag, output, chosen.matrix_file, asked))
     sys.exit(_run_in_rootfs(tag, output, asked))
 
 
@@ -197,32 +187,3 @@ def _variables(texts: Sequence[str]) -> Sequence[str]:
     if faults := [f"--env {text}: not NAME=VALUE" for text in texts if "=" not in text]:
         raise ConfigError.of(faults)
     return texts
-
-
-def _tag(
-    torch: tuple[str, ...],
-    cuda: tuple[str, ...],
-    flavor: tuple[str, ...],
-    os_names: tuple[str, ...],
-    every: bool,
-    matrix_file: Path,
-) -> str:
-    from torchkiln import facts, matrix
-    from torchkiln.resolve import resolve
-    from torchkiln.select import Selection, select
-    from torchkiln.tags import tag_of
-
-    known = facts.load()
-    grid = matrix.read(matrix_file, known)
-    cells = select(Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=every), grid)
-    tags = []
-    for cell in cells:
-        resolution = resolve(cell, grid, known)
-        if resolution.build is not None:
-            tags.append(tag_of(resolution))
-    if len(tags) != 1:
-        raise ConfigError(
-            f"run takes one image, the selection means {len(tags)}",
-            hint="name one --torch and one --cuda" + (f"; or one of: {', '.join(tags)}" if tags else ""),
-        )
-    return tags[0]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.console import waiting
-from torchkiln.cli.options import cache_root, images_folder, selection
+from torchkiln.cli.options import cache_root, images_folder, layout_option
 from torchkiln.cli.reports import THERE, Forms, demand, end, private_key, publish, read, report_forms, show
 from torchkiln.errors import ConfigError
 
@@ -42,13 +43,7 @@ def smoke() -> None:
 @click.argument("tag", required=False)
 @selection
 @images_folder
-@click.option(
-    "--output",
-    type=_FOLDER,
-    default=Path("dist"),
-    show_default=True,
-    help="the OCI layout that holds the image",
-)
+@layout_option()
 @click.option("--runtime", type=click.Choice(["rootfs"]), default="rootfs", show_default=True)
 @click.option(
     "--tier", type=click.IntRange(0, 3), default=0, show_default=True, help="this tier and those below"
@@ -65,12 +60,7 @@ def smoke() -> None:
 @report_forms
 def run(
     tag: str | None,
-    torch: tuple[str, ...],
-    cuda: tuple[str, ...],
-    flavor: tuple[str, ...],
-    os_names: tuple[str, ...],
-    every: bool,
-    matrix_file: Path,
+    chosen: Chosen,
     images: Path,
     output: Path,
     runtime: str,
@@ -95,8 +85,7 @@ def run(
     from torchkiln.smoke import smoke as run_suite
     from torchkiln.suite import load_suite
 
-    selected = any((torch, cuda, flavor, os_names, every))
-    if bool(tag) == selected:
+    if bool(tag) == chosen.any:
         raise ConfigError(
             "name one image: its TAG, or --torch and --cuda", hint="see: torchkiln smoke --help"
         )
@@ -111,7 +100,7 @@ def run(
     if unknown:
         known = ", ".join(check.id for check in suite.checks)
         raise ConfigError.of([f"no check named {name}" for name in unknown], hint=f"there are: {known}")
-    ref = tag or _tag_of_selection(torch, cuda, flavor, os_names, matrix_file)
+    ref = tag or chosen.tag("smoke")
     found = open_layout(output).image(ref)
     labels = found.config.get("config", {}).get("Labels") or {}
     own_tag = labels.get("org.opencontainers.image.version", ref)
@@ -187,27 +176,3 @@ def _built(found: ImageOnDisk, tag: str, output: Path) -> BuiltImage:
         ref=found.ref,
         layers=(),
     )
-
-
-def _tag_of_selection(
-    torch: tuple[str, ...],
-    cuda: tuple[str, ...],
-    flavor: tuple[str, ...],
-    os_names: tuple[str, ...],
-    matrix_file: Path,
-) -> str:
-    from torchkiln import facts, matrix
-    from torchkiln.resolve import require_buildable, resolve
-    from torchkiln.select import Selection, select
-    from torchkiln.tags import tag_of
-
-    known = facts.load()
-    grid = matrix.read(matrix_file, known)
-    cells = select(
-        Selection(torch=torch, cuda=cuda, flavor=flavor, os=os_names, every=False), grid, must_name=True
-    )
-    if len(cells) != 1:
-        raise ConfigError(f"{len(cells)} cells are selected, and one image is tested at a time")
-    resolution = resolve(cells[0], grid, known)
-    require_buildable(resolution)
-    return tag_of(resolution)

@@ -93,14 +93,8 @@ class Adapter(HTTPAdapter):
                 opened.remove(self)
                 super().close()
 
-        class Secure(HTTPSConnection):
-            def connect(self) -> None:
-                super().connect()
-                opened.add(self)
-
-            def close(self) -> None:
-                opened.remove(self)
-                super().close()
+        class Secure(Plain, HTTPSConnection):
+            """`super()` up there is HTTPS's own, here."""
 
         class PlainPool(HTTPConnectionPool):
             ConnectionCls = Plain

@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 
 class Refused(Transient):
-    """A 401 for what cannot be sent twice just so: nothing of it was taken, and the next try has a new token."""
+    """A 401 for what cannot be sent twice just so. Nothing of it was taken; the next try has a new token."""
 
 
 class Body(Protocol):

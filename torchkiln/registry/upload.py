@@ -64,7 +64,7 @@ class Upload:
                 failures += 1
                 if failures == ATTEMPTS:
                     raise self._registry.lost(self._blob.what, str(error)) from error
-                if isinstance(error, Refused):  # what we know of the upload holds: on, while the token is young
+                if isinstance(error, Refused):  # what we know of it holds: on, while the token is young
                     continue
                 self._registry.rest(failures, error.wait)
                 if self._is_there(self._blob):  # it was complete, and only the answer got lost

@@ -1,0 +1,119 @@
+"""The options that choose cells → the cells, or the tags of their images."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchkiln.cli.options import matrix_option
+from torchkiln.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torchkiln.facts import Facts
+    from torchkiln.matrix import Matrix
+    from torchkiln.nouns import Cell
+    from torchkiln.select import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What `selection`'s options said."""
+
+    torch: tuple[str, ...]
+    cuda: tuple[str, ...]
+    flavor: tuple[str, ...]
+    os_names: tuple[str, ...]
+    every: bool
+    matrix_file: Path
+
+    @property
+    def any(self) -> bool:
+        """Whether one of the options was given that choose."""
+        return bool(self.torch or self.cuda or self.flavor or self.os_names or self.every)
+
+    def selection(self) -> Selection:
+        """The same for `select`."""
+        from torchkiln.select import Selection
+
+        return Selection(
+            torch=self.torch, cuda=self.cuda, flavor=self.flavor, os=self.os_names, every=self.every
+        )
+
+    def grid(self) -> tuple[Matrix, Facts]:
+        """The matrix that was named, and what we know.
+
+        :raises ConfigError: one of the files is missing, or wrong.
+        """
+        from torchkiln import facts, matrix
+
+        known = facts.load()
+        return matrix.read(self.matrix_file, known), known
+
+    def cells(self, *, must_name: bool = False) -> tuple[tuple[Cell, ...], Matrix, Facts]:
+        """The chosen cells in the matrix's order, with `grid`.
+
+        :param must_name: refuse options that name neither torch nor CUDA nor every cell.
+        :raises ConfigError: a value that the matrix does not have; all such values.
+        :raises NothingSelected: an option without a value, or *must_name*.
+        """
+        from torchkiln.select import select
+
+        matrix, facts = self.grid()
+        return select(self.selection(), matrix, must_name=must_name), matrix, facts
+
+    def tags(self) -> list[str]:
+        """The tags of the chosen cells' images; of several cells, those that can be built.
+
+        :raises Unresolvable: one cell is chosen, and cannot.
+        """
+        from torchkiln.resolve import require_buildable, resolve
+        from torchkiln.tags import tag_of
+
+        cells, matrix, facts = self.cells(must_name=True)
+        found = [resolve(cell, matrix, facts) for cell in cells]
+        if len(found) == 1:
+            require_buildable(found[0])
+        return [tag_of(one) for one in found if one.build is not None]
+
+    def tag(self, doing: str) -> str:
+        """The tag of the one chosen cell's image.
+
+        :param doing: for the error: the command, which takes one image.
+        :raises ConfigError: several are chosen.
+        :raises Unresolvable: it cannot be built.
+        """
+        tags = self.tags()
+        if len(tags) != 1:
+            raise ConfigError(
+                f"{doing} takes one image, the selection means {len(tags)}",
+                hint="name one --torch and one --cuda" + (f"; or one of: {', '.join(tags)}" if tags else ""),
+            )
+        return tags[0]
+
+
+def selection(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that choose cells; --torch, --cuda, --flavor and --os may come several times.
+
+    *command* gets them together, as the argument `chosen`.
+    """
+
+    @functools.wraps(command)
+    def with_chosen(*arguments: Any, **named: Any) -> Any:
+        chosen = Chosen(**{field.name: named.pop(field.name) for field in fields(Chosen)})
+        return command(*arguments, chosen=chosen, **named)
+
+    for option in (
+        click.option("--torch", "torch", multiple=True, metavar="X[,Y]", help="torch releases: 2.7 or 2.7.1"),
+        click.option("--cuda", "cuda", multiple=True, metavar="X[,Y]", help="CUDA versions: 12.1"),
+        click.option("--flavor", "flavor", multiple=True, metavar="F", help="runtime (default), devel"),
+        click.option("--os", "os_names", multiple=True, metavar="OS", help="debian12 (default), ubuntu22.04"),
+        click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
+        matrix_option,
+    ):
+        with_chosen = option(with_chosen)
+    return with_chosen
