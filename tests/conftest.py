@@ -7,10 +7,10 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.engine.fixture import engine, podman
+from tests.engine.fixture import engine, podman, second_engine
 from tests.engine.registry import registry
 
-__all__ = ["engine", "podman", "registry"]
+__all__ = ["engine", "podman", "registry", "second_engine"]
 
 
 class ByEngine(LoadScopeScheduling):

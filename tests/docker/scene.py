@@ -1,4 +1,4 @@
-"""A cell that a real Docker engine builds in seconds: generated wheels, the real base, the locked pip."""
+"""A cell that a real Docker engine builds in seconds: generated wheels, a slim base, the locked pip."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cells import small_wheels
+from tests.docker.slim import slim_base
 from tests.realpip import locked_pip
 from tests.unpublished import locked_wheel
 from torchkiln.base import artefact
@@ -69,16 +70,15 @@ def scene(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -
     root = tmp_path_factory.mktemp("docker")
     kept, store = Store(cache_root()), Store(root / "cache")
     locked = load_locked(ROOT / "images", TAG)
-    base, _ = artefact.ensure(locked.base, kept, os_name="debian12", environ=os.environ)
+    whole, _ = artefact.ensure(locked.base, kept, os_name="debian12", environ=os.environ)
+    base = slim_base(whole, kept, store)
     pip = locked_pip()
     files = [*small_wheels(root), open_downloads(os.environ, kept).fetch_wheel(pip, kept)]
     wheels = tuple(sorted((*(locked_wheel(file) for file in files[:-1]), pip), key=lambda wheel: wheel.name))
     cell = replace(locked, base=base, wheels=wheels, layers=())
     save(root / "images", cell)
-    for path, place in (
-        (kept.blob(base.digest), store.blob(base.digest)),
-        *((file, store.wheel(wheel)) for file in files for wheel in wheels if wheel.filename == file.name),
-    ):
+    for wheel, file in ((wheel, file) for file in files for wheel in wheels if wheel.filename == file.name):
+        place = store.wheel(wheel)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(path) if path.stat().st_dev != root.stat().st_dev else os.link(path, place)
+        place.symlink_to(file) if file.stat().st_dev != root.stat().st_dev else os.link(file, place)
     return Scene(images=root / "images", cache=store.root, environ=engine)

@@ -43,7 +43,7 @@ def test_both_engines_give_the_same_image(both: Scene, ours: str) -> None:
     """Every path and all that belongs to it, every setting, but for the list, of which no entry is idle."""
     told = compared(both, "--files", "--allow", LIST, f"docker:{THEIRS}", ours)
 
-    assert told["b"]["paths"] > 10_000
+    assert told["b"]["paths"] > 5_000
     assert told["differences"] == told["idle"] == []
     assert {Path(one["at"]).name for one in told["allowed"]} == {"INSTALLER", "REQUESTED", "RECORD"}
 
@@ -152,7 +152,7 @@ def test_by_layers_what_was_uninstalled_and_set(both: Scene, tmp_path: Path) -> 
     assert (len(layers["shared"]), layers["only_in_a"], len(layers["only_in_b"])) == (5, [], 1)
     assert "pip uninstall" in layers["only_in_b"][0]["title"]
     assert told["a"]["files"] == sum(layer["files"] for layer in layers["shared"])
-    assert told["b"]["content_bytes"] > told["a"]["content_bytes"] > 400_000_000
+    assert told["b"]["content_bytes"] > told["a"]["content_bytes"] > 100_000_000
 
     text = both.command("diff", TAG, "docker:parity:less")
     assert text.returncode == 0

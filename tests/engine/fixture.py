@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -32,8 +33,16 @@ def engine() -> Mapping[str, str]:
     try:
         return reach(_owner())
     except NoEngine as error:
-        give_up = pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip
-        give_up(str(error))
+        _give_up(error)
+
+
+@pytest.fixture(scope="session")
+def second_engine(engine: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment that reaches another engine, which knows nothing of the first one's images."""
+    try:
+        return _led_to(_brought_up(_owner(), "second"))
+    except NoEngine as error:
+        _give_up(error)
 
 
 def reach(owner: int) -> Mapping[str, str]:
@@ -43,11 +52,7 @@ def reach(owner: int) -> Mapping[str, str]:
     """
     if _answers():
         return dict(os.environ)
-    place = _brought_up(owner)
-    if (place / "failed").exists():
-        raise NoEngine((place / "failed").read_text())
-    found: dict[str, str] = json.loads((place / "ready").read_text())
-    return {name: value for name, value in os.environ.items() if name != "DOCKER_CONTEXT"} | found
+    return _led_to(_brought_up(owner, "run"))
 
 
 @pytest.fixture(scope="session")
@@ -57,8 +62,7 @@ def podman(engine: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
         try:
             found = stack.enter_context(podman_service())
         except NoEngine as error:
-            give_up = pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip
-            give_up(str(error))
+            _give_up(error)
         yield {**engine, **found}
 
 
@@ -67,11 +71,26 @@ def _owner() -> int:
     return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
 
 
-def _brought_up(owner: int) -> Path:
-    """Where the run's engine stands, once it is up or has failed."""
-    place = home() / f"run-{owner}"
+def _give_up(error: NoEngine) -> NoReturn:
+    (pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip)(str(error))
+
+
+def _led_to(place: Path) -> Mapping[str, str]:
+    """The environment that leads to the engine in *place*.
+
+    :raises NoEngine: it did not come up.
+    """
+    if (place / "failed").exists():
+        raise NoEngine((place / "failed").read_text())
+    found: dict[str, str] = json.loads((place / "ready").read_text())
+    return {name: value for name, value in os.environ.items() if name != "DOCKER_CONTEXT"} | found
+
+
+def _brought_up(owner: int, name: str) -> Path:
+    """Where the run's engine of that name stands, once it is up or has failed."""
+    place = home() / f"{name}-{owner}"
     home().mkdir(parents=True, exist_ok=True)
-    with (home() / f"starts-{owner}").open("w") as lock:
+    with (home() / f"starts-{place.name}").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
             place.mkdir()

@@ -33,7 +33,7 @@ def main(owner: int, place: Path) -> None:
         signal.signal(number, lambda *_: sys.exit())
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, place, ignore_errors=True)
-        stack.callback(place.with_name(f"starts-{owner}").unlink, missing_ok=True)
+        stack.callback(place.with_name(f"starts-{place.name}").unlink, missing_ok=True)
         try:
             environ = stack.enter_context(engine(place))
         except (NoEngine, OSError) as error:
