@@ -120,6 +120,10 @@ def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
     if staged:
         parts.append("Core-seconds by stage (medians; by process and thread, seen from outside):\n")
         parts.append(_table(("side", *STAGES), (_stage_row(side) for side in staged)))
+    legs = list(dict.fromkeys(leg for side in outcome.sides for one in side.samples for leg, _ in one.legs))
+    if legs:
+        parts.append("Seconds of each step (medians):\n")
+        parts.append(_table(("side", *legs), (_leg_row(side, legs) for side in outcome.sides)))
     parts += [f"{note}\n" for note in outcome.notes]
     parts.append(f"<sub>{run_line(run)}</sub>\n")
     return parts
@@ -166,6 +170,11 @@ def _stage_row(side: Side) -> tuple[str, ...]:
         return statistics.median(dict(sample.stages).get(stage, 0.0) for sample in samples)
 
     return (side.name, *(f"{middle(side.samples, stage):.1f}" for stage in STAGES))
+
+
+def _leg_row(side: Side, legs: Sequence[str]) -> tuple[str, ...]:
+    samples = [dict(sample.legs) for sample in side.samples]
+    return (side.name, *(number(statistics.median(one[leg] for one in samples)) for leg in legs))
 
 
 def _unmeasured(document: Mapping[str, Any]) -> Iterable[str]:

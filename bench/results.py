@@ -23,6 +23,7 @@ class Sample:
     peak: int  # largest sum of all processes' PSS, bytes
     bytes: int = 0  # compressed bytes that came out, or bytes that arrived
     stages: tuple[tuple[str, float], ...] = ()  # core-seconds by stage, where they can be told
+    legs: tuple[tuple[str, float], ...] = ()  # seconds on the wall of what was done one after the other
 
     @property
     def core(self) -> float:
@@ -109,7 +110,7 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
     told: dict[str, Any] = asdict(outcome)
     for side, found in zip(told["sides"], outcome.sides, strict=True):
         for sample in side["samples"]:
-            sample["stages"] = dict(sample["stages"])
+            sample["stages"], sample["legs"] = dict(sample["stages"]), dict(sample["legs"])
         side["median"] = {key: found.median(key) for key in ("wall", "core", "peak", "bytes")}
     for figure, known in zip(told["figures"], outcome.figures, strict=True):
         figure |= {"median": known.median, "min": min(known.values), "max": max(known.values)}
@@ -143,7 +144,8 @@ def addresses_in(text: str, paths: Iterable[str]) -> list[str]:
 
 
 def _sample(value: Mapping[str, Any]) -> Sample:
-    return Sample(**{**_only(Sample, value), "stages": tuple(value["stages"].items())})
+    told = {key: tuple(value.get(key, {}).items()) for key in ("stages", "legs")}
+    return Sample(**{**_only(Sample, value), **told})
 
 
 def _only(kind: type, value: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,16 +38,26 @@ class Subject:
         """Of all wheels."""
         return sum(wheel.size for wheel in self.locked.wheels)
 
-    def cache(self, name: str, *, wheels: bool = False, bytecode: bool = False, python: bool = False) -> Path:
+    def cache(
+        self,
+        name: str,
+        *,
+        wheels: bool = False,
+        bytecode: bool = False,
+        python: bool = False,
+        base: bool = True,
+    ) -> Path:
         """A fresh cache folder with the base; *bytecode*: with the .pyc packs, and with the base's Python.
 
-        *python*: only with that, which the first build on a base takes out of it in some seconds.
+        *python*: only with that, which the first build on a base takes out of it in some seconds. Without
+        *base* and all else it is empty.
         """
         root = self.scratch / name
         shutil.rmtree(root, ignore_errors=True)
         target = Store(root)
-        base = self.locked.base.digest
-        _link(self.store.blob(base), target.blob(base))
+        if base:
+            digest = self.locked.base.digest
+            _link(self.store.blob(digest), target.blob(digest))
         if wheels:
             for wheel in self.locked.wheels:
                 _link(self.store.wheel(wheel), target.wheel(wheel))

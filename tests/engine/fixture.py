@@ -40,19 +40,21 @@ def engine() -> Mapping[str, str]:
 def second_engine(engine: Mapping[str, str]) -> Mapping[str, str]:
     """The environment that reaches another engine, which knows nothing of the first one's images."""
     try:
-        return _led_to(_brought_up(_owner(), "second"))
+        return reach(_owner(), "second")
     except NoEngine as error:
         _give_up(error)
 
 
-def reach(owner: int) -> Mapping[str, str]:
+def reach(owner: int, name: str = "") -> Mapping[str, str]:
     """The environment that leads to an engine: the user's own, or one that goes with the process *owner*.
+
+    With a *name* it is always one of ours, and another one for each name.
 
     :raises NoEngine: none can be had.
     """
-    if _answers():
+    if not name and _answers():
         return dict(os.environ)
-    return _led_to(_brought_up(owner, "run"))
+    return _led_to(_brought_up(owner, name or "run"))
 
 
 @pytest.fixture(scope="session")

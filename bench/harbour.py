@@ -1,0 +1,192 @@
+"""Wheels on the network → an image in a registry, and from there in a second engine, the ways people go.
+
+All sides of a run share two Docker engines; each has an empty registry of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.meters import measure
+from bench.results import Sample
+from bench.sides import remove
+from bench.subject import DOOR, Subject
+from tests.engine.fixture import reach
+from tests.engine.registry import RunningRegistry, docker_registry
+from torchkiln.base.mmdebstrap import command
+from torchkiln.base.recipe import recipe
+from torchkiln.engines.secrets import apt_secrets
+from torchkiln.index.settings import index_settings
+from torchkiln.nouns import Source
+from torchkiln.tags import tag_of
+
+OUR_BASE, BARE = "torchkiln-bench-base:1", "torchkiln-bench-bare:1"
+# What people write: pip by its index, in one step. Index, mirror and CA come as secrets, as in a private
+# network.
+_PIP = """\
+COPY requirements.txt /
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca \\
+    rm -rf /opt/venv && python3 -m venv /opt/venv \\
+    && /opt/venv/bin/pip install --no-cache-dir -r /requirements.txt
+"""
+_APT = """\
+RUN --mount=type=secret,id=apt-config --mount=type=secret,id=apt-sources \\
+    --mount=type=secret,id=apt-ca,mode=0444 \\
+    export APT_CONFIG=/run/secrets/apt-config DEBIAN_FRONTEND=noninteractive && apt-get update \\
+    && apt-get install --yes --no-install-recommends {packages} && rm -rf /var/lib/apt/lists/*
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harbour:
+    """Two Docker engines: what *engine* builds and a registry has, *other* pulls."""
+
+    subject: Subject
+    engine: Mapping[str, str]
+    other: Mapping[str, str]
+
+    @property
+    def tag(self) -> str:
+        return tag_of(self.subject.locked.resolution)
+
+    def ours(self, *, bytecode: bool, base: bool = True) -> Sample:
+        """`build --ahead`, then `publish`."""
+        cache = self.subject.cache("ours", wheels=False, bytecode=bytecode, base=base)
+        layout = self.subject.scratch / "layout"
+        with self._registry() as registry:
+            repository = f"{registry.host}/team/pytorch"
+            build = [*self.subject.command(), "--output", str(layout), "--ahead", repository]
+            publish = [*DOOR, "publish", self.tag, "--output", str(layout), "--to", repository, "--quiet"]
+            publish += ["--override", "a benchmark"]
+            try:
+                return self._sample(registry, self.tag, [build, publish], {"TORCHKILN_CACHE": str(cache)})
+            finally:
+                remove(cache, layout)
+
+    def on_docker(self) -> Sample:
+        """`build --engine docker`, then `docker push`."""
+        cache, name = self.subject.cache("ours", wheels=False), f"pytorch-cuda:{self.tag}"
+        with self._registry() as registry:
+            pushed = f"{registry.host}/team/pytorch:{self.tag}"
+            build = [*self.subject.command(), "--engine", "docker"]
+            push = ["sh", "-c", 'docker tag "$1" "$2" && docker push --quiet "$2"', "sh", name, pushed]
+            try:
+                return self._sample(registry, self.tag, [build, push], {"TORCHKILN_CACHE": str(cache)})
+            finally:
+                remove(cache)
+                self._forget(name, pushed)
+
+    def plain(self, requirements: str, *, bare: bool = False) -> Sample:
+        """A Dockerfile with `pip install -r` of *requirements*, then `docker push`.
+
+        *bare*: from a bare Debian, with the packages of our base by apt, for nobody has our base.
+        """
+        with self._registry() as registry, tempfile.TemporaryDirectory(dir=self.subject.scratch) as folder:
+            secrets = self._lay(Path(folder), requirements, bare)
+            name = f"{registry.host}/team/pytorch:plain"
+            build = ["docker", "buildx", "build", "--quiet", "--load", "--network", "host", "--tag", name]
+            build += [word for id in secrets for word in ("--secret", f"id={id},src={folder}/{id}")]
+            try:
+                return self._sample(
+                    registry, "plain", [[*build, folder], ["docker", "push", "--quiet", name]], {}
+                )
+            finally:
+                self._forget(name)
+
+    def import_bases(self) -> None:
+        """Our base and a bare Debian, under names that a Dockerfile can start from."""
+        blob = self.subject.store.blob(self.subject.locked.base.digest)
+        self._docker("import", str(blob), OUR_BASE)
+        of = recipe(self.subject.locked.base.os)
+        argv = command(
+            replace(of, packages=("ca-certificates",), hooks=()), os.environ, unprivileged=os.geteuid() != 0
+        )
+        with tempfile.NamedTemporaryFile(dir=self.subject.scratch, suffix=".tar") as tar:
+            subprocess.run(argv, stdout=tar, stderr=subprocess.DEVNULL, check=True)
+            self._docker("import", tar.name, BARE)
+
+    def _lay(self, folder: Path, requirements: str, bare: bool) -> tuple[str, ...]:
+        """The Dockerfile and what it needs; the names of its secrets."""
+        settings = index_settings(self.subject.environ)
+        lines = [
+            "[global]",
+            f"index-url = {settings.url(Source.DEFAULT)}",
+            "disable-pip-version-check = true",
+        ]
+        lines += ["cert = /run/secrets/ca"] if settings.ca_bundle else []
+        bundle = Path(settings.ca_bundle) if settings.ca_bundle else None
+        of = recipe(self.subject.locked.base.os)
+        secrets = {
+            "pip": "".join(f"{line}\n" for line in lines).encode(),
+            "ca": bundle.read_bytes() if bundle else b"",
+            **(apt_secrets(of, os.environ, bundle) if bare else {}),
+        }
+        for name, content in secrets.items():
+            (folder / name).write_bytes(content)
+        (folder / "requirements.txt").write_text(requirements)
+        apt = _APT.format(packages=" ".join(of.packages)) if bare else ""
+        (folder / "Dockerfile").write_text(f"FROM {BARE if bare else OUR_BASE}\n{apt}{_PIP}")
+        return tuple(secrets)
+
+    def _sample(
+        self,
+        registry: RunningRegistry,
+        tag: str,
+        commands: Sequence[Sequence[str]],
+        more: Mapping[str, str],
+    ) -> Sample:
+        """Build and push by *commands*, then the other engine's pull, which the sum does not count.
+
+        What engine or registry does for a command counts on the clock alone. Bytes: all that the registry
+        has.
+        """
+        environ = {**self.subject.environ, **self.engine, **more}
+        build, push = (measure(argv, env=environ, cwd=self.subject.scratch)[0] for argv in commands)
+        blobs = (registry.folder / "data/docker/registry/v2/blobs").rglob("data")
+        size = sum(path.stat().st_size for path in blobs)
+        name = f"{registry.host}/team/pytorch:{tag}"
+        try:
+            pull, _ = measure(
+                ["docker", "pull", "--quiet", name], env=dict(self.other), cwd=self.subject.scratch
+            )
+        finally:
+            self._docker("image", "rm", "--force", name, environ=self.other)
+        legs = (("build", build.wall), ("push", push.wall), ("pull", pull.wall))
+        return replace(build + push, stages=(), legs=legs, bytes=size)
+
+    @contextmanager
+    def _registry(self) -> Iterator[RunningRegistry]:
+        """An empty registry, gone afterwards."""
+        folder = Path(tempfile.mkdtemp(prefix="registry-", dir=self.subject.scratch))
+        os.sync()
+        try:
+            with docker_registry(folder / "its") as running:
+                yield running
+        finally:
+            shutil.rmtree(folder)
+
+    def _forget(self, *names: str) -> None:
+        self._docker("image", "rm", "--force", *names)
+        self._docker("builder", "prune", "--all", "--force")
+
+    def _docker(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        subprocess.run(
+            ["docker", *arguments], env=dict(environ or self.engine), stdout=subprocess.DEVNULL, check=True
+        )
+
+
+def harbour(subject: Subject) -> Harbour:
+    """With engines that end with this process.
+
+    :raises NoEngine: none can be had on this machine.
+    """
+    found = Harbour(subject=subject, engine=reach(os.getpid()), other=reach(os.getpid(), "second"))
+    found.import_bases()
+    return found
