@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from torchkiln.base import artefact
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Fetcher, Observer
+from torchkiln.engines.prefetch import fetching, unfetched
 from torchkiln.facts import Facts
 from torchkiln.matrix import Matrix
-from torchkiln.nouns import BuiltLayer, LayerFormat, LockedCell
+from torchkiln.nouns import BuiltLayer, LayerFormat, LockedBase, LockedCell
 from torchkiln.planning import plan_locked
 from torchkiln.store import Store
 from torchkiln.survey import build_needs, remember_image, remember_layout
@@ -58,15 +59,7 @@ def build(
     what = f"builds {tag_of(locked.resolution)}"
     with ExitStack() as claims:
         claims.enter_context(store.claim(what, build_needs(locked)))
-        base, moved = artefact.ensure(
-            locked.base,
-            store,
-            os_name=locked.resolution.cell.os,
-            base_file=options.base_file,
-            locked_only=options.locked_only,
-            environ=environ,
-            say=say,
-        )
+        base, moved = _base(locked, store, fetcher, options, environ, say)
         at_hand = replace(locked, base=base, layers=()) if moved else locked
         if moved:
             claims.enter_context(store.claim(what, build_needs(at_hand)))
@@ -117,15 +110,7 @@ def build_on_docker(
         at_hand = locked
         moved: tuple[str, ...] = ()
         if handed_on.base is None:
-            base, moved = artefact.ensure(
-                locked.base,
-                store,
-                os_name=cell.os,
-                base_file=options.base_file,
-                locked_only=options.locked_only,
-                environ=environ,
-                say=say,
-            )
+            base, moved = _base(locked, store, wheels, options, environ, say)
             at_hand = replace(locked, base=base, layers=()) if moved else locked
         else:  # apt may have to bring what the user's base lacks
             bundle = Path(index_settings(environ).ca_bundle or "")
@@ -144,3 +129,25 @@ def build_on_docker(
             environ=environ,
         )
     return replace(built, base_moved=moved)
+
+
+def _base(
+    locked: LockedCell,
+    store: Store,
+    fetcher: Fetcher,
+    options: Options,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+) -> tuple[LockedBase, tuple[str, ...]]:
+    """The base, and in what it differs from the lock's. Where it must be built, wheels arrive meanwhile."""
+    there = options.base_file or store.has_blob(locked.base.digest, locked.base.size)
+    with fetching(() if there else unfetched(locked, store), store, fetcher):
+        return artefact.ensure(
+            locked.base,
+            store,
+            os_name=locked.resolution.cell.os,
+            base_file=options.base_file,
+            locked_only=options.locked_only,
+            environ=environ,
+            say=say,
+        )

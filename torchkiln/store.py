@@ -65,6 +65,11 @@ class Store:
         """Whether the wheel is there with its full size (checked when it came in)."""
         return _size(self.wheel(wheel)) == wheel.size
 
+    def part(self, wheel: LockedWheel) -> Path:
+        """Where the wheel grows while it arrives; whoever comes next goes on from what is there."""
+        place = self.wheel(wheel)
+        return place.with_name(place.name + ".part")
+
     def adopt(self, temporary: Path, place: Path) -> Path:
         """Move a finished, checked temporary file to its *place*, read-only; atomic."""
         place.parent.mkdir(parents=True, exist_ok=True)

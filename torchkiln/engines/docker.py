@@ -17,7 +17,7 @@ from typing import Protocol
 
 from torchkiln.engines import buildx
 from torchkiln.engines.daemon import Engine
-from torchkiln.engines.observer import Observer
+from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.files import remove_tree
 from torchkiln.nouns import BuiltLayer, Digest, ImageConfig, ImagePlan, LockedWheel
 from torchkiln.oci.layout import write_image
@@ -40,8 +40,8 @@ _NO_CONFIG = ImageConfig(
 )
 
 
-class WheelSource(Protocol):
-    """Where wheels come from, whole and verified."""
+class WheelSource(Fetcher, Protocol):
+    """Where wheels come from, whole and verified too."""
 
     def fetch_wheel(self, wheel: LockedWheel, store: Store, observer: Observer) -> Path: ...
 

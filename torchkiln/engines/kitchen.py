@@ -131,7 +131,7 @@ class Kitchen:
                 written = self._made_with_patience(slot, order, out)
                 for wheel in order.wheels:
                     if not self._store.has_wheel(wheel):
-                        self._store.adopt(self._part(wheel), self._store.wheel(wheel))
+                        self._store.adopt(self._store.part(wheel), self._store.wheel(wheel))
             return written, out
         except BaseException as error:
             out.unlink(missing_ok=True)
@@ -157,13 +157,13 @@ class Kitchen:
             return self._made(slot, order, out)
 
     def _kept(self, wheel: LockedWheel) -> bool:
-        return self._store.has_wheel(wheel) or self._part(wheel).exists()
+        return self._store.has_wheel(wheel) or self._store.part(wheel).exists()
 
     def _forget(self, order: Order, filename: str) -> None:
         """Delete what there is of a wheel that is not what was locked: nothing goes on from it."""
         for wheel in order.wheels:
             if wheel.filename == filename:
-                self._part(wheel).unlink(missing_ok=True)
+                self._store.part(wheel).unlink(missing_ok=True)
                 self._store.wheel(wheel).unlink(missing_ok=True)
 
     def _check(self) -> None:
@@ -184,7 +184,7 @@ class Kitchen:
             return self._submit(slot, order, [complete], out).result()
         with self._streams:
             tail = self._fetcher.tail(wheel, min(_TAIL, wheel.size))
-            arriving = Input(wheel=wheel, path=self._part(wheel), tail=tail or b"")
+            arriving = Input(wheel=wheel, path=self._store.part(wheel), tail=tail or b"")
             future = self._submit(slot, order, [arriving], out) if tail else None
             try:
                 self._fetch(wheel)
@@ -229,7 +229,7 @@ class Kitchen:
         """The wheel's file, complete but not verified: whoever reads it does that."""
         if self._store.has_wheel(wheel):
             return Input(wheel=wheel, path=self._store.wheel(wheel))
-        part = self._part(wheel)
+        part = self._store.part(wheel)
         part.parent.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
         self._observer.begin("download", wheel.filename, wheel.size)
@@ -241,11 +241,6 @@ class Kitchen:
         )
         self._done("download", wheel.filename, started)
         return Input(wheel=wheel, path=part)
-
-    def _part(self, wheel: LockedWheel) -> Path:
-        """Where the wheel grows; found again by the next run, which goes on from there."""
-        place = self._store.wheel(wheel)
-        return place.with_name(place.name + ".part")
 
     def _done(self, work: Work, name: str, started: float) -> None:
         first, last = self._spans.get(work, (started, started))

@@ -99,7 +99,7 @@ class Downloads:
             if store.has_wheel(wheel):
                 return place
             place.parent.mkdir(parents=True, exist_ok=True)
-            part = place.with_name(place.name + ".part")
+            part = store.part(wheel)
             resumed = part.exists()
             self.fetch(wheel, part, on_progress=on_progress, cancelled=lambda: False)
             try:

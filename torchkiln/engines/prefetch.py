@@ -1,0 +1,57 @@
+"""Wheels on their way into the cache while something else is made that a build has to wait for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from torchkiln.engines.keys import layer_key
+from torchkiln.engines.observer import Fetcher
+from torchkiln.layering import wheel_layers
+from torchkiln.nouns import LockedCell, LockedWheel
+from torchkiln.store import Store
+from torchkiln.wheel.source import Cancelled
+
+_STREAMS = 6
+
+
+def unfetched(locked: LockedCell, store: Store) -> tuple[LockedWheel, ...]:
+    """The wheels that are neither in *store* nor in a layer there."""
+    layers = (
+        layer
+        for layer in wheel_layers(locked.wheels)
+        if store.record("layers", layer_key(layer.wheels, locked.base.python)) is None
+    )
+    return tuple(wheel for layer in layers for wheel in layer.wheels if not store.has_wheel(wheel))
+
+
+@contextmanager
+def fetching(wheels: Iterable[LockedWheel], store: Store, fetcher: Fetcher) -> Iterator[None]:
+    """Fetch *wheels*, the largest first, until the context ends; what has come is gone on from.
+
+    Nothing is verified, which is for whoever reads it; and what cannot be fetched is for the build to tell.
+    """
+    off = threading.Event()
+
+    def check() -> None:
+        if off.is_set():
+            raise Cancelled
+
+    def fetch(wheel: LockedWheel) -> None:
+        with store.lock(f"wheel-{wheel.sha256}", f"fetches {wheel.filename}", check=check):
+            check()
+            if not store.has_wheel(wheel):
+                part = store.part(wheel)
+                part.parent.mkdir(parents=True, exist_ok=True)
+                fetcher.fetch(wheel, part, on_progress=lambda _: None, cancelled=off.is_set)
+
+    with ThreadPoolExecutor(_STREAMS, "prefetch") as pool:
+        for wheel in sorted(wheels, key=lambda wheel: -wheel.size):
+            pool.submit(fetch, wheel)
+        try:
+            yield
+        finally:
+            off.set()
+            pool.shutdown(cancel_futures=True)
