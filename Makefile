@@ -21,10 +21,8 @@ $(STAMP): pyproject.toml tools/system-packages
 image: $(STAMP)  ## the main job: torch 2.7.1 for CUDA 12.1, from real packages, into dist/
 	@$(VENV)/bin/python build.py --torch 2.7 --cuda 12.1
 
-# What takes longest first; the base that the first file builds serves the Docker engine's tests.
-FIRST = tests/integration/test_base_build.py tests/integration/test_campaign.py tests/docker tests/integration
 test: $(STAMP)  ## all tests but the proof (at most 10 minutes)
-	$(RUN) pytest -m "not proof" -n auto --no-loadscope-reorder $(FIRST) tests
+	$(RUN) pytest -m "not proof" -n auto --no-loadscope-reorder
 
 proof: $(STAMP)  ## the real 2.7.1 set: against pip, twice, inside; smoke checks where they must fail (at most 40 minutes)
 	$(RUN) pytest -m proof -n auto tests/smoke_mutants

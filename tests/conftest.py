@@ -13,6 +13,19 @@ from tests.engine.registry import registry
 __all__ = ["engine", "podman", "registry", "second_engine"]
 
 
+# What takes longest begins first; and the base that the first of them builds serves an engine's tests.
+_FIRST = ("tests/integration/test_base_build.py", "tests/integration/test_campaign.py", "tests/docker/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in that order, then all others."""
+
+    def rank(item: pytest.Item) -> int:
+        return next((at for at, place in enumerate(_FIRST) if item.nodeid.startswith(place)), len(_FIRST))
+
+    items.sort(key=rank)
+
+
 class ByEngine(LoadScopeScheduling):
     """A file's tests in one process, as by `--dist loadfile`; and all of tests/docker: they share names."""
 

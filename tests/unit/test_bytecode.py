@@ -183,6 +183,18 @@ def test_a_worker_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> N
     compiler.kill()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_is_told_with_what_to_do() -> None:
+    """In one line; the worker's traceback is nobody's business."""
+    compiler = Compiler([sys.executable], Path("/dev/full"))
+    compiler.add("/a.py", b"x = 1\n")
+    with pytest.raises(BuildFailed) as error:
+        compiler.finish()
+    assert "No space left on device" in error.value.message
+    assert "\n" not in error.value.message
+    assert "make room" in error.value.hint
+
+
 def test_a_worker_can_be_ended(tmp_path: Path) -> None:
     """In the middle of its work, and twice."""
     compiler = Compiler([sys.executable], tmp_path / "pack")

@@ -6,6 +6,7 @@ started through the base's own loader, so that nothing of the host's Python or C
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -63,7 +64,11 @@ def interpreter(base: LockedBase, store: Store) -> Interpreter:
             root.parent.mkdir(parents=True, exist_ok=True)
             os.replace(temporary, root)
         except (OSError, EOFError, tarfile.TarError) as error:
-            raise BuildFailed(f"the Python of base {base.digest} cannot be taken out: {error}") from error
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise BuildFailed(
+                f"the Python of base {base.digest} cannot be taken out: {error}",
+                hint="make room, or set TORCHKILN_CACHE to another folder" if full else "",
+            ) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return found

@@ -8,7 +8,9 @@ of compiling.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import struct
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -60,8 +62,11 @@ class Compiler:
         """
         _, errors = self._process.communicate()
         if self._process.returncode:
+            last = errors.decode(errors="replace").strip().rpartition("\n")[2][-400:]
+            full = os.strerror(errno.ENOSPC) in last or os.strerror(errno.EDQUOT) in last
             raise BuildFailed(
-                f"the base's Python stopped while compiling: {errors.decode(errors='replace')[-400:].strip()}"
+                f"the base's Python stopped while compiling: {last or f'exit {self._process.returncode}'}",
+                hint="make room, or set TORCHKILN_CACHE to another folder" if full else "",
             )
 
     def kill(self) -> None:
