@@ -54,7 +54,7 @@ def find_engine(environ: Mapping[str, str] = os.environ, *, builds: bool = True)
         with _connected(host, tls, _ASKING) as client:
             told = client.version(api_version=False)
     except (DockerException, OSError, ValueError) as error:
-        raise _unreachable(host, error) from error
+        raise _unreachable(host, error, builds) from error
     version = str(told["Version"])
     if any(part.get("Name") == "Podman Engine" for part in told.get("Components") or ()):
         if builds:
@@ -119,14 +119,15 @@ def _connected(host: str, tls: Any, patience: int) -> Iterator[DockerClient]:
         yield client
 
 
-def _unreachable(host: str, error: Exception) -> ToolMissing:
+def _unreachable(host: str, error: Exception, builds: bool) -> ToolMissing:
     told = str(error)
+    other_way = ", or build without it: --engine embedded" if builds else ""
     if "Permission denied" in told:
         hint = "join the group `docker` (and log in again), or run as root"
     elif "No such file" in told or "refused" in told:
-        hint = "start Docker (systemctl start docker), or build without it: --engine embedded"
+        hint = f"start Docker (systemctl start docker){other_way}"
     else:
-        hint = "look at DOCKER_HOST and `docker context ls`, or build without Docker: --engine embedded"
+        hint = f"look at DOCKER_HOST and `docker context ls`{other_way}"
     reason = next(
         (
             word
@@ -165,7 +166,7 @@ def image_in(engine: Engine, name: str) -> Mapping[str, Any] | None:
     except ImageNotFound:
         return None
     except (DockerException, OSError) as error:
-        raise _unreachable(engine.host, error) from error
+        raise _unreachable(engine.host, error, builds=False) from error
     return told
 
 
@@ -182,7 +183,7 @@ def hands_on_gpus(engine: Engine) -> bool:
         with connected(engine, _ASKING) as client:
             runtimes = client.info().get("Runtimes") or {}
     except (DockerException, OSError) as error:
-        raise _unreachable(engine.host, error) from error
+        raise _unreachable(engine.host, error, builds=False) from error
     here = engine.host.startswith("unix:") and shutil.which("nvidia-container-runtime-hook")
     return "nvidia" in runtimes or bool(here)
 
