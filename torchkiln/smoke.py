@@ -59,6 +59,12 @@ class Heard:
     unfit: tuple[str, ...] = ()  # why lines of it could not be kept
 
 
+def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """What the suite is to see of the host's environment: how NCCL is to take this machine's links."""
+    known = ("NCCL_", "NVSHMEM_", "TORCH_SYMM_MEM_")
+    return {name: value for name, value in environ.items() if name.startswith(known)}
+
+
 def smoke(
     image: BuiltImage,
     inside: Inside,

@@ -363,7 +363,7 @@ def test_on_a_terminal_the_command_has_one(place: Place) -> None:
         (["--bind", "/nowhere:/x", "--", "id"], "bind /nowhere: no such file or folder"),
         (
             ["-p", "x:y:z:1", "--gpus", "some", "--", "id"],
-            "--gpus some: not all, none or a number\n--publish x:y",
+            "--gpus some: not all, none, a number or device=ID,ID\n--publish x:y",
         ),
         (["-p", "99999:1", "--", "id"], "99999"),
         (["--user", "nobody-here", "--", "id"], "nobody-here"),

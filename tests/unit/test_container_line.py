@@ -44,6 +44,17 @@ def test_the_longest_line() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "option"),
+    [("all", "all"), ("device=1", "device=1"), ("device=0,GPU-1f", '"device=0,GPU-1f"')],
+)
+def test_gpus_as_the_client_reads_them(gpus: str, option: str) -> None:
+    line = client_command(Container(image="i", command=(), gpus=gpus), terminal=False)
+
+    assert line[line.index("--gpus") + 1] == option
+    assert next(csv.reader([option])) == [gpus]
+
+
 @given(
     st.text(st.characters(codec="utf-8", exclude_characters="\0/\r\n"), min_size=1).filter(
         lambda s: s not in "..."

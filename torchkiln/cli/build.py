@@ -11,19 +11,21 @@ import click
 from click.core import ParameterSource
 
 from torchkiln.cli import console
+from torchkiln.cli.checks import Checks, run_checks, suite_of
 from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.desk import Desk, LateIndex
 from torchkiln.cli.options import cache_root, images_folder, layout_option
+from torchkiln.cli.reports import end, show_lines
 from torchkiln.errors import KilnError
 from torchkiln.nouns import LayerFormat
 
 if TYPE_CHECKING:
-    from torchkiln.nouns import Cell
+    from torchkiln.nouns import Cell, SmokeReport
 
 _FORMATS = ("oci", "oci-archive", "docker-archive")
 _LAYER_FORMATS: tuple[LayerFormat, ...] = ("gzip", "gzip-joined")
 _ONLY = {
-    "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http"),
+    "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
     "docker": ("builder", "cache_from", "cache_to"),
 }
 
@@ -48,6 +50,8 @@ _ONLY = {
     help="embedded: send each layer there while others are made; no tag: `publish` finds them and sets it",
 )
 @click.option("--plain-http", is_flag=True, help="--ahead: no https, though the registry is not this machine")
+@click.option("--smoke", is_flag=True, help="embedded: run the smoke tests inside it; exit 10 if one fails")
+@click.option("--tier", type=click.IntRange(0, 3), default=0, show_default=True, help="--smoke: up to this")
 @click.option("--builder", help="docker: the buildx builder, remote or in Kubernetes")
 @click.option("--cache-from", multiple=True, help="docker: handed on to buildx")
 @click.option("--cache-to", multiple=True, help="docker: handed on to buildx")
@@ -85,6 +89,8 @@ def build(
     load: bool,
     ahead: str | None,
     plain_http: bool,
+    smoke: bool,
+    tier: int,
     form: str,
     layer_format: LayerFormat,
     builder: str | None,
@@ -115,7 +121,10 @@ def build(
                 _tell(_forecast(desk, cell, layer_format), as_json)
             else:
                 told = way.build(cell)
+                report = _checked(told, images, chosen.matrix_file, tier) if smoke else None
                 click.echo(json.dumps(told) if as_json else told["digest"])
+                if report:
+                    end(report)
         except KilnError as error:
             if len(cells) == 1:
                 raise
@@ -127,6 +136,18 @@ def build(
     if failures:
         worst = max(failures, key=lambda error: error.exit_code)
         raise _worst(worst, len(failures), len(cells))
+
+
+def _checked(told: dict[str, Any], images: Path, matrix_file: Path, tier: int) -> SmokeReport:
+    """The report on the image that was built, shown and noted in what --json prints."""
+    checks = Checks(suite=suite_of(None), tier=tier)
+    report = run_checks(told["digest"], Path(told["layout"]), images, matrix_file, checks)
+    show_lines(report)
+    told["smoke"] = {
+        "verdict": report.verdict,
+        "checks": {finding.id: finding.outcome for finding in report.findings},
+    }
+    return report
 
 
 class _Way(Protocol):

@@ -11,12 +11,10 @@ import click
 
 from torchkiln.cli import comparison
 from torchkiln.cli.console import say
-from torchkiln.cli.options import layout_option
+from torchkiln.cli.options import DOCKER, layout_option
 
 if TYPE_CHECKING:
     from torchkiln.engines.reading import Source
-
-DOCKER = "docker:"
 
 
 @click.command("diff")

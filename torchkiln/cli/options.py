@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from torchkiln.errors import ConfigError
 from torchkiln.places import ROOT
 
+DOCKER = "docker:"
+"""Before the name of an image that is in an engine, and perhaps in no layout."""
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -65,3 +71,14 @@ def images_folder(command: F) -> F:
 def split(values: tuple[str, ...]) -> tuple[str, ...]:
     """`("2.6,2.7", "2.8")` as `("2.6", "2.7", "2.8")`."""
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+def parse_size(text: str) -> int:
+    """`64m`, `1g` as bytes.
+
+    :raises ConfigError: it is no size.
+    """
+    match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
+    if not match or int(match[1]) == 0:
+        raise ConfigError(f"--shm-size {text}: not a size", hint="write 64m, or 1g")
+    return int(match[1]) * _UNITS[match[2]]

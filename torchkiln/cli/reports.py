@@ -128,7 +128,6 @@ def read(
 
 def publish(report: SmokeReport, to: Forms, key: PrivateKey | None = None) -> None:
     """Write *report* in the wanted forms, signed with *key*; lines for people, then JSON or the verdict."""
-    from torchkiln import facts
     from torchkiln import report as forms
     from torchkiln.files import write_atomic
 
@@ -142,9 +141,17 @@ def publish(report: SmokeReport, to: Forms, key: PrivateKey | None = None) -> No
         write_atomic(to.junit, forms.to_junit(report))
     if to.markdown:
         write_atomic(to.markdown, forms.to_markdown(report).encode())
+    show_lines(report)
+    click.echo(forms.to_json(report).decode() if to.as_json else report.verdict, nl=not to.as_json)
+
+
+def show_lines(report: SmokeReport) -> None:
+    """*report* for people, on stderr."""
+    from torchkiln import facts
+    from torchkiln import report as forms
+
     for line in forms.to_lines(report, facts.load().reasons()):
         click.echo(line, err=True)
-    click.echo(forms.to_json(report).decode() if to.as_json else report.verdict, nl=not to.as_json)
 
 
 def demand(value: str | None, name: str) -> None:

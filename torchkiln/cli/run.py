@@ -14,10 +14,8 @@ import click
 from torchkiln.cli.asked import Asked
 from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.console import waiting
-from torchkiln.cli.options import cache_root, layout_option
+from torchkiln.cli.options import cache_root, layout_option, parse_size
 from torchkiln.errors import ConfigError
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 class _WithTail(click.Command):
@@ -56,7 +54,9 @@ class _WithTail(click.Command):
     help="a folder of the host at /workspace; docker: ./workspace if it is there",
 )
 @click.option("--publish", "-p", "ports", multiple=True, metavar="[[IP:]PORT:]PORT", help="docker: a port")
-@click.option("--gpus", metavar="all|none|N", help="docker: GPUs; all if host and engine have some")
+@click.option(
+    "--gpus", metavar="all|none|N|device=ID,ID", help="docker: GPUs; all if host and engine have some"
+)
 @click.option("--entrypoint/--no-entrypoint", default=True, help="start through the image's entrypoint")
 @click.argument("tag", required=False)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -162,17 +162,6 @@ def parse_binds(texts: Sequence[str]) -> tuple[Any, ...]:
     if faults:
         raise ConfigError.of(faults)
     return tuple(found)
-
-
-def parse_size(text: str) -> int:
-    """`64m`, `1g` as bytes.
-
-    :raises ConfigError: it is no size.
-    """
-    match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
-    if not match or int(match[1]) == 0:
-        raise ConfigError(f"--shm-size {text}: not a size", hint="write 64m, or 1g")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 def _ids(text: str) -> tuple[int, int]:

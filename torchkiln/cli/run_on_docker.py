@@ -14,11 +14,10 @@ from typing import Any
 
 from torchkiln.cli import console
 from torchkiln.cli.asked import Asked
-from torchkiln.cli.diff import DOCKER
+from torchkiln.cli.in_engine import gpus_on, image_on, parse_gpus
 from torchkiln.engines.container import Container, client_command, parse_port, run
-from torchkiln.engines.daemon import Engine, find_engine, hands_on_gpus, image_in, load
-from torchkiln.errors import ConfigError, ToolMissing
-from torchkiln.oci.layout import open_layout
+from torchkiln.engines.daemon import Engine, find_engine
+from torchkiln.errors import ConfigError
 from torchkiln.runtimes.rootfs import Bind
 
 _WORKSPACE = "/workspace"
@@ -33,7 +32,7 @@ def run_on_docker(tag: str | None, output: Path, matrix_file: Path, asked: Asked
     """
     _check(asked)
     engine = find_engine(builds=False)
-    name, config = _image(tag, output, matrix_file, engine)
+    name, config = image_on(engine, tag, output, matrix_file)
     container = _container(name, config, asked, engine)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     argv = client_command(container, terminal=terminal)
@@ -54,8 +53,10 @@ def run_on_docker(tag: str | None, output: Path, matrix_file: Path, asked: Asked
 def _check(asked: Asked) -> None:
     """All that can be known before an engine is asked."""
     faults = []
-    if asked.gpus not in (None, "all", "none") and not (asked.gpus or "").isdigit():
-        faults.append(f"--gpus {asked.gpus}: not all, none or a number")
+    try:
+        parse_gpus(asked.gpus)
+    except ConfigError as error:
+        faults.append(error.message)
     for bind in asked.binds:
         if not bind.source.exists():
             faults.append(f"bind {bind.source}: no such file or folder")
@@ -66,39 +67,6 @@ def _check(asked: Asked) -> None:
             faults.append(error.message)
     if faults:
         raise ConfigError.of(faults)
-
-
-def _image(tag: str | None, output: Path, matrix_file: Path, engine: Engine) -> tuple[str, Mapping[str, Any]]:
-    """What the engine calls the image, and its configuration; the image is in the engine then."""
-    if tag is not None and tag.startswith(DOCKER):
-        name = tag.removeprefix(DOCKER)
-        told = image_in(engine, name)
-        if told is None:
-            raise ConfigError(f"{name}: no such image in the engine at {engine.host}", hint="docker image ls")
-        return name, told.get("Config") or {}
-    repository = _repository(matrix_file)
-    try:
-        image = open_layout(output).image(tag)
-    except ConfigError:
-        told = image_in(engine, f"{repository}:{tag}") if tag else None
-        if told is None:
-            raise
-        return f"{repository}:{tag}", told.get("Config") or {}  # built there, and never in a layout
-    # A digest is no name, so an image that has none in the layout gets its digest's first characters.
-    name = f"{repository}:{image.ref.removeprefix('sha256:')[:12] if ':' in image.ref else image.ref}"
-    there = image_in(engine, name)
-    if there is None or there["Id"] not in (image.manifest, image.config_digest):
-        was = "" if there is None else f", which was {there['Id'][:19]}"
-        console.say(f"loading {image.ref} into {engine.host} as {name}{was}")
-        with console.progress(quiet=not sys.stderr.isatty()) as observer:
-            load(image, (name,), engine, observer)
-    return name, image.config.get("config") or {}
-
-
-def _repository(matrix_file: Path) -> str:
-    from torchkiln import facts, matrix
-
-    return matrix.read(matrix_file, facts.load()).repository
 
 
 def _container(name: str, config: Mapping[str, Any], asked: Asked, engine: Engine) -> Container:
@@ -117,7 +85,7 @@ def _container(name: str, config: Mapping[str, Any], asked: Asked, engine: Engin
         workdir=asked.workdir,
         binds=(*asked.binds, *_workspace(config, asked.binds)),
         ports=asked.ports or (() if command else _ports(config, asked.env)),
-        gpus=_gpus(asked.gpus, engine),
+        gpus=gpus_on(engine, asked.gpus),
         shm_size=asked.shm_size,
     )
 
@@ -137,25 +105,6 @@ def _ports(config: Mapping[str, Any], env: tuple[str, ...]) -> tuple[str, ...]:
     found = ["127.0.0.1:8888:8888"] if _JUPYTER in exposed else []
     key = any(pair.startswith("SSH_PUBLIC_KEY=") for pair in env)
     return (*found, *(["127.0.0.1:2222:22"] if key and _SSH in exposed else []))
-
-
-def _gpus(asked: str | None, engine: Engine) -> str:
-    """For Docker's --gpus; where nothing was asked all, if there are some and the engine hands them on."""
-    if asked is not None:
-        if (
-            asked not in ("none", "0") and engine.kind == "Podman"
-        ):  # 4.3 passes over the request without a word
-            raise ToolMissing(
-                f"Podman {engine.version} gives no GPUs to who asks as Docker's clients do",
-                hint="podman run --device nvidia.com/gpu=all, by its own client",
-            )
-        return "" if asked in ("none", "0") else asked
-    if not Path("/dev/nvidiactl").exists():
-        return ""
-    if hands_on_gpus(engine):
-        return "all"
-    console.say("this host has GPUs, but the engine hands on none: it lacks nvidia-container-toolkit")
-    return ""
 
 
 def _heard() -> SimpleQueue[int]:

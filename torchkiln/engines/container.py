@@ -12,8 +12,9 @@ import io
 import os
 import re
 import socket as sockets
+import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from signal import SIGKILL
@@ -21,7 +22,7 @@ from typing import Any, BinaryIO
 
 from torchkiln.engines.daemon import Engine, connected
 from torchkiln.errors import ConfigError, KilnError, ToolMissing
-from torchkiln.runtimes.rootfs import Bind
+from torchkiln.runtimes.rootfs import Bind, Exited
 
 _SILENCE = 60  # seconds until an order must be answered; streams may be silent for ever
 _PIECE = 1 << 16
@@ -43,7 +44,10 @@ _STDERR = 2  # the number of that stream in what the engine sends
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Container:
-    """What to run and what it sees. `gpus` is "", "all" or a number; `ports` are as of Docker's -p."""
+    """What to run and what it sees; `ports` are as of Docker's -p.
+
+    `gpus` is "", "all", a number, or "device=" and the numbers or UUIDs of some, joined by commas.
+    """
 
     image: str
     command: tuple[str, ...]
@@ -55,12 +59,14 @@ class Container:
     ports: tuple[str, ...] = ()
     gpus: str = ""
     shm_size: int = 1 << 30
+    files: tuple[Bind, ...] = ()  # copied in before it starts, for an engine elsewhere sees no folder of ours
 
 
 def client_command(container: Container, *, terminal: bool) -> list[str]:
     """The `docker run` line that does what `run` does; with *terminal* the command gets one."""
     argv = ["docker", "run", "--rm", "--interactive", *(["--tty"] if terminal else [])]
-    argv += ["--gpus", container.gpus] if container.gpus else []
+    if container.gpus:  # the client reads a line of CSV
+        argv += ["--gpus", f'"{container.gpus}"' if "," in container.gpus else container.gpus]
     argv += ["--shm-size", str(container.shm_size)]
     for bind in container.binds:
         argv += ["--mount", _mount_option(bind)]
@@ -70,6 +76,28 @@ def client_command(container: Container, *, terminal: bool) -> list[str]:
         argv += [option, value] if value else []
     argv += [] if container.entrypoint else ["--entrypoint", ""]
     return [*argv, container.image, *container.command]
+
+
+def captured(container: Container, engine: Engine, *, timeout_s: float) -> Exited:
+    """Run *container* as `run` does, without input, and keep what it says; killed after *timeout_s* seconds.
+
+    :raises ConfigError: as `run`.
+    :raises ToolMissing: as `run`.
+    """
+    out, err, signals, late = io.BytesIO(), io.BytesIO(), SimpleQueue[int](), threading.Event()
+
+    def end() -> None:
+        late.set()
+        signals.put(SIGKILL)
+
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        code = run(container, engine, stdin=None, stdout=out, stderr=err, signals=signals)
+    finally:
+        timer.cancel()
+    return Exited(code=code, stdout=out.getvalue(), stderr=err.getvalue(), timed_out=late.is_set())
 
 
 def run(
@@ -132,9 +160,8 @@ def parse_port(text: str) -> dict[str, Any]:
 
 
 def _create(client: Any, container: Container, reads: bool) -> str:
-    from docker.types import DeviceRequest, Mount
+    from docker.types import Mount
 
-    count = -1 if container.gpus == "all" else int(container.gpus or 0)
     ports: dict[str, Any] = {}
     for port in container.ports:
         for inside, outside in parse_port(port).items():
@@ -151,12 +178,39 @@ def _create(client: Any, container: Container, reads: bool) -> str:
             for bind in container.binds
         ],
         ports=ports,
-        device_requests=[DeviceRequest(count=count, capabilities=[["gpu"]])] if count else None,
+        device_requests=_device_requests(container.gpus),
         shm_size=container.shm_size,
         stdin_open=reads,
         auto_remove=True,
     )
+    if container.files:
+        client.api.put_archive(created.id, "/", _archive(container.files))
     return str(created.id)
+
+
+def _device_requests(gpus: str) -> list[Any] | None:
+    from docker.types import DeviceRequest
+
+    if not gpus or gpus == "0":
+        return None
+    kind, _, ids = gpus.partition("=")
+    chosen = {"device_ids": ids.split(",")} if ids else {"count": -1 if kind == "all" else int(kind)}
+    return [DeviceRequest(capabilities=[["gpu"]], **chosen)]
+
+
+def _archive(files: Iterable[Bind]) -> bytes:
+    """A tar of *files*, by their places inside, root's."""
+
+    def roots(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        return None if "__pycache__" in member.name.split("/") else member
+
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for file in files:
+            tar.add(file.source, file.target.lstrip("/"), filter=roots)
+    return out.getvalue()
 
 
 def _follow(

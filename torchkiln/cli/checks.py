@@ -1,0 +1,143 @@
+"""An image of a layout → the report of the suite that ran inside it: for `smoke run` and `build --smoke`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from torchkiln.cli.console import waiting
+from torchkiln.cli.options import cache_root
+from torchkiln.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torchkiln.nouns import SmokeReport
+    from torchkiln.oci.layout import ImageOnDisk
+    from torchkiln.runtimes.rootfs import Exited, RootfsRuntime
+    from torchkiln.smoke import Inside
+    from torchkiln.suite import Suite
+
+Runtime = Literal["rootfs", "docker"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checks:
+    """What is to run, and where; as on the command line of `smoke run`."""
+
+    suite: Suite
+    tier: int = 0
+    only: tuple[str, ...] = ()
+    limit: float = 1800.0  # seconds for all checks together
+    nonce: str | None = None
+    runtime: Runtime = "rootfs"
+    gpus: str | None = None  # docker's
+    shm_size: int = 1 << 30  # bytes
+
+
+def suite_of(folder: Path | None, only: Sequence[str] = ()) -> Suite:
+    """The suite in *folder*, or ours.
+
+    :raises ConfigError: there is none, or none of its checks has a name in *only*.
+    """
+    from torchkiln.places import ROOT
+    from torchkiln.suite import load_suite
+
+    suite = load_suite(folder or ROOT / "smoke_tests")
+    if unknown := sorted(set(only) - {check.id for check in suite.checks}):
+        known = ", ".join(check.id for check in suite.checks)
+        raise ConfigError.of([f"no check named {name}" for name in unknown], hint=f"there are: {known}")
+    return suite
+
+
+def run_checks(ref: str, output: Path, images: Path, matrix_file: Path, checks: Checks) -> SmokeReport:
+    """Run *checks* inside the image *ref* of the layout *output*, whose lock is in *images*.
+
+    :raises ConfigError: no such image, or no such lock.
+    :raises ToolMissing: no engine answers, or this host makes no namespaces.
+    """
+    from torchkiln.claims import facts_of
+    from torchkiln.lock import load_locked, lock_digest
+    from torchkiln.nouns import BuiltImage
+    from torchkiln.oci.layout import open_layout
+    from torchkiln.pytest_wheels import pytest_wheels
+    from torchkiln.smoke import smoke
+
+    found = open_layout(output).image(ref)
+    labels = found.config.get("config", {}).get("Labels") or {}
+    tag = labels.get("org.opencontainers.image.version", ref)
+    locked = load_locked(images, tag)
+    facts = facts_of(locked, labels, tag=tag, lock_digest=lock_digest(locked), manifest=found.manifest)
+    wheels = pytest_wheels(checks.suite.folder / "requirements.txt", cache_root())
+    inside = _inside(found, tag, output, matrix_file, checks)
+    click.echo(f"smoke: checks of tier {checks.tier} and below, runtime {checks.runtime}", err=True)
+    return smoke(
+        BuiltImage(
+            tag=tag,
+            manifest=found.manifest,
+            config=found.config_digest,
+            layout=str(output),
+            ref=found.ref,
+            layers=(),
+        ),
+        inside,
+        checks.suite,
+        facts,
+        wheels=wheels,
+        when=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        nonce=checks.nonce,
+        tier=checks.tier,
+        only=checks.only,
+        limit_s=checks.limit,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InRoot:
+    """An unpacked image as smoke() wants it."""
+
+    root: Path
+    env: Mapping[str, str]
+    runtime: RootfsRuntime
+    python: str
+    name: str = "rootfs"
+
+    def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Exited:
+        """As root, with what is bound read-only."""
+        from torchkiln.runtimes.rootfs import Bind
+
+        bound = [Bind(source=source.resolve(), target=target) for target, source in binds.items()]
+        return self.runtime.run(self.root, argv, env=self.env, binds=bound, timeout_s=timeout_s)
+
+
+def _inside(found: ImageOnDisk, tag: str, output: Path, matrix_file: Path, checks: Checks) -> Inside:
+    if checks.runtime == "docker":
+        from torchkiln.cli.smoke_on_docker import in_container
+
+        return in_container(found.ref, output, matrix_file, checks.gpus, checks.shm_size)
+    click.echo(f"smoke: unpacking {tag} ({found.manifest[:19]}) where it is not", err=True)
+    return _in_root(found, checks.shm_size)
+
+
+def _in_root(found: ImageOnDisk, shm_size: int) -> InRoot:
+    """The image unpacked in the cache, with the environment of its config."""
+    from torchkiln.oci.unpack import LayerBlob, unpacked_root
+    from torchkiln.recipe import PREFIX
+    from torchkiln.runtimes.rootfs import RootfsRuntime
+    from torchkiln.smoke import passed_on
+    from torchkiln.store import Store
+
+    blobs = [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in found.layers]
+    env: Mapping[str, Any] = dict(
+        line.split("=", 1) for line in found.config.get("config", {}).get("Env") or ()
+    )
+    return InRoot(
+        root=unpacked_root(found.manifest, blobs, Store(cache_root(), on_wait=waiting)),
+        env={**env, **passed_on(os.environ)},
+        runtime=RootfsRuntime(shm_size=shm_size),
+        python=f"{PREFIX}/bin/python",
+    )
