@@ -45,11 +45,12 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[LockedBase, Store]:
         "TELLTALE": "x",
         "no_proxy": "tell-tale",
     }
-    with pytest.MonkeyPatch.context() as patch:
+    kept = Store(cache_root())
+    with pytest.MonkeyPatch.context() as patch, kept.lock("base-debian12", "builds a base for the tests"):
         patch.setattr(tempfile, "tempdir", str(scratch))
         base = build(recipe("debian12"), store, environ=environ)
+        _give(base, store, kept)
     assert list(scratch.iterdir()) == []
-    _give(base, store, Store(cache_root()))
     return base, store
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_driver import fake_driver, needs_gcc
 from tests.roots import tiny_root
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.runtimes import enter
+from torchkiln.runtimes.driver import Driver
 from torchkiln.runtimes.rootfs import Bind, Exited, RootfsRuntime
 
 ENV = {"PATH": "/bin"}
@@ -175,6 +177,52 @@ def test_what_is_written_can_go_to_a_folder_that_is_emptied(image: Path, tmp_pat
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+def test_a_driver_is_served(image: Path, tmp_path: Path) -> None:
+    """Its nodes, libraries and tools are there, read-only; without ldconfig a variable tells."""
+    host = tmp_path / "host"
+    for name in ("nvidia0", "nvidiactl", "libcuda.so.1", "nvidia-smi"):
+        host.mkdir(exist_ok=True)
+        (host / name).write_text(f"{name} of the host\n")
+    driver = Driver(
+        nodes=tuple((name, host / name) for name in ("nvidia0", "nvidiactl")),
+        libraries=tuple((name, host / "libcuda.so.1") for name in ("libcuda.so", "libcuda.so.1")),
+        tools=(("nvidia-smi", host / "nvidia-smi"),),
+    )
+    runtime = RootfsRuntime(driver=driver)
+    there = "/usr/local/nvidia/lib64"
+
+    assert lines(sh(image, f"cd /dev; cat nvidia0 nvidiactl {there}/* /usr/bin/nvidia-smi", runtime)) == [
+        *("nvidia0 of the host", "nvidiactl of the host"),
+        *("libcuda.so.1 of the host", "libcuda.so.1 of the host", "nvidia-smi of the host"),
+    ]
+    assert sh(image, f"echo x >{there}/libcuda.so.1", runtime).code != 0
+    assert lines(sh(image, "echo $LD_LIBRARY_PATH", runtime)) == [there]
+    assert "nvidia0" not in lines(sh(image, "ls /dev"))
+
+
+@pytest.mark.skipif(not Path("/sbin/ldconfig").exists(), reason="this host has no ldconfig")
+@needs_gcc
+def test_the_loader_of_the_image_knows_the_driver(tmp_path: Path) -> None:
+    """By its own cache, whatever the environment says; the image itself stays as it was."""
+    root = tiny_root(tmp_path / "root")
+    (root / "sbin").mkdir()
+    shutil.copy("/sbin/ldconfig", root / "sbin/ldconfig")
+    before = names(root)
+    real = fake_driver() / "libcuda.so.1"
+    runtime = RootfsRuntime(
+        driver=Driver(nodes=(), libraries=(("libcuda.so", real), ("libcuda.so.1", real)), tools=())
+    )
+
+    told = lines(sh(root, "/sbin/ldconfig -p; echo =$LD_LIBRARY_PATH=", runtime))
+    assert any("libcuda.so.1 (libc6,x86-64) => /usr/local/nvidia/lib64/libcuda.so.1" in line for line in told)
+    assert told[-1] == "=="
+    assert names(root) == before
+
+    (root / "sbin/ldconfig").write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(ToolMissing, match="ldconfig of the image fails"):
+        sh(root, "true", runtime)
+
+
 def test_faults_are_told_at_once(tmp_path: Path) -> None:
     binds = [Bind(source=tmp_path / "no", target="/x"), Bind(source=tmp_path, target="/")]
     with pytest.raises(ConfigError) as caught:
@@ -198,7 +246,8 @@ def test_without_root_a_user_namespace_does(image: Path) -> None:
         shutil.copy(enter.__file__, folder / "enter.py")
         spec = (
             '{"root": "%s/root", "argv": ["sh", "-c", "id -u; id -g; echo $$"], "env": {"PATH": "/bin"},'
-            ' "binds": [], "workdir": "/", "user": [%d, %d], "hostname": "h", "shm_size": 1048576,'
+            ' "binds": [], "nodes": [], "libraries": [], "tools": [], "workdir": "/",'
+            ' "user": [%d, %d], "hostname": "h", "shm_size": 1048576,'
             ' "scratch": "%s", "scratch_is_ours": false}'
         )
         for uid in (0, 1000):

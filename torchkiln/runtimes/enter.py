@@ -28,7 +28,6 @@ _PR_SET_PDEATHSIG = 1
 _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = 155, 442
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 
-# A GPU's nodes join these, and its driver's libraries the binds, when the runtime serves GPUs.
 _NODES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEV_LINKS = {
     "fd": "/proc/self/fd",
@@ -38,6 +37,9 @@ _DEV_LINKS = {
     "ptmx": "pts/ptmx",
 }
 _OLD = "/.torchkiln-host"
+# Where a driver's libraries go: a folder that no image has anything in, known to the image's own loader.
+_DRIVER, _LOADERS = "/usr/local/nvidia/lib64", "/etc/ld.so.conf.d/00-torchkiln-driver.conf"
+_LDCONFIG = "/sbin/ldconfig"
 
 
 def main(spec_fd: int, fault_fd: int) -> NoReturn:
@@ -87,7 +89,10 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     # Held open, because names change their meaning on the way; opened here, because a mount of another
     # namespace cannot be bound.
     image = os.open(spec["root"], os.O_PATH | os.O_DIRECTORY)
-    nodes = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _NODES}
+    places = {**{name: f"/dev/{name}" for name in _NODES}, **dict(spec["nodes"])}
+    nodes = {name: os.open(place, os.O_PATH) for name, place in places.items()}
+    driver = [(os.open(source, os.O_PATH), f"{_DRIVER}/{name}") for name, source in spec["libraries"]]
+    driver += [(os.open(source, os.O_PATH), f"/usr/bin/{name}") for name, source in spec["tools"]]
     binds = [(os.open(source, os.O_PATH), target, writable) for source, target, writable in spec["binds"]]
     files = {"etc/hosts": _hosts(spec["hostname"]), "etc/hostname": spec["hostname"] + "\n"}
     files["etc/resolv.conf"] = _resolver()
@@ -118,6 +123,11 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
             os.unlink(f"/{name}")
         with open(f"/{name}", "w") as file:
             file.write(text)
+    for source, target in driver:
+        _bind(source, target)
+        _read_only(target)
+    if spec["libraries"]:
+        _tell_loader(spec["env"])
     for source, target, writable in binds:
         _bind(source, target)
         if not writable:
@@ -139,6 +149,26 @@ def _devices(nodes: dict[str, int], shm_size: int, private_user: bool) -> None:
     # Group 5 is tty in every Debian; in a user namespace of one user it does not exist.
     options = "newinstance,ptmxmode=0666,mode=0620" + ("" if private_user else ",gid=5")
     _mount("devpts", "/dev/pts", "devpts", _NOSUID | _NOEXEC, options)
+
+
+def _tell_loader(env: dict[str, str]) -> None:
+    """The image's loader finds the driver's libraries; one without a cache is told by the environment."""
+    if not os.access(_LDCONFIG, os.X_OK):
+        env["LD_LIBRARY_PATH"] = ":".join(filter(None, (_DRIVER, env.get("LD_LIBRARY_PATH"))))
+        return
+    os.makedirs(os.path.dirname(_LOADERS), exist_ok=True)
+    with open(_LOADERS, "w") as file:
+        file.write(_DRIVER + "\n")
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(OSError):
+            silence = os.open("/dev/null", os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(silence, stream)
+            os.execve(_LDCONFIG, [_LDCONFIG, _DRIVER], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+        os._exit(127)
+    if os.waitpid(child, 0)[1]:
+        raise ValueError(f"{_LDCONFIG} of the image fails, so its loader cannot be told of the driver")
 
 
 def _bind(source: int, target: str) -> None:

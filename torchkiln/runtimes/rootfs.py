@@ -16,9 +16,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.files import remove_tree
+from torchkiln.runtimes.driver import Driver
 
 _ENTER = Path(__file__).with_name("enter.py")
 _PATIENCE = 10.0  # seconds from the order to end until force
@@ -50,6 +52,7 @@ class RootfsRuntime:
     shm_size: int = 1 << 30  # bytes of /dev/shm: DataLoader workers and NCCL want room
     hostname: str = "torchkiln"
     scratch: Path | None = None  # where what the command writes goes; None: memory
+    driver: Driver | None = None  # of GPUs, which commands then see
 
     def run(
         self,
@@ -81,6 +84,7 @@ class RootfsRuntime:
                 "argv": list(argv),
                 "env": dict(env),
                 "binds": [(str(bind.source.absolute()), bind.target, bind.writable) for bind in binds],
+                **_served(self.driver),
                 "workdir": workdir,
                 "user": user,
                 "hostname": self.hostname,
@@ -124,6 +128,16 @@ class RootfsRuntime:
             yield folder
         finally:
             remove_tree(folder)
+
+
+def _served(driver: Driver | None) -> dict[str, Any]:
+    """For enter.py, by name and place on the host."""
+    kinds = {
+        "nodes": driver.nodes if driver else (),
+        "libraries": driver.libraries if driver else (),
+        "tools": driver.tools if driver else (),
+    }
+    return {kind: [(name, str(path)) for name, path in found] for kind, found in kinds.items()}
 
 
 @contextlib.contextmanager

@@ -1,0 +1,90 @@
+"""Where a driver's files are found, on hosts laid out in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchkiln.runtimes.driver import Driver, find_driver
+
+LIB = "usr/lib/x86_64-linux-gnu"
+CACHE = f"""\
+3 libs found in cache `/etc/ld.so.cache'
+\tlibcuda.so.1 (libc6) => /usr/lib/i386-linux-gnu/libcuda.so.1
+\tlibcuda.so.1 (libc6,x86-64) => /{LIB}/libcuda.so.1
+\tlibnvidia-ml.so.1 (libc6,x86-64) => /{LIB}/libnvidia-ml.so.1
+\tlibnvidia-glcore.so.580.1 (libc6,x86-64) => /{LIB}/libnvidia-glcore.so.580.1
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """Two GPUs; the driver's libraries as a distribution has them: links to files with the version."""
+    for node in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-modeset", "nvidia-caps"):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev" / node).write_text("")
+    (tmp_path / LIB).mkdir(parents=True)
+    for name in ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so"):
+        (tmp_path / LIB / f"{name}.580.1").write_text("")
+        (tmp_path / LIB / f"{name}.1").symlink_to(f"{name}.580.1")
+    (tmp_path / LIB / "libnvidia-gpucomp.so.580.1").write_text("")
+    (tmp_path / LIB / "libnvidia-glcore.so.580.1").write_text("")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvidia-smi").write_text("")
+    return tmp_path
+
+
+def found(host: Path, **more: str) -> Driver | None:
+    environ = {"PATH": str(host / "bin"), **{key: value for key, value in more.items() if key.isupper()}}
+    rest = {key: value for key, value in more.items() if key.islower()}
+    return find_driver(environ, host=host, **{"cache": CACHE, **rest})
+
+
+def test_what_computing_and_looking_take(host: Path) -> None:
+    """By cache and folder, each by its name as a real file; nothing that draws, nothing of 32 bits."""
+    driver = found(host)
+    assert driver is not None
+
+    assert dict(driver.libraries) == {
+        "libcuda.so": host / LIB / "libcuda.so.580.1",
+        "libcuda.so.1": host / LIB / "libcuda.so.580.1",
+        "libnvidia-gpucomp.so.580.1": host / LIB / "libnvidia-gpucomp.so.580.1",
+        "libnvidia-ml.so.1": host / LIB / "libnvidia-ml.so.580.1",
+        "libnvidia-ptxjitcompiler.so.1": host / LIB / "libnvidia-ptxjitcompiler.so.580.1",
+    }
+    assert [name for name, _ in driver.nodes] == ["nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"]
+    assert (driver.gpus, dict(driver.tools)) == (2, {"nvidia-smi": host / "bin/nvidia-smi"})
+
+
+def test_without_a_cache_the_folders_tell_the_same(host: Path) -> None:
+    assert found(host, cache="") == found(host)
+
+
+def test_a_driver_in_a_folder_of_the_environment(host: Path, tmp_path: Path) -> None:
+    (host / LIB).rename(host / "elsewhere")
+
+    driver = found(host, cache="", LD_LIBRARY_PATH=f":{host / 'elsewhere'}")
+    assert driver is not None
+    assert dict(driver.libraries)["libcuda.so.1"] == host / "elsewhere/libcuda.so.580.1"
+    assert found(host, cache="") is None  # nodes, and nothing to drive them with
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "libraries"),
+    [
+        ("utility", {"libnvidia-ml.so.1"}),
+        ("all", {"libcuda.so", "libcuda.so.1", "libnvidia-gpucomp.so.580.1", "libnvidia-ml.so.1"}),
+        ("graphics, utility", {"libnvidia-ml.so.1"}),
+    ],
+)
+def test_what_the_image_asks_for(host: Path, capabilities: str, libraries: set[str]) -> None:
+    driver = found(host, capabilities=capabilities)
+    assert driver is not None
+    assert {name for name, _ in driver.libraries} - {"libnvidia-ptxjitcompiler.so.1"} == libraries
+
+
+def test_no_gpu_no_driver(host: Path) -> None:
+    assert found(host, capabilities="graphics") is None
+    (host / "dev/nvidiactl").unlink()
+    assert found(host) is None
