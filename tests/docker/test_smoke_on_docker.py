@@ -93,7 +93,7 @@ def test_a_build_can_be_followed_by_the_suite(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--gpus", "all"), 2, "--gpus is for --runtime docker"),
+        (("--gpus", "2"), 2, "--gpus 2: without an engine all or none"),
         (
             ("--runtime", "docker", "--gpus", "some"),
             2,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.runtimes.driver import Driver, find_driver
+from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.runtimes.driver import Driver, driver_for, find_driver
 
 LIB = "usr/lib/x86_64-linux-gnu"
 CACHE = f"""\
@@ -82,6 +83,17 @@ def test_what_the_image_asks_for(host: Path, capabilities: str, libraries: set[s
     driver = found(host, capabilities=capabilities)
     assert driver is not None
     assert {name for name, _ in driver.libraries} - {"libnvidia-ptxjitcompiler.so.1"} == libraries
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has GPUs")
+def test_what_was_wanted_and_is_not_there_is_told() -> None:
+    """By --gpus all; what the image merely would take is done without."""
+    assert driver_for({"NVIDIA_VISIBLE_DEVICES": "all"}, None) is None
+    assert driver_for({}, "none") is None
+    with pytest.raises(ToolMissing, match="no NVIDIA driver"):
+        driver_for({}, "all")
+    with pytest.raises(ConfigError, match="all or none"):
+        driver_for({}, "device=1")
 
 
 def test_no_gpu_no_driver(host: Path) -> None:

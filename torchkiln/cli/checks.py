@@ -35,7 +35,7 @@ class Checks:
     limit: float = 1800.0  # seconds for all checks together
     nonce: str | None = None
     runtime: Runtime = "rootfs"
-    gpus: str | None = None  # docker's
+    gpus: str | None = None
     shm_size: int = 1 << 30  # bytes
 
 
@@ -119,14 +119,14 @@ def _inside(found: ImageOnDisk, tag: str, output: Path, matrix_file: Path, check
         from torchkiln.cli.smoke_on_docker import in_container
 
         return in_container(found.ref, output, matrix_file, checks.gpus, checks.shm_size)
-    click.echo(f"smoke: unpacking {tag} ({found.manifest[:19]}) where it is not", err=True)
-    return _in_root(found, checks.shm_size)
+    return _in_root(found, tag, checks)
 
 
-def _in_root(found: ImageOnDisk, shm_size: int) -> InRoot:
-    """The image unpacked in the cache, with the environment of its config."""
+def _in_root(found: ImageOnDisk, tag: str, checks: Checks) -> InRoot:
+    """The image unpacked in the cache, with the environment of its config, and this host's GPUs."""
     from torchkiln.oci.unpack import LayerBlob, unpacked_root
     from torchkiln.recipe import PREFIX
+    from torchkiln.runtimes.driver import driver_for
     from torchkiln.runtimes.rootfs import RootfsRuntime
     from torchkiln.smoke import passed_on
     from torchkiln.store import Store
@@ -135,9 +135,11 @@ def _in_root(found: ImageOnDisk, shm_size: int) -> InRoot:
     env: Mapping[str, Any] = dict(
         line.split("=", 1) for line in found.config.get("config", {}).get("Env") or ()
     )
+    driver = driver_for(env, checks.gpus)
+    click.echo(f"smoke: unpacking {tag} ({found.manifest[:19]}) where it is not", err=True)
     return InRoot(
         root=unpacked_root(found.manifest, blobs, Store(cache_root(), on_wait=waiting)),
         env={**env, **passed_on(os.environ)},
-        runtime=RootfsRuntime(shm_size=shm_size),
+        runtime=RootfsRuntime(shm_size=checks.shm_size, driver=driver),
         python=f"{PREFIX}/bin/python",
     )

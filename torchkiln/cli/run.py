@@ -55,7 +55,7 @@ class _WithTail(click.Command):
 )
 @click.option("--publish", "-p", "ports", multiple=True, metavar="[[IP:]PORT:]PORT", help="docker: a port")
 @click.option(
-    "--gpus", metavar="all|none|N|device=ID,ID", help="docker: GPUs; all if host and engine have some"
+    "--gpus", metavar="all|none|N|device=ID,ID", help="GPUs; all if there are some; a choice of them: docker"
 )
 @click.option("--entrypoint/--no-entrypoint", default=True, help="start through the image's entrypoint")
 @click.argument("tag", required=False)
@@ -92,8 +92,8 @@ def run(
         if tag is not None:
             raise ConfigError(f"both {tag!r} and a cell are named", hint="put -- before the command")
         tag = chosen.tag("run")
-    if runtime != "docker" and (ports or gpus is not None or (tag or "").startswith("docker:")):
-        raise click.UsageError("--publish, --gpus and docker:NAME are for --runtime docker")
+    if runtime != "docker" and (ports or (tag or "").startswith("docker:")):
+        raise click.UsageError("--publish and docker:NAME are for --runtime docker")
     asked = Asked(
         command=command,
         entrypoint=entrypoint,
@@ -116,6 +116,7 @@ def _run_in_rootfs(tag: str | None, output: Path, asked: Asked) -> int:
     """Run it in namespaces of its own; the command's own code."""
     from torchkiln.oci.layout import open_layout
     from torchkiln.oci.unpack import LayerBlob, unpacked_root
+    from torchkiln.runtimes.driver import driver_for
     from torchkiln.runtimes.rootfs import RootfsRuntime
     from torchkiln.store import Store
 
@@ -124,6 +125,7 @@ def _run_in_rootfs(tag: str | None, output: Path, asked: Asked) -> int:
     entrypoint = config.get("Entrypoint") or () if asked.entrypoint else ()
     argv = (*entrypoint, *(asked.command or config.get("Cmd") or ()))
     env = dict(pair.split("=", 1) for pair in (*(config.get("Env") or ()), *asked.env))
+    driver = driver_for(env, asked.gpus)
     ids = _ids(asked.user or config.get("User") or "0")
     store = Store(cache_root(), on_wait=waiting)
     if not (store.root / "rootfs" / image.manifest.removeprefix("sha256:")).is_dir():
@@ -132,7 +134,7 @@ def _run_in_rootfs(tag: str | None, output: Path, asked: Asked) -> int:
     root = unpacked_root(image.manifest, layers, store)
     if sys.stdin.isatty():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which has the terminal
-    ended = RootfsRuntime(shm_size=asked.shm_size).run(
+    ended = RootfsRuntime(shm_size=asked.shm_size, driver=driver).run(
         root,
         argv,
         env=env,

@@ -42,7 +42,7 @@ def smoke() -> None:
     help="rootfs: without an engine; docker: in the Docker engine, which may be elsewhere",
 )
 @click.option(
-    "--gpus", metavar="all|none|N|device=ID,ID", help="docker: GPUs; all if host and engine have some"
+    "--gpus", metavar="all|none|N|device=ID,ID", help="GPUs; all if there are some; a choice of them: docker"
 )
 @click.option("--shm-size", default="1g", show_default=True, help="of /dev/shm")
 @click.option(
@@ -84,8 +84,6 @@ def run(
         raise ConfigError(
             "--key signs what --report writes, and there is none", hint="add: --report report.json"
         )
-    if gpus is not None and runtime != "docker":
-        raise ConfigError("--gpus is for --runtime docker", hint="the rootfs runtime has what the host has")
     shared = parse_size(shm_size)
     demand(nonce, "nonce")
     key = private_key(key_file) if key_file else None  # before the run: it may take long

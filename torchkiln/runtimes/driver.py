@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchkiln.errors import ConfigError, ToolMissing
+
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _DEFAULT = "compute,utility"
 
@@ -51,6 +53,27 @@ class Driver:
     def gpus(self) -> int:
         """How many there are."""
         return sum(bool(re.fullmatch(r"nvidia\d+", name)) for name, _ in self.nodes)
+
+
+def driver_for(image: Mapping[str, str], gpus: str | None) -> Driver | None:
+    """The driver that an image gets whose environment is *image*.
+
+    :param gpus: "all" or "none"; None: as the image says, NVIDIA_VISIBLE_DEVICES, where the host has one.
+    :raises ConfigError: *gpus* is none of these.
+    :raises ToolMissing: all are wanted, and the host has no driver.
+    """
+    if gpus not in (None, "all", "none"):
+        raise ConfigError(
+            f"--gpus {gpus}: without an engine all or none",
+            hint="choose among them by -e CUDA_VISIBLE_DEVICES=0, or take --runtime docker",
+        )
+    said = image.get("NVIDIA_VISIBLE_DEVICES", "void")
+    if gpus == "none" or (gpus is None and said in ("none", "void", "")):
+        return None
+    found = find_driver(capabilities=image.get(CAPABILITIES, ""))
+    if found is None and gpus == "all":
+        raise ToolMissing("this host has no NVIDIA driver that could be handed on", hint="try: nvidia-smi")
+    return found
 
 
 def find_driver(
