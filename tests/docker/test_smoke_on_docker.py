@@ -67,7 +67,7 @@ def test_a_run_gives_the_same_findings_as_without_an_engine(loaded: Engine, scen
 
     assert told["docker"]["runtime"] == "docker"
     assert told["docker"]["image"] == told["rootfs"]["image"]
-    assert told["docker"]["host"]["shm_bytes"] == told["rootfs"]["host"]["shm_bytes"] == 64 << 20
+    assert told["docker"]["host"]["shm"] == told["rootfs"]["host"]["shm"] == 64 << 20
     findings = [
         {check["id"]: (check["outcome"], check["message"]) for check in told[runtime]["checks"]}
         for runtime in ("rootfs", "docker")

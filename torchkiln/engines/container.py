@@ -230,7 +230,8 @@ def _follow(
     wire = api.attach_socket(name, {"stdin": stdin is not None, "stdout": 1, "stderr": 1, "stream": 1})
     line: sockets.socket = getattr(wire, "_sock", wire)
     line.settimeout(None)
-    with contextlib.closing(events), contextlib.closing(line):
+    answer = getattr(wire, "_response", wire)  # holds the connection, and the SDK closes it nowhere
+    with contextlib.closing(events), contextlib.closing(answer):
         api.start(name)
         if stdin is not None:
             threading.Thread(target=_feed, args=(stdin, line), daemon=True).start()
