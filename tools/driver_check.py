@@ -1,0 +1,102 @@
+"""`python tools/driver_check.py ROOT`: does the rootfs runtime hand on this host's GPUs to the image in ROOT?
+
+ROOT is an unpacked image with a python3; torch is not needed. Inside, each GPU is asked by libcuda alone: its
+name, and a kernel that the driver compiles from PTX and whose result comes back exact. One JSON object on
+stdout, with what was handed on and how nvidia-smi ended; exit 1 where a GPU fails.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+_INSIDE = "/tmp/driver_check.py"
+_COUNT = 1024
+_PTX = b"""
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry squares(.param .u64 out) {
+    .reg .u32 %i, %v;
+    .reg .u64 %p, %o;
+    mov.u32 %i, %tid.x;
+    mul.lo.u32 %v, %i, %i;
+    mul.wide.u32 %o, %i, 4;
+    ld.param.u64 %p, [out];
+    cvta.to.global.u64 %p, %p;
+    add.u64 %p, %p, %o;
+    st.global.u32 [%p], %v;
+    ret;
+}
+"""
+
+
+def inside() -> dict[str, Any]:
+    """What libcuda says here."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+
+    def call(name: str, *arguments: Any) -> None:
+        if code := getattr(cuda, name)(*arguments):
+            raise OSError(f"{name}: {code}")
+
+    count, version = ctypes.c_int(), ctypes.c_int()
+    call("cuInit", 0)
+    call("cuDriverGetVersion", ctypes.byref(version))
+    call("cuDeviceGetCount", ctypes.byref(count))
+    gpus = []
+    for number in range(count.value):
+        name, context = ctypes.create_string_buffer(96), ctypes.c_void_p()
+        module, function, memory = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+        call("cuDeviceGetName", name, len(name), number)
+        call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+        call("cuCtxSetCurrent", context)
+        call("cuModuleLoadData", ctypes.byref(module), _PTX)
+        call("cuModuleGetFunction", ctypes.byref(function), module, b"squares")
+        call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(4 * _COUNT))
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
+        call("cuLaunchKernel", function, 1, 1, 1, _COUNT, 1, 1, 0, None, arguments, None)
+        back = (ctypes.c_uint32 * _COUNT)()
+        call("cuMemcpyDtoH_v2", back, memory, ctypes.c_size_t(4 * _COUNT))
+        exact = list(back) == [at * at for at in range(_COUNT)]
+        gpus.append({"name": name.value.decode(), "exact": exact})
+    return {"cuda": version.value, "gpus": gpus}
+
+
+def main(root: Path) -> int:
+    """Run the above in *root*, and nvidia-smi."""
+    from torchkiln.runtimes.driver import driver_for
+    from torchkiln.runtimes.rootfs import Bind, RootfsRuntime
+
+    driver = driver_for({}, "all")
+    assert driver is not None
+    runtime = RootfsRuntime(driver=driver)
+    here = Bind(source=Path(__file__).resolve(), target=_INSIDE)
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    checked = runtime.run(root, ["python3", _INSIDE, "--inside"], env=env, binds=[here], timeout_s=120)
+    smi = runtime.run(
+        root, ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], env=env
+    )
+    loader = runtime.run(root, ["sh", "-c", "/sbin/ldconfig -p | grep -c /usr/local/nvidia/"], env=env)
+    told = {
+        "handed on": {
+            "nodes": [name for name, _ in driver.nodes],
+            "libraries": [name for name, _ in driver.libraries],
+            "tools": [name for name, _ in driver.tools],
+        },
+        "inside": json.loads(checked.stdout) if checked.code == 0 else checked.stderr.decode()[-1000:],
+        "nvidia-smi": smi.stdout.decode().splitlines() if smi.code == 0 else smi.stderr.decode()[-500:],
+        "libraries in the loader's cache": int(loader.stdout or 0),
+    }
+    sys.stdout.write(json.dumps(told, indent=1) + "\n")
+    gpus = told["inside"]["gpus"] if checked.code == 0 else []
+    return 0 if len(gpus) == driver.gpus and all(gpu["exact"] for gpu in gpus) else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--inside"]:
+        sys.stdout.write(json.dumps(inside()))
+    else:
+        sys.exit(main(Path(sys.argv[1])))
