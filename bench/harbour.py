@@ -56,8 +56,8 @@ class Harbour:
     def tag(self) -> str:
         return tag_of(self.subject.locked.resolution)
 
-    def ours(self, *, bytecode: bool, base: bool = True) -> Sample:
-        """`build --ahead`, then `publish`."""
+    def ours(self, *, bytecode: bool, base: bool = True, pull: bool = True) -> Sample:
+        """`build --ahead`, then `publish`. Without *pull* where another side has pulled the same bytes."""
         cache = self.subject.cache("ours", wheels=False, bytecode=bytecode, base=base)
         layout = self.subject.scratch / "layout"
         with self._registry() as registry:
@@ -66,7 +66,8 @@ class Harbour:
             publish = [*DOOR, "publish", self.tag, "--output", str(layout), "--to", repository, "--quiet"]
             publish += ["--override", "a benchmark"]
             try:
-                return self._sample(registry, self.tag, [build, publish], {"TORCHKILN_CACHE": str(cache)})
+                environ = {"TORCHKILN_CACHE": str(cache)}
+                return self._sample(registry, self.tag, [build, publish], environ, pull=pull)
             finally:
                 remove(cache, layout)
 
@@ -141,6 +142,8 @@ class Harbour:
         tag: str,
         commands: Sequence[Sequence[str]],
         more: Mapping[str, str],
+        *,
+        pull: bool = True,
     ) -> Sample:
         """Build and push by *commands*, then the other engine's pull, which the sum does not count.
 
@@ -151,15 +154,18 @@ class Harbour:
         build, push = (measure(argv, env=environ, cwd=self.subject.scratch)[0] for argv in commands)
         blobs = (registry.folder / "data/docker/registry/v2/blobs").rglob("data")
         size = sum(path.stat().st_size for path in blobs)
-        name = f"{registry.host}/team/pytorch:{tag}"
+        legs = [("build", build.wall), ("push", push.wall)]
+        if pull:
+            legs.append(("pull", self._pulled(f"{registry.host}/team/pytorch:{tag}")))
+        return replace(build + push, stages=(), legs=tuple(legs), bytes=size)
+
+    def _pulled(self, name: str) -> float:
+        """Seconds that the other engine took."""
+        argv = ["docker", "pull", "--quiet", name]
         try:
-            pull, _ = measure(
-                ["docker", "pull", "--quiet", name], env=dict(self.other), cwd=self.subject.scratch
-            )
+            return measure(argv, env=dict(self.other), cwd=self.subject.scratch)[0].wall
         finally:
             self._docker("image", "rm", "--force", name, environ=self.other)
-        legs = (("build", build.wall), ("push", push.wall), ("pull", pull.wall))
-        return replace(build + push, stages=(), legs=legs, bytes=size)
 
     @contextmanager
     def _registry(self) -> Iterator[RunningRegistry]:

@@ -25,7 +25,9 @@ def published(subject: Subject, rounds: int, say: Say) -> Outcome:
     (torch,) = (wheel.version for wheel in subject.locked.wheels if wheel.name == "torch")
     locked = _requirements(subject)
     ways = (
-        Way(name=_KEPT, what="`build --ahead`, then `publish`", run=lambda: at.ours(bytecode=True)),
+        Way(
+            name=_KEPT, what="`build --ahead`, then `publish`", run=lambda: at.ours(bytecode=True, pull=False)
+        ),
         Way(name=_PLAIN, what="`pip install -r` in one step, `docker push`", run=lambda: at.plain(locked)),
         Way(
             name=_MADE,

@@ -174,7 +174,8 @@ def _stage_row(side: Side) -> tuple[str, ...]:
 
 def _leg_row(side: Side, legs: Sequence[str]) -> tuple[str, ...]:
     samples = [dict(sample.legs) for sample in side.samples]
-    return (side.name, *(number(statistics.median(one[leg] for one in samples)) for leg in legs))
+    times = ([one[leg] for one in samples if leg in one] for leg in legs)
+    return (side.name, *(number(statistics.median(found)) if found else "" for found in times))
 
 
 def _unmeasured(document: Mapping[str, Any]) -> Iterable[str]:
