@@ -34,6 +34,11 @@ class Subject:
     environ: Mapping[str, str]
 
     @property
+    def generated(self) -> bool:
+        """Whether its wheels were made here, and only look like those of their names."""
+        return self.images != ROOT / "images"
+
+    @property
     def wheel_bytes(self) -> int:
         """Of all wheels."""
         return sum(wheel.size for wheel in self.locked.wheels)
