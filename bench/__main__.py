@@ -21,7 +21,7 @@ from bench import growth, machine, report
 from bench.cold import cold
 from bench.meters import Failed
 from bench.ordinary import pip
-from bench.published import published, published_cold
+from bench.published import published, published_cold, published_others
 from bench.results import SCHEMA, Outcome, addresses_in, outcome_json
 from bench.sides import Say, keep_bytecode
 from bench.subject import TAG, Subject, real, recorded, served, shrunk
@@ -41,6 +41,7 @@ OF_SUBJECT: dict[str, Callable[[Subject, int, Say], Outcome]] = {
     "pip": pip,
     "cores": growth.cores,
     "published": published,
+    "published-others": published_others,
     "published-cold": published_cold,
 }
 OF_WORKSHOP: dict[str, Callable[[growth.Workshop, int, Say], Outcome]] = {
