@@ -12,6 +12,7 @@ import pytest
 from tests.docker.scene import NAME, TAG, Scene
 from torchkiln.engines.container import Container, captured
 from torchkiln.engines.daemon import Engine, find_engine
+from torchkiln.errors import KilnError
 from torchkiln.runtimes.rootfs import Bind
 
 pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
@@ -55,6 +56,15 @@ def test_a_command_that_takes_too_long_is_killed(loaded: Engine, scene: Scene) -
     assert scene.docker("ps", "--all", "--quiet", "--filter", f"ancestor={NAME}") == ""
 
 
+def test_where_the_files_cannot_be_copied_in_no_container_stays(loaded: Engine, scene: Scene) -> None:
+    """A path that goes through a file: the engine refuses it when the container is there already."""
+    files = (Bind(source=Path(__file__), target="/etc/passwd/x"),)
+    with pytest.raises(KilnError):
+        captured(in_shell("true", files=files), loaded, timeout_s=60)
+
+    assert scene.docker("ps", "--all", "--quiet", "--filter", f"ancestor={NAME}") == ""
+
+
 def test_a_run_gives_the_same_findings_as_without_an_engine(loaded: Engine, scene: Scene) -> None:
     """An image whose torch is none: it fails, check by check, in the same way."""
     told = {}
@@ -86,6 +96,7 @@ def test_a_build_can_be_followed_by_the_suite(scene: Scene) -> None:
     assert told["smoke"]["verdict"] == "fail"
     assert told["smoke"]["checks"]["import"] == "failed"
     assert f"error: {TAG}: fail: " in ran.stderr
+    assert "--tier says how far --smoke goes" in scene.kiln("--tier", "1").stderr
     refused = scene.kiln("--smoke", "--engine", "docker")
     assert (refused.returncode, "--smoke is for --engine embedded" in refused.stderr) == (2, True)
 

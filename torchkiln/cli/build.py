@@ -107,6 +107,8 @@ def build(
     Several cells go on after one failed; the exit code is then the worst of them.
     """
     _refuse_others_options(ctx, engine)
+    if tier and not smoke:
+        raise click.UsageError("--tier says how far --smoke goes, which is not given")
     cells, matrix, facts = chosen.cells(must_name=True)
     desk = Desk(matrix, facts, images, base, locked, quiet)
     way: _Way = _Embedded(desk, output.absolute(), form, layer_format, load, ahead, plain_http)

@@ -122,8 +122,11 @@ def run(
 
     try:
         with connected(engine, _SILENCE) as client:
+            files = _archive(container.files)
             name = _create(client, container, stdin is not None)
             try:
+                if container.files:
+                    client.api.put_archive(name, "/", files)
                 return _follow(client.api, name, engine, stdin, (stdout, stderr), signals)
             finally:
                 with contextlib.suppress(DockerException, OSError):  # it removes itself; if it ever started
@@ -183,8 +186,6 @@ def _create(client: Any, container: Container, reads: bool) -> str:
         stdin_open=reads,
         auto_remove=True,
     )
-    if container.files:
-        client.api.put_archive(created.id, "/", _archive(container.files))
     return str(created.id)
 
 
