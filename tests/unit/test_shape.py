@@ -33,7 +33,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
     "engines": frozenset({"engines"}),
-    "kiln": frozenset({"doctor", "housekeeping", "kiln", "overlay", "planning", "pytest_wheels", "survey"}),
+    "kiln": frozenset({"bundle", "doctor", "housekeeping", "kiln", "overlay", "planning", "pinned_wheels", "survey"}),
     "cli": frozenset({"cli", "__main__"}),
 }
 # fmt: on
@@ -67,7 +67,10 @@ OUTSIDE = frozenset(
 NOT_PURE = {"smoke": "puts the suite into a temporary folder, which its runtime mounts"}
 
 # Who else may write to a stream.
-TALKERS = {"runtimes/enter.py": "is a program of its own, in the namespaces of the command that it starts"}
+TALKERS = {
+    "runtimes/enter.py": "is a program of its own, in the namespaces of the command that it starts",
+    "bundle/run.py": "is a program of its own, under whatever Python a GPU host has",
+}
 
 
 def imports(tree: ast.AST, package: str = "torchkiln") -> Iterator[str]:

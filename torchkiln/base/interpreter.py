@@ -19,8 +19,13 @@ from torchkiln.nouns import LockedBase
 from torchkiln.oci.gunzip import open_gzip
 from torchkiln.store import Store
 
-_LIBRARIES = "usr/lib/x86_64-linux-gnu"
-_LOADER = f"{_LIBRARIES}/ld-linux-x86-64.so.2"
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
+LOADER = f"{LIBRARIES}/ld-linux-x86-64.so.2"
+
+
+def python_name(version: str) -> str:
+    """Of "3.11.2" the program and the folder of its library: "python3.11"."""
+    return "python" + ".".join(version.split(".")[:2])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +41,13 @@ class Interpreter:
         Nothing of the caller's environment, user folder or site-packages is seen; the hash seed is fixed, so
         that what it marshals is the same each time; it writes no byte-code of its own.
         """
-        major, minor = self.version.split(".")[:2]
+        name = python_name(self.version)
         return [
             *("/usr/bin/env", "-i", "LC_ALL=C", "PYTHONUTF8=1", "PYTHONCOERCECLOCALE=0"),
             *("PYTHONHASHSEED=0", "PYTHONDONTWRITEBYTECODE=1", f"PYTHONHOME={self.root / 'usr'}"),
-            *(str(self.root / _LOADER), "--inhibit-cache", "--library-path", str(self.root / _LIBRARIES)),
-            *(str(self.root / f"usr/bin/python{major}.{minor}"), "-s", "-S"),
-            *(["-P"] if int(minor) >= 11 else []),
+            *(str(self.root / LOADER), "--inhibit-cache", "--library-path", str(self.root / LIBRARIES)),
+            *(str(self.root / "usr/bin" / name), "-s", "-S"),
+            *(["-P"] if name != "python3.10" else []),
         ]
 
 
@@ -60,7 +65,7 @@ def interpreter(base: LockedBase, store: Store) -> Interpreter:
             return found
         temporary = store.temporary("interpreter")
         try:
-            _extract(store.blob(base.digest), base.python, temporary)
+            extract_python(store.blob(base.digest), base.python, temporary)
             root.parent.mkdir(parents=True, exist_ok=True)
             os.replace(temporary, root)
         except (OSError, EOFError, tarfile.TarError) as error:
@@ -74,11 +79,18 @@ def interpreter(base: LockedBase, store: Store) -> Interpreter:
     return found
 
 
-def _extract(blob: Path, version: str, into: Path) -> None:
-    name = "python" + ".".join(version.split(".")[:2])
+def extract_python(blob: Path, version: str, into: Path, *, also: str = "") -> None:
+    """Take Python *version* and the libraries that it loads out of the base *blob*, to the folder *into*.
+
+    :param also: a pattern of further paths, "usr/bin/tar".
+    :raises BuildFailed: the base holds no such Python.
+    :raises OSError: it cannot be read or written; EOFError, tarfile.TarError: it is damaged.
+    """
+    name = python_name(version)
     wanted = re.compile(
         rf"usr/bin/{name}|usr/lib/{name}/(?!config-|test/).+|"
-        rf"{_LIBRARIES}/(ld-linux-x86-64\.so\.2|lib(c|m|dl|pthread|util|rt|z|expat|ffi|crypto|ssl|lzma|bz2|uuid)\.so\.[^/]+)"
+        rf"{LIBRARIES}/(ld-linux-x86-64\.so\.2|lib(c|m|dl|pthread|util|rt|z|expat|ffi|crypto|ssl|lzma|bz2|uuid)\.so\.[^/]+)"
+        + (f"|{also}" if also else "")
     )
     with open_gzip(blob) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
@@ -92,6 +104,6 @@ def _extract(blob: Path, version: str, into: Path) -> None:
             elif (data := tar.extractfile(member)) is not None:
                 place.write_bytes(data.read())
                 place.chmod(member.mode | 0o600)
-    for needed in (f"usr/bin/{name}", f"usr/lib/{name}/os.py", _LOADER):
+    for needed in (f"usr/bin/{name}", f"usr/lib/{name}/os.py", LOADER):
         if not (into / needed).exists():
             raise BuildFailed(f"the base has no {needed}")

@@ -16,7 +16,7 @@ from torchkiln.cli.options import cache_root
 from torchkiln.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torchkiln.nouns import SmokeReport
+    from torchkiln.nouns import LockedCell, SmokeReport
     from torchkiln.oci.layout import ImageOnDisk
     from torchkiln.runtimes.rootfs import Exited, RootfsRuntime
     from torchkiln.smoke import Inside
@@ -61,16 +61,13 @@ def run_checks(ref: str, output: Path, images: Path, matrix_file: Path, checks: 
     :raises ToolMissing: no engine answers, or this host makes no namespaces.
     """
     from torchkiln.claims import facts_of
-    from torchkiln.lock import load_locked, lock_digest
+    from torchkiln.lock import lock_digest
     from torchkiln.nouns import BuiltImage
-    from torchkiln.oci.layout import open_layout
-    from torchkiln.pytest_wheels import pytest_wheels
+    from torchkiln.pinned_wheels import pytest_wheels
     from torchkiln.smoke import smoke
 
-    found = open_layout(output).image(ref)
-    labels = found.config.get("config", {}).get("Labels") or {}
-    tag = labels.get("org.opencontainers.image.version", ref)
-    locked = load_locked(images, tag)
+    found, tag, locked = image_and_lock(ref, output, images)
+    labels = _labels(found)
     facts = facts_of(locked, labels, tag=tag, lock_digest=lock_digest(locked), manifest=found.manifest)
     wheels = pytest_wheels(checks.suite.folder / "requirements.txt", cache_root())
     inside = _inside(found, tag, output, matrix_file, checks)
@@ -94,6 +91,23 @@ def run_checks(ref: str, output: Path, images: Path, matrix_file: Path, checks: 
         only=checks.only,
         limit_s=checks.limit,
     )
+
+
+def image_and_lock(ref: str, output: Path, images: Path) -> tuple[ImageOnDisk, str, LockedCell]:
+    """The image *ref* of the layout *output*, its tag, and its lock in *images*.
+
+    :raises ConfigError: no such image, or no such lock.
+    """
+    from torchkiln.lock import load_locked
+    from torchkiln.oci.layout import open_layout
+
+    found = open_layout(output).image(ref)
+    tag = _labels(found).get("org.opencontainers.image.version", ref)
+    return found, tag, load_locked(images, tag)
+
+
+def _labels(image: ImageOnDisk) -> Mapping[str, str]:
+    return image.config.get("config", {}).get("Labels") or {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

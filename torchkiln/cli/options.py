@@ -73,12 +73,12 @@ def split(values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
-def parse_size(text: str) -> int:
-    """`64m`, `1g` as bytes.
+def parse_size(text: str, option: str = "--shm-size") -> int:
+    """`64m`, `1g`, the value of *option*, as bytes.
 
     :raises ConfigError: it is no size.
     """
     match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
     if not match or int(match[1]) == 0:
-        raise ConfigError(f"--shm-size {text}: not a size", hint="write 64m, or 1g")
+        raise ConfigError(f"{option} {text}: not a size", hint="write 64m, or 1g")
     return int(match[1]) * _UNITS[match[2]]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from torchkiln.cli.bundle import Target, make_bundle
 from torchkiln.cli.checks import Checks, Runtime, run_checks, suite_of
 from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.options import images_folder, layout_option, parse_size
@@ -54,6 +55,13 @@ def smoke() -> None:
 )
 @click.option("--suite", "suite_folder", type=_FOLDER, help="another suite")
 @click.option("--key", "key_file", type=THERE, metavar="KEY.pem", help="sign the report, beside --report's")
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER|NAME.tar",
+    help="do not run: write all that is needed, to be carried to a GPU host (docs/gpu-host.md)",
+)
+@click.option("--part-size", metavar="SIZE", help="with --bundle: its tar in parts of that size, 60m")
 @click.option("--nonce", metavar="WORD", help="a word of whoever asks for this run; it stands in the report")
 @report_forms
 def run(
@@ -69,6 +77,8 @@ def run(
     limit: float,
     suite_folder: Path | None,
     key_file: Path | None,
+    bundle: Path | None,
+    part_size: str | None,
     nonce: str | None,
     report_file: Path | None,
     junit: Path | None,
@@ -80,6 +90,13 @@ def run(
         raise ConfigError(
             "name one image: its TAG, or --torch and --cuda", hint="see: torchkiln smoke --help"
         )
+    if bundle and (key_file or report_file or junit or markdown or as_json):
+        raise ConfigError(
+            "--bundle runs nothing, so there is no report yet",
+            hint="give --key, --report, --junit, --markdown, --json to its run.py",
+        )
+    if part_size and not bundle:
+        raise ConfigError("--part-size is for --bundle", hint="add: --bundle FOLDER")
     if key_file and not report_file:
         raise ConfigError(
             "--key signs what --report writes, and there is none", hint="add: --report report.json"
@@ -97,7 +114,12 @@ def run(
         gpus=gpus,
         shm_size=shared,
     )
-    report = run_checks(tag or chosen.tag("smoke"), output, images, chosen.matrix_file, checks)
+    ref = tag or chosen.tag("smoke")
+    if bundle:
+        parts = parse_size(part_size, "--part-size") if part_size else None
+        make_bundle(ref, output, images, checks, Target(place=bundle, part_size=parts))
+        return
+    report = run_checks(ref, output, images, chosen.matrix_file, checks)
     publish(report, Forms(report=report_file, junit=junit, markdown=markdown, as_json=as_json), key)
     end(report)
 

@@ -18,7 +18,7 @@ import tarfile
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Protocol
 
 from torchkiln.errors import BuildFailed
 from torchkiln.nouns import BuiltImage, Digest
@@ -28,6 +28,18 @@ from torchkiln.oci.layout import INDEX_TYPE, REF_NAME, VERSION, ImageOnDisk, ope
 ArchiveFormat = Literal["oci-archive", "docker-archive"]
 
 _COPY = 1 << 20  # bytes at once
+
+
+class Source(Protocol):
+    """What is read from."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Sink(Protocol):
+    """What is written to."""
+
+    def write(self, data: bytes, /) -> object: ...
 
 
 def archive_image(
@@ -82,23 +94,27 @@ def stream_archive(image: ImageOnDisk, out: BinaryIO, form: ArchiveFormat, names
 
     :raises OSError: a blob cannot be read, or *out* not be written.
     """
-    documents: dict[str, Any] = {"oci-layout": VERSION, "index.json": _index(image, names)}
+    documents: dict[str, Any] = {"oci-layout": VERSION, "index.json": index_of(image, names)}
     if form == "docker-archive":
         documents["manifest.json"] = _docker_manifest(image, names)
     blobs = {image.manifest: image.manifest_path, image.config_digest: image.config_path}
     blobs |= {layer.digest: layer.path for layer in image.layers}
     for name, document in documents.items():
         data = canonical_json(document)
-        _put(out, _file(name, len(data)), BytesIO(data))
+        put(out, _file(name, len(data)), BytesIO(data))
     for folder in ("blobs", "blobs/sha256"):
-        _put(out, _folder(folder), BytesIO())
+        put(out, _folder(folder), BytesIO())
     for digest, path in blobs.items():
         with path.open("rb") as blob:
-            _put(out, _file(_place(digest), os.fstat(blob.fileno()).st_size), blob)
+            put(out, _file(_place(digest), os.fstat(blob.fileno()).st_size), blob)
     out.write(bytes(2 * tarfile.BLOCKSIZE))
 
 
-def _put(out: BinaryIO, info: tarfile.TarInfo, source: BinaryIO) -> None:
+def put(out: Sink, info: tarfile.TarInfo, source: Source) -> None:
+    """Write one member to *out*.
+
+    :raises OSError: *source* is shorter than *info* says, or *out* cannot be written.
+    """
     # USTAR holds files up to 8 GB, and no layer has more than 5. Not TarFile.addfile: it copies by 16 KB.
     out.write(info.tobuf(tarfile.USTAR_FORMAT))
     copied = 0
@@ -110,7 +126,7 @@ def _put(out: BinaryIO, info: tarfile.TarInfo, source: BinaryIO) -> None:
     out.write(bytes(-copied % tarfile.BLOCKSIZE))
 
 
-def _index(image: ImageOnDisk, names: Sequence[str]) -> dict[str, Any]:
+def index_of(image: ImageOnDisk, names: Sequence[str] = ()) -> dict[str, Any]:
     entry = {
         **descriptor(MANIFEST_TYPE, image.manifest, image.manifest_path.stat().st_size),
         "platform": PLATFORM,

@@ -1,0 +1,171 @@
+"""Files of a bundle -> a folder, a tar, or the tar in parts; whole or not at all.
+
+The tar is the same bytes every time. Its parts are put together again by `cat`, and SHA256SUMS beside them is
+for `sha256sum --check`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import secrets
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from torchkiln.bundle.contents import BLOBS, Carried
+from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
+from torchkiln.files import remove_tree
+from torchkiln.oci.archive import Sink, put
+
+TAR = "bundle.tar"
+SUMS = "SHA256SUMS"
+_PIECE = 1 << 20
+
+
+def write_tar(files: Sequence[Carried], target: Path) -> None:
+    """One tar file *target*; an older one is replaced.
+
+    :raises VerificationFailed: a file is not, or no longer, what its digest says.
+    :raises BuildFailed: *target* cannot be written.
+    """
+
+    def fill(place: Path) -> None:
+        with place.open("wb") as out:
+            _stream(files, out)
+
+    _whole(target, fill)
+
+
+def write_folder(files: Sequence[Carried], target: Path) -> None:
+    """The folder *target*, which must not be there. Raises as `write_tar`, and ConfigError."""
+
+    def fill(place: Path) -> None:
+        for one in files:
+            path = place / one.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as out, _reading(one) as source:
+                while piece := source.read(_PIECE):
+                    out.write(piece)
+            path.chmod(one.mode)
+
+    _refuse_existing(target)
+    _whole(target, fill)
+
+
+def write_parts(files: Sequence[Carried], target: Path, part_size: int) -> None:
+    """The folder *target* with the tar in parts of *part_size* bytes. Raises as `write_folder`."""
+
+    def fill(place: Path) -> None:
+        place.mkdir()
+        with _Parts(place, part_size) as out:
+            _stream(files, out)
+        sums = "".join(f"{digest}  {name}\n" for name, digest in out.sums)
+        (place / SUMS).write_text(sums)
+
+    _refuse_existing(target)
+    _whole(target, fill)
+
+
+def _refuse_existing(target: Path) -> None:
+    if target.exists():
+        raise ConfigError(f"{target} is there already", hint="delete it, or name another folder")
+
+
+def _whole(target: Path, fill: Callable[[Path], None]) -> None:
+    """Let *fill* make a neighbour of *target*, and give it that name when it is done."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fill(temporary)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise BuildFailed(
+            f"{target}: the bundle cannot be written: {error.strerror or error}",
+            hint="make room, or name another folder",
+        ) from error
+    finally:
+        remove_tree(temporary)
+
+
+def _stream(files: Sequence[Carried], out: Sink) -> None:
+    for one in files:
+        info = tarfile.TarInfo(one.path)
+        info.size, info.mode = one.size, one.mode
+        with _reading(one) as source:
+            put(out, info, source)
+    out.write(bytes(2 * tarfile.BLOCKSIZE))
+
+
+@contextlib.contextmanager
+def _reading(one: Carried) -> Iterator[_Checked]:
+    """The file, read to its end and compared with its digest."""
+    name = one.source if isinstance(one.source, Path) else one.path
+    hint = "build the image again" if one.path.startswith(BLOBS) else "something writes there; try again"
+    try:
+        raw: BinaryIO = io.BytesIO(one.source) if isinstance(one.source, bytes) else one.source.open("rb")
+    except OSError as error:
+        raise VerificationFailed(f"{name}: {error.strerror}", hint=hint) from error
+    with raw:
+        source = _Checked(raw)
+        yield source
+        if raw.read(1) or source.hexdigest() != one.sha256:
+            raise VerificationFailed(f"{name}: not what its digest {one.sha256[:12]} says", hint=hint)
+
+
+class _Checked:
+    """A file whose bytes are hashed as they pass."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw, self._seen = raw, hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._raw.read(size)
+        self._seen.update(data)
+        return data
+
+    def hexdigest(self) -> str:
+        return self._seen.hexdigest()
+
+
+class _Parts:
+    """A file to write to that is many: bundle.tar.0000, bundle.tar.0001 ..."""
+
+    def __init__(self, folder: Path, part_size: int) -> None:
+        self.sums: list[tuple[str, str]] = []
+        self._folder, self._part_size = folder, part_size
+        self._out: BinaryIO | None = None
+        self._left, self._seen = 0, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        view = memoryview(data)
+        while view:
+            if self._left == 0:
+                self._next()
+            assert self._out is not None
+            piece = view[: self._left]
+            self._out.write(piece)
+            self._seen.update(piece)
+            self._left -= len(piece)
+            view = view[len(piece) :]
+        return len(data)
+
+    def _next(self) -> None:
+        self._end()
+        self._out = (self._folder / f"{TAR}.{len(self.sums):04}").open("wb")
+        self._left, self._seen = self._part_size, hashlib.sha256()
+
+    def _end(self) -> None:
+        if self._out is not None:
+            self._out.close()
+            self.sums.append((Path(self._out.name).name, self._seen.hexdigest()))
+            self._out = None
+
+    def __enter__(self) -> _Parts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()

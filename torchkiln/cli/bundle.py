@@ -1,0 +1,87 @@
+"""`smoke --bundle`: the checks and all that they need, to be carried to a GPU host and run there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from torchkiln.cli.checks import Checks, image_and_lock
+from torchkiln.cli.console import size, waiting
+from torchkiln.cli.options import cache_root
+from torchkiln.errors import ConfigError
+
+_LEAST_PART = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """Where a bundle goes: NAME.tar is one file, another name a folder.
+
+    With *part_size*, bytes, the tar lies in parts in that folder.
+    """
+
+    place: Path
+    part_size: int | None
+
+    def __post_init__(self) -> None:
+        if self.part_size is not None and self.part_size < _LEAST_PART:
+            raise ConfigError(f"--part-size {self.part_size}: a part has 1m at least")
+        if self.part_size is not None and self.is_tar:
+            raise ConfigError(
+                f"--bundle {self.place}: parts lie in a folder",
+                hint="name it without .tar, or drop --part-size",
+            )
+
+    @property
+    def is_tar(self) -> bool:
+        return self.place.suffix == ".tar"
+
+
+def make_bundle(ref: str, output: Path, images: Path, checks: Checks, target: Target) -> None:
+    """Write the bundle that runs *checks* in the image *ref* of the layout *output*; its place on stdout.
+
+    :raises KilnError: as `run_checks`; *target* is there, or cannot be written.
+    """
+    from torchkiln.bundle.contents import contents
+    from torchkiln.bundle.make import parts_of
+    from torchkiln.bundle.write import TAR, write_folder, write_parts, write_tar
+    from torchkiln.store import Store
+
+    if checks.runtime != "rootfs":
+        raise ConfigError(
+            f"--runtime {checks.runtime}: a bundle needs no engine and uses none", hint="leave it out"
+        )
+    image, tag, locked = image_and_lock(ref, output, images)
+    store = Store(cache_root(), on_wait=waiting)
+    arguments = _arguments(checks)
+    with parts_of(image, locked, checks.suite, images=images, arguments=arguments, store=store) as parts:
+        files = contents(parts)
+        click.echo(
+            f"smoke: bundle of {tag} ({image.manifest[:19]}), {size(sum(one.size for one in files))}",
+            err=True,
+        )
+        if target.part_size is not None:
+            write_parts(files, target.place, target.part_size)
+        elif target.is_tar:
+            write_tar(files, target.place)
+        else:
+            write_folder(files, target.place)
+    name = target.place.name
+    if target.part_size is not None:
+        first = f"cat {name}/{TAR}.* | tar --extract --directory FOLDER; python3 FOLDER/run.py"
+    elif target.is_tar:
+        first = f"tar --extract --file {name} --directory FOLDER; python3 FOLDER/run.py"
+    else:
+        first = f"python3 {name}/run.py"
+    click.echo(f"on the GPU host, as root or where users may make namespaces:\n  {first}", err=True)
+    click.echo(f"bring its report.json back:\n  torchkiln gate {tag} --report report.json", err=True)
+    click.echo(target.place)
+
+
+def _arguments(checks: Checks) -> list[str]:
+    told = ["--tier", str(checks.tier), "--limit", str(checks.limit), "--shm-size", str(checks.shm_size)]
+    told += [word for name in checks.only for word in ("--only", name)]
+    told += ["--nonce", checks.nonce] if checks.nonce else []
+    return told + (["--gpus", checks.gpus] if checks.gpus else [])

@@ -1,0 +1,75 @@
+"""Hash-locked requirements -> a folder of what their wheels hold, to be put on a Python's path as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchkiln.errors import BuildFailed
+
+# Only wheels for any platform: the same folder serves every Python of an image, and no host's ABI gets in.
+_PURE = ("--python-version", "3.10", "--implementation", "py", "--abi", "none", "--platform", "any")
+_PLATFORMS = ("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64")
+
+
+def pytest_wheels(requirements: Path, cache: Path) -> Path:
+    """The folder that *requirements* gives for any Python from 3.10 on, made once and kept in *cache*.
+
+    The index, its certificate and proxy are the user's own pip configuration.
+
+    :raises BuildFailed: a wheel cannot be had, or has another hash.
+    """
+    return _kept(requirements, cache, _PURE, "pytest for the smoke tests")
+
+
+def wheels_for(python: str, requirements: Path, cache: Path) -> Path:
+    """As `pytest_wheels`, with compiled modules for CPython *python* ("3.11") on x86-64 Linux.
+
+    :raises BuildFailed: a wheel cannot be had, or has another hash.
+    """
+    wanted = ("--python-version", python, "--implementation", "cp", *_PLATFORMS)
+    return _kept(requirements, cache, wanted, f"packages for Python {python}")
+
+
+def _kept(requirements: Path, cache: Path, wanted: Sequence[str], what: str) -> Path:
+    seen = hashlib.sha256(requirements.read_bytes())
+    if wanted != _PURE:
+        seen.update("\0".join(wanted).encode())
+    place = cache / "pytest" / seen.hexdigest()
+    if place.is_dir():
+        os.utime(place)  # when it was last used, for `cache prune`
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.with_name(f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        _install(requirements, temporary, wanted, what)
+        try:
+            temporary.rename(place)
+        except OSError:
+            # Another process was faster; what it made is the same.
+            if not place.is_dir():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return place
+
+
+def _install(requirements: Path, folder: Path, wanted: Sequence[str], what: str) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command += ["--require-hashes", "--no-deps", "--no-compile", "--only-binary", ":all:", *wanted]
+    command += ["--target", str(folder), "--requirement", str(requirements)]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [
+            done.stderr.strip()
+        ]
+        raise BuildFailed(
+            f"{what} could not be fetched: {said[-1].removeprefix('ERROR: ')}",
+            hint=f"it is locked in {requirements.name}; see that pip reaches your package index",
+        )
