@@ -83,6 +83,7 @@ class Policy:
     tiers: tuple[int, ...] = (0, 1)  # every check of these that applies
     checks: tuple[str, ...] = ("nccl-all-reduce",)  # and these
     signed: bool = False  # each report by a trusted key
+    age: int = 30  # days for which a run that passed stands for one that would be the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +177,7 @@ def _policy(data: dict[str, Any]) -> Policy:
         tiers=tuple(sorted(data.get("tiers", default.tiers))),
         checks=tuple(data.get("checks", default.checks)),
         signed=data.get("signed", default.signed),
+        age=data.get("age", default.age),
     )
 
 

@@ -22,7 +22,7 @@ TIER_0 = {"import", "claims", "linkage", "lock", "archs", "cpu-train", "compile-
 def test_tier_0_passes_inside(image: dict[str, Any], tmp_path: Path) -> None:
     """Every check runs and passes, on this digest."""
     report = tmp_path / "report.json"
-    command = [sys.executable, str(ROOT / "build.py"), "smoke", "--output", image["layout"]]
+    command = [sys.executable, str(ROOT / "build.py"), "smoke", "--force", "--output", image["layout"]]
     done = subprocess.run(
         [*command, "--report", str(report), image["ref"]], cwd=ROOT, capture_output=True, text=True
     )

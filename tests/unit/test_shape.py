@@ -28,12 +28,15 @@ GROUPS: Mapping[str, frozenset[str]] = {
         {
             "allowed", "arch", "attestation", "cache", "claims", "contrast", "difference", "explain", "facts",
             "bake", "gate", "hosts", "layering", "located", "lock", "lockfile", "matrix", "pick", "plan",
-            "render", "report", "resolve", "select", "signature", "smoke", "suite", "tags", "verdict",
+            "render", "report", "resolve", "reuse", "select", "signature", "smoke", "suite", "tags",
+            "verdict",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
     "engines": frozenset({"engines"}),
-    "kiln": frozenset({"bundle", "doctor", "housekeeping", "kiln", "overlay", "planning", "pinned_wheels", "survey"}),
+    "kiln": frozenset(
+        {"bundle", "doctor", "housekeeping", "kiln", "overlay", "planning", "pinned_wheels", "survey"}
+    ),
     "cli": frozenset({"cli", "__main__"}),
 }
 # fmt: on
@@ -67,10 +70,7 @@ OUTSIDE = frozenset(
 NOT_PURE = {"smoke": "puts the suite into a temporary folder, which its runtime mounts"}
 
 # Who else may write to a stream.
-TALKERS = {
-    "runtimes/enter.py": "is a program of its own, in the namespaces of the command that it starts",
-    "bundle/run.py": "is a program of its own, under whatever Python a GPU host has",
-}
+TALKERS = {"runtimes/enter.py": "is a program of its own, in the namespaces of the command that it starts"}
 
 
 def imports(tree: ast.AST, package: str = "torchkiln") -> Iterator[str]:

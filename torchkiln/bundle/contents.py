@@ -51,6 +51,7 @@ class Parts:
     python: str  # version, "3.11.2"
     suite: Suite
     images: Path  # the folder of locks
+    matrix: Path
     interpreter: Path
     packages: Path
     pytest: Path
@@ -68,6 +69,7 @@ def contents(parts: Parts) -> tuple[Carried, ...]:
         for path in _files(folder)
     ]
     small += [
+        _file("checkout/matrix.yaml", parts.matrix),
         _bytes("layout/oci-layout", canonical_json(VERSION)),
         _bytes("layout/index.json", canonical_json(index_of(parts.image))),
     ]
@@ -82,7 +84,7 @@ def contents(parts: Parts) -> tuple[Carried, ...]:
         "arguments": list(parts.arguments),
         "files": {one.path: one.sha256 for one in small},
     }
-    run = _file(RUN, Path(__file__).with_name(RUN), mode=0o755)
+    run = _file(RUN, ROOT / "torchkiln/cli/bundle_run.py", mode=0o755)
     return (run, _bytes(BUNDLE, pretty_json(told)), *small, *_blobs(parts.image))
 
 

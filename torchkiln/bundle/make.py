@@ -30,6 +30,7 @@ def parts_of(
     suite: Suite,
     *,
     images: Path,
+    matrix: Path,
     arguments: Sequence[str],
     store: Store,
 ) -> Iterator[Parts]:
@@ -55,6 +56,7 @@ def parts_of(
             python=base.python,
             suite=suite,
             images=images,
+            matrix=matrix,
             interpreter=temporary,
             packages=packages,
             pytest=pytest,

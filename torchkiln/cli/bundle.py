@@ -39,7 +39,9 @@ class Target:
         return self.place.suffix == ".tar"
 
 
-def make_bundle(ref: str, output: Path, images: Path, checks: Checks, target: Target) -> None:
+def make_bundle(
+    ref: str, output: Path, images: Path, matrix_file: Path, checks: Checks, target: Target
+) -> None:
     """Write the bundle that runs *checks* in the image *ref* of the layout *output*; its place on stdout.
 
     :raises KilnError: as `run_checks`; *target* is there, or cannot be written.
@@ -56,7 +58,9 @@ def make_bundle(ref: str, output: Path, images: Path, checks: Checks, target: Ta
     image, tag, locked = image_and_lock(ref, output, images)
     store = Store(cache_root(), on_wait=waiting)
     arguments = _arguments(checks)
-    with parts_of(image, locked, checks.suite, images=images, arguments=arguments, store=store) as parts:
+    with parts_of(
+        image, locked, checks.suite, images=images, matrix=matrix_file, arguments=arguments, store=store
+    ) as parts:
         files = contents(parts)
         click.echo(
             f"smoke: bundle of {tag} ({image.manifest[:19]}), {size(sum(one.size for one in files))}",
@@ -84,4 +88,5 @@ def _arguments(checks: Checks) -> list[str]:
     told = ["--tier", str(checks.tier), "--limit", str(checks.limit), "--shm-size", str(checks.shm_size)]
     told += [word for name in checks.only for word in ("--only", name)]
     told += ["--nonce", checks.nonce] if checks.nonce else []
-    return told + (["--gpus", checks.gpus] if checks.gpus else [])
+    told += ["--gpus", checks.gpus] if checks.gpus else []
+    return told + ["--force"] * checks.force

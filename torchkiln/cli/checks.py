@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from torchkiln.cli.console import waiting
+from torchkiln.cli.kept import kept
 from torchkiln.cli.options import cache_root
 from torchkiln.errors import ConfigError
 
 if TYPE_CHECKING:
     from torchkiln.nouns import LockedCell, SmokeReport
     from torchkiln.oci.layout import ImageOnDisk
+    from torchkiln.reuse import Question
     from torchkiln.runtimes.rootfs import Exited, RootfsRuntime
     from torchkiln.smoke import Inside
     from torchkiln.suite import Suite
@@ -37,6 +39,7 @@ class Checks:
     runtime: Runtime = "rootfs"
     gpus: str | None = None
     shm_size: int = 1 << 30  # bytes
+    force: bool = False  # though a kept report says all that is asked
 
 
 def suite_of(folder: Path | None, only: Sequence[str] = ()) -> Suite:
@@ -57,6 +60,8 @@ def suite_of(folder: Path | None, only: Sequence[str] = ()) -> Suite:
 def run_checks(ref: str, output: Path, images: Path, matrix_file: Path, checks: Checks) -> SmokeReport:
     """Run *checks* inside the image *ref* of the layout *output*, whose lock is in *images*.
 
+    Where the same checks passed on the same image and GPUs not long ago, that run's report is given.
+
     :raises ConfigError: no such image, or no such lock.
     :raises ToolMissing: no engine answers, or this host makes no namespaces.
     """
@@ -64,15 +69,20 @@ def run_checks(ref: str, output: Path, images: Path, matrix_file: Path, checks: 
     from torchkiln.lock import lock_digest
     from torchkiln.nouns import BuiltImage
     from torchkiln.pinned_wheels import pytest_wheels
+    from torchkiln.reuse import TIME
     from torchkiln.smoke import smoke
+    from torchkiln.store import Store
 
     found, tag, locked = image_and_lock(ref, output, images)
+    began, reports = datetime.now(timezone.utc), kept(Store(cache_root()), matrix_file)
+    if (question := _question(found, checks)) and (report := reports.answer(question, began)):
+        return report
     labels = _labels(found)
     facts = facts_of(locked, labels, tag=tag, lock_digest=lock_digest(locked), manifest=found.manifest)
     wheels = pytest_wheels(checks.suite.folder / "requirements.txt", cache_root())
     inside = _inside(found, tag, output, matrix_file, checks)
     click.echo(f"smoke: checks of tier {checks.tier} and below, runtime {checks.runtime}", err=True)
-    return smoke(
+    report = smoke(
         BuiltImage(
             tag=tag,
             manifest=found.manifest,
@@ -85,12 +95,14 @@ def run_checks(ref: str, output: Path, images: Path, matrix_file: Path, checks: 
         checks.suite,
         facts,
         wheels=wheels,
-        when=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        when=began.strftime(TIME),
         nonce=checks.nonce,
         tier=checks.tier,
         only=checks.only,
         limit_s=checks.limit,
     )
+    reports.keep(report)
+    return report
 
 
 def image_and_lock(ref: str, output: Path, images: Path) -> tuple[ImageOnDisk, str, LockedCell]:
@@ -104,6 +116,28 @@ def image_and_lock(ref: str, output: Path, images: Path) -> tuple[ImageOnDisk, s
     found = open_layout(output).image(ref)
     tag = _labels(found).get("org.opencontainers.image.version", ref)
     return found, tag, load_locked(images, tag)
+
+
+def _question(image: ImageOnDisk, checks: Checks) -> Question | None:
+    """What a kept report may answer; None: only a run can, or nobody here knows the engine's GPUs."""
+    from torchkiln.reuse import Question
+    from torchkiln.runtimes.driver import driver_for, models
+
+    if checks.force or checks.nonce or checks.runtime != "rootfs":
+        return None
+    driver = driver_for(_env(image), checks.gpus)
+    wanted = (check for check in checks.suite.checks if check.tier <= checks.tier)
+    return Question(
+        image=image.manifest,
+        suite=checks.suite.digest,
+        runtime="rootfs",
+        gpus=models() if driver else (),
+        checks=frozenset(check.id for check in wanted if not checks.only or check.id in checks.only),
+    )
+
+
+def _env(image: ImageOnDisk) -> Mapping[str, str]:
+    return dict(line.split("=", 1) for line in image.config.get("config", {}).get("Env") or ())
 
 
 def _labels(image: ImageOnDisk) -> Mapping[str, str]:
@@ -146,9 +180,7 @@ def _in_root(found: ImageOnDisk, tag: str, checks: Checks) -> InRoot:
     from torchkiln.store import Store
 
     blobs = [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in found.layers]
-    env: Mapping[str, Any] = dict(
-        line.split("=", 1) for line in found.config.get("config", {}).get("Env") or ()
-    )
+    env = _env(found)
     driver = driver_for(env, checks.gpus)
     click.echo(f"smoke: unpacking {tag} ({found.manifest[:19]}) where it is not", err=True)
     return InRoot(

@@ -53,6 +53,7 @@ def smoke() -> None:
 @click.option(
     "--limit", type=float, default=1800.0, show_default=True, help="seconds for all checks together"
 )
+@click.option("--force", is_flag=True, help="run, though the same run passed here within the policy's `age`")
 @click.option("--suite", "suite_folder", type=_FOLDER, help="another suite")
 @click.option("--key", "key_file", type=THERE, metavar="KEY.pem", help="sign the report, beside --report's")
 @click.option(
@@ -75,6 +76,7 @@ def run(
     tier: int,
     only: tuple[str, ...],
     limit: float,
+    force: bool,
     suite_folder: Path | None,
     key_file: Path | None,
     bundle: Path | None,
@@ -113,11 +115,12 @@ def run(
         runtime=runtime,
         gpus=gpus,
         shm_size=shared,
+        force=force,
     )
     ref = tag or chosen.tag("smoke")
     if bundle:
         parts = parse_size(part_size, "--part-size") if part_size else None
-        make_bundle(ref, output, images, checks, Target(place=bundle, part_size=parts))
+        make_bundle(ref, output, images, chosen.matrix_file, checks, Target(place=bundle, part_size=parts))
         return
     report = run_checks(ref, output, images, chosen.matrix_file, checks)
     publish(report, Forms(report=report_file, junit=junit, markdown=markdown, as_json=as_json), key)

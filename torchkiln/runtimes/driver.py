@@ -76,6 +76,15 @@ def driver_for(image: Mapping[str, str], gpus: str | None) -> Driver | None:
     return found
 
 
+def models(host: Path = Path("/")) -> tuple[str, ...]:
+    """The GPUs of *host* by model, "NVIDIA H200" each, as the kernel module tells them; none without it."""
+    found = []
+    for path in sorted((host / "proc/driver/nvidia/gpus").glob("*/information")):
+        told = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
+        found.append(told.get("Model", "").strip())
+    return tuple(found)
+
+
 def find_driver(
     environ: Mapping[str, str] = os.environ,
     *,

@@ -55,6 +55,7 @@ def run(bundle: dict[str, Any], arguments: list[str]) -> None:
 
     told = ["smoke", "run", bundle["tag"], "--output", os.path.join(HERE, "layout")]
     told += ["--images", os.path.join(HERE, "checkout", "images")]
+    told += ["--matrix", os.path.join(HERE, "checkout", "matrix.yaml")]
     told += ["--report", os.path.join(HERE, "report.json")]
     torchkiln([*told, *bundle["arguments"], *arguments])
 

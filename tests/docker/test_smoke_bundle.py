@@ -1,0 +1,168 @@
+"""The checks carried elsewhere: a bundle runs where there is a Python, without tar, network or packages."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from tests.docker.scene import TAG, Scene
+from torchkiln.places import ROOT
+
+pytestmark = pytest.mark.network  # pip's wheel, the bundle's packages, and where the cache has none, the base
+
+
+@pytest.fixture(scope="module")
+def bundle(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that asks for one check, as a folder whose name wants quoting."""
+    assert scene.kiln("--quiet").returncode == 0
+    place = tmp_path_factory.mktemp("bundle") / "a bundle's"
+    made(scene, place, "--only", "lock", "--only", "import", "--nonce", "n-1")
+    return place
+
+
+def made(scene: Scene, place: Path, *arguments: str) -> str:
+    """What the command says that makes a bundle at *place*."""
+    ran = scene.command("smoke", TAG, "--images", str(scene.images), "--bundle", str(place), *arguments)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == f"{place}\n"
+    return ran.stderr
+
+
+def started(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python3 run.py` where nothing else can be found: an empty PATH, no network, no home."""
+    argv = [shutil.which("unshare") or "unshare", "--net", sys.executable, "-I", "-S", str(bundle / "run.py")]
+    return subprocess.run(
+        [*argv, *arguments], env={"PATH": "/nowhere"}, cwd="/", capture_output=True, text=True, check=False
+    )
+
+
+def test_it_tells_what_a_run_here_tells_and_signs_it(bundle: Path, scene: Scene, tmp_path: Path) -> None:
+    """An image whose torch is none: the same findings, by the same suite, of the same digest."""
+    key = Ed25519PrivateKey.generate()
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (tmp_path / "pub.pem").write_bytes(
+        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
+    away = started(bundle, "--key", str(tmp_path / "key.pem"))
+    here = scene.command(
+        *("smoke", TAG, "--images", str(scene.images), "--only", "lock", "--only", "import", "--json")
+    )
+    told, expected = json.loads((bundle / "report.json").read_bytes()), json.loads(here.stdout)
+
+    assert (away.returncode, away.stdout) == (10, "fail\n"), away.stderr
+    assert told["nonce"] == "n-1"
+    for same in ("image", "tag", "suite", "runtime", "verdict"):
+        assert told[same] == expected[same]
+    for one, other in zip(told["checks"], expected["checks"], strict=True):
+        for same in ("id", "outcome", "message"):
+            assert one[same] == other[same]
+    shown = scene.command("smoke", "show", str(bundle / "report.json"), "--trust", str(tmp_path / "pub.pem"))
+    assert "signed by" in shown.stdout
+
+
+def test_what_is_asked_there_is_added_to_what_was_asked_here(bundle: Path, tmp_path: Path) -> None:
+    ran = started(bundle, "--only", "elf", "--report", str(tmp_path / "r.json"))
+    assert ran.returncode == 2  # no such check: the suite's own words
+    assert "no check named elf" in ran.stderr
+
+
+@pytest.mark.parametrize("harm", ["changed", "cut", "missing", "layer"])
+def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) -> None:
+    """Nothing of it runs, and the file is named."""
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle, copy, ignore=shutil.ignore_patterns("rootfs", "launch", "report*"))
+    victim = copy / "checkout/smoke_tests/test_import.py"
+    if harm == "changed":
+        victim.write_text(victim.read_text() + "#")
+    elif harm == "cut":
+        victim = copy / "packages/click/core.py"
+        victim.write_bytes(victim.read_bytes()[:-1])
+    elif harm == "missing":
+        victim.unlink()
+    else:
+        victim = max((copy / "layout/blobs/sha256").iterdir(), key=lambda path: path.stat().st_size)
+        data = bytearray(victim.read_bytes())
+        data[len(data) // 2] ^= 1
+        victim.write_bytes(data)
+    ran = started(copy)
+
+    assert ran.returncode == 12, ran.stderr
+    assert victim.name[:12] in ran.stderr
+    assert not (copy / "report.json").exists()
+
+
+def test_parts_give_the_tar_and_the_tar_the_folder(bundle: Path, scene: Scene, tmp_path: Path) -> None:
+    """Byte for byte, each time; the sums are the parts'."""
+    asked = ("--only", "lock", "--only", "import", "--nonce", "n-1")
+    said = made(scene, tmp_path / "parts", "--part-size", "5m", *asked)
+    made(scene, tmp_path / "one.tar", *asked)
+    parts = sorted((tmp_path / "parts").glob("bundle.tar.*"))
+    whole = b"".join(part.read_bytes() for part in parts)
+
+    assert len(parts) > 2
+    assert {part.stat().st_size for part in parts[:-1]} == {5 << 20}
+    assert whole == (tmp_path / "one.tar").read_bytes()
+    sums = dict(line.split("  ")[::-1] for line in (tmp_path / "parts/SHA256SUMS").read_text().splitlines())
+    assert sums == {part.name: hashlib.sha256(part.read_bytes()).hexdigest() for part in parts}
+    line = next(line for line in said.splitlines() if line.startswith("  cat "))
+    (tmp_path / "FOLDER").mkdir()
+    subprocess.run(["sh", "-c", line.partition(";")[0]], cwd=tmp_path, check=True)
+    names = [path.relative_to(tmp_path / "FOLDER") for path in (tmp_path / "FOLDER").rglob("*")]
+    files = [name for name in names if (tmp_path / "FOLDER" / name).is_file()]
+    assert len(files) > 500
+    assert all((bundle / name).read_bytes() == (tmp_path / "FOLDER" / name).read_bytes() for name in files)
+
+
+def test_what_is_there_is_kept(scene: Scene, tmp_path: Path) -> None:
+    """A folder of that name, or a disk too small: nothing is lost, nothing is left."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/mine").write_text("mine")
+    asked = ("smoke", TAG, "--images", str(scene.images), "--bundle")
+    ran = scene.command(*asked, str(tmp_path / "there"))
+    assert (ran.returncode, [path.name for path in (tmp_path / "there").iterdir()]) == (2, ["mine"])
+    assert "is there already" in ran.stderr
+
+    script = (
+        'mount -t tmpfs -o size=9m tmpfs "$1" && at=$1 && shift && "$@"; code=$?; ls -A "$at"; exit $code'
+    )
+    argv = ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path / "there")]
+    argv += scene.argv(*asked, str(tmp_path / "there/small"))
+    full = subprocess.run(
+        argv, env=scene.settings(), cwd=scene.images.parent, capture_output=True, text=True, check=False
+    )
+    assert (full.returncode, full.stdout) == (6, ""), full.stderr
+    assert "No space left" in full.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--runtime", "docker"), "a bundle needs no engine"),
+        (("--report", "r.json"), "there is no report yet"),
+        (("--part-size", "3"), "a part has 1m at least"),
+        (("--part-size", "much"), "not a size"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    scene: Scene, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    place = tmp_path / "b"
+    ran = scene.command("smoke", TAG, "--images", str(scene.images), "--bundle", str(place), *arguments)
+    assert ran.returncode == 2
+    assert words in ran.stderr
+    assert not place.exists()
+
+
+def test_what_starts_it_is_written_for_python_3_8() -> None:
+    ast.parse((ROOT / "torchkiln/cli/bundle_run.py").read_text(), feature_version=(3, 8))
+    with pytest.raises(SyntaxError):
+        ast.parse("match 1:\n    case 1: pass", feature_version=(3, 8))

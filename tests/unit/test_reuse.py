@@ -1,0 +1,90 @@
+"""When a kept report stands for a run, and that everything else runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import reports
+from torchkiln.nouns import Digest, Finding, SmokeReport
+from torchkiln.reuse import Question, key_of, standing
+from torchkiln.runtimes.driver import models
+
+AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+
+
+def report(**changes: Any) -> SmokeReport:
+    """Everything passed on two H200 an hour ago."""
+    return replace(reports.report(when="2026-11-22T11:00:00Z"), **changes)
+
+
+def question(**changes: Any) -> Question:
+    told = report()
+    assert told.image
+    asked = Question(
+        image=told.image,
+        suite=told.suite,
+        runtime=told.runtime,
+        gpus=("NVIDIA H200", "NVIDIA H200"),
+        checks=frozenset({"import"}),
+    )
+    return replace(asked, **changes)
+
+
+def test_a_run_that_would_be_the_same_is_answered() -> None:
+    """By the youngest, whatever else ran with it."""
+    older, younger = report(), report(when="2026-11-22T11:30:00Z")
+
+    assert standing([younger, older], question(), at=AT, days=1) is younger
+    assert standing([], question(), at=AT, days=1) is None
+    assert key_of(older) == key_of(younger)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image": Digest("sha256:" + "1" * 64)},
+        {"suite": Digest("sha256:" + "2" * 64)},
+        {"runtime": "docker"},
+        {"gpus": ("NVIDIA H200",)},
+        {"gpus": ("NVIDIA H200", "NVIDIA H100")},
+        {"gpus": ()},
+        {"checks": frozenset({"import", "other"})},
+    ],
+)
+def test_another_question_is_not(changes: dict[str, Any]) -> None:
+    assert standing([report()], question(**changes), at=AT, days=1) is None
+
+
+def failed(told: SmokeReport) -> tuple[Finding, ...]:
+    return (replace(told.findings[0], outcome="failed"), *told.findings[1:])
+
+
+def test_what_did_not_pass_is_no_answer() -> None:
+    """Whatever the report states."""
+    told = report()
+    assert standing([replace(told, verdict="inconclusive")], question(), at=AT, days=1) is None
+    assert standing([replace(told, findings=failed(told))], question(), at=AT, days=1) is None
+
+
+@pytest.mark.parametrize("when", [None, "yesterday", "2026-11-22T12:00:01Z", "2026-11-21T11:59:59Z"])
+def test_nor_is_one_of_another_time(when: str | None) -> None:
+    """Too old, of the future, or of no known time."""
+    assert standing([replace(report(), when=when)], question(), at=AT, days=1) is None
+    assert standing([report()], question(), at=AT + timedelta(hours=23), days=1) is not None
+    assert standing([report()], question(), at=AT, days=0) is None
+
+
+def test_a_hosts_models(tmp_path: Path) -> None:
+    """As the kernel module lists them."""
+    for bus in ("0000:01:00.0", "0000:02:00.0"):
+        place = tmp_path / "proc/driver/nvidia/gpus" / bus
+        place.mkdir(parents=True)
+        (place / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   \t\t 45\nGPU UUID: \t GPU-1\n")
+
+    assert models(tmp_path) == ("NVIDIA H200", "NVIDIA H200")
+    assert models(tmp_path / "dev") == ()

@@ -1,0 +1,63 @@
+"""Reports of runs that passed, in the cache: a run that would be the same need not be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchkiln.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torchkiln.nouns import SmokeReport
+    from torchkiln.reuse import Question
+    from torchkiln.store import Store
+
+_KIND = "smoke"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """What the cache has, and for how many days it counts."""
+
+    store: Store
+    days: float
+
+    def answer(self, asked: Question, at: datetime) -> SmokeReport | None:
+        """The report that stands for *asked*, told on stderr; None: run it."""
+        from torchkiln.reuse import standing
+
+        found = standing(self._reports(), asked, at=at, days=self.days)
+        if found:
+            on = f" on {', '.join(asked.gpus)}" if asked.gpus else ""
+            click.echo(
+                f"smoke: passed{on} at {found.when}: same image, suite and GPUs; --force runs again", err=True
+            )
+        return found
+
+    def keep(self, report: SmokeReport) -> None:
+        """Note *report*; it is asked for only if it passed."""
+        from torchkiln.report import document
+        from torchkiln.reuse import key_of
+
+        self.store.put_record(_KIND, key_of(report), document(report))
+
+    def _reports(self) -> Iterator[SmokeReport]:
+        from torchkiln.report import from_document
+
+        for key, told in self.store.records(_KIND):
+            try:
+                yield from_document(told, where=key)
+            except ConfigError:  # of another version
+                continue
+
+
+def kept(store: Store, matrix_file: Path) -> Kept:
+    """As the policy in *matrix_file* says."""
+    from torchkiln import facts, matrix
+
+    return Kept(store=store, days=matrix.read(matrix_file, facts.load()).policy.age)
