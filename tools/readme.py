@@ -12,15 +12,13 @@ import json
 import re
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tools.grid import grid, table  # noqa: E402
 from torchkiln.files import write_atomic  # noqa: E402
-from torchkiln.nouns import Resolution, Source, Status  # noqa: E402
 
 README = ROOT / "README.md"
 TRANSCRIPTS = ROOT / "docs" / "transcripts"
@@ -59,64 +57,10 @@ def output(command: str, count: int | None) -> str:
     return "\n".join(("```console", f"$ python build.py {command}", *lines, "```", ""))
 
 
-def grid() -> str:
-    """The runtime cells of the default OS, a row a torch; bold where a lock is committed."""
-    from torchkiln import facts as facts_of
-    from torchkiln import matrix as matrix_of
-    from torchkiln.resolve import resolve
-    from torchkiln.select import Selection, select
-
-    facts = facts_of.load()
-    matrix = matrix_of.read(ROOT / "matrix.yaml", facts)
-    answers = {(cell.torch, cell.cuda): resolve(cell, matrix, facts) for cell in select(Selection(), matrix)}
-    head = [f"CUDA {cuda}<br>{_drivers(cuda, answers.values())}" for cuda in matrix.cuda]
-    rows = [
-        [f"**{torch}**", *(_square(answers[torch, cuda]) for cuda in matrix.cuda)]
-        for torch in reversed(matrix.torch)
-    ]
-    counts = Counter(answer.status.value for answer in answers.values())
-    told = ", ".join(f"{counts[status.value]} {status.value}" for status in Status)
-    locked = sum(map(_is_locked, answers.values()))
-    return (
-        _table(["torch", *head], rows)
-        + f"\n{len(answers)} cells (runtime, debian12): {told}. {locked} with a committed lock (bold).\n"
-    )
-
-
-def _square(answer: Resolution) -> str:
-    build = answer.build
-    if build is None:
-        return "–"
-    text = "native" if answer.status is Status.NATIVE else f"minor-compat, built with {build.cuda}"
-    if build.source is Source.PYTORCH:
-        text += " ¹"
-    return f"**{text}**" if _is_locked(answer) else text
-
-
-def _is_locked(answer: Resolution) -> bool:
-    from torchkiln.tags import tag_of
-
-    return answer.build is not None and (ROOT / "images" / tag_of(answer) / "lock.json").is_file()
-
-
-def _drivers(cuda: str, answers: object) -> str:
-    floors = {
-        answer.min_driver
-        for answer in answers  # type: ignore[attr-defined]
-        if answer.cell.cuda == cuda and answer.min_driver
-    }
-    return "driver ≥ " + " or ".join(sorted(floors))
-
-
 def numbers(told: dict[str, object]) -> str:
     """The measured figures of docs/numbers.json."""
     rows = [[row["what"], row["value"], row["how"]] for row in told["rows"]]  # type: ignore[attr-defined]
-    return f"{told['machine']}\n\n" + _table(["what", "measured", "how to get it again"], rows)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"{told['machine']}\n\n" + table(["what", "measured", "how to get it again"], rows)
 
 
 def main() -> int:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from torchkiln import attestation, facts, matrix, signature
 from torchkiln.errors import GateRefused
+from torchkiln.foretold import foretold
 from torchkiln.gate import clear
 from torchkiln.lock import load_locked
 from torchkiln.matrix import Policy
-from torchkiln.nouns import BuiltLayer, Digest, ImagePlan, LayerSpec, Witness
-from torchkiln.oci import tar
-from torchkiln.oci.encode import encode_bytes
-from torchkiln.oci.image import describe
+from torchkiln.nouns import Digest, Witness
 from torchkiln.places import ROOT
 from torchkiln.planning import plan_cell
 from torchkiln.suite import load_suite
@@ -36,33 +33,15 @@ def witness(envelope: Path) -> Witness:
     return attestation.read(PROOFS / f"{name}.json", trusted)
 
 
-def layer(spec: LayerSpec, plan: ImagePlan) -> BuiltLayer:
-    """A layer as the lock has recorded it; our own files' is made anew."""
-    if spec.kind == "overlay":
-        return BuiltLayer(
-            title=spec.title, **asdict(encode_bytes(tar.archive(spec.files, mtime=plan.epoch))[1])
-        )
-    base = plan.locked.base
-    if spec.kind == "base":
-        return BuiltLayer(
-            title=spec.title,
-            digest=base.digest,
-            diff_id=base.diff_id,
-            size=base.size,
-            unpacked=base.unpacked,
-        )
-    (found,) = (layer for layer in plan.locked.layers if layer.title == spec.title)
-    return BuiltLayer(**asdict(found))
-
-
 @pytest.fixture(scope="module")
 def digest() -> Digest:
     """Of the image that a build from the committed lock gives; nothing is built."""
     known = facts.load()
     grid = matrix.read(ROOT / "matrix.yaml", known)
     locked = load_locked(ROOT / "images", TAG)
-    plan = plan_cell(locked.resolution.cell, grid, known, images=ROOT / "images")
-    return describe(plan, [layer(spec, plan) for spec in plan.layers]).manifest_digest
+    found = foretold(plan_cell(locked.resolution.cell, grid, known, images=ROOT / "images"))
+    assert found
+    return found
 
 
 def test_there_are_some() -> None:

@@ -35,7 +35,10 @@ GROUPS: Mapping[str, frozenset[str]] = {
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
     "engines": frozenset({"engines"}),
     "kiln": frozenset(
-        {"bundle", "doctor", "housekeeping", "kiln", "overlay", "planning", "pinned_wheels", "survey"}
+        {
+            "bundle", "doctor", "foretold", "housekeeping", "kiln", "overlay", "pinned_wheels", "planning",
+            "survey",
+        }
     ),
     "cli": frozenset({"cli", "__main__"}),
 }

@@ -1,0 +1,35 @@
+"""ImagePlan -> the digest that a build of it gives, where its lock has recorded the layers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from torchkiln.nouns import BuiltLayer, Digest, ImagePlan, LayerSpec
+from torchkiln.oci import tar
+from torchkiln.oci.encode import encode_bytes
+from torchkiln.oci.image import describe
+
+
+def foretold(plan: ImagePlan) -> Digest | None:
+    """The manifest's digest; None: a layer is not recorded, so only a build can tell."""
+    layers = [_layer(spec, plan) for spec in plan.layers]
+    known = [layer for layer in layers if layer is not None]
+    return describe(plan, known).manifest_digest if len(known) == len(layers) else None
+
+
+def _layer(spec: LayerSpec, plan: ImagePlan) -> BuiltLayer | None:
+    """As recorded; our own files are few, and made anew."""
+    if spec.kind == "overlay":
+        return BuiltLayer(
+            title=spec.title, **asdict(encode_bytes(tar.archive(spec.files, mtime=plan.epoch))[1])
+        )
+    base = plan.locked.base
+    if spec.kind == "base":
+        return BuiltLayer(
+            title=spec.title,
+            digest=base.digest,
+            diff_id=base.diff_id,
+            size=base.size,
+            unpacked=base.unpacked,
+        )
+    return next((BuiltLayer(**asdict(one)) for one in plan.locked.layers if one.title == spec.title), None)
