@@ -25,7 +25,7 @@ def bundle(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle that asks for one check, as a folder whose name wants quoting."""
     assert scene.kiln("--quiet").returncode == 0
     place = tmp_path_factory.mktemp("bundle") / "a bundle's"
-    made(scene, place, "--only", "lock", "--only", "import", "--nonce", "n-1")
+    made(scene, place, "--only", "lock", "--only", "import", "--nonce", "nonce-of-ours")
     return place
 
 
@@ -59,7 +59,7 @@ def test_it_tells_what_a_run_here_tells_and_signs_it(bundle: Path, scene: Scene,
     told, expected = json.loads((bundle / "report.json").read_bytes()), json.loads(here.stdout)
 
     assert (away.returncode, away.stdout) == (10, "fail\n"), away.stderr
-    assert told["nonce"] == "n-1"
+    assert told["nonce"] == "nonce-of-ours"
     for same in ("image", "tag", "suite", "runtime", "verdict"):
         assert told[same] == expected[same]
     for one, other in zip(told["checks"], expected["checks"], strict=True):
@@ -79,8 +79,11 @@ def test_what_is_asked_there_is_added_to_what_was_asked_here(bundle: Path, tmp_p
 def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) -> None:
     """Nothing of it runs, and the file is named."""
     copy = tmp_path / "copy"
-    shutil.copytree(bundle, copy, ignore=shutil.ignore_patterns("rootfs", "launch", "report*"))
+    shutil.copytree(
+        bundle, copy, ignore=shutil.ignore_patterns("rootfs", "launch", "report.json", "report.dsse.json")
+    )
     victim = copy / "checkout/smoke_tests/test_import.py"
+    assert started(copy, "--only", "nothing").returncode == 2  # whole, it comes to torchkiln's own words
     if harm == "changed":
         victim.write_text(victim.read_text() + "#")
     elif harm == "cut":
@@ -102,7 +105,7 @@ def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) ->
 
 def test_parts_give_the_tar_and_the_tar_the_folder(bundle: Path, scene: Scene, tmp_path: Path) -> None:
     """Byte for byte, each time; the sums are the parts'."""
-    asked = ("--only", "lock", "--only", "import", "--nonce", "n-1")
+    asked = ("--only", "lock", "--only", "import", "--nonce", "nonce-of-ours")
     said = made(scene, tmp_path / "parts", "--part-size", "5m", *asked)
     made(scene, tmp_path / "one.tar", *asked)
     parts = sorted((tmp_path / "parts").glob("bundle.tar.*"))

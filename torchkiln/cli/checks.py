@@ -123,7 +123,7 @@ def _question(image: ImageOnDisk, checks: Checks) -> Question | None:
     from torchkiln.reuse import Question
     from torchkiln.runtimes.driver import driver_for, models
 
-    if checks.force or checks.nonce or checks.runtime != "rootfs":
+    if checks.force or checks.nonce or checks.runtime != "rootfs" or _visible(os.environ):
         return None
     driver = driver_for(_env(image), checks.gpus)
     wanted = (check for check in checks.suite.checks if check.tier <= checks.tier)
@@ -170,6 +170,12 @@ def _inside(found: ImageOnDisk, tag: str, output: Path, matrix_file: Path, check
     return _in_root(found, tag, checks)
 
 
+def _visible(environ: Mapping[str, str]) -> dict[str, str]:
+    """The GPUs of a job, as Slurm and people choose them on a host that others use too."""
+    name = "CUDA_VISIBLE_DEVICES"
+    return {name: environ[name]} if name in environ else {}
+
+
 def _in_root(found: ImageOnDisk, tag: str, checks: Checks) -> InRoot:
     """The image unpacked in the cache, with the environment of its config, and this host's GPUs."""
     from torchkiln.oci.unpack import LayerBlob, unpacked_root
@@ -185,7 +191,7 @@ def _in_root(found: ImageOnDisk, tag: str, checks: Checks) -> InRoot:
     click.echo(f"smoke: unpacking {tag} ({found.manifest[:19]}) where it is not", err=True)
     return InRoot(
         root=unpacked_root(found.manifest, blobs, Store(cache_root(), on_wait=waiting)),
-        env={**env, **passed_on(os.environ)},
+        env={**env, **passed_on(os.environ), **_visible(os.environ)},
         runtime=RootfsRuntime(shm_size=checks.shm_size, driver=driver),
         python=f"{PREFIX}/bin/python",
     )

@@ -60,7 +60,7 @@ def smoke() -> None:
     "--bundle",
     type=click.Path(path_type=Path),
     metavar="FOLDER|NAME.tar",
-    help="do not run: write all that is needed, to be carried to a GPU host (docs/gpu-host.md)",
+    help="do not run: write all that is needed, to be carried to a GPU host (docs/gpu-hosts/no-docker.md)",
 )
 @click.option("--part-size", metavar="SIZE", help="with --bundle: its tar in parts of that size, 60m")
 @click.option("--nonce", metavar="WORD", help="a word of whoever asks for this run; it stands in the report")
