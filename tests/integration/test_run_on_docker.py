@@ -38,7 +38,6 @@ PODMANS_OWN = {
     "test_the_line_that_is_shown_makes_the_same_container": "no comma in the name of a folder that is bound",
     "test_an_image_is_loaded_once_and_again_where_its_name_was_taken": "no BuildKit",
     "test_on_a_terminal_the_command_has_one": "`docker run` ends with 0 whatever the command's code",
-    "test_gpus_where_the_engine_has_none": "no GPUs by Docker's request",
 }
 LOOP = "echo ready; while :; do sleep 0.1; done"
 
@@ -293,9 +292,59 @@ def test_gpus_where_the_engine_has_none(place: Place) -> None:
 
     assert "--gpus" not in line_of(place.run("--", "id").stderr)
     got = place.run("--gpus", "all", "--", "id")
+    told = {
+        "docker": ("hint: the engine hands on no GPUs", "--gpus all"),
+        "podman": ("hint: no CDI specification names that GPU", "--device nvidia.com/gpu=all"),
+    }
+    hint, option = told[place.kind]
     assert got.returncode == 8
-    assert b"hint: the engine hands on no GPUs" in got.stderr
-    assert line_of(got.stderr)[4:6] == ["--gpus", "all"]
+    assert hint in got.stderr.decode()
+    assert option in " ".join(line_of(got.stderr))
+
+
+@pytest.fixture
+def named_by_cdi() -> Iterator[None]:
+    """A specification of GPUs that are none: who gets one finds a variable."""
+    place = Path("/var/run/cdi/torchkiln-test.json")
+    if os.path.exists("/dev/nvidiactl") or os.geteuid():
+        pytest.skip("this host has a GPU, or is not ours")
+    made = not place.parent.exists()
+    place.parent.mkdir(exist_ok=True)
+    device = {
+        name: {"name": name, "containerEdits": {"env": [f"CDI_{name}=yes"]}} for name in ("all", "0", "1")
+    }
+    told = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": list(device.values())}
+    place.write_text(json.dumps(told))
+    yield
+    place.unlink()
+    if made:
+        place.parent.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "seen"), [("all", ["CDI_all"]), ("2", ["CDI_0", "CDI_1"]), ("device=1", ["CDI_1"]), ("none", [])]
+)
+@pytest.mark.usefixtures("named_by_cdi")
+def test_podman_hands_on_gpus_by_cdi(place: Place, gpus: str, seen: list[str], shared: Path) -> None:
+    """With all else that a container is asked for, and by the line that is shown as well."""
+    if place.kind != "podman":
+        pytest.skip("Docker has a toolkit for that")
+    shared.chmod(0o755)
+    (shared / "f").write_text("bound\n")
+    asked = ["--gpus", gpus, "-e", "A=b c", "--bind", f"{shared}:/b:ro", "--user", "5:6", "-w", "/etc"]
+    asked += ["--shm-size", "3m", "-p", "127.0.0.1:0:80"]
+    script = "env; cat /b/f; id -u; id -g; pwd; stat -f -c %b*%S /dev/shm; exit 7"
+    got = place.run(*asked, "--", "sh", "-c", script)
+    lines = got.stdout.decode().splitlines()
+
+    assert got.returncode == 7, got.stderr
+    assert sorted(line.removesuffix("=yes") for line in lines if line.startswith("CDI_")) == seen
+    assert "A=b c" in lines
+    assert "ENTRY=1" in lines
+    assert "bound" in lines
+    assert lines[-4:-1] == ["5", "6", "/etc"]
+    blocks, size = map(int, lines[-1].split("*"))
+    assert blocks * size == 3 << 20
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

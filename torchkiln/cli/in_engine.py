@@ -11,7 +11,7 @@ from typing import Any
 from torchkiln.cli import console
 from torchkiln.cli.options import DOCKER
 from torchkiln.engines.daemon import Engine, hands_on_gpus, image_in, load
-from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import open_layout
 
 
@@ -61,22 +61,16 @@ def parse_gpus(text: str | None) -> str | None:
 
 
 def gpus_on(engine: Engine, asked: str | None) -> str:
-    """For Docker's --gpus; where nothing was asked all, if there are some and the engine hands them on.
-
-    :raises ToolMissing: some were asked for, and it is an engine that gives none.
-    """
+    """For Docker's --gpus; where nothing was asked all, if there are some and the engine hands them on."""
     if asked is not None:
-        # Podman 4.3 passes over the request without a word.
-        if asked not in ("none", "0") and engine.kind == "Podman":
-            raise ToolMissing(
-                f"Podman {engine.version} gives no GPUs to who asks as Docker's clients do",
-                hint="podman run --device nvidia.com/gpu=all, by its own client",
-            )
         return "" if asked in ("none", "0") else asked
     if engine.host.startswith("unix:") and not Path("/dev/nvidiactl").exists():
         return ""
     if hands_on_gpus(engine):
         return "all"
     if engine.host.startswith("unix:"):
-        console.say("this host has GPUs, but the engine hands on none: it lacks nvidia-container-toolkit")
+        console.say(
+            "this host has GPUs, but the engine hands on none: it lacks nvidia-container-toolkit,"
+            " or a CDI specification"
+        )
     return ""

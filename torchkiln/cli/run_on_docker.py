@@ -35,11 +35,12 @@ def run_on_docker(tag: str | None, output: Path, matrix_file: Path, asked: Asked
     name, config = image_on(engine, tag, output, matrix_file)
     container = _container(name, config, asked, engine)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    argv = client_command(container, terminal=terminal)
+    podman_at = engine.host if engine.kind == "Podman" else ""
+    argv = client_command(container, terminal=terminal, podman_at=podman_at)
     console.say(shlex.join(argv))
-    if sys.stdin.isatty() and shutil.which("docker"):
+    if sys.stdin.isatty() and shutil.which(argv[0]):
         sys.stderr.flush()
-        os.execvp("docker", argv)  # a terminal's keys, size and signals are its affair
+        os.execvp(argv[0], argv)  # a terminal's keys, size and signals are its affair
     return run(
         container,
         engine,

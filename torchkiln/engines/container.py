@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from signal import SIGKILL
 from typing import Any, BinaryIO
 
+from torchkiln.engines import podman
 from torchkiln.engines.daemon import Engine, connected
 from torchkiln.errors import ConfigError, KilnError, ToolMissing
 from torchkiln.runtimes.rootfs import Bind, Exited
@@ -31,6 +32,10 @@ _HINTS = (
     (
         _TAKEN,
         "something else has that port: publish another one, -p 127.0.0.1:8889:8888",
+    ),
+    (
+        "CDI device",
+        "no CDI specification names that GPU: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
     ),
     (
         "could not select device driver|nvidia",
@@ -62,10 +67,17 @@ class Container:
     files: tuple[Bind, ...] = ()  # copied in before it starts, for an engine elsewhere sees no folder of ours
 
 
-def client_command(container: Container, *, terminal: bool) -> list[str]:
-    """The `docker run` line that does what `run` does; with *terminal* the command gets one."""
-    argv = ["docker", "run", "--rm", "--interactive", *(["--tty"] if terminal else [])]
-    if container.gpus:  # the client reads a line of CSV
+def client_command(container: Container, *, terminal: bool, podman_at: str = "") -> list[str]:
+    """The `docker run` line that does what `run` does; with *terminal* the command gets one.
+
+    :param podman_at: the address of a Podman, whose own client alone can ask it for GPUs.
+    """
+    own = bool(podman_at and container.gpus)
+    argv = ["podman", "--url", podman_at] if own else ["docker"]
+    argv += ["run", "--rm", "--interactive", *(["--tty"] if terminal else [])]
+    if own:
+        argv += [word for name in podman.devices(container.gpus) for word in ("--device", name)]
+    elif container.gpus:  # the client reads a line of CSV
         argv += ["--gpus", f'"{container.gpus}"' if "," in container.gpus else container.gpus]
     argv += ["--shm-size", str(container.shm_size)]
     for bind in container.binds:
@@ -123,7 +135,7 @@ def run(
     try:
         with connected(engine, _SILENCE) as client:
             files = _archive(container.files)
-            name = _create(client, container, stdin is not None)
+            name = _create(client, container, engine, stdin is not None)
             try:
                 if container.files:
                     client.api.put_archive(name, "/", files)
@@ -162,13 +174,15 @@ def parse_port(text: str) -> dict[str, Any]:
     return found
 
 
-def _create(client: Any, container: Container, reads: bool) -> str:
+def _create(client: Any, container: Container, engine: Engine, reads: bool) -> str:
     from docker.types import Mount
 
     ports: dict[str, Any] = {}
     for port in container.ports:
         for inside, outside in parse_port(port).items():
             ports.setdefault(inside, []).extend(outside or [None])
+    if engine.kind == "Podman" and container.gpus:
+        return podman.create(client.api, container, ports, reads=reads)
     created = client.containers.create(
         container.image,
         list(container.command) or None,
@@ -303,6 +317,7 @@ def _refused(engine: Engine, told: str, is_ours: bool) -> KilnError:
     hint = next(
         (hint for words, hint in _HINTS if re.search(words, told)), "the engine's own words stand above"
     )
-    taken = re.search(_TAKEN, told)  # Docker calls this its own trouble, Podman the caller's
-    kind = ConfigError if (is_ours and not taken) or "unable to find user" in told else ToolMissing
+    # Docker calls a taken port its own trouble, Podman the caller's.
+    of_host = re.search(f"{_TAKEN}|CDI device", told)
+    kind = ConfigError if (is_ours and not of_host) or "unable to find user" in told else ToolMissing
     return kind(f"the engine at {engine.host} does not run it: {told}", hint=hint)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchkiln.engines.observer import Observer
+from torchkiln.engines.podman import has_cdi
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.oci.archive import stream_archive
 from torchkiln.oci.layout import ImageOnDisk
@@ -171,14 +172,16 @@ def image_in(engine: Engine, name: str) -> Mapping[str, Any] | None:
 
 
 def hands_on_gpus(engine: Engine) -> bool:
-    """Whether containers of *engine* can get GPUs: it has NVIDIA's runtime, or finds the hook of its toolkit.
+    """Whether containers of *engine* can get GPUs.
+
+    Docker has NVIDIA's runtime, or finds the hook of its toolkit; Podman here finds a CDI specification.
 
     :raises ToolMissing: it does not answer.
     """
     from docker.errors import DockerException
 
     if engine.kind == "Podman":
-        return False
+        return engine.host.startswith("unix:") and has_cdi()
     try:
         with connected(engine, _ASKING) as client:
             runtimes = client.info().get("Runtimes") or {}
