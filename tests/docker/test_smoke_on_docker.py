@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.docker.scene import NAME, TAG, Scene
-from torchkiln.engines.container import Container, captured
+from torchkiln.engines.container import captured
+from torchkiln.engines.container_line import Container
 from torchkiln.engines.daemon import Engine, find_engine
 from torchkiln.errors import KilnError
 from torchkiln.runtimes.rootfs import Bind

@@ -6,33 +6,22 @@ import itertools
 import json
 import os
 import pty
-import re
-import shlex
 import signal
 import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.roots import tiny_layout
+from tests.engine.place import NAME, TAG, Place, line_of, place, shared
 from torchkiln.places import ROOT
 
-TAG = "2.7-run-test"
-NAME = f"pytorch-cuda:{TAG}"
-CONFIG: dict[str, object] = {
-    "Env": ["PATH=/bin", "FROM=config"],
-    "Entrypoint": ["/bin/env", "ENTRY=1"],
-    "Cmd": ["sh", "-c", "echo cmd $ENTRY"],
-    "WorkingDir": "/workspace",
-    "ExposedPorts": {"22/tcp": {}, "8888/tcp": {}},
-    "Volumes": {"/workspace": {}},
-}
+__all__ = ["place", "shared"]
+
 # docs/podman.md tells these too.
 PODMANS_OWN = {
     "test_the_line_that_is_shown_makes_the_same_container": "no comma in the name of a folder that is bound",
@@ -40,76 +29,6 @@ PODMANS_OWN = {
     "test_on_a_terminal_the_command_has_one": "`docker run` ends with 0 whatever the command's code",
 }
 LOOP = "echo ready; while :; do sleep 0.1; done"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """A folder with a layout in it, and an engine."""
-
-    folder: Path
-    output: Path
-    environ: Mapping[str, str]
-    kind: str
-
-    def argv(self, *arguments: str) -> list[str]:
-        """The command line of a run."""
-        program = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py"), "run", "--runtime", "docker"]
-        return [*program, "--output", str(self.output), *arguments]
-
-    def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        """A run to its end."""
-        argv = self.argv(*arguments)
-        return subprocess.run(
-            argv, input=stdin, env=dict(self.environ), cwd=self.folder, capture_output=True, check=False
-        )
-
-    def started(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A run whose command has said `ready`."""
-        process = subprocess.Popen(
-            self.argv(*arguments),
-            env=dict(self.environ),
-            cwd=self.folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stdout
-        if process.stdout.readline() == b"ready\n":
-            return process
-        _, said = process.communicate()
-        raise AssertionError(said)
-
-    def docker(self, *arguments: str) -> str:
-        """What Docker's own client answers."""
-        argv = ["docker", *arguments]
-        return subprocess.run(
-            argv, env=dict(self.environ), capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    def left(self) -> tuple[str, str]:
-        """Containers of the image, and volumes that no container has: other tests may use the engine too.
-
-        Podman keeps the volumes of who was killed.
-        """
-        containers = self.docker("ps", "--all", "--quiet", "--filter", f"ancestor={NAME}")
-        volumes = self.docker("volume", "ls", "--quiet", "--filter", "dangling=true")
-        return containers, "" if self.kind == "podman" else volumes
-
-
-@pytest.fixture(scope="module", params=["docker", "podman"])
-def place(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Place:
-    folder = tmp_path_factory.mktemp("run")
-    layout = tiny_layout(folder, CONFIG, TAG)
-    engine = request.getfixturevalue("engine" if request.param == "docker" else "podman")
-    environ = {**engine, "TORCHKILN_CACHE": str(folder / "cache")}
-    return Place(folder=folder, output=layout, environ=environ, kind=request.param)
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder that the engine sees under the same name: of the host, the tests' own engine sees /dev."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -180,12 +99,6 @@ def test_a_command_that_cannot_be_executed(place: Place, command: str, code: int
     assert (got.returncode, got.stdout) == (code, b"")
     assert command in got.stderr.decode()
     assert b"Traceback" not in got.stderr
-
-
-def line_of(stderr: bytes) -> list[str]:
-    """The `docker run` line that was shown."""
-    (line,) = re.findall(r"^torchkiln: (docker run .*)$", stderr.decode(), re.MULTILINE)
-    return shlex.split(line)
 
 
 def test_the_line_that_is_shown_makes_the_same_container(place: Place, shared: Path) -> None:
@@ -300,51 +213,6 @@ def test_gpus_where_the_engine_has_none(place: Place) -> None:
     assert got.returncode == 8
     assert hint in got.stderr.decode()
     assert option in " ".join(line_of(got.stderr))
-
-
-@pytest.fixture
-def named_by_cdi() -> Iterator[None]:
-    """A specification of GPUs that are none: who gets one finds a variable."""
-    place = Path("/var/run/cdi/torchkiln-test.json")
-    if os.path.exists("/dev/nvidiactl") or os.geteuid():
-        pytest.skip("this host has a GPU, or is not ours")
-    made = not place.parent.exists()
-    place.parent.mkdir(exist_ok=True)
-    device = {
-        name: {"name": name, "containerEdits": {"env": [f"CDI_{name}=yes"]}} for name in ("all", "0", "1")
-    }
-    told = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": list(device.values())}
-    place.write_text(json.dumps(told))
-    yield
-    place.unlink()
-    if made:
-        place.parent.rmdir()
-
-
-@pytest.mark.parametrize(
-    ("gpus", "seen"), [("all", ["CDI_all"]), ("2", ["CDI_0", "CDI_1"]), ("device=1", ["CDI_1"]), ("none", [])]
-)
-@pytest.mark.usefixtures("named_by_cdi")
-def test_podman_hands_on_gpus_by_cdi(place: Place, gpus: str, seen: list[str], shared: Path) -> None:
-    """With all else that a container is asked for, and by the line that is shown as well."""
-    if place.kind != "podman":
-        pytest.skip("Docker has a toolkit for that")
-    shared.chmod(0o755)
-    (shared / "f").write_text("bound\n")
-    asked = ["--gpus", gpus, "-e", "A=b c", "--bind", f"{shared}:/b:ro", "--user", "5:6", "-w", "/etc"]
-    asked += ["--shm-size", "3m", "-p", "127.0.0.1:0:80"]
-    script = "env; cat /b/f; id -u; id -g; pwd; stat -f -c %b*%S /dev/shm; exit 7"
-    got = place.run(*asked, "--", "sh", "-c", script)
-    lines = got.stdout.decode().splitlines()
-
-    assert got.returncode == 7, got.stderr
-    assert sorted(line.removesuffix("=yes") for line in lines if line.startswith("CDI_")) == seen
-    assert "A=b c" in lines
-    assert "ENTRY=1" in lines
-    assert "bound" in lines
-    assert lines[-4:-1] == ["5", "6", "/etc"]
-    blocks, size = map(int, lines[-1].split("*"))
-    assert blocks * size == 3 << 20
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

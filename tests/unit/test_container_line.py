@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.engines.container import Container, client_command, parse_port
+from torchkiln.engines.container_line import Container, client_command, parse_port
 from torchkiln.errors import ConfigError
 from torchkiln.runtimes.rootfs import Bind
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,11 +30,13 @@ class Kept:
 
     def answer(self, asked: Question, at: datetime) -> SmokeReport | None:
         """The report that stands for *asked*, told on stderr; None: run it."""
+        from torchkiln import hosts
         from torchkiln.reuse import standing
 
         found = standing(self._reports(), asked, at=at, days=self.days)
         if found:
-            on = f" on {', '.join(asked.gpus)}" if asked.gpus else ""
+            gpus = hosts.kinds(json.loads(found.host))
+            on = f" on {gpus}" if gpus else ""
             click.echo(
                 f"smoke: passed{on} at {found.when}: same image, suite and GPUs; --force runs again", err=True
             )

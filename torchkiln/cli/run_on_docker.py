@@ -15,7 +15,8 @@ from typing import Any
 from torchkiln.cli import console
 from torchkiln.cli.asked import Asked
 from torchkiln.cli.in_engine import gpus_on, image_on, parse_gpus
-from torchkiln.engines.container import Container, client_command, parse_port, run
+from torchkiln.engines.container import run
+from torchkiln.engines.container_line import Container, client_command, parse_port
 from torchkiln.engines.daemon import Engine, find_engine
 from torchkiln.errors import ConfigError
 from torchkiln.runtimes.rootfs import Bind

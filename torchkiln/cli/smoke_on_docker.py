@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.cli.in_engine import gpus_on, image_on, parse_gpus
-from torchkiln.engines.container import Container, captured
+from torchkiln.engines.container import captured
+from torchkiln.engines.container_line import Container
 from torchkiln.engines.daemon import Engine, find_engine
 from torchkiln.recipe import PREFIX
 from torchkiln.runtimes.rootfs import Bind, Exited

@@ -1,13 +1,11 @@
 """An image in a Docker engine and a command → how the command ended; the container is gone then.
 
-Two ways to the same: the line of `client_command` for Docker's own client, which terminals need; and `run`,
-which passes streams and signals through by the SDK.
+`run` passes streams and signals through by the SDK; terminals need a client's own line: container_line.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import os
 import re
@@ -15,12 +13,12 @@ import socket as sockets
 import tarfile
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from queue import SimpleQueue
 from signal import SIGKILL
 from typing import Any, BinaryIO
 
 from torchkiln.engines import podman
+from torchkiln.engines.container_line import Container, parse_port
 from torchkiln.engines.daemon import Engine, connected
 from torchkiln.errors import ConfigError, KilnError, ToolMissing
 from torchkiln.runtimes.rootfs import Bind, Exited
@@ -45,49 +43,6 @@ _HINTS = (
     ("bind source path does not exist", "the engine runs where that folder is not: name one of its own host"),
 )
 _STDERR = 2  # the number of that stream in what the engine sends
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Container:
-    """What to run and what it sees; `ports` are as of Docker's -p.
-
-    `gpus` is "", "all", a number, or "device=" and the numbers or UUIDs of some, joined by commas.
-    """
-
-    image: str
-    command: tuple[str, ...]
-    entrypoint: bool = True  # False: the image's is left out
-    env: tuple[str, ...] = ()  # NAME=VALUE
-    user: str | None = None
-    workdir: str | None = None
-    binds: tuple[Bind, ...] = ()
-    ports: tuple[str, ...] = ()
-    gpus: str = ""
-    shm_size: int = 1 << 30
-    files: tuple[Bind, ...] = ()  # copied in before it starts, for an engine elsewhere sees no folder of ours
-
-
-def client_command(container: Container, *, terminal: bool, podman_at: str = "") -> list[str]:
-    """The `docker run` line that does what `run` does; with *terminal* the command gets one.
-
-    :param podman_at: the address of a Podman, whose own client alone can ask it for GPUs.
-    """
-    own = bool(podman_at and container.gpus)
-    argv = ["podman", "--url", podman_at] if own else ["docker"]
-    argv += ["run", "--rm", "--interactive", *(["--tty"] if terminal else [])]
-    if own:
-        argv += [word for name in podman.devices(container.gpus) for word in ("--device", name)]
-    elif container.gpus:  # the client reads a line of CSV
-        argv += ["--gpus", f'"{container.gpus}"' if "," in container.gpus else container.gpus]
-    argv += ["--shm-size", str(container.shm_size)]
-    for bind in container.binds:
-        argv += ["--mount", _mount_option(bind)]
-    for option, values in (("--publish", container.ports), ("--env", container.env)):
-        argv += [word for value in values for word in (option, value)]
-    for option, value in (("--user", container.user), ("--workdir", container.workdir)):
-        argv += [option, value] if value else []
-    argv += [] if container.entrypoint else ["--entrypoint", ""]
-    return [*argv, container.image, *container.command]
 
 
 def captured(container: Container, engine: Engine, *, timeout_s: float) -> Exited:
@@ -153,25 +108,6 @@ def run(
         raise  # nobody reads what the command says
     except (DockerException, OSError) as error:
         raise ToolMissing(f"the engine at {engine.host} was lost: {error}", hint="docker ps --all") from error
-
-
-def parse_port(text: str) -> dict[str, Any]:
-    """`[[IP:]HOST:]CONTAINER[/udp]` as the SDK wants it.
-
-    :raises ConfigError: it is none.
-    """
-    from docker.utils.ports import build_port_bindings
-
-    try:
-        found: dict[str, Any] = build_port_bindings([text])
-        if beyond := [
-            number for number in re.findall(r"\d+", text.rpartition("]")[2]) if int(number) > 65535
-        ]:
-            raise ValueError(f"there is no port {beyond[0]}")
-    except ValueError as error:
-        hint = "write 8888:8888, or 127.0.0.1:8888:8888"
-        raise ConfigError(f"--publish {text}: {error}", hint=hint) from None
-    return found
 
 
 def _create(client: Any, container: Container, engine: Engine, reads: bool) -> str:
@@ -295,14 +231,6 @@ def _forward(engine: Engine, name: str, signals: SimpleQueue[int]) -> None:
         with contextlib.suppress(DockerException, OSError), connected(engine, _SILENCE) as client:
             client.api.kill(name, int(SIGKILL) if number in heard else number)
         heard.add(number)
-
-
-def _mount_option(bind: Bind) -> str:
-    """As Docker's client reads it: a line of CSV."""
-    words = ["type=bind", f"source={bind.source.absolute()}", f"target={bind.target}"]
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow([*words, *([] if bind.writable else ["readonly"])])
-    return line.getvalue()
 
 
 def _not_executed(told: str) -> int:

@@ -7,12 +7,10 @@ Podman's own way of creating one is asked for at the same socket; what follows i
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torchkiln.engines.container import Container
+from torchkiln.engines.container_line import CDI_KIND, Container, cdi_devices
 
-KIND = "nvidia.com/gpu"
 _CREATE = "/v4.0.0/libpod/containers/create"  # the oldest with CDI; newer ones answer it too
 _SPECS = ("etc/cdi", "var/run/cdi")
 
@@ -20,14 +18,7 @@ _SPECS = ("etc/cdi", "var/run/cdi")
 def has_cdi(host: Path = Path("/")) -> bool:
     """Whether a CDI specification on *host* names NVIDIA's GPUs."""
     files = (path for place in _SPECS for path in (host / place).glob("*") if path.is_file())
-    return any(KIND in path.read_text(errors="replace") for path in files)
-
-
-def devices(gpus: str) -> list[str]:
-    """Docker's --gpus as CDI names: "all", "2" the first two, "device=1,GPU-3f…"."""
-    kind, _, ids = gpus.partition("=")
-    names = ids.split(",") if ids else [kind] if kind == "all" else [str(at) for at in range(int(kind))]
-    return [f"{KIND}={name}" for name in names]
+    return any(CDI_KIND in path.read_text(errors="replace") for path in files)
 
 
 def create(api: Any, container: Container, ports: dict[str, Any], *, reads: bool) -> str:
@@ -53,7 +44,7 @@ def create(api: Any, container: Container, ports: dict[str, Any], *, reads: bool
         ],
         "portmappings": [_mapping(inside, place) for inside, places in ports.items() for place in places],
         "publish_image_ports": False,
-        "devices": [{"path": name} for name in devices(container.gpus)],
+        "devices": [{"path": name} for name in cdi_devices(container.gpus)],
         "shm_size": container.shm_size,
         "stdin": reads,
         "remove": True,

@@ -1,0 +1,59 @@
+"""GPUs in Podman by CDI: with specifications that set a variable where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.place import Place, place, shared
+
+__all__ = ["place", "shared"]
+
+
+@pytest.fixture
+def named_by_cdi() -> Iterator[None]:
+    """A specification of GPUs that are none: who gets one finds a variable."""
+    place = Path("/var/run/cdi/torchkiln-test.json")
+    if os.path.exists("/dev/nvidiactl") or os.geteuid():
+        pytest.skip("this host has a GPU, or is not ours")
+    made = not place.parent.exists()
+    place.parent.mkdir(exist_ok=True)
+    device = {
+        name: {"name": name, "containerEdits": {"env": [f"CDI_{name}=yes"]}} for name in ("all", "0", "1")
+    }
+    told = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": list(device.values())}
+    place.write_text(json.dumps(told))
+    yield
+    place.unlink()
+    if made:
+        place.parent.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "seen"), [("all", ["CDI_all"]), ("2", ["CDI_0", "CDI_1"]), ("device=1", ["CDI_1"]), ("none", [])]
+)
+@pytest.mark.usefixtures("named_by_cdi")
+def test_podman_hands_on_gpus_by_cdi(place: Place, gpus: str, seen: list[str], shared: Path) -> None:
+    """With all else that a container is asked for, and by the line that is shown as well."""
+    if place.kind != "podman":
+        pytest.skip("Docker has a toolkit for that")
+    shared.chmod(0o755)
+    (shared / "f").write_text("bound\n")
+    asked = ["--gpus", gpus, "-e", "A=b c", "--bind", f"{shared}:/b:ro", "--user", "5:6", "-w", "/etc"]
+    asked += ["--shm-size", "3m", "-p", "127.0.0.1:0:80"]
+    script = "env; cat /b/f; id -u; id -g; pwd; stat -f -c %b*%S /dev/shm; exit 7"
+    got = place.run(*asked, "--", "sh", "-c", script)
+    lines = got.stdout.decode().splitlines()
+
+    assert got.returncode == 7, got.stderr
+    assert sorted(line.removesuffix("=yes") for line in lines if line.startswith("CDI_")) == seen
+    assert "A=b c" in lines
+    assert "ENTRY=1" in lines
+    assert "bound" in lines
+    assert lines[-4:-1] == ["5", "6", "/etc"]
+    blocks, size = map(int, lines[-1].split("*"))
+    assert blocks * size == 3 << 20
