@@ -25,7 +25,7 @@ test: $(STAMP)  ## all tests but the proof (at most 10 minutes)
 	$(RUN) pytest -m "not proof" -n auto --no-loadscope-reorder
 
 proof: $(STAMP)  ## the real 2.7.1 set: against pip, twice, inside; smoke checks where they must fail (at most 40 minutes)
-	$(RUN) pytest -m proof -n auto tests/smoke_mutants
+	$(RUN) pytest -m proof -n logical tests/smoke_mutants
 	$(RUN) pytest -m proof -v --ignore=tests/smoke_mutants
 
 # Without .venv: a machine with GPUs has torch and pytest in a Python of its own. BESIDE="-n 8" where it has xdist.

@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,12 @@ class ByEngine(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
     """Whatever --dist says."""
     return ByEngine(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One more than there are cores, for tests of engines wait most of the time; `-n logical` is the cores."""
+    return len(os.sched_getaffinity(0)) + 1 if config.option.numprocesses == "auto" else None
 
 
 # No test is judged by the clock: machines are slow, busy and shared.
