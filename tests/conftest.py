@@ -43,7 +43,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """One more than there are cores, for tests of engines wait most of the time; `-n logical` is the cores."""
+    """One more than there are cores, for tests of engines wait; `-n logical` is the cores."""
     return len(os.sched_getaffinity(0)) + 1 if config.option.numprocesses == "auto" else None
 
 
