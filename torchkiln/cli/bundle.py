@@ -51,7 +51,7 @@ def make_bundle(
     from torchkiln.bundle.write import TAR, write_folder, write_parts, write_tar
     from torchkiln.store import Store
 
-    if checks.runtime != "rootfs":
+    if checks.runtime == "docker":
         raise ConfigError(
             f"--runtime {checks.runtime}: a bundle needs no engine and uses none", hint="leave it out"
         )
@@ -87,6 +87,7 @@ def make_bundle(
 def _arguments(checks: Checks) -> list[str]:
     told = ["--tier", str(checks.tier), "--limit", str(checks.limit), "--shm-size", str(checks.shm_size)]
     told += [word for name in checks.only for word in ("--only", name)]
+    told += ["--runtime", checks.runtime]
     told += ["--nonce", checks.nonce] if checks.nonce else []
     told += ["--gpus", checks.gpus] if checks.gpus else []
     return told + ["--force"] * checks.force

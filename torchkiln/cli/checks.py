@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from torchkiln.nouns import LockedCell, SmokeReport
     from torchkiln.oci.layout import ImageOnDisk
     from torchkiln.reuse import Question
+    from torchkiln.runtimes.oci import OciRuntime
     from torchkiln.runtimes.rootfs import Exited, RootfsRuntime
     from torchkiln.smoke import Inside
     from torchkiln.suite import Suite
 
-Runtime = Literal["rootfs", "docker"]
+Runtime = Literal["rootfs", "crun", "runc", "docker"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,14 +124,14 @@ def _question(image: ImageOnDisk, checks: Checks) -> Question | None:
     from torchkiln.reuse import Question
     from torchkiln.runtimes.driver import driver_for, models
 
-    if checks.force or checks.nonce or checks.runtime != "rootfs" or _visible(os.environ):
+    if checks.force or checks.nonce or checks.runtime == "docker" or _visible(os.environ):
         return None
     driver = driver_for(_env(image), checks.gpus)
     wanted = (check for check in checks.suite.checks if check.tier <= checks.tier)
     return Question(
         image=image.manifest,
         suite=checks.suite.digest,
-        runtime="rootfs",
+        runtime=checks.runtime,
         gpus=models() if driver else (),
         checks=frozenset(check.id for check in wanted if not checks.only or check.id in checks.only),
     )
@@ -150,9 +151,9 @@ class InRoot:
 
     root: Path
     env: Mapping[str, str]
-    runtime: RootfsRuntime
+    runtime: RootfsRuntime | OciRuntime
     python: str
-    name: str = "rootfs"
+    name: str
 
     def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Exited:
         """As root, with what is bound read-only."""
@@ -181,6 +182,7 @@ def _in_root(found: ImageOnDisk, tag: str, checks: Checks) -> InRoot:
     from torchkiln.oci.unpack import LayerBlob, unpacked_root
     from torchkiln.recipe import PREFIX
     from torchkiln.runtimes.driver import driver_for
+    from torchkiln.runtimes.oci import OciRuntime
     from torchkiln.runtimes.rootfs import RootfsRuntime
     from torchkiln.smoke import passed_on
     from torchkiln.store import Store
@@ -192,6 +194,9 @@ def _in_root(found: ImageOnDisk, tag: str, checks: Checks) -> InRoot:
     return InRoot(
         root=unpacked_root(found.manifest, blobs, Store(cache_root(), on_wait=waiting)),
         env={**env, **passed_on(os.environ), **_visible(os.environ)},
-        runtime=RootfsRuntime(shm_size=checks.shm_size, driver=driver),
+        runtime=RootfsRuntime(shm_size=checks.shm_size, driver=driver)
+        if checks.runtime == "rootfs"
+        else OciRuntime(program=checks.runtime, shm_size=checks.shm_size, driver=driver),
         python=f"{PREFIX}/bin/python",
+        name=checks.runtime,
     )

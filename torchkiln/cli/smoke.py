@@ -37,10 +37,10 @@ def smoke() -> None:
 @layout_option()
 @click.option(
     "--runtime",
-    type=click.Choice(["rootfs", "docker"]),
+    type=click.Choice(["rootfs", "crun", "runc", "docker"]),
     default="rootfs",
     show_default=True,
-    help="rootfs: without an engine; docker: in the Docker engine, which may be elsewhere",
+    help="rootfs: in namespaces of our own; crun, runc: by that program; docker: in an engine, here or not",
 )
 @click.option(
     "--gpus", metavar="all|none|N|device=ID,ID", help="GPUs; all if there are some; a choice of them: docker"

@@ -38,8 +38,8 @@ _DEV_LINKS = {
 }
 _OLD = "/.torchkiln-host"
 # Where a driver's libraries go: a folder that no image has anything in, known to the image's own loader.
-_DRIVER, _LOADERS = "/usr/local/nvidia/lib64", "/etc/ld.so.conf.d/00-torchkiln-driver.conf"
-_LDCONFIG = "/sbin/ldconfig"
+DRIVER, LOADERS = "/usr/local/nvidia/lib64", "/etc/ld.so.conf.d/00-torchkiln-driver.conf"
+LDCONFIG = "/sbin/ldconfig"
 
 
 def main(spec_fd: int, fault_fd: int) -> NoReturn:
@@ -91,11 +91,11 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     image = os.open(spec["root"], os.O_PATH | os.O_DIRECTORY)
     places = {**{name: f"/dev/{name}" for name in _NODES}, **dict(spec["nodes"])}
     nodes = {name: os.open(place, os.O_PATH) for name, place in places.items()}
-    driver = [(os.open(source, os.O_PATH), f"{_DRIVER}/{name}") for name, source in spec["libraries"]]
+    driver = [(os.open(source, os.O_PATH), f"{DRIVER}/{name}") for name, source in spec["libraries"]]
     driver += [(os.open(source, os.O_PATH), f"/usr/bin/{name}") for name, source in spec["tools"]]
     binds = [(os.open(source, os.O_PATH), target, writable) for source, target, writable in spec["binds"]]
-    files = {"etc/hosts": _hosts(spec["hostname"]), "etc/hostname": spec["hostname"] + "\n"}
-    files["etc/resolv.conf"] = _resolver()
+    files = {"etc/hosts": hosts(spec["hostname"]), "etc/hostname": spec["hostname"] + "\n"}
+    files["etc/resolv.conf"] = resolver()
 
     top = spec["scratch"]
     if not spec["scratch_is_ours"]:
@@ -153,22 +153,22 @@ def _devices(nodes: dict[str, int], shm_size: int, private_user: bool) -> None:
 
 def _tell_loader(env: dict[str, str]) -> None:
     """The image's loader finds the driver's libraries; one without a cache is told by the environment."""
-    if not os.access(_LDCONFIG, os.X_OK):
-        env["LD_LIBRARY_PATH"] = ":".join(filter(None, (_DRIVER, env.get("LD_LIBRARY_PATH"))))
+    if not os.access(LDCONFIG, os.X_OK):
+        env["LD_LIBRARY_PATH"] = ":".join(filter(None, (DRIVER, env.get("LD_LIBRARY_PATH"))))
         return
-    os.makedirs(os.path.dirname(_LOADERS), exist_ok=True)
-    with open(_LOADERS, "w") as file:
-        file.write(_DRIVER + "\n")
+    os.makedirs(os.path.dirname(LOADERS), exist_ok=True)
+    with open(LOADERS, "w") as file:
+        file.write(DRIVER + "\n")
     child = os.fork()
     if child == 0:
         with contextlib.suppress(OSError):
             silence = os.open("/dev/null", os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(silence, stream)
-            os.execve(_LDCONFIG, [_LDCONFIG, _DRIVER], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+            os.execve(LDCONFIG, [LDCONFIG, DRIVER], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
         os._exit(127)
     if os.waitpid(child, 0)[1]:
-        raise ValueError(f"{_LDCONFIG} of the image fails, so its loader cannot be told of the driver")
+        raise ValueError(f"{LDCONFIG} of the image fails, so its loader cannot be told of the driver")
 
 
 def _bind(source: int, target: str) -> None:
@@ -237,13 +237,13 @@ def _home(uid: int) -> str:
     return "/"
 
 
-def _hosts(hostname: str) -> str:
+def hosts(hostname: str) -> str:
     # The mapped address spares c10d a reverse look-up that takes 15 s without a name server.
     addresses = (("127.0.0.1", "localhost"), ("::1", "localhost"), ("127.0.1.1", hostname))
     return "".join(f"{ip}\t{name}\n" for ip, name in (*addresses, ("::ffff:127.0.0.1", "localhost")))
 
 
-def _resolver() -> str:
+def resolver() -> str:
     try:
         with open("/etc/resolv.conf") as file:
             return file.read()

@@ -1,0 +1,147 @@
+"""crun and runc on an image of a few host programs: what a command sees, may do, and leaves behind."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fake_driver import fake_driver, needs_gcc
+from tests.roots import tiny_root
+from torchkiln.errors import ToolMissing
+from torchkiln.runtimes.driver import Driver
+from torchkiln.runtimes.oci import PROGRAMS, OciRuntime
+from torchkiln.runtimes.rootfs import Bind, Exited
+
+ENV = {"PATH": "/bin"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unpacked image at a place whose name has a comma and a colon."""
+    return tiny_root(tmp_path_factory.mktemp("oci") / "an image, unpacked: here")
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def runtime(request: pytest.FixtureRequest, root: Path) -> OciRuntime:
+    found = OciRuntime(program=request.param, shm_size=3 << 20, hostname="inside")
+    if not shutil.which(found.program) or os.geteuid():
+        pytest.skip(f"{found.program} is not installed, or we are not root")
+    try:
+        shell(found, root, "true")
+    except ToolMissing as error:  # crun on a host of both generations of cgroups
+        pytest.skip(str(error))
+    return found
+
+
+def shell(runtime: OciRuntime, root: Path, script: str, *binds: Bind, timeout_s: float = 60) -> Exited:
+    return runtime.run(root, ["sh", "-c", script], env=ENV, binds=binds, timeout_s=timeout_s)
+
+
+def left() -> tuple[list[str], list[str]]:
+    """Cgroups of ours, and mounts."""
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "torchkiln-" in line]
+    return glob.glob("/sys/fs/cgroup/torchkiln-*") + glob.glob("/sys/fs/cgroup/*/torchkiln-*"), mounts
+
+
+def test_what_a_command_says_and_sees(runtime: OciRuntime, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("bound\n")
+    script = (
+        "cat /x/f; hostname; id -u; stat -f -c '%b %S' /dev/shm; cat /etc/hosts | wc -l; echo e >&2; exit 5"
+    )
+    ended = shell(runtime, root, script, Bind(source=tmp_path, target="/x"))
+    lines = ended.stdout.decode().splitlines()
+
+    assert (ended.code, ended.stderr, ended.timed_out) == (5, b"e\n", False)
+    assert lines[:3] == ["bound", "inside", "0"]
+    blocks, size = map(int, lines[3].split())
+    assert blocks * size == 3 << 20
+    assert lines[4] == "4"
+    assert left() == ([], [])
+
+
+def test_what_it_may_not_do(runtime: OciRuntime, root: Path, tmp_path: Path) -> None:
+    """The image stays as it is, a bind is read-only, nothing of the host is mounted, no other node opens."""
+    (tmp_path / "f").write_text("")
+    before = sorted(root.rglob("*"))
+    script = (
+        "touch /new /etc/new && echo written; touch /x/f || echo no bind;"
+        " mount -t tmpfs t /etc || echo no mount; cat /dev/null && echo null; cat /k || echo no node"
+    )
+    binds = (Bind(source=tmp_path, target="/x"), Bind(source=Path("/dev/kmsg"), target="/k"))
+    ended = shell(runtime, root, script, *binds)
+
+    assert ended.stdout.decode().split("\n") == ["written", "no bind", "no mount", "null", "no node", ""]
+    assert b"/k: Operation not permitted" in ended.stderr
+    assert sorted(root.rglob("*")) == before
+
+
+def test_a_signal_a_missing_command_and_a_limit(runtime: OciRuntime, root: Path) -> None:
+    """The last is killed with all that it started, and what it had said is kept."""
+    assert shell(runtime, root, "sh -c 'kill -9 $$'; exit $?").code == 137
+    with pytest.raises(ToolMissing, match="nowhere"):
+        runtime.run(root, ["nowhere"], env=ENV)
+
+    mark = f"{os.getpid()}7"
+    began = time.monotonic()
+    ended = shell(runtime, root, f"echo begun; sleep {mark} & sleep {mark}", timeout_s=3)
+    assert (ended.stdout, ended.code, ended.timed_out) == (b"begun\n", 137, True)
+    assert time.monotonic() - began < 60
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert f"sleep {mark}" not in running.splitlines()
+    assert left() == ([], [])
+
+
+def served(program: str, library: Path) -> OciRuntime:
+    """With a driver that is none: this host's /dev/full is the GPU's node."""
+    driver = Driver(
+        nodes=(("nvidia0", Path("/dev/full")),),
+        libraries=(("libcuda.so", library), ("libcuda.so.1", library)),
+        tools=(("nvidia-smi", library),),
+    )
+    return OciRuntime(program=program, driver=driver)
+
+
+def test_a_driver_is_served(root: Path, runtime: OciRuntime, tmp_path: Path) -> None:
+    """Its nodes, which open, libraries and tools, read-only; without ldconfig a variable tells."""
+    (tmp_path / "libcuda.so.1").write_text("of the host\n")
+    handed = served(runtime.program, tmp_path / "libcuda.so.1")
+    script = (
+        "cd /usr/local/nvidia/lib64; cat * /usr/bin/nvidia-smi; stat -c %t:%T /dev/nvidia0;"
+        " echo $LD_LIBRARY_PATH; echo x >/dev/nvidia0; echo x >libcuda.so.1"
+    )
+    ended = shell(handed, root, script)
+
+    assert ended.stdout.decode().splitlines() == [*["of the host"] * 3, "1:7", "/usr/local/nvidia/lib64"]
+    told = ended.stderr.decode()
+    assert "I/O error" in told  # what /dev/full says to who may open it
+    assert "Read-only file system" in told
+    assert b"nvidia0" not in shell(runtime, root, "ls /dev").stdout
+
+
+@pytest.mark.skipif(not Path("/sbin/ldconfig").exists(), reason="this host has no ldconfig")
+@needs_gcc
+def test_the_loader_of_the_image_knows_the_driver(runtime: OciRuntime, tmp_path: Path) -> None:
+    """By its own cache, whatever the environment says; one that fails is told."""
+    root = tiny_root(tmp_path / "root")
+    (root / "sbin").mkdir()
+    shutil.copy("/sbin/ldconfig", root / "sbin/ldconfig")
+    handed = served(runtime.program, fake_driver() / "libcuda.so.1")
+    told = shell(handed, root, "/sbin/ldconfig -p; echo =$LD_LIBRARY_PATH=").stdout.decode().splitlines()
+    assert any("libcuda.so.1 (libc6,x86-64) => /usr/local/nvidia/lib64/libcuda.so.1" in line for line in told)
+    assert told[-1] == "=="
+
+    (root / "sbin/ldconfig").write_text("#!/bin/sh\nexit 3\n")
+    ended = shell(handed, root, "echo ran")
+    assert (ended.code, ended.stdout) == (3, b"")
+
+
+def test_who_cannot_is_told_what_can(root: Path) -> None:
+    with pytest.raises(ToolMissing, match="no-such is not installed") as raised:
+        shell(OciRuntime(program="no-such"), root, "true")
+    assert "--runtime rootfs" in raised.value.hint
