@@ -1,4 +1,6 @@
-"""`python tools/driver_check.py ROOT`: does the rootfs runtime hand on this host's GPUs to the image in ROOT?
+"""`python tools/driver_check.py ROOT [crun|runc]`: are this host's GPUs handed on to the image in ROOT?
+
+By our own namespaces, or by the program that is named.
 
 ROOT is an unpacked image with a python3; torch is not needed. Inside, each GPU is asked by libcuda alone: its
 name, and a kernel that the driver compiles from PTX and whose result comes back exact. One JSON object on
@@ -65,14 +67,15 @@ def inside() -> dict[str, Any]:
     return {"cuda": version.value, "gpus": gpus}
 
 
-def main(root: Path) -> int:
-    """Run the above in *root*, and nvidia-smi."""
+def main(root: Path, program: str) -> int:
+    """Run the above in *root* by *program*, "" is the rootfs runtime, and nvidia-smi."""
     from torchkiln.runtimes.driver import driver_for
+    from torchkiln.runtimes.oci import OciRuntime
     from torchkiln.runtimes.rootfs import Bind, RootfsRuntime
 
     driver = driver_for({}, "all")
     assert driver is not None
-    runtime = RootfsRuntime(driver=driver)
+    runtime = OciRuntime(program=program, driver=driver) if program else RootfsRuntime(driver=driver)
     here = Bind(source=Path(__file__).resolve(), target=_INSIDE)
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     checked = runtime.run(root, ["python3", _INSIDE, "--inside"], env=env, binds=[here], timeout_s=120)
@@ -99,4 +102,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--inside"]:
         sys.stdout.write(json.dumps(inside()))
     else:
-        sys.exit(main(Path(sys.argv[1])))
+        sys.exit(main(Path(sys.argv[1]), sys.argv[2] if sys.argv[2:] else ""))

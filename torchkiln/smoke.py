@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -203,8 +204,17 @@ def _finding(event: Mapping[str, Any]) -> Finding:
 
 def _how(ended: Ended) -> str:
     said = "\n".join(ended.stderr.decode("utf-8", "replace").strip().splitlines()[-5:])
-    how = "was stopped after its time" if ended.timed_out else f"ended with exit code {ended.code}"
+    how = "was stopped after its time" if ended.timed_out else f"ended {_by(ended.code)}"
     return f"{how}\n{said}" if said else how
+
+
+def _by(code: int) -> str:
+    """An exit code; 128 and a number is a signal, as shells and engines tell it."""
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return f"with exit code {code}"
+    return f"by {name}" + (" (the kernel's, where memory runs out)" if name == "SIGKILL" else "")
 
 
 def _silent(check: SuiteCheck, heard: Heard, how: str) -> Finding:

@@ -83,6 +83,11 @@ def test_the_image_is_told_nothing_but_the_facts_the_suite_and_pytest() -> None:
             "no result: the runner was stopped after its time before this check",
         ),
         (
+            Done(code=137),
+            "no result: the runner ended by SIGKILL (the kernel's, where memory runs out) before this check",
+        ),
+        (Done(code=139), "no result: the runner ended by SIGSEGV before this check"),
+        (
             Done(stdout=b"Segmentation fault\n[1]\n{\n\xff"),
             "no result: the runner ended with exit code 0 before this check",
         ),
