@@ -198,23 +198,6 @@ def test_a_port_that_is_taken(place: Place) -> None:
     assert b"hint: something else has that port" in got.stderr
 
 
-def test_gpus_where_the_engine_has_none(place: Place) -> None:
-    """Not asked for by themselves; asked for by the user, refused with what to do."""
-    if os.path.exists("/dev/nvidiactl"):
-        pytest.skip("this host has a GPU")
-
-    assert "--gpus" not in line_of(place.run("--", "id").stderr)
-    got = place.run("--gpus", "all", "--", "id")
-    told = {
-        "docker": ("hint: the engine hands on no GPUs", "--gpus all"),
-        "podman": ("hint: no CDI specification names that GPU", "--device nvidia.com/gpu=all"),
-    }
-    hint, option = told[place.kind]
-    assert got.returncode == 8
-    assert hint in got.stderr.decode()
-    assert option in " ".join(line_of(got.stderr))
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_command(place: Place, number: signal.Signals) -> None:
     process = place.started("--", "sh", "-c", f"trap 'echo caught; exit 5' INT TERM; {LOOP}")

@@ -1,4 +1,7 @@
-"""GPUs in Podman by CDI: with specifications that set a variable where there is no GPU."""
+"""GPUs in Docker and Podman, on a host that has none: refused; by CDI, whose specification sets a variable.
+
+One file, for the specification is seen by every Podman of the host.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.place import Place, place, shared
+from tests.engine.place import Place, line_of, place, shared
 
 __all__ = ["place", "shared"]
+
+
+def test_gpus_where_the_engine_has_none(place: Place) -> None:
+    """Not asked for by themselves; asked for by the user, refused with what to do."""
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this host has a GPU")
+
+    assert "--gpus" not in line_of(place.run("--", "id").stderr)
+    got = place.run("--gpus", "all", "--", "id")
+    told = {
+        "docker": ("hint: the engine hands on no GPUs", "--gpus all"),
+        "podman": ("hint: no CDI specification names that GPU", "--device nvidia.com/gpu=all"),
+    }
+    hint, option = told[place.kind]
+    assert got.returncode == 8
+    assert hint in got.stderr.decode()
+    assert option in " ".join(line_of(got.stderr))
 
 
 @pytest.fixture
@@ -33,14 +53,13 @@ def named_by_cdi() -> Iterator[None]:
         place.parent.rmdir()
 
 
+@pytest.mark.parametrize("place", ["podman"], indirect=True)
 @pytest.mark.parametrize(
     ("gpus", "seen"), [("all", ["CDI_all"]), ("2", ["CDI_0", "CDI_1"]), ("device=1", ["CDI_1"]), ("none", [])]
 )
 @pytest.mark.usefixtures("named_by_cdi")
 def test_podman_hands_on_gpus_by_cdi(place: Place, gpus: str, seen: list[str], shared: Path) -> None:
     """With all else that a container is asked for, and by the line that is shown as well."""
-    if place.kind != "podman":
-        pytest.skip("Docker has a toolkit for that")
     shared.chmod(0o755)
     (shared / "f").write_text("bound\n")
     asked = ["--gpus", gpus, "-e", "A=b c", "--bind", f"{shared}:/b:ro", "--user", "5:6", "-w", "/etc"]
