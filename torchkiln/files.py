@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import json
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,39 @@ def remove_tree(path: Path) -> None:
                 if entry.is_dir(follow_symlinks=False):
                     os.chmod(entry.path, 0o700)
     shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def replacing(target: Path, *, folder: bool = False) -> Iterator[Path]:
+    """A new neighbour of *target*, a file or a *folder*, that gets its name at the end, if all went well.
+
+    What killed writers of *target* left, gigabytes perhaps, goes first: who lives holds a lock on its own.
+
+    :raises OSError: the disk is full, or the parent cannot be written; *target* is then as it was.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.????????"):
+        with contextlib.suppress(OSError), _locked(left):
+            remove_tree(left)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        temporary.mkdir() if folder else temporary.touch()
+        with _locked(temporary):
+            yield temporary
+            os.replace(temporary, target)
+    finally:
+        remove_tree(temporary)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """:raises OSError: another holds it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def tree_size(root: Path) -> tuple[int, int]:

@@ -32,23 +32,38 @@ class Question:
 def standing(
     kept: Iterable[SmokeReport], asked: Question, *, at: datetime, days: float
 ) -> SmokeReport | None:
-    """The youngest of *kept* that answers *asked*, if at the time *at* it is not older than *days*."""
-    fit = [report for report in kept if _answers(report, asked) and _age(report, at) <= timedelta(days=days)]
-    return max(fit, key=lambda report: report.when or "", default=None)
+    """The youngest of *kept* that answers *asked*, if at the time *at* it is not older than *days*.
+
+    None where a later run of the same image on the same GPUs did not pass.
+    """
+    same = [report for report in kept if _is_same(report, asked) and _age(report, at) <= timedelta(days=days)]
+    fit = [report for report in same if _passed(report) and asked.checks <= _ids(report)]
+    best = max(fit, key=_when, default=None)
+    later = [report for report in same if best and _when(report) >= _when(best)]
+    return best if all(map(_passed, later)) else None
 
 
 def key_of(report: SmokeReport) -> str:
     """Hex; a later report with the same one takes the place of an earlier."""
-    ids = sorted(finding.id for finding in report.findings)
-    told = [report.image, report.suite, report.runtime, _models(report), ids]
+    told = [report.image, report.suite, report.runtime, _models(report), sorted(_ids(report))]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
-def _answers(report: SmokeReport, asked: Question) -> bool:
-    same = (report.image, report.suite, report.runtime) == (asked.image, asked.suite, asked.runtime)
-    proved = report.verdict == verdict(report.findings) == "pass"
-    ids = {finding.id for finding in report.findings}
-    return same and proved and _models(report) == sorted(asked.gpus) and asked.checks <= ids
+def _is_same(report: SmokeReport, asked: Question) -> bool:
+    told = (report.image, report.suite, report.runtime, _models(report))
+    return told == (asked.image, asked.suite, asked.runtime, sorted(asked.gpus))
+
+
+def _passed(report: SmokeReport) -> bool:
+    return report.verdict == verdict(report.findings) == "pass"
+
+
+def _ids(report: SmokeReport) -> set[str]:
+    return {finding.id for finding in report.findings}
+
+
+def _when(report: SmokeReport) -> str:
+    return report.when or ""
 
 
 def _age(report: SmokeReport, at: datetime) -> timedelta:

@@ -71,6 +71,19 @@ def test_what_did_not_pass_is_no_answer() -> None:
     assert standing([replace(told, findings=failed(told))], question(), at=AT, days=1) is None
 
 
+def test_a_later_run_that_failed_speaks_against_an_earlier_one() -> None:
+    """Though it asked for less; an earlier failure is made good."""
+    passed, told = report(), report(when="2026-11-22T11:30:00Z")
+    worse = replace(told, findings=failed(told)[:1], verdict="fail")
+
+    assert standing([passed, worse], question(), at=AT, days=1) is None
+    assert (
+        standing([replace(worse, when="2026-11-22T10:00:00Z"), passed], question(), at=AT, days=1) is passed
+    )
+    other = replace(worse, image=Digest("sha256:" + "1" * 64))
+    assert standing([passed, other], question(), at=AT, days=1) is passed
+
+
 @pytest.mark.parametrize("when", [None, "yesterday", "2026-11-22T12:00:01Z", "2026-11-21T11:59:59Z"])
 def test_nor_is_one_of_another_time(when: str | None) -> None:
     """Too old, of the future, or of no known time."""

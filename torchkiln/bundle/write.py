@@ -9,16 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import os
-import secrets
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.bundle.contents import BLOBS, Carried
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
-from torchkiln.files import remove_tree
+from torchkiln.files import replacing
 from torchkiln.oci.archive import Sink, put
 
 TAR = "bundle.tar"
@@ -32,18 +30,13 @@ def write_tar(files: Sequence[Carried], target: Path) -> None:
     :raises VerificationFailed: a file is not, or no longer, what its digest says.
     :raises BuildFailed: *target* cannot be written.
     """
-
-    def fill(place: Path) -> None:
-        with place.open("wb") as out:
-            _stream(files, out)
-
-    _whole(target, fill)
+    with _whole(target) as place, place.open("wb") as out:
+        _stream(files, out)
 
 
 def write_folder(files: Sequence[Carried], target: Path) -> None:
     """The folder *target*, which must not be there. Raises as `write_tar`, and ConfigError."""
-
-    def fill(place: Path) -> None:
+    with _whole(target, folder=True) as place:
         for one in files:
             path = place / one.path
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,43 +45,27 @@ def write_folder(files: Sequence[Carried], target: Path) -> None:
                     out.write(piece)
             path.chmod(one.mode)
 
-    _refuse_existing(target)
-    _whole(target, fill)
-
 
 def write_parts(files: Sequence[Carried], target: Path, part_size: int) -> None:
     """The folder *target* with the tar in parts of *part_size* bytes. Raises as `write_folder`."""
-
-    def fill(place: Path) -> None:
-        place.mkdir()
+    with _whole(target, folder=True) as place:
         with _Parts(place, part_size) as out:
             _stream(files, out)
-        sums = "".join(f"{digest}  {name}\n" for name, digest in out.sums)
-        (place / SUMS).write_text(sums)
-
-    _refuse_existing(target)
-    _whole(target, fill)
+        (place / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in out.sums))
 
 
-def _refuse_existing(target: Path) -> None:
-    if target.exists():
+@contextlib.contextmanager
+def _whole(target: Path, *, folder: bool = False) -> Iterator[Path]:
+    if folder and target.exists():
         raise ConfigError(f"{target} is there already", hint="delete it, or name another folder")
-
-
-def _whole(target: Path, fill: Callable[[Path], None]) -> None:
-    """Let *fill* make a neighbour of *target*, and give it that name when it is done."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fill(temporary)
-        os.replace(temporary, target)
+        with replacing(target, folder=folder) as temporary:
+            yield temporary
     except OSError as error:
         raise BuildFailed(
             f"{target}: the bundle cannot be written: {error.strerror or error}",
             hint="make room, or name another folder",
         ) from error
-    finally:
-        remove_tree(temporary)
 
 
 def _stream(files: Sequence[Carried], out: Sink) -> None:

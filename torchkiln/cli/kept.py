@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchkiln.errors import ConfigError
+from torchkiln.errors import ConfigError, KilnError
 
 if TYPE_CHECKING:
     from torchkiln.nouns import SmokeReport
@@ -43,11 +43,14 @@ class Kept:
         return found
 
     def keep(self, report: SmokeReport) -> None:
-        """Note *report*; it is asked for only if it passed."""
+        """Note *report*, whatever it says. A cache that takes nothing costs another run, not this one."""
         from torchkiln.report import document
         from torchkiln.reuse import key_of
 
-        self.store.put_record(_KIND, key_of(report), document(report))
+        try:
+            self.store.put_record(_KIND, key_of(report), document(report))
+        except (KilnError, OSError) as error:
+            click.echo(f"smoke: this run is not kept for the next one: {error}", err=True)
 
     def _reports(self) -> Iterator[SmokeReport]:
         from torchkiln.report import from_document

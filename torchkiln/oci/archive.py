@@ -9,11 +9,7 @@ the index, older ones manifest.json; both find the same blobs, and compressed la
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import glob
 import os
-import secrets
 import tarfile
 from collections.abc import Sequence
 from io import BytesIO
@@ -21,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
 from torchkiln.errors import BuildFailed
+from torchkiln.files import replacing
 from torchkiln.nouns import BuiltImage, Digest
 from torchkiln.oci.image import MANIFEST_TYPE, PLATFORM, canonical_json, descriptor
 from torchkiln.oci.layout import INDEX_TYPE, REF_NAME, VERSION, ImageOnDisk, open_layout
@@ -64,29 +61,14 @@ def write_archive(image: ImageOnDisk, target: Path, form: ArchiveFormat, names: 
 
     :raises BuildFailed: a blob cannot be read, or *target* not be written.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target)
-        with temporary.open("wb") as out:
-            fcntl.flock(out, fcntl.LOCK_EX)
+        with replacing(target) as temporary, temporary.open("wb") as out:
             stream_archive(image, out, form, names)
-            os.replace(temporary, target)
     except OSError as error:
         raise BuildFailed(
             f"{target}: the archive cannot be written: {error.strerror or error}",
             hint="free space, or choose another folder with --output; `verify` tells if the layout is whole",
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sweep(target: Path) -> None:
-    """Delete what killed writers of *target* left, gigabytes each: who lives holds a lock on its file."""
-    for path in target.parent.glob(f".{glob.escape(target.name)}.*.????????"):
-        with contextlib.suppress(OSError), path.open("rb") as left:
-            fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
 
 
 def stream_archive(image: ImageOnDisk, out: BinaryIO, form: ArchiveFormat, names: Sequence[str] = ()) -> None:
