@@ -62,7 +62,7 @@ RUNS: dict[str, tuple[str, list[str], bool, Callable[[list[str]], list[str]]]] =
         False,
         cut,
     ),
-    "smoke": (f"smoke run {CELL}", ["smoke", "run", *CELL.split()], True, cut),
+    "smoke": (f"smoke run {CELL}", ["smoke", "run", "--force", *CELL.split()], True, cut),
 }
 
 
