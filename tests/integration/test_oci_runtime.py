@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -44,9 +45,11 @@ def shell(runtime: OciRuntime, root: Path, script: str, *binds: Bind, timeout_s:
 
 
 def left() -> tuple[list[str], list[str]]:
-    """Cgroups of ours, and mounts."""
-    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "torchkiln-" in line]
-    return glob.glob("/sys/fs/cgroup/torchkiln-*") + glob.glob("/sys/fs/cgroup/*/torchkiln-*"), mounts
+    """Cgroups and mounts of containers; the tests' engine has a similar name."""
+    ours = re.compile(r"torchkiln-[0-9a-f]{12}\b")
+    cgroups = glob.glob("/sys/fs/cgroup/torchkiln-*") + glob.glob("/sys/fs/cgroup/*/torchkiln-*")
+    mounts = Path("/proc/mounts").read_text().splitlines()
+    return [one for one in cgroups if ours.search(one)], [one for one in mounts if ours.search(one)]
 
 
 def test_what_a_command_says_and_sees(runtime: OciRuntime, root: Path, tmp_path: Path) -> None:
