@@ -19,7 +19,7 @@ from torchkiln.housekeeping import prune
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, unpacked_root
 from torchkiln.oci.validate import validate
-from torchkiln.runtimes.rootfs import in_use
+from torchkiln.runtimes.rootfs import using
 from torchkiln.store import Store
 from torchkiln.survey import Survey, survey
 
@@ -157,7 +157,7 @@ def test_prune_and_unpacked_images(scene: Scene) -> None:
     week = time.time() - 8 * 86400
     os.utime(marker, (week, week))
 
-    with in_use(root):
+    with using(root):
         assert "a command runs in it" in scene.run("prune", "--all").stderr
     unpacked_root(image.manifest, layers, store)
     assert scene.told("prune")["gone"] == []  # it was used just now

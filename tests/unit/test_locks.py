@@ -131,12 +131,12 @@ def test_a_lock_that_says_nothing_is_held_all_the_same(tmp_path: Path) -> None:
 
 def test_a_folder_is_in_use_while_somebody_holds_it(tmp_path: Path) -> None:
     """As the rootfs runtime does."""
-    from torchkiln.runtimes.rootfs import in_use
+    from torchkiln.runtimes.rootfs import using
 
     assert not in_use(tmp_path)
     with ExitStack() as two:
-        two.enter_context(in_use(tmp_path))
-        two.enter_context(in_use(tmp_path))
+        two.enter_context(using(tmp_path))
+        two.enter_context(using(tmp_path))
         assert in_use(tmp_path)
     assert not in_use(tmp_path)
     assert not in_use(tmp_path / "nowhere")

@@ -26,7 +26,7 @@ from typing import Any
 from torchkiln.errors import ToolMissing
 from torchkiln.runtimes import enter
 from torchkiln.runtimes.driver import Driver
-from torchkiln.runtimes.rootfs import Bind, Exited, in_use
+from torchkiln.runtimes.rootfs import Bind, Exited, using
 
 PROGRAMS = ("crun", "runc")
 _CGROUPS = "/sys/fs/cgroup"
@@ -78,7 +78,7 @@ class OciRuntime:
             why = "is not installed" if place is None else "is used as root alone"
             raise ToolMissing(f"{self.program} {why}", hint="take --runtime rootfs, which needs neither")
         name = f"torchkiln-{secrets.token_hex(6)}"
-        with in_use(image_root), tempfile.TemporaryDirectory(prefix=f"{name}-") as scratch:
+        with using(image_root), tempfile.TemporaryDirectory(prefix=f"{name}-") as scratch:
             if self.driver and self.driver.libraries:
                 argv, env = _with_loader(image_root, argv, env)
             config = self._config(name, argv, env, [*self._files(Path(scratch)), *binds])

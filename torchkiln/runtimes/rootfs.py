@@ -78,7 +78,7 @@ class RootfsRuntime:
         _check(image_root, argv, binds, workdir)
         spec_read, spec_write = os.pipe()
         fault_read, fault_write = os.pipe()
-        with in_use(image_root), self._scratch() as scratch, os.fdopen(fault_read, "rb") as faults:
+        with using(image_root), self._scratch() as scratch, os.fdopen(fault_read, "rb") as faults:
             spec = {
                 "root": str(image_root.absolute()),
                 "argv": list(argv),
@@ -141,7 +141,7 @@ def _served(driver: Driver | None) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def in_use(image_root: Path) -> Iterator[None]:
+def using(image_root: Path) -> Iterator[None]:
     """Hold *image_root* while the command runs: `cache prune` leaves an unpacked image that is in use.
 
     The lock is the folder's own, for nothing may be written into it, and ends with us, as the command does.
