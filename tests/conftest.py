@@ -14,8 +14,14 @@ from tests.engine.registry import registry
 __all__ = ["engine", "podman", "registry", "second_engine"]
 
 
-# What takes longest begins first; and the base that the first of them builds serves an engine's tests.
-_FIRST = ("tests/integration/test_base_build.py", "tests/integration/test_campaign.py", "tests/docker/")
+# What takes longest begins first. tests/docker wants the base that the first of them builds; until that is
+# there, its worker does what needs an engine alone.
+_FIRST = (
+    "tests/integration/test_base_build.py",
+    "tests/integration/test_campaign.py",
+    "tests/integration/test_run_on_docker.py",
+    "tests/docker/",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
