@@ -23,13 +23,6 @@ def _layer(spec: LayerSpec, plan: ImagePlan) -> BuiltLayer | None:
         return BuiltLayer(
             title=spec.title, **asdict(encode_bytes(tar.archive(spec.files, mtime=plan.epoch))[1])
         )
-    base = plan.locked.base
     if spec.kind == "base":
-        return BuiltLayer(
-            title=spec.title,
-            digest=base.digest,
-            diff_id=base.diff_id,
-            size=base.size,
-            unpacked=base.unpacked,
-        )
+        return BuiltLayer.of_base(plan.locked.base, spec.title)
     return next((BuiltLayer(**asdict(one)) for one in plan.locked.layers if one.title == spec.title), None)

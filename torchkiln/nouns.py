@@ -236,6 +236,13 @@ class BuiltLayer:
     size: int
     unpacked: int
 
+    @classmethod
+    def of_base(cls, base: LockedBase, title: str) -> BuiltLayer:
+        """The base, which is a layer as it comes."""
+        return cls(
+            title=title, digest=base.digest, diff_id=base.diff_id, size=base.size, unpacked=base.unpacked
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltImage:

@@ -38,10 +38,8 @@ def wheels_for(python: str, requirements: Path, cache: Path) -> Path:
 
 
 def _kept(requirements: Path, cache: Path, wanted: Sequence[str], what: str) -> Path:
-    seen = hashlib.sha256(requirements.read_bytes())
-    if wanted != _PURE:
-        seen.update("\0".join(wanted).encode())
-    place = cache / "pytest" / seen.hexdigest()
+    key = hashlib.sha256("\0".join(wanted).encode() + b"\0" + requirements.read_bytes()).hexdigest()
+    place = cache / "pytest" / key
     if place.is_dir():
         os.utime(place)  # when it was last used, for `cache prune`
         return place

@@ -75,7 +75,7 @@ def test_what_is_asked_there_is_added_to_what_was_asked_here(bundle: Path, tmp_p
     assert "no check named elf" in ran.stderr
 
 
-@pytest.mark.parametrize("harm", ["changed", "cut", "missing", "layer"])
+@pytest.mark.parametrize("harm", ["changed", "cut", "missing", "layer", "index"])
 def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) -> None:
     """Nothing of it runs, and the file is named."""
     copy = tmp_path / "copy"
@@ -91,6 +91,9 @@ def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) ->
         victim.write_bytes(victim.read_bytes()[:-1])
     elif harm == "missing":
         victim.unlink()
+    elif harm == "index":
+        victim = copy / "bundle.json"
+        victim.write_text(victim.read_text()[:100])
     else:
         victim = max((copy / "layout/blobs/sha256").iterdir(), key=lambda path: path.stat().st_size)
         data = bytearray(victim.read_bytes())
@@ -100,6 +103,7 @@ def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) ->
 
     assert ran.returncode == 12, ran.stderr
     assert victim.name[:12] in ran.stderr
+    assert "Traceback" not in ran.stderr
     assert not (copy / "report.json").exists()
 
 

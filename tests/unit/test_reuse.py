@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from tests import reports
+from torchkiln.cli.checks import Checks, _question
 from torchkiln.nouns import Digest, Finding, SmokeReport
+from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.reuse import Question, key_of, standing
-from torchkiln.runtimes.driver import models
+from torchkiln.runtimes import driver
+from torchkiln.runtimes.driver import Driver, models
 
 AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 
@@ -101,3 +104,35 @@ def test_a_hosts_models(tmp_path: Path) -> None:
 
     assert models(tmp_path) == ("NVIDIA H200", "NVIDIA H200")
     assert models(tmp_path / "dev") == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "nodes", "asked"),
+    [
+        (("NVIDIA H200", "NVIDIA H200"), 2, True),
+        (("NVIDIA H200", "NVIDIA H200"), 1, False),
+        ((), 1, False),
+    ],
+)
+def test_where_nobody_knows_the_gpus_nothing_is_asked(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], nodes: int, asked: bool
+) -> None:
+    """A container with some of a host's GPUs, or a kernel module that does not tell: the checks run."""
+    handed = tuple((f"nvidia{at}", Path("/dev/null")) for at in range(nodes))
+    monkeypatch.setattr(driver, "driver_for", lambda *_: Driver(nodes=handed, libraries=(), tools=()))
+    monkeypatch.setattr(driver, "models", lambda: names)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    image = ImageOnDisk(
+        ref="x",
+        manifest=reports.IMAGE,
+        manifest_path=Path(),
+        config_digest=reports.IMAGE,
+        config_path=Path(),
+        config={},
+        layers=(),
+    )
+    checks = Checks(suite=reports.SUITE)
+
+    assert (_question(image, checks) is not None) is asked
+    assert _question(image, replace(checks, force=True)) is None
+    assert _question(image, replace(checks, nonce="a-nonce-of-ours")) is None

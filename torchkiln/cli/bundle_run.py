@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LAUNCH = os.path.join(HERE, "python", "usr", "launch")
+PYTHON = os.path.join(LAUNCH, "python3")
 UNWRITABLE, MACHINE, DAMAGED = 6, 8, 12  # exit codes
 # Started so, a program of the bundle finds its own libraries, and Python itself by its own name.
 LAUNCHER = """#!/bin/sh
@@ -30,22 +31,31 @@ def main() -> None:
     """Look at the bundle, then start its Python with this file again, which ends as `smoke run`."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         leave(MACHINE, f"the image is for Linux on x86-64, this is {sys.platform} on {platform.machine()}")
-    with open(os.path.join(HERE, "bundle.json"), "rb") as file:
-        bundle = json.loads(file.read().decode())
-    python = os.path.join(LAUNCH, "python3")
-    if sys.executable == python:
+    try:
+        with open(os.path.join(HERE, "bundle.json"), "rb") as file:
+            bundle = json.loads(file.read().decode())
+    except (OSError, ValueError) as error:
+        leave(DAMAGED, f"the bundle is damaged: bundle.json: {error}; bring it here again")
+    if sys.executable == PYTHON:
         run(bundle, sys.argv[1:])
+    else:
+        start(bundle, sys.argv[1:])
+
+
+def start(bundle: dict[str, Any], arguments: list[str]) -> NoReturn:
+    """This file by the bundle's own Python, if the bundle is whole."""
     wrong = [name for name, digest in sorted(bundle["files"].items()) if sha256(name) != digest]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         leave(DAMAGED, f"the bundle is damaged: {', '.join(wrong[:3])}{more}; bring it here again")
-    try:
-        write_launchers(bundle)
-    except OSError as error:
-        leave(UNWRITABLE, f"{LAUNCH}: {error.strerror}; the bundle needs a folder to write in")
     environ = dict(os.environ, TORCHKILN_CACHE=os.path.join(HERE, "cache"))
     environ["PATH"] = LAUNCH + os.pathsep + environ.get("PATH", os.defpath)
-    os.execve(python, [python, "-I", "-S", "-B", os.path.abspath(__file__), *sys.argv[1:]], environ)
+    try:
+        write_launchers(bundle)
+        os.execve(PYTHON, [PYTHON, "-I", "-S", "-B", os.path.abspath(__file__), *arguments], environ)
+    except OSError as error:
+        needs = "the bundle needs a folder that can be written to, of a file system without noexec"
+        leave(UNWRITABLE, f"{LAUNCH}: {error.strerror}; {needs}")
 
 
 def run(bundle: dict[str, Any], arguments: list[str]) -> None:

@@ -120,19 +120,22 @@ def image_and_lock(ref: str, output: Path, images: Path) -> tuple[ImageOnDisk, s
 
 
 def _question(image: ImageOnDisk, checks: Checks) -> Question | None:
-    """What a kept report may answer; None: only a run can, or nobody here knows the engine's GPUs."""
+    """What a kept report may answer; None: only a run can, or nobody here knows the GPUs."""
     from torchkiln.reuse import Question
     from torchkiln.runtimes.driver import driver_for, models
 
     if checks.force or checks.nonce or checks.runtime == "docker" or _visible(os.environ):
         return None
     driver = driver_for(_env(image), checks.gpus)
+    gpus = models() if driver else ()
+    if driver and len(gpus) != driver.gpus:
+        return None  # the kernel module does not say which they are, or we see only some of them
     wanted = (check for check in checks.suite.checks if check.tier <= checks.tier)
     return Question(
         image=image.manifest,
         suite=checks.suite.digest,
         runtime=checks.runtime,
-        gpus=models() if driver else (),
+        gpus=gpus,
         checks=frozenset(check.id for check in wanted if not checks.only or check.id in checks.only),
     )
 

@@ -150,14 +150,7 @@ def _known(spec: LayerSpec, plan: ImagePlan, store: Store) -> BuiltLayer | None:
     """The layer of *spec* if it needs no work: the base, the overlay, or a wheel layer made before."""
     locked = plan.locked
     if spec.kind == "base":
-        base = locked.base
-        return BuiltLayer(
-            title=spec.title,
-            digest=base.digest,
-            diff_id=base.diff_id,
-            size=base.size,
-            unpacked=base.unpacked,
-        )
+        return BuiltLayer.of_base(locked.base, spec.title)
     if spec.kind == "overlay":
         return _overlay(spec, plan.epoch, store)
     record = store.record(_RECORDS, layer_key(spec.wheels, locked.base.python))

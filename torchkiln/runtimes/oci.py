@@ -14,7 +14,6 @@ import os
 import secrets
 import shutil
 import signal
-import stat
 import subprocess
 import tempfile
 import time
@@ -186,7 +185,7 @@ def _bound(bind: Bind) -> dict[str, Any]:
 
 
 def _node(name: str, path: Path) -> dict[str, Any]:
-    number = path.stat().st_rdev if stat.S_ISCHR(path.stat().st_mode) else 0
+    number = path.stat().st_rdev
     return {
         "path": f"/dev/{name}",
         "type": "c",
