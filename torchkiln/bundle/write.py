@@ -79,33 +79,33 @@ def _stream(files: Sequence[Carried], out: Sink) -> None:
 
 @contextlib.contextmanager
 def _reading(one: Carried) -> Iterator[_Checked]:
-    """The file, read to its end and compared with its digest."""
-    name = one.source if isinstance(one.source, Path) else one.path
-    hint = "build the image again" if one.path.startswith(BLOBS) else "something writes there; try again"
+    """The file; whoever reads to its end has its bytes compared with its digest."""
     try:
         raw: BinaryIO = io.BytesIO(one.source) if isinstance(one.source, bytes) else one.source.open("rb")
     except OSError as error:
-        raise VerificationFailed(f"{name}: {error.strerror}", hint=hint) from error
+        raise _damaged(one, str(error.strerror)) from error
     with raw:
-        source = _Checked(raw)
-        yield source
-        if raw.read(1) or source.hexdigest() != one.sha256:
-            raise VerificationFailed(f"{name}: not what its digest {one.sha256[:12]} says", hint=hint)
+        yield _Checked(one, raw)
 
 
 class _Checked:
-    """A file whose bytes are hashed as they pass."""
+    """A file whose bytes are hashed as they pass; its end comes only if they are the right ones."""
 
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw, self._seen = raw, hashlib.sha256()
+    def __init__(self, one: Carried, raw: BinaryIO) -> None:
+        self._one, self._raw, self._seen = one, raw, hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
         data = self._raw.read(size)
         self._seen.update(data)
+        if not data and self._seen.hexdigest() != self._one.sha256:
+            raise _damaged(self._one, f"not what its digest {self._one.sha256[:12]} says")
         return data
 
-    def hexdigest(self) -> str:
-        return self._seen.hexdigest()
+
+def _damaged(one: Carried, what: str) -> VerificationFailed:
+    name = one.source if isinstance(one.source, Path) else one.path
+    hint = "build the image again" if one.path.startswith(BLOBS) else "something writes there; try again"
+    return VerificationFailed(f"{name}: {what}", hint=hint)
 
 
 class _Parts:
