@@ -56,12 +56,14 @@ def runs_part(known: Sequence[Run]) -> str:
             run.driver,
             run.torch,
             run.report.tag or "none",
+            run.report.runtime,
             run.report.when or "",
             verdict(run.report.findings),
         )
         for run in known
     ]
-    return _table(("report", "GPUs", "driver", "torch", "image", "when", "verdict"), rows) if rows else ""
+    head = ("report", "GPUs", "driver", "torch", "image", "runtime", "when", "verdict")
+    return _table(head, rows) if rows else ""
 
 
 def checks_part(known: Sequence[Run]) -> str:

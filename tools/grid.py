@@ -32,7 +32,7 @@ class Square:
 
     answer: Resolution
     digest: Digest | None = None
-    reports: Sequence[Witness] = ()  # of that digest, each passed
+    reports: Sequence[Witness] = ()  # of that digest
     proved: bool = False  # the gate clears that digest for them
 
     def text(self) -> str:
@@ -46,13 +46,16 @@ class Square:
         return f"**{kind}**<br>{self._seen()}"
 
     def _seen(self) -> str:
-        """By the report that tells of most checks, the youngest of these."""
+        """By the report that tells of most checks, the youngest of these; by one that failed, if any did."""
         if not self.reports:
             return "built"
-        best = max(self.reports, key=lambda one: (len(one.report.findings), one.report.when or ""))
+        failed = [one for one in self.reports if _failed(one)]
+        best = max(failed or self.reports, key=lambda one: (len(one.report.findings), one.report.when or ""))
         gpus, day = hosts.kinds(json.loads(best.report.host)), (best.report.when or "").partition("T")[0]
         name = best.name.removesuffix(".dsse.json").removesuffix(".json")
         what = "proved on" if self.proved else "built; not all checks ran, but passed, on"
+        if failed:
+            what = f"built; {', '.join(f'`{name}`' for name in _failed(best))} failed on"
         short = (self.digest or "").removeprefix("sha256:")[:12]
         return f"{what} {gpus}, [{day}](docs/proofs/{name}.json), `{short}`"
 
@@ -94,14 +97,19 @@ def _cleared(
     return True
 
 
+def _failed(one: Witness) -> list[str]:
+    """Ids of checks."""
+    return sorted(finding.id for finding in one.report.findings if finding.outcome == "failed")
+
+
 def proofs(folder: Path) -> list[Witness]:
-    """The signed reports of GPU runs in *folder* that passed, each by the key that is kept beside it."""
+    """The signed reports of GPU runs in *folder*, each by the key that is kept beside it."""
     found = []
     for key in sorted(folder.glob("*.pub.pem")):
         trusted = [signature.public_key(key.read_bytes(), where=key.name)]
         for path in sorted(folder.glob(f"{key.name.removesuffix('.pub.pem')}*.dsse.json")):
             witness = attestation.read(path, trusted)
-            if witness.report.verdict == "pass" and hosts.gpus(json.loads(witness.report.host)):
+            if hosts.gpus(json.loads(witness.report.host)):
                 found.append(witness)
     return found
 

@@ -180,7 +180,7 @@ def test_the_page_tells_device_driver_torch_and_every_figure(docs: Path) -> None
     told = "2 × NVIDIA H200; driver 580.10, CUDA 13.0; torch 2.11.0+cu130 for CUDA 13.0"
     assert told in page
     row = "| [two](proofs/two.json) | " + told.replace("; ", " | ")
-    assert f"{row} | none | 2026-11-21T18:00:00Z | fail |" in page
+    assert f"{row} | none | environment | 2026-11-21T18:00:00Z | fail |" in page
     assert "| 1 | `cuda` | passed, 12 s |" in page
     assert "| 1 | `fp8` | not-applicable: fp8-needs-8.9 |" in page
     assert "| 2 | `hang` | failed, 12 s |" in page

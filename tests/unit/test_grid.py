@@ -42,6 +42,19 @@ def test_each_state_has_its_words() -> None:
     )
 
 
+def test_one_that_failed_is_told_whatever_passed() -> None:
+    """With the check's name, though another report of the same image has more checks and is younger."""
+    passed = reports.witness(reports.report(), "a.dsse.json")
+    wrong = replace(passed.report.findings[0], outcome="failed")
+    failed = replace(
+        passed, name="b.dsse.json", report=replace(passed.report, verdict="fail", findings=(wrong,))
+    )
+
+    assert f"built; `{wrong.id}` failed on 2 × NVIDIA H200, [2026-11-21](docs/proofs/b.json)" in square(
+        "2.3.1", "12.1", digest=IMAGE, reports=[failed, passed]
+    )
+
+
 def test_a_report_of_another_image_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kept ones some cell is proved; with the same of another digest none."""
     known = proofs(PROOFS)
