@@ -9,10 +9,11 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.docker.scene import scene
+from tests.engine.crane import crane
 from tests.engine.fixture import engine, podman, second_engine
 from tests.engine.registry import registry
 
-__all__ = ["engine", "podman", "registry", "scene", "second_engine"]
+__all__ = ["crane", "engine", "podman", "registry", "scene", "second_engine"]
 
 
 # What takes longest begins first. tests/docker wants the base that the first of them builds; until that is

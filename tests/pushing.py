@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.cells import noise
+from tests.engine.registry import RunningRegistry
 from tests.oci_samples import BlobFolder, files, plan, tar_of
 from torchkiln.engines.observer import Silent
 from torchkiln.nouns import Digest
@@ -80,6 +80,8 @@ def digests(pushed: ImageOnDisk) -> dict[Digest, Path]:
     return found | {pushed.config_digest: pushed.config_path, pushed.manifest: pushed.manifest_path}
 
 
-def sha256(path: Path) -> Digest:
-    """The digest of the file."""
-    return Digest("sha256:" + hashlib.sha256(path.read_bytes()).hexdigest())
+def has_all(registry: RunningRegistry, name: str, pushed: ImageOnDisk) -> bool:
+    """Whether the repository has each blob of the image and its manifest, byte for byte."""
+    return all(
+        registry.content(name, digest) == path.read_bytes() for digest, path in digests(pushed).items()
+    )

@@ -44,11 +44,17 @@ class RunningRegistry:
     host: str  # "127.0.0.1:40123"
     folder: Path
     pid: int
+    apart: bool = True  # a repository sees no other's blobs
 
     def blob(self, digest: str) -> Path:
         """Where it keeps the blob."""
         hexa = digest.removeprefix("sha256:")
         return self.folder / "data/docker/registry/v2/blobs/sha256" / hexa[:2] / hexa / "data"
+
+    def content(self, repository: str, digest: str) -> bytes:
+        """Of the blob or manifest; b"" where it has none."""
+        path = self.blob(digest)
+        return path.read_bytes() if path.is_file() else b""
 
     def tags(self, repository: str) -> list[str]:
         """The tags in *repository*, as its own files have them."""
@@ -63,7 +69,7 @@ def docker_registry(folder: Path) -> Iterator[RunningRegistry]:
     :raises NoEngine: none can be had on this machine.
     """
     root = ensure(home())
-    port = _free_port()
+    port = free_port()
     (folder / "data").mkdir(parents=True)
     (folder / "config.yml").write_text(_CONFIG.format(port=port))
     argv = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"]
@@ -76,20 +82,25 @@ def docker_registry(folder: Path) -> Iterator[RunningRegistry]:
         )
     try:
         host = f"127.0.0.1:{port}"
-        _await(process, host, folder / "log")
+        answered(process, host, folder / "log")
         yield RunningRegistry(host=host, folder=folder, pid=process.pid)
     finally:
         process.kill()
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """That nobody listens at now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
-def _await(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
+def answered(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
+    """Return when it does.
+
+    :raises NoEngine: it does not; with the end of its *log*.
+    """
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end and process.poll() is None:
         try:
@@ -98,7 +109,7 @@ def _await(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
             time.sleep(_LOOK)
         else:
             return
-    raise NoEngine(f"docker-registry did not come up: {log.read_text(errors='replace')[-1200:]}")
+    raise NoEngine(f"the registry did not come up: {log.read_text(errors='replace')[-1200:]}")
 
 
 @pytest.fixture(scope="session")

@@ -63,13 +63,16 @@ def client(root: Path, folder: Path) -> Path:
 
     :raises NoEngine: they do not run on this host.
     """
-    program = _program(root, _CLIENT, folder / "bin" / "docker")
-    _program(root, _PLUGIN, folder / "config" / "cli-plugins" / "docker-buildx")
+    program = runnable(root, _CLIENT, folder / "bin" / "docker")
+    runnable(root, _PLUGIN, folder / "config" / "cli-plugins" / "docker-buildx")
     return program
 
 
-def _program(root: Path, name: str, target: Path) -> Path:
-    """Straight from the root where this host's C library runs it, else by the root's own loader."""
+def runnable(root: Path, name: str, target: Path) -> Path:
+    """*target*, which runs *name* of the root: as it is on this host's C library, or by the root's loader.
+
+    :raises NoEngine: neither does.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(root / name, target)
     if not _runs(target):
@@ -77,7 +80,7 @@ def _program(root: Path, name: str, target: Path) -> Path:
         loader = libraries / "ld-linux-x86-64.so.2"
         target.write_text(f'#!/bin/sh\nexec {loader} --library-path {libraries} {root / name} "$@"\n')
         if not _runs(target):
-            raise NoEngine(f"{name} of Debian {SUITE} does not run on this host")
+            raise NoEngine(f"{root / name} does not run on this host")
     return target
 
 
