@@ -12,8 +12,9 @@ from tests.docker.scene import scene
 from tests.engine.crane import crane
 from tests.engine.fixture import engine, podman, second_engine
 from tests.engine.registry import registry
+from tests.workplace import workplace
 
-__all__ = ["crane", "engine", "podman", "registry", "scene", "second_engine"]
+__all__ = ["crane", "engine", "podman", "registry", "scene", "second_engine", "workplace"]
 
 
 # What takes longest begins first. tests/docker wants the base that the first of them builds; until that is

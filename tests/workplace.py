@@ -1,0 +1,126 @@
+"""Containers of an image as people work in it: the real base, rootfs/, JupyterLab and numpy, but no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from torchkiln.lock import load_locked, save
+from torchkiln.places import ROOT
+
+TAG = "2.6.0-cuda12.1-cudnn9-runtime"  # not 2.7.1, which tests/docker has in the same engine
+IMAGE = f"pytorch-cuda:{TAG}"
+_LEFT_OUT = re.compile("nvidia-.*|torch|torchaudio|torchvision|triton|sympy|networkx|mpmath|pillow")
+_PATIENCE = 60.0  # seconds until a container must say what is waited for
+_LOOK = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """One that runs, or has run."""
+
+    name: str
+    environ: Mapping[str, str]
+
+    def docker(self, *arguments: str, check: bool = True, text: str = "") -> subprocess.CompletedProcess[str]:
+        """What Docker's client answers; *text* is its input."""
+        argv = ["docker", *arguments]
+        return subprocess.run(
+            argv, env=dict(self.environ), input=text, capture_output=True, text=True, check=check
+        )
+
+    def inside(self, *command: str) -> str:
+        """What *command* says there."""
+        done = self.docker("exec", self.name, *command, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def port(self, inside: int) -> int:
+        """Where this machine finds it."""
+        return int(self.docker("port", self.name, str(inside)).stdout.splitlines()[0].rpartition(":")[2])
+
+    def logs(self) -> str:
+        """Both streams."""
+        done = self.docker("logs", self.name)
+        return done.stdout + done.stderr
+
+    def says(self, pattern: str) -> re.Match[str]:
+        """Where its log has *pattern*, once it does."""
+        end = time.monotonic() + _PATIENCE
+        while True:
+            ended = self.state("Status") in ("exited", "dead")
+            if found := re.search(pattern, self.logs()):
+                return found
+            assert not ended, f"it ended without {pattern!r}: {self.logs()}"
+            assert time.monotonic() < end, f"no {pattern!r}: {self.logs()}"
+            time.sleep(_LOOK)
+
+    def state(self, what: str) -> str:
+        """A field of its state: "Status", "ExitCode", "Health.Status"."""
+        return self.docker("inspect", "--format", f"{{{{.State.{what}}}}}", self.name).stdout.strip()
+
+    def code(self) -> int:
+        """With what it ended, once it has."""
+        return int(self.docker("wait", self.name).stdout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """The image in an engine."""
+
+    environ: Mapping[str, str]
+
+    @contextmanager
+    def started(self, *options: str, command: Sequence[str] = ()) -> Iterator[Container]:
+        """`docker run -d OPTIONS IMAGE COMMAND`; gone afterwards."""
+        argv = ["docker", "run", "--detach", *options, IMAGE, *command]
+        done = subprocess.run(argv, env=dict(self.environ), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        container = Container(name=done.stdout.strip(), environ=self.environ)
+        try:
+            yield container
+        finally:
+            container.docker("rm", "--force", "--volumes", container.name)
+
+    def run(self, *options: str, command: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        """`docker run --rm OPTIONS IMAGE COMMAND`, to its end."""
+        argv = ["docker", "run", "--rm", *options, IMAGE, *command]
+        return subprocess.run(argv, env=dict(self.environ), capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def workplace(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Workplace:
+    """Built by the embedded engine from what the user's cache has, and loaded; wheels of 105 MB, the base."""
+    folder = tmp_path_factory.mktemp("workplace")
+    locked = load_locked(ROOT / "images", TAG)
+    wheels = tuple(wheel for wheel in locked.wheels if not _LEFT_OUT.fullmatch(wheel.name))
+    save(folder / "images", replace(locked, wheels=wheels, layers=()))
+    cell = ("--torch", "2.6", "--cuda", "12.1", "--images", str(folder / "images"))
+    argv = [
+        ROOT / ".venv/bin/python",
+        ROOT / "build.py",
+        "build",
+        *cell,
+        "--output",
+        folder / "dist",
+        "--load",
+    ]
+    done = subprocess.run(argv, env=dict(engine), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Workplace(environ=engine)
+
+
+def key(folder: Path) -> tuple[Path, str]:
+    """A new SSH key: the file of its private half, and the public one as a line."""
+    place = folder / f"key-{os.urandom(4).hex()}"
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(place)]
+    subprocess.run(argv, check=True, capture_output=True)
+    return place, place.with_suffix(".pub").read_text().strip()
