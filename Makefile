@@ -5,7 +5,7 @@ VENV := .venv
 STAMP := $(VENV)/.ready
 RUN := $(VENV)/bin/python -m
 
-.PHONY: help setup image test proof gpu-mutants check format golden bench clean
+.PHONY: help setup test-packages image test proof gpu-mutants check format golden bench clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -18,13 +18,16 @@ $(STAMP): pyproject.toml tools/system-packages
 	$(RUN) pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
+test-packages: $(STAMP)
+	@tools/system-packages tests
+
 image: $(STAMP)  ## the main job: torch 2.7.1 for CUDA 12.1, from real packages, into dist/
 	@$(VENV)/bin/python build.py --torch 2.7 --cuda 12.1
 
-test: $(STAMP)  ## all tests but the proof (at most 10 minutes)
+test: test-packages  ## all tests but the proof (at most 10 minutes)
 	$(RUN) pytest -m "not proof" -n auto --no-loadscope-reorder
 
-proof: $(STAMP)  ## the real 2.7.1 set: against pip, twice, inside; smoke checks where they must fail (at most 40 minutes)
+proof: test-packages  ## the real 2.7.1 set: against pip, twice, inside; smoke checks where they must fail (at most 40 minutes)
 	$(RUN) pytest -m proof -n logical tests/smoke_mutants
 	$(RUN) pytest -m proof -v --ignore=tests/smoke_mutants
 
@@ -49,7 +52,7 @@ golden: $(STAMP)  ## write the golden files and the generated ones anew
 	$(VENV)/bin/python tools/readme.py
 	$(VENV)/bin/python tools/gpu_pages.py
 
-bench: $(STAMP)  ## speed, size and memory against what else could be done, into docs/ (25 minutes, a quiet machine)
+bench: test-packages  ## speed, size and memory against what else could be done, into docs/ (25 minutes, a quiet machine)
 	$(RUN) bench
 
 clean:  ## what builds and tests leave here (the cache stays)

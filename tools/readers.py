@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/readers.py            writes the table, versions and all, as seen on this machine
 
-Needs every reader of tests/readers.py (tools/system-packages installs them). The tests see the same.
+Needs every reader of tests/readers.py (`tools/system-packages tests` installs them). The tests see the same.
 """
 
 from __future__ import annotations
