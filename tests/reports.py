@@ -49,11 +49,17 @@ class FakeInside:
     name: str = "fake"
     python: str = "/opt/venv/bin/python"
     asked: list[tuple[list[str], dict[str, Path], Any]] = field(default_factory=list)
+    kills: int = 0  # by its kernel while the command runs
+    killed: int = 3
 
     def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Done:
         facts = json.loads(binds["/opt/torchkiln/smoke-facts.json"].read_text())
         self.asked.append((list(argv), dict(binds), facts))
+        self.killed += self.kills
         return self.ending
+
+    def killed_for_memory(self) -> int:
+        return self.killed
 
 
 def said(*events: Mapping[str, Any]) -> bytes:

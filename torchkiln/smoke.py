@@ -47,6 +47,8 @@ class Inside(Protocol):
     @property
     def python(self) -> str: ...
     def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Ended: ...
+    def killed_for_memory(self) -> int:
+        """How many processes its kernel has killed for want of memory so far; 0 where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +98,15 @@ def smoke(
             "/opt/torchkiln/pytest-wheels": wheels,
             "/opt/torchkiln/smoke-facts.json": told,
         }
+        before = inside.killed_for_memory()
         ended = inside.run(argv, binds=binds, timeout_s=limit_s + _PATIENCE)
+        killed = inside.killed_for_memory() - before
     heard = hear(ended.stdout)
     selected = [check for check in suite.checks if check.tier <= tier and (not only or check.id in only)]
     findings = tuple(
-        _checked(heard.findings.get(check.id) or _silent(check, heard, _how(ended)), suite, facts, heard.host)
+        _for_memory(_checked(found, suite, facts, heard.host), killed)
         for check in selected
+        for found in [heard.findings.get(check.id) or _silent(check, heard, _how(ended))]
     )
     return SmokeReport(
         image=image.manifest,
@@ -241,3 +246,12 @@ def _checked(found: Finding, suite: Suite, facts: Mapping[str, Any], host: Mappi
     if found.outcome == "passed" and fact is not None:
         return replace(found, outcome="failed", message=f"passed, although {fact!r} says it cannot apply")
     return found
+
+
+def _for_memory(found: Finding, killed: int) -> Finding:
+    """A failed one beside what the kernel did meanwhile: a process that it kills says nothing."""
+    if found.outcome != "failed" or killed <= 0:
+        return found
+    processes = f"{killed} process{'es' * (killed > 1)}"
+    told = f"meanwhile the kernel killed {processes} of that machine for want of memory"
+    return replace(found, message=f"{found.message}\n{told}".strip())

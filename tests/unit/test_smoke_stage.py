@@ -100,6 +100,22 @@ def test_a_silent_image_failed_every_check(ending: Done, told: str) -> None:
     assert len(report.findings) == len(EVERY)
 
 
+@pytest.mark.parametrize(
+    ("kills", "told"), [(0, ""), (1, "killed 1 process of"), (2, "killed 2 processes of")]
+)
+def test_who_was_killed_for_memory_is_told_where_something_failed(kills: int, told: str) -> None:
+    """Of what the kernel did before the run, and beside what passed, nothing is said."""
+    lines = said(passed(EVERY[0]), passed(EVERY[1]) | {"outcome": "failed", "message": "killed by SIGKILL"})
+    inside = FakeInside(Done(stdout=lines), kills=kills)
+    report = smoke(BUILT, inside, load_suite(SUITE), FACTS, wheels=Path("/wheels"), when=WHEN)
+    good, bad = report.findings[:2]
+
+    assert ("want of memory" in bad.message) == bool(kills)
+    assert told in bad.message
+    assert bad.message.startswith("killed by SIGKILL")
+    assert "memory" not in good.message
+
+
 def test_a_check_that_the_runner_did_not_finish_is_named() -> None:
     lines = said(*map(passed, EVERY[:2]), {"event": "start", "id": EVERY[2]})
     report = report_of(Done(code=137, stdout=lines))

@@ -165,6 +165,12 @@ class InRoot:
         bound = [Bind(source=source.resolve(), target=target) for target, source in binds.items()]
         return self.runtime.run(self.root, argv, env=self.env, binds=bound, timeout_s=timeout_s)
 
+    def killed_for_memory(self) -> int:
+        """By this kernel."""
+        from torchkiln.runtimes.memory import killed_for_memory
+
+        return killed_for_memory()
+
 
 def _inside(found: ImageOnDisk, tag: str, output: Path, matrix_file: Path, checks: Checks) -> Inside:
     if checks.runtime == "docker":

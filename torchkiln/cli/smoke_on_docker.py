@@ -12,6 +12,7 @@ from torchkiln.engines.container import captured
 from torchkiln.engines.container_line import Container
 from torchkiln.engines.daemon import Engine, find_engine
 from torchkiln.recipe import PREFIX
+from torchkiln.runtimes.memory import killed_for_memory
 from torchkiln.runtimes.rootfs import Bind, Exited
 from torchkiln.smoke import passed_on
 
@@ -44,6 +45,10 @@ class InContainer:
             files=tuple(Bind(source=source.resolve(), target=target) for target, source in binds.items()),
         )
         return captured(container, self.engine, timeout_s=timeout_s)
+
+    def killed_for_memory(self) -> int:
+        """By this kernel, if it is the engine's too."""
+        return killed_for_memory() if self.engine.host.startswith("unix://") else 0
 
 
 def in_container(ref: str, output: Path, matrix_file: Path, gpus: str | None, shm_size: int) -> InContainer:
