@@ -1,6 +1,7 @@
 """`python tools/driver_check.py ROOT [crun|runc]`: are this host's GPUs handed on to the image in ROOT?
 
-By our own namespaces, or by the program that is named.
+By our own namespaces, or by the program that is named. `... NAME docker`: to the image NAME of the engine;
+all of them, the first by its number, and none.
 
 ROOT is an unpacked image with a python3; torch is not needed. Inside, each GPU is asked by libcuda alone: its
 name, and a kernel that the driver compiles from PTX and whose result comes back exact. One JSON object on
@@ -98,8 +99,40 @@ def main(root: Path, program: str) -> int:
     return 0 if len(gpus) == driver.gpus and all(gpu["exact"] for gpu in gpus) else 1
 
 
+def in_engine(image: str) -> int:
+    """The same in containers of the engine that DOCKER_HOST names."""
+    from torchkiln.cli.in_engine import gpus_on
+    from torchkiln.engines.container import captured
+    from torchkiln.engines.container_line import Container
+    from torchkiln.engines.daemon import find_engine
+    from torchkiln.runtimes.rootfs import Bind
+
+    engine = find_engine(builds=False)
+    told: dict[str, Any] = {"engine": f"{engine.kind} {engine.version}"}
+    for asked in (None, "device=0", "none"):
+        gpus, cdi = gpus_on(engine, asked)
+        container = Container(
+            image=image,
+            command=("python3", _INSIDE, "--inside"),
+            entrypoint=False,
+            gpus=gpus,
+            cdi=cdi,
+            files=(Bind(source=Path(__file__).resolve(), target=_INSIDE),),
+        )
+        ended = captured(container, engine, timeout_s=120)
+        seen = json.loads(ended.stdout) if ended.code == 0 else ended.stderr.decode()[-300:]
+        told[f"--gpus {asked}"] = {"asked": gpus, "by CDI": cdi, "inside": seen}
+    sys.stdout.write(json.dumps(told, indent=1) + "\n")
+    every, first, none = (one["inside"] for one in told.values() if isinstance(one, dict))
+    if isinstance(every, str) or isinstance(first, str) or not isinstance(none, str):
+        return 1
+    return 0 if len(first["gpus"]) == 1 and all(gpu["exact"] for gpu in every["gpus"]) else 1
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["--inside"]:
         sys.stdout.write(json.dumps(inside()))
+    elif sys.argv[2:] == ["docker"]:
+        sys.exit(in_engine(sys.argv[1]))
     else:
         sys.exit(main(Path(sys.argv[1]), sys.argv[2] if sys.argv[2:] else ""))

@@ -35,7 +35,7 @@ class RunningCrane(RunningRegistry):
     apart: bool = False
 
     def blob(self, digest: str) -> Path:
-        return self.folder / digest.replace(":", "/")
+        return self.folder / "blobs" / digest.replace(":", "/")
 
     def content(self, repository: str, digest: str) -> bytes:
         """Manifests are in memory too, so they are asked for."""
@@ -58,12 +58,13 @@ def crane_registry(folder: Path) -> Iterator[RunningCrane]:
 
     :raises NoEngine: it cannot be had on this machine.
     """
-    program, port = _program(), free_port()
-    folder.mkdir(parents=True)
+    # A program of its own for each process: a file that runs cannot be written.
+    program, port = runnable(_root(), "usr/bin/crane", folder / "crane"), free_port()
+    (folder / "blobs").mkdir()
     argv = ["setpriv", "--pdeathsig", "KILL", program, "registry", "serve"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*argv, "--address", f"127.0.0.1:{port}", "--disk", str(folder)],
+            [*argv, "--address", f"127.0.0.1:{port}", "--disk", str(folder / "blobs")],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -77,15 +78,15 @@ def crane_registry(folder: Path) -> Iterator[RunningCrane]:
         process.wait()
 
 
-def _program() -> Path:
-    """Where it is, fetched if it is not there (15 MB)."""
+def _root() -> Path:
+    """What Debian's package holds, and the C library; fetched if it is not there (15 MB)."""
     root = home() / "crane"
     home().mkdir(parents=True, exist_ok=True)
     with (home() / "crane-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.is_dir():
             _fetch(root)
-    return runnable(root, "usr/bin/crane", home() / "crane-bin" / "crane")
+    return root
 
 
 def _fetch(root: Path) -> None:

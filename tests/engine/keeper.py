@@ -86,7 +86,8 @@ def _arrange(place: Path, net: Network) -> None:
         (place / folder).mkdir(parents=True)
     (place / "sock").chmod(0o700)
     settings = {
-        "features": {"containerd-snapshotter": True},
+        "features": {"containerd-snapshotter": True, "cdi": True},
+        "cdi-spec-dirs": [f"/dev/shm/torchkiln-cdi-{place.name}"],  # /dev is the host's there too
         "data-root": "/srv/data",
         "exec-root": "/run/docker2",
         "exec-opts": ["native.cgroupdriver=cgroupfs"],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,35 +36,35 @@ def test_gpus_where_the_engine_has_none(place: Place) -> None:
 
 
 @pytest.fixture
-def named_by_cdi() -> Iterator[None]:
-    """A specification of GPUs that are none: who gets one finds a variable."""
-    place = Path("/var/run/cdi/torchkiln-test.json")
+def named_by_cdi(place: Place) -> Iterator[None]:
+    """A specification of GPUs that are none, where the engine looks: who gets one finds a variable."""
     if os.path.exists("/dev/nvidiactl") or os.geteuid():
         pytest.skip("this host has a GPU, or is not ours")
-    made = not place.parent.exists()
-    place.parent.mkdir(exist_ok=True)
+    told = json.loads(place.docker("info", "--format", "{{json .CDISpecDirs}}")) or ["/var/run/cdi"]
+    folder = Path(told[0])
+    made = not folder.exists()
+    folder.mkdir(exist_ok=True)
     device = {
         name: {"name": name, "containerEdits": {"env": [f"CDI_{name}=yes"]}} for name in ("all", "0", "1")
     }
-    told = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": list(device.values())}
-    place.write_text(json.dumps(told))
+    spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": list(device.values())}
+    (folder / "torchkiln-test.json").write_text(json.dumps(spec))
     yield
-    place.unlink()
+    (folder / "torchkiln-test.json").unlink()
     if made:
-        place.parent.rmdir()
+        folder.rmdir()
 
 
-@pytest.mark.parametrize("place", ["podman"], indirect=True)
 @pytest.mark.parametrize(
     ("gpus", "seen"), [("all", ["CDI_all"]), ("2", ["CDI_0", "CDI_1"]), ("device=1", ["CDI_1"]), ("none", [])]
 )
 @pytest.mark.usefixtures("named_by_cdi")
-def test_podman_hands_on_gpus_by_cdi(place: Place, gpus: str, seen: list[str], shared: Path) -> None:
+def test_gpus_by_cdi(place: Place, gpus: str, seen: list[str], shared: Path) -> None:
     """With all else that a container is asked for, and by the line that is shown as well."""
     shared.chmod(0o755)
     (shared / "f").write_text("bound\n")
     asked = ["--gpus", gpus, "-e", "A=b c", "--bind", f"{shared}:/b:ro", "--user", "5:6", "-w", "/etc"]
-    asked += ["--shm-size", "3m", "-p", "127.0.0.1:0:80"]
+    asked += ["--shm-size", "3m", "-p", "127.0.0.1::80"]
     script = "env; cat /b/f; id -u; id -g; pwd; stat -f -c %b*%S /dev/shm; exit 7"
     got = place.run(*asked, "--", "sh", "-c", script)
     lines = got.stdout.decode().splitlines()
@@ -76,3 +77,16 @@ def test_podman_hands_on_gpus_by_cdi(place: Place, gpus: str, seen: list[str], s
     assert lines[-4:-1] == ["5", "6", "/etc"]
     blocks, size = map(int, lines[-1].split("*"))
     assert blocks * size == 3 << 20
+    # Podman's client wants a file in the folder that Docker's is led to.
+    environ = {name: value for name, value in place.environ.items() if name != "DOCKER_CONFIG"}
+    shown = subprocess.run(line_of(got.stderr), env=environ, capture_output=True, check=False)
+    again = shown.stdout.decode().splitlines()
+    assert [one for one in again if "CDI_" in one] == [one for one in lines if "CDI_" in one], shown.stderr
+
+
+@pytest.mark.usefixtures("named_by_cdi")
+def test_a_gpu_that_the_specification_has_not(place: Place) -> None:
+    got = place.run("--gpus", "device=7", "--", "id")
+
+    assert got.returncode == 8
+    assert "hint: no CDI specification names that GPU" in got.stderr.decode()

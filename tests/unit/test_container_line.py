@@ -55,6 +55,19 @@ def test_gpus_as_the_client_reads_them(gpus: str, option: str) -> None:
     assert next(csv.reader([option])) == [gpus]
 
 
+@pytest.mark.parametrize("podman_at", ["", "unix:///p.sock"])
+def test_gpus_by_their_cdi_names(podman_at: str) -> None:
+    """The same option for either client."""
+    container = Container(image="i", command=(), gpus="device=0,GPU-1f", cdi=True)
+    line = client_command(container, terminal=False, podman_at=podman_at)
+
+    assert line[0] == ("podman" if podman_at else "docker")
+    assert "--gpus" not in line
+    assert [line[at + 1] for at, word in enumerate(line) if word == "--device"] == [
+        *("nvidia.com/gpu=0", "nvidia.com/gpu=GPU-1f")
+    ]
+
+
 @given(
     st.text(st.characters(codec="utf-8", exclude_characters="\0/\r\n"), min_size=1).filter(
         lambda s: s not in "..."

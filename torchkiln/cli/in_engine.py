@@ -10,7 +10,7 @@ from typing import Any
 
 from torchkiln.cli import console
 from torchkiln.cli.options import DOCKER
-from torchkiln.engines.daemon import Engine, hands_on_gpus, image_in, load
+from torchkiln.engines.daemon import Engine, image_in, load, way_to_gpus
 from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import open_layout
 
@@ -60,17 +60,18 @@ def parse_gpus(text: str | None) -> str | None:
     return text
 
 
-def gpus_on(engine: Engine, asked: str | None) -> str:
-    """For Docker's --gpus; where nothing was asked all, if there are some and the engine hands them on."""
-    if asked is not None:
-        return "" if asked in ("none", "0") else asked
-    if engine.host.startswith("unix:") and not Path("/dev/nvidiactl").exists():
-        return ""
-    if hands_on_gpus(engine):
-        return "all"
+def gpus_on(engine: Engine, asked: str | None) -> tuple[str, bool]:
+    """A container's `gpus` and `cdi`; where nothing was asked all, if there are some that it hands on."""
+    if asked in ("none", "0"):
+        return "", False
+    if asked is None and engine.host.startswith("unix:") and not Path("/dev/nvidiactl").exists():
+        return "", False
+    way = way_to_gpus(engine)
+    if asked is not None or way:
+        return asked or "all", way == "cdi" or engine.kind == "Podman"
     if engine.host.startswith("unix:"):
         console.say(
             "this host has GPUs, but the engine hands on none: it lacks nvidia-container-toolkit,"
             " or a CDI specification"
         )
-    return ""
+    return "", False

@@ -78,6 +78,7 @@ def _container(name: str, config: Mapping[str, Any], asked: Asked, engine: Engin
         command = tuple(config.get("Cmd") or ())  # an engine forgets it with the entrypoint
         if not command:
             raise ConfigError("no command was given", hint="without its entrypoint the image has none")
+    gpus, cdi = gpus_on(engine, asked.gpus)
     return Container(
         image=name,
         command=command,
@@ -87,7 +88,8 @@ def _container(name: str, config: Mapping[str, Any], asked: Asked, engine: Engin
         workdir=asked.workdir,
         binds=(*asked.binds, *_workspace(config, asked.binds)),
         ports=asked.ports or (() if command else _ports(config, asked.env)),
-        gpus=gpus_on(engine, asked.gpus),
+        gpus=gpus,
+        cdi=cdi,
         shm_size=asked.shm_size,
     )
 

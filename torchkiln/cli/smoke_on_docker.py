@@ -24,6 +24,7 @@ class InContainer:
     engine: Engine
     image: str
     gpus: str
+    cdi: bool
     shm_size: int
     python: str = f"{PREFIX}/bin/python"
 
@@ -41,6 +42,7 @@ class InContainer:
             user="0:0",
             workdir="/",
             gpus=self.gpus,
+            cdi=self.cdi,
             shm_size=self.shm_size,
             files=tuple(Bind(source=source.resolve(), target=target) for target, source in binds.items()),
         )
@@ -59,6 +61,6 @@ def in_container(ref: str, output: Path, matrix_file: Path, gpus: str | None, sh
     """
     parse_gpus(gpus)
     engine = find_engine(builds=False)
-    asked = gpus_on(engine, gpus)
+    asked, cdi = gpus_on(engine, gpus)
     name, _ = image_on(engine, ref, output, matrix_file)
-    return InContainer(engine=engine, image=name, gpus=asked, shm_size=shm_size)
+    return InContainer(engine=engine, image=name, gpus=asked, cdi=cdi, shm_size=shm_size)

@@ -18,7 +18,7 @@ from signal import SIGKILL
 from typing import Any, BinaryIO
 
 from torchkiln.engines import podman
-from torchkiln.engines.container_line import Container, parse_port
+from torchkiln.engines.container_line import Container, cdi_devices, parse_port
 from torchkiln.engines.daemon import Engine, connected
 from torchkiln.errors import ConfigError, KilnError, ToolMissing
 from torchkiln.runtimes.rootfs import Bind, Exited
@@ -131,7 +131,7 @@ def _create(client: Any, container: Container, engine: Engine, reads: bool) -> s
             for bind in container.binds
         ],
         ports=ports,
-        device_requests=_device_requests(container.gpus),
+        device_requests=_device_requests(container),
         shm_size=container.shm_size,
         stdin_open=reads,
         auto_remove=True,
@@ -139,12 +139,14 @@ def _create(client: Any, container: Container, engine: Engine, reads: bool) -> s
     return str(created.id)
 
 
-def _device_requests(gpus: str) -> list[Any] | None:
+def _device_requests(container: Container) -> list[Any] | None:
     from docker.types import DeviceRequest
 
-    if not gpus or gpus == "0":
+    if container.gpus in ("", "0"):
         return None
-    kind, _, ids = gpus.partition("=")
+    if container.cdi:
+        return [DeviceRequest(driver="cdi", device_ids=cdi_devices(container.gpus))]
+    kind, _, ids = container.gpus.partition("=")
     chosen = {"device_ids": ids.split(",")} if ids else {"count": -1 if kind == "all" else int(kind)}
     return [DeviceRequest(capabilities=[["gpu"]], **chosen)]
 

@@ -18,7 +18,8 @@ CDI_KIND = "nvidia.com/gpu"
 class Container:
     """What to run and what it sees; `ports` are as of Docker's -p.
 
-    `gpus` is "", "all", a number, or "device=" and the numbers or UUIDs of some, joined by commas.
+    `gpus` is "", "all", a number, or "device=" and the numbers or UUIDs of some, joined by commas; with `cdi`
+    they are asked for by their CDI names.
     """
 
     image: str
@@ -30,6 +31,7 @@ class Container:
     binds: tuple[Bind, ...] = ()
     ports: tuple[str, ...] = ()
     gpus: str = ""
+    cdi: bool = False
     shm_size: int = 1 << 30
     files: tuple[Bind, ...] = ()  # copied in before it starts, for an engine elsewhere sees no folder of ours
 
@@ -39,10 +41,9 @@ def client_command(container: Container, *, terminal: bool, podman_at: str = "")
 
     :param podman_at: the address of a Podman, whose own client alone can ask it for GPUs.
     """
-    own = bool(podman_at and container.gpus)
-    argv = ["podman", "--url", podman_at] if own else ["docker"]
+    argv = ["podman", "--url", podman_at] if podman_at and container.gpus else ["docker"]
     argv += ["run", "--rm", "--interactive", *(["--tty"] if terminal else [])]
-    if own:
+    if container.gpus and container.cdi:
         argv += [word for name in cdi_devices(container.gpus) for word in ("--device", name)]
     elif container.gpus:  # the client reads a line of CSV
         argv += ["--gpus", f'"{container.gpus}"' if "," in container.gpus else container.gpus]

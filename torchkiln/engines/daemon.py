@@ -12,10 +12,10 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from torchkiln.engines.container_line import CDI_KIND
 from torchkiln.engines.observer import Observer
-from torchkiln.engines.podman import has_cdi
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.oci.archive import stream_archive
 from torchkiln.oci.layout import ImageOnDisk
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 OLDEST = 23  # of engines: BuildKit is the default builder from here on
 _USUAL = "unix:///var/run/docker.sock"
+_CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's
 _API = "1.41"  # named, so that a client asks nothing before it can be closed
 _PIECE = 1 << 20
 _ASKING, _LOADING = 30, 1800  # seconds without a word; an engine that unpacks says little
@@ -171,24 +172,33 @@ def image_in(engine: Engine, name: str) -> Mapping[str, Any] | None:
     return told
 
 
-def hands_on_gpus(engine: Engine) -> bool:
-    """Whether containers of *engine* can get GPUs.
+def way_to_gpus(engine: Engine) -> Literal["", "toolkit", "cdi"]:
+    """How containers of *engine* get GPUs; "": as far as can be seen, not at all.
 
-    Docker has NVIDIA's runtime, or finds the hook of its toolkit; Podman here finds a CDI specification.
+    "toolkit": Docker has NVIDIA's runtime, or finds the hook of its toolkit. Else "cdi", where a
+    specification names the GPUs; those can be seen only of an engine on this machine.
 
     :raises ToolMissing: it does not answer.
     """
     from docker.errors import DockerException
 
+    here = engine.host.startswith("unix:")
     if engine.kind == "Podman":
-        return engine.host.startswith("unix:") and has_cdi()
+        return "cdi" if here and _named_in(_CDI_FOLDERS) else ""
     try:
         with connected(engine, _ASKING) as client:
-            runtimes = client.info().get("Runtimes") or {}
+            told = client.info()
     except (DockerException, OSError) as error:
         raise _unreachable(engine.host, error, builds=False) from error
-    here = engine.host.startswith("unix:") and shutil.which("nvidia-container-runtime-hook")
-    return "nvidia" in runtimes or bool(here)
+    if "nvidia" in (told.get("Runtimes") or {}) or (here and shutil.which("nvidia-container-runtime-hook")):
+        return "toolkit"
+    return "cdi" if here and _named_in(told.get("CDISpecDirs") or ()) else ""
+
+
+def _named_in(folders: Iterable[str]) -> bool:
+    """Whether a CDI specification in one of them names NVIDIA's GPUs."""
+    files = (path for folder in folders for path in Path(folder).glob("*") if path.is_file())
+    return any(CDI_KIND in path.read_text(errors="replace") for path in files)
 
 
 def load(image: ImageOnDisk, names: Sequence[str], engine: Engine, observer: Observer) -> None:

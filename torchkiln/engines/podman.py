@@ -6,19 +6,11 @@ Podman's own way of creating one is asked for at the same socket; what follows i
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from torchkiln.engines.container_line import CDI_KIND, Container, cdi_devices
+from torchkiln.engines.container_line import Container, cdi_devices
 
 _CREATE = "/v4.0.0/libpod/containers/create"  # the oldest with CDI; newer ones answer it too
-_SPECS = ("etc/cdi", "var/run/cdi")
-
-
-def has_cdi(host: Path = Path("/")) -> bool:
-    """Whether a CDI specification on *host* names NVIDIA's GPUs."""
-    files = (path for place in _SPECS for path in (host / place).glob("*") if path.is_file())
-    return any(CDI_KIND in path.read_text(errors="replace") for path in files)
 
 
 def create(api: Any, container: Container, ports: dict[str, Any], *, reads: bool) -> str:
