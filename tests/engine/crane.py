@@ -1,26 +1,23 @@
 """crane, of go-containerregistry: a registry that shares no code with docker-registry, and a client of any.
 
-From Debian's next release, for Debian 12 and 13 have none.
+From Debian's next release, for Debian 12 and 13 have none: 15 MB to download.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import shutil
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.engine.registry import RunningRegistry, answered, free_port
-from tests.engine.root import NoEngine, home, runnable
+from tests.engine.registry import RunningRegistry, free_port, had, serving
+from tests.engine.root import home, made, runnable
 
 _SUITE = "forky"
 # A mirror may be a week behind: what is asked here is whether Debian signed it.
@@ -59,58 +56,18 @@ def crane_registry(folder: Path) -> Iterator[RunningCrane]:
     :raises NoEngine: it cannot be had on this machine.
     """
     # A program of its own for each process: a file that runs cannot be written.
-    program, port = runnable(_root(), "usr/bin/crane", folder / "crane"), free_port()
+    root = made(home() / "crane", _SUITE, ["crane"], "--variant=extract", f"--aptopt={_OLD_TOO}")
+    program, host = runnable(root, "usr/bin/crane", folder / "crane"), f"127.0.0.1:{free_port()}"
     (folder / "blobs").mkdir()
-    argv = ["setpriv", "--pdeathsig", "KILL", program, "registry", "serve"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*argv, "--address", f"127.0.0.1:{port}", "--disk", str(folder / "blobs")],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        host = f"127.0.0.1:{port}"
-        answered(process, host, folder / "log")
-        yield RunningCrane(host=host, folder=folder, pid=process.pid, program=program)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _root() -> Path:
-    """What Debian's package holds, and the C library; fetched if it is not there (15 MB)."""
-    root = home() / "crane"
-    home().mkdir(parents=True, exist_ok=True)
-    with (home() / "crane-lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not root.is_dir():
-            _fetch(root)
-    return root
-
-
-def _fetch(root: Path) -> None:
-    if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
-        raise NoEngine("crane is fetched by mmdebstrap, as root")
-    new = root.with_name("crane.new")
-    shutil.rmtree(new, ignore_errors=True)  # of a run that was cut
-    argv = ["mmdebstrap", "--variant=extract", "--mode=root", "--include=crane", f"--aptopt={_OLD_TOO}"]
-    made = subprocess.run([*argv, _SUITE, str(new)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if made.returncode:
-        raise NoEngine(f"mmdebstrap could not fetch crane: {made.stderr[-600:]}")
-    new.rename(root)
+    argv = ["setpriv", "--pdeathsig", "KILL", str(program), "registry", "serve", "--address", host]
+    with serving([*argv, "--disk", str(folder / "blobs")], host, folder / "log") as pid:
+        yield RunningCrane(host=host, folder=folder, pid=pid, program=program)
 
 
 @pytest.fixture(scope="session")
 def crane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCrane]:
     """A second registry on 127.0.0.1, empty at first, for all tests of this process."""
-    with ExitStack() as stack:
-        try:
-            running = stack.enter_context(crane_registry(tmp_path_factory.mktemp("crane") / "its"))
-        except (NoEngine, OSError) as error:
-            give_up = pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip
-            give_up(f"no second registry: {error}")
-        yield running
+    yield from had(crane_registry(tmp_path_factory.mktemp("crane") / "its"))
 
 
 @pytest.fixture(name="registry", params=["docker-registry", "crane"])

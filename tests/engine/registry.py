@@ -10,10 +10,11 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -35,6 +36,9 @@ mount --bind "$2" "$1/srv" &&
 exec chroot "$1" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/root OTEL_TRACES_EXPORTER=none \
   /usr/bin/docker-registry serve /srv/config.yml
 """
+
+
+_Running = TypeVar("_Running", bound="RunningRegistry")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,17 +77,22 @@ def docker_registry(folder: Path) -> Iterator[RunningRegistry]:
     (folder / "data").mkdir(parents=True)
     (folder / "config.yml").write_text(_CONFIG.format(port=port))
     argv = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*argv, "sh", "-c", _INSIDE, "sh", str(root), str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
+    host = f"127.0.0.1:{port}"
+    with serving([*argv, "sh", "-c", _INSIDE, "sh", str(root), str(folder)], host, folder / "log") as pid:
+        yield RunningRegistry(host=host, folder=folder, pid=pid)
+
+
+@contextmanager
+def serving(argv: Sequence[str], host: str, log: Path) -> Iterator[int]:
+    """The process *argv*, a registry that answers at *host*, while the context lasts; it writes to *log*.
+
+    :raises NoEngine: it does not answer; with the end of what it said.
+    """
+    with log.open("wb") as said:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
     try:
-        host = f"127.0.0.1:{port}"
-        answered(process, host, folder / "log")
-        yield RunningRegistry(host=host, folder=folder, pid=process.pid)
+        _await(process, host, log)
+        yield process.pid
     finally:
         process.kill()
         process.wait()
@@ -96,11 +105,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def answered(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
-    """Return when it does.
-
-    :raises NoEngine: it does not; with the end of its *log*.
-    """
+def _await(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end and process.poll() is None:
         try:
@@ -115,9 +120,14 @@ def answered(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRegistry]:
     """A real registry on 127.0.0.1, empty at first, for all tests of this process."""
+    yield from had(docker_registry(tmp_path_factory.mktemp("registry") / "its"))
+
+
+def had(context: AbstractContextManager[_Running]) -> Iterator[_Running]:
+    """For a fixture: what *context* gives. Where it cannot be had tests skip or fail, as for an engine."""
     with ExitStack() as stack:
         try:
-            running = stack.enter_context(docker_registry(tmp_path_factory.mktemp("registry") / "its"))
+            running = stack.enter_context(context)
         except (NoEngine, OSError) as error:
             give_up = pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip
             give_up(f"no registry: {error}")

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 SUITE = "trixie"  # Docker 26.1; Debian 12 has 20.10, which reads no OCI layout
@@ -30,32 +31,29 @@ def ensure(folder: Path) -> Path:
 
     :raises NoEngine: this user or this machine cannot make one.
     """
-    root = folder / "root"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    return made(folder / "root", SUITE, PACKAGES, "--variant=minbase")
+
+
+def made(root: Path, suite: str, packages: Sequence[str], *options: str) -> Path:
+    """The folder *root* with *packages* of Debian, made by mmdebstrap with *options* if it is not there.
+
+    :raises NoEngine: this user or this machine cannot make it.
+    """
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with root.with_name(f"{root.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not root.is_dir():
-            _make(root)
+        if root.is_dir():
+            return root
+        if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
+            raise NoEngine(f"{', '.join(packages[:2])}: to fetch them takes root and mmdebstrap")
+        new = root.with_name(f"{root.name}.new")
+        shutil.rmtree(new, ignore_errors=True)  # of a run that was cut
+        argv = ["mmdebstrap", "--mode=root", *options, f"--include={','.join(packages)}", suite, str(new)]
+        done = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise NoEngine(f"mmdebstrap could not fetch {', '.join(packages[:2])}: {done.stderr[-600:]}")
+        new.rename(root)
     return root
-
-
-def _make(root: Path) -> None:
-    if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
-        raise NoEngine("no Docker engine answers, and to make one takes root and mmdebstrap")
-    new = root.with_name("root.new")
-    shutil.rmtree(new, ignore_errors=True)  # of a run that was cut
-    argv = [
-        "mmdebstrap",
-        "--variant=minbase",
-        "--mode=root",
-        f"--include={','.join(PACKAGES)}",
-        SUITE,
-        str(new),
-    ]
-    made = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if made.returncode:
-        raise NoEngine(f"no Docker engine answers, and mmdebstrap could not make one: {made.stderr[-600:]}")
-    new.rename(root)
 
 
 def client(root: Path, folder: Path) -> Path:

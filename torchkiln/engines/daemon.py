@@ -196,9 +196,13 @@ def way_to_gpus(engine: Engine) -> Literal["", "toolkit", "cdi"]:
 
 
 def _named_in(folders: Iterable[str]) -> bool:
-    """Whether a CDI specification in one of them names NVIDIA's GPUs."""
-    files = (path for folder in folders for path in Path(folder).glob("*") if path.is_file())
-    return any(CDI_KIND in path.read_text(errors="replace") for path in files)
+    """Whether a CDI specification in one of them, that we may read, names NVIDIA's GPUs."""
+    files = (path for folder in folders for path in Path(folder).glob("*"))
+    return any(
+        CDI_KIND in path.read_text(errors="replace")
+        for path in files
+        if os.access(path, os.R_OK) and path.is_file()
+    )
 
 
 def load(image: ImageOnDisk, names: Sequence[str], engine: Engine, observer: Observer) -> None:
