@@ -33,6 +33,7 @@ from torchkiln.nouns import (
     LockedBase,
     LockedCell,
     LockedWheel,
+    OsPackage,
     Resolution,
     Source,
     parse_digest,
@@ -123,9 +124,14 @@ def lock(
         inputs=inputs_digest(resolution, bound),
         layers=(),
     )
-    if previous and lock_digest(previous) == lock_digest(locked):
+    if previous and previous.wheels == locked.wheels and _interpreter(previous) == _interpreter(locked):
         return replace(locked, layers=previous.layers)
     return locked
+
+
+def _interpreter(locked: LockedCell) -> tuple[OsPackage, ...]:
+    """The packages of the base's Python: with the wheels they decide the wheel layers, byte-code included."""
+    return tuple(one for one in locked.base.packages if re.match(r"(lib)?python3", one.name))
 
 
 def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:

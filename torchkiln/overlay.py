@@ -22,6 +22,10 @@ def load(rootfs: Path) -> tuple[OverlayFile, ...]:
     files: list[OverlayFile] = []
     faults: list[str] = []
     for folder, folders, names in os.walk(rootfs, followlinks=False):
+        # What Python, mypy and their like leave beside programs that they looked at.
+        folders[:] = [
+            n for n in folders if n != "__pycache__" and not Path(folder, n, "CACHEDIR.TAG").exists()
+        ]
         for name in [*names, *(n for n in folders if Path(folder, n).is_symlink())]:
             path = Path(folder, name)
             mode = path.lstat().st_mode

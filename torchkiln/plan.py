@@ -26,10 +26,15 @@ from torchkiln.tags import tag_of
 
 SCHEMA = 1
 IMAGE_JSON = "etc/torchkiln/image.json"
+CONSTRAINTS = "etc/torchkiln/constraints.txt"
+GENERATED = (IMAGE_JSON, CONSTRAINTS)  # in the overlay beside the files of rootfs/
 
 # The folder stays a volume so that work in it outlives `docker restart`, is off the slow overlay and is
 # writable under --read-only; BuildKit keeps what a derived Dockerfile puts there.
 _WORKSPACE = "/workspace"
+
+_OF_TORCH = frozenset({"torch", "torchvision", "torchaudio", "triton", "pytorch-triton"})
+_WHOSE = "# What this image was proved with. To let go of it: PIP_CONSTRAINT= UV_CONSTRAINT= pip install ..."
 
 
 def plan(
@@ -39,23 +44,27 @@ def plan(
     aliases: Sequence[str],
     lock_digest: Digest,
 ) -> ImagePlan:
-    """What *locked* becomes: base, wheels (see layering), then *overlay* with image.json on top.
+    """What *locked* becomes: base, wheels (see layering), then *overlay* with the generated files on top.
 
     *aliases* follow from the matrix as a whole, so they are told (`tags.aliases_of`); *lock_digest* names
     the lock without the layers that were recorded in it.
 
-    :raises ConfigError: *overlay* brings its own image.json.
+    :raises ConfigError: *overlay* brings a generated file of its own.
     :raises Unresolvable: the cell is unavailable.
     :raises BuildFailed: a wheel is too large for a layer.
     """
     build = require_buildable(locked.resolution)
     tag = tag_of(locked.resolution)
-    if any(file.path == IMAGE_JSON for file in overlay):
-        raise ConfigError(f"rootfs/{IMAGE_JSON}: this file is made by the plan", hint="delete it")
-    facts = OverlayFile(
-        path=IMAGE_JSON, mode=0o644, data=pretty_json(_image_facts(locked, build, tag, lock_digest))
+    for file in overlay:
+        if file.path in GENERATED:
+            raise ConfigError(f"rootfs/{file.path}: this file is made by the plan", hint="delete it")
+    generated = (
+        OverlayFile(
+            path=IMAGE_JSON, mode=0o644, data=pretty_json(_image_facts(locked, build, tag, lock_digest))
+        ),
+        OverlayFile(path=CONSTRAINTS, mode=0o644, data=constraints(locked).encode()),
     )
-    files = tuple(sorted((*overlay, facts), key=lambda file: file.path))
+    files = tuple(sorted((*overlay, *generated), key=lambda file: file.path))
     base = LayerSpec(
         kind="base", title=f"{locked.base.os} base ({_count(len(locked.base.packages), 'package')})"
     )
@@ -88,6 +97,11 @@ def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
             ("PYTHONUNBUFFERED", "1"),  # `docker logs` and `nohup ... &` show a training's lines as they come
             # ... and its libraries: those hosts neither bind them into the library folders nor run ldconfig.
             ("LD_LIBRARY_PATH", "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"),
+            # What was proved stays what it is, whatever is installed beside it.
+            ("PIP_CONSTRAINT", f"/{CONSTRAINTS}"),
+            ("UV_CONSTRAINT", f"/{CONSTRAINTS}"),
+            ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
+            ("PIP_ROOT_USER_ACTION", "ignore"),
             ("NVIDIA_VISIBLE_DEVICES", "all"),
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
             ("NVIDIA_REQUIRE_CUDA", require_cuda(locked.resolution)),
@@ -163,6 +177,17 @@ def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest
             {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in locked.wheels
         ],
     }
+
+
+def constraints(locked: LockedCell) -> str:
+    """Requirements that hold torch, its CUDA libraries, and what it cannot do without, in place."""
+    held = [
+        f"{wheel.name}=={wheel.version}"
+        for wheel in locked.wheels
+        if wheel.name in _OF_TORCH or wheel.name.startswith(("nvidia-", "cuda-"))
+    ]
+    bounds = [note.text for note in locked.resolution.constraints]
+    return "".join(f"{line}\n" for line in (_WHOSE, *sorted(held), *sorted(bounds)))
 
 
 def to_json(plan: ImagePlan) -> dict[str, Any]:

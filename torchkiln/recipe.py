@@ -5,6 +5,7 @@ from __future__ import annotations
 RECIPE = 1  # raise it when the same lock would give other bytes; it stands in the plan and in image.json
 
 PREFIX = "/opt/venv"  # the virtual environment, first on PATH
+USER = "user"  # the account, uid 1000, for people who do not work as root
 WHEEL_EPOCH = 315532800  # mtime of every file from a wheel, seconds: 1980-01-01, the oldest a zip can tell
 BIG_WHEEL = 20_000_000  # bytes; from here on a wheel has a layer of its own
 MAX_LAYER = 5_000_000_000  # bytes compressed: registries refuse layers of 8 to 10 GB

@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from torchkiln.errors import ConfigError
 from torchkiln.files import pretty_json
 from torchkiln.nouns import ImagePlan, LayerSpec, OverlayFile
-from torchkiln.plan import IMAGE_JSON, to_json
-from torchkiln.recipe import DOCKER_BASES, PREFIX, site
+from torchkiln.plan import GENERATED, to_json
+from torchkiln.recipe import DOCKER_BASES, PREFIX, USER, site
 
 ENTRY = "Dockerfile.j2"
 
@@ -78,6 +78,8 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
                 _WheelLayer(title=layer.title, requirements=name) for name, layer in _requirement_files(plan)
             ],
             copies=list(_copies(plan)),
+            generated=[PurePosixPath(path).name for path in GENERATED],
+            user=USER,
         )
     except jinja2.TemplateError as error:
         raise ConfigError(f"templates: {error}", hint="mend the template") from error
@@ -90,10 +92,10 @@ def render_folder(
 
     :raises ConfigError: as `render` does.
     """
-    image_json = next(file.data for file in plan.layers[-1].files if file.path == IMAGE_JSON)
+    generated = {PurePosixPath(f.path).name: f.data for f in plan.layers[-1].files if f.path in GENERATED}
     return {
         "Dockerfile": render(plan, templates, os_packages).encode(),
-        "image.json": image_json,
+        **generated,
         "plan.json": pretty_json(to_json(plan)),
         **{f"requirements/{name}": _requirements(layer) for name, layer in _requirement_files(plan)},
     }
@@ -139,7 +141,7 @@ def _copies(plan: ImagePlan) -> Iterator[_Copy]:
         return str(PurePosixPath(file.path).parent), f"{file.mode:04o}"
 
     files = sorted(
-        (f for f in plan.layers[-1].files if f.path != IMAGE_JSON), key=lambda f: (place(f), f.path)
+        (f for f in plan.layers[-1].files if f.path not in GENERATED), key=lambda f: (place(f), f.path)
     )
     for (folder, mode), group in groupby(files, key=place):
         yield _Copy(mode=mode, sources=tuple(file.path for file in group), folder=f"/{folder}/")

@@ -8,18 +8,18 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
 from torchkiln.errors import ConfigError
+from torchkiln.recipe import PREFIX, USER
 
 EPOCH = 1_735_689_600
 """Seconds, 2025-01-01: no file of a base is younger. Constant, so that the day of the build does not show."""
-
-PREFIX = "/opt/venv"
-"""Where the virtual environment of every image lies."""
 
 _PACKAGES = (
     *("python3", "python3-venv", "python3-dev"),
     *("gcc", "g++", "libc6-dev"),
     *("openssh-server", "tini", "git", "tmux", "screen"),
-    *("procps", "psmisc", "iproute2", "nano", "curl", "less", "ca-certificates"),
+    *("procps", "psmisc", "iproute2", "nano", "curl", "less", "ca-certificates", "tzdata"),
+    *("bash-completion", "sudo"),
+    "libnss-wrapper",  # names for a uid that /etc/passwd does not know
 )
 
 # Manuals and translations are a sixth of the base and nobody reads them in a container; licences stay.
@@ -35,9 +35,18 @@ _DPKG_OPTIONS = (
 
 # Run by sh with the new root as "$1", after the packages.
 _HOOKS = (
-    # Empty, and made by the base's own Python: wheels are only added to it.
-    f'chroot "$1" env PYTHONDONTWRITEBYTECODE=1 python3 -m venv --without-pip {PREFIX}',
-    'install -d -m 0755 "$1/workspace"',
+    # Empty, and made by the base's own Python: wheels are only added to it. It sees the system's packages, as
+    # only then Python looks into a user's own site, where pip installs for who may not write to the venv.
+    'chroot "$1" env PYTHONDONTWRITEBYTECODE=1'
+    f" python3 -m venv --system-site-packages --without-pip {PREFIX}",
+    # Whoever the container runs as works there, as in /tmp.
+    'install -d -m 1777 "$1/workspace"',
+    # Nobody logs in by a password, but the account is not locked: sshd turns locked ones away. No copy of
+    # /etc/skel: its .bashrc would hide ours.
+    f'chroot "$1" useradd --uid 1000 --user-group --shell /bin/bash --password "*" {USER}',
+    f'install -d -m 0755 -o 1000 -g 1000 "$1/home/{USER}"',
+    # Debian's greeting; ours comes from the shell.
+    'rm -f "$1"/etc/update-motd.d/* && : >"$1/etc/motd"',
     # The build host's name and resolver; identities that every container must make for itself.
     'rm -f "$1/etc/resolv.conf" "$1/etc/hostname" "$1/etc/hosts" "$1/etc/machine-id" "$1"/etc/ssh/ssh_host_*',
     # Second copies that tools keep of files they changed.

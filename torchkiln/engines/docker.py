@@ -21,7 +21,7 @@ from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.files import remove_tree
 from torchkiln.nouns import BuiltLayer, Digest, ImageConfig, ImagePlan, LockedWheel
 from torchkiln.oci.layout import write_image
-from torchkiln.plan import IMAGE_JSON
+from torchkiln.plan import GENERATED
 from torchkiln.store import Store
 
 _BASE = "torchkiln-base"
@@ -167,7 +167,7 @@ def _wheels(folder: Path, places: Sequence[Path]) -> str:
 
 
 def _rootfs(folder: Path, plan: ImagePlan) -> str:
-    files = {file.path: file.data for file in plan.layers[-1].files if file.path != IMAGE_JSON}
+    files = {file.path: file.data for file in plan.layers[-1].files if file.path not in GENERATED}
     folder.mkdir()
     return str(_folder(folder, files))
 
