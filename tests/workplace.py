@@ -18,7 +18,7 @@ from torchkiln.places import ROOT
 
 TAG = "2.6.0-cuda12.1-cudnn9-runtime"  # not 2.7.1, which tests/docker has in the same engine
 IMAGE = f"pytorch-cuda:{TAG}"
-_LEFT_OUT = re.compile("nvidia-.*|torch|torchaudio|torchvision|triton|sympy|networkx|mpmath|pillow")
+_LEFT_OUT = re.compile("nvidia-.*|torch|torchaudio|torchvision|triton|sympy|networkx|mpmath")
 _PATIENCE = 60.0  # seconds until a container must say what is waited for
 _LOOK = 0.05
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import requests
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from tests.engine.place import shared
 from tests.workplace import Container, Workplace
+
+__all__ = ["shared"]
 
 pytestmark = pytest.mark.network  # wheels, and where the cache has none, the base
 
 PUBLISHED = ("--publish", "127.0.0.1::8888")
+DIRECT = {"http": ""}  # no proxy stands before 127.0.0.1
 TOKEN = r"http://\S+\?token=([0-9a-f]{32,})"
 
 
@@ -65,13 +75,72 @@ def test_a_token_of_the_users(workplace: Workplace) -> None:
         assert asked(found, "/api/contents", token).status_code == 200
 
 
-@pytest.mark.parametrize("token", ["", "short"])
+@pytest.mark.parametrize("token", ["", "short", "a" * 40, "with spaces in between it"])
 def test_a_token_that_can_be_guessed_is_refused(workplace: Workplace, token: str) -> None:
+    """And not shown."""
     ran = workplace.run("-e", f"JUPYTER_TOKEN={token}")
 
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert "JUPYTER_TOKEN" in ran.stderr
+    assert not token or token not in ran.stderr
     assert "is running at" not in ran.stderr
+
+
+@pytest.mark.parametrize("token", ["", "short"])
+def test_unless_it_is_permitted(workplace: Workplace, token: str) -> None:
+    """An empty one lets everybody in, and the log says so."""
+    options = ("-e", f"JUPYTER_TOKEN={token}", "-e", "JUPYTER_ALLOW_WEAK_TOKEN=yes")
+    with workplace.started(*PUBLISHED, *options) as found:
+        found.says("is running at")
+        assert asked(found, "/api/contents", token or None).status_code == 200
+        assert asked(found, "/api/contents", "another").status_code == (403 if token else 200)
+        assert ("without a login" in found.logs()) == (not token)
+
+
+def test_a_token_in_a_file(workplace: Workplace, shared: Path) -> None:
+    """As secrets are mounted."""
+    token = "of-a-mounted-secret-and-long-enough"
+    (shared / "token").write_text(token + "\n")
+    options = ("--volume", f"{shared}:/run/secrets:ro", "-e", "JUPYTER_TOKEN_FILE=/run/secrets/token")
+    with workplace.started(*PUBLISHED, *options) as found:
+        found.says("is running at")
+        assert asked(found, "/api/contents", token).status_code == 200
+
+
+@pytest.mark.parametrize("passes_host", [True, False])
+def test_behind_a_reverse_proxy(workplace: Workplace, tmp_path: Path, passes_host: bool) -> None:
+    """nginx, as its users set it up: a path, WebSockets, the browser's Host or the proxy's own."""
+    allowed = () if passes_host else ("-e", "JUPYTER_ALLOW_ORIGIN=http://gpu.example")
+    with workplace.started(*PUBLISHED, "-e", "JUPYTER_BASE_URL=/lab/anna", *allowed) as found:
+        token = found.says(r"127\.0\.0\.1:8888/lab/anna/lab\?token=(\w+)")[1]
+        found.says("is running at")
+        found.inside("/opt/torchkiln/healthcheck")
+        with nginx(tmp_path, found.port(8888), "$http_host" if passes_host else "$proxy_host") as port:
+            origin = f"http://127.0.0.1:{port}" if passes_host else "http://gpu.example"
+            base = f"127.0.0.1:{port}/lab/anna"
+            headers = {**as_a_browser(f"http://{base}/lab?token={token}"), "Origin": origin}
+
+            assert printed(base, headers, "import sys; print(sys.prefix)") == "/opt/venv\n"
+            with pytest.raises(InvalidStatus, match="403"):
+                printed(base, {**headers, "Origin": "http://evil.example"}, "")
+
+
+def test_tensorboard_when_it_is_asked_for(workplace: Workplace) -> None:
+    """On its port, and asked by the healthcheck."""
+    options = (
+        "--publish",
+        "127.0.0.1::6006",
+        "-e",
+        "TENSORBOARD_LOGDIR=/workspace/runs",
+        "-e",
+        "JUPYTER=off",
+    )
+    with workplace.started(*options) as found:
+        found.says(r"TensorBoard \S+ at http")
+        url = f"http://127.0.0.1:{found.port(6006)}/data/environment"
+        assert requests.get(url, timeout=30, proxies=DIRECT).json()["data_location"] == "/workspace/runs"
+        found.inside("/opt/torchkiln/healthcheck")
+        assert "jupyter" not in found.inside("ps", "-eo", "args=")
 
 
 def test_another_port(workplace: Workplace) -> None:
@@ -80,24 +149,95 @@ def test_another_port(workplace: Workplace) -> None:
         found.says("is running at")
         found.inside("/opt/torchkiln/healthcheck")
         url = f"http://127.0.0.1:{found.port(9999)}/api/status?token={token}"
-        assert requests.get(url, timeout=30, proxies={"http": ""}).status_code == 200
+        assert requests.get(url, timeout=30, proxies=DIRECT).status_code == 200
 
 
 def test_a_kernel_runs_the_images_python(container: Container) -> None:
     """Through REST and WebSocket, as a front end does."""
-    token = container.says(TOKEN)[1]
-    base = f"127.0.0.1:{container.port(8888)}"
-    headers = {"Authorization": f"token {token}"}
-    made = requests.post(f"http://{base}/api/kernels", headers=headers, timeout=60, proxies={"http": ""})
-    assert made.status_code == 201, made.text
-
+    headers = {"Authorization": f"token {container.says(TOKEN)[1]}"}
     code = "import sys, os, numpy; print(sys.prefix, os.getcwd(), numpy.arange(5).sum())"
-    url = f"ws://{base}/api/kernels/{made.json()['id']}/channels"
-    assert printed(url, headers, code) == "/opt/venv /workspace 10\n"
+
+    assert printed(f"127.0.0.1:{container.port(8888)}", headers, code) == "/opt/venv /workspace 10\n"
 
 
-def printed(url: str, headers: dict[str, str], code: str) -> str:
-    """What a kernel says to *code*, by Jupyter's messaging protocol 5.3."""
+def test_a_terminal_is_a_bash(container: Container) -> None:
+    """Jupyter's own choice would be sh."""
+    headers = {"Authorization": f"token {container.says(TOKEN)[1]}"}
+    base = f"127.0.0.1:{container.port(8888)}"
+    made = requests.post(f"http://{base}/api/terminals", headers=headers, timeout=60, proxies=DIRECT)
+    url = f"ws://{base}/terminals/websocket/{made.json()['name']}"
+    said = ""
+    with connect(url, additional_headers=headers, proxy=None) as socket:
+        socket.send(json.dumps(["stdin", "echo $0-$((40 + 2)) $USER; exit\r"]))
+        while "-42 root" not in said:
+            kind, *more = json.loads(socket.recv(timeout=60))
+            said += more[0] if kind == "stdout" else ""
+    assert "bash-42 root" in said
+
+
+def as_a_browser(address: str) -> dict[str, str]:
+    """The headers of one that has opened *address*: by cookie, for a token in a header vouches for any origin."""
+    with requests.Session() as session:
+        session.trust_env = False
+        assert session.get(address, timeout=30).status_code == 200
+        cookies = {cookie.name: str(cookie.value) for cookie in session.cookies}
+    told = "; ".join(f"{name}={value}" for name, value in cookies.items())
+    return {"Cookie": told, "X-XSRFToken": cookies["_xsrf"]}
+
+
+@contextmanager
+def nginx(folder: Path, port: int, host: str) -> Iterator[int]:
+    """Debian's, in front of *port*, to which it says that it is *host*; the port on which it listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        own = found.getsockname()[1]
+    settings = folder / "nginx.conf"
+    settings.write_text(NGINX.format(folder=folder, own=own, port=port, host=host))
+    argv = ["/usr/sbin/nginx", "-c", str(settings), "-e", str(folder / "error.log")]
+    with subprocess.Popen(argv) as process:
+        try:
+            end = time.monotonic() + 20
+            while not listens(own):
+                assert time.monotonic() < end
+                assert process.poll() is None, (folder / "error.log").read_text()
+                time.sleep(0.05)
+            yield own
+        finally:
+            process.terminate()
+
+
+def listens(port: int) -> bool:
+    """Whether somebody does."""
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+NGINX = """
+daemon off; pid {folder}/pid; worker_processes 1;
+events {{}}
+http {{
+    access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+    map $http_upgrade $connection_upgrade {{ default upgrade; '' close; }}
+    server {{
+        listen 127.0.0.1:{own};
+        location /lab/anna/ {{
+            proxy_pass http://127.0.0.1:{port};
+            proxy_set_header Host {host};
+            proxy_set_header X-Forwarded-Proto $scheme;
+            proxy_http_version 1.1;
+            proxy_set_header Upgrade $http_upgrade;
+            proxy_set_header Connection $connection_upgrade;
+        }}
+    }}
+}}
+"""
+
+
+def printed(base: str, headers: dict[str, str], code: str) -> str:
+    """What a new kernel of the server at *base* says to *code*, by Jupyter's messaging protocol 5.3."""
+    made = requests.post(f"http://{base}/api/kernels", headers=headers, timeout=60, proxies=DIRECT)
+    assert made.status_code == 201, made.text
     message = {
         "header": {
             "msg_id": uuid.uuid4().hex,
@@ -113,6 +253,7 @@ def printed(url: str, headers: dict[str, str], code: str) -> str:
         "channel": "shell",
     }
     said = ""
+    url = f"ws://{base}/api/kernels/{made.json()['id']}/channels"
     with connect(url, additional_headers=headers, proxy=None) as socket:
         socket.send(json.dumps(message))
         while True:

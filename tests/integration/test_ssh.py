@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.workplace import Container, Workplace, key
+from tests.engine.place import shared
+from tests.openssh import READY, Client
+from tests.workplace import Workplace, key
+
+__all__ = ["shared"]
 
 pytestmark = pytest.mark.network  # wheels, and where the cache has none, the base
 
-READY = r"Server listening on 0\.0\.0\.0 port (\d+)"
-LOOK = "python -c 'import sys, numpy; print(sys.prefix)'; echo $NVIDIA_VISIBLE_DEVICES $MINE"
-SEEN = "/opt/venv\nall\n"
+MINE = 'a "word" \\ and $more'
+LOOK = (
+    "python -c 'import sys, numpy; print(sys.prefix)';"
+    ' printf \'%s\\n\' $NVIDIA_VISIBLE_DEVICES "$MINE" "${JUPYTER_TOKEN-none}" "$USER"; which nvidia-smi'
+)
+DRIVER_PROGRAM = "/usr/local/nvidia/bin/nvidia-smi"  # where hosts such as GKE mount it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Client:
-    """OpenSSH's, which knows one key."""
-
-    container: Container
-    key: Path
-
-    def options(self, **more: str) -> list[str]:
-        """For ssh, scp and sftp; nothing of this machine's user."""
-        told = {
-            "IdentityFile": str(self.key),
-            "IdentitiesOnly": "yes",
-            "StrictHostKeyChecking": "no",
-            "UserKnownHostsFile": "/dev/null",
-            "LogLevel": "ERROR",
-            "BatchMode": "yes",
-            "Port": str(self.container.port(22)),
-        }
-        return [
-            "-F",
-            "none",
-            *(word for name, value in (told | more).items() for word in ("-o", f"{name}={value}")),
-        ]
-
-    def ssh(
-        self, *command: str, text: str = "", terminal: bool = False, user: str = "root", **more: str
-    ) -> subprocess.CompletedProcess[str]:
-        """One session, to its end."""
-        flags = ["-tt"] if terminal else []
-        argv = ["ssh", *flags, *self.options(**more), f"{user}@127.0.0.1", *command]
-        return subprocess.run(argv, input=text, capture_output=True, text=True, check=False, timeout=120)
+def seen(user: str) -> str:
+    """What LOOK says."""
+    return f"/opt/venv\nall\n{MINE}\nnone\n{user}\n{DRIVER_PROGRAM}\n"
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +37,17 @@ def client(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> It
     """Into a container that was given two keys; the client has the second."""
     folder = tmp_path_factory.mktemp("keys")
     (_, first), (place, second) = key(folder), key(folder)
-    variables = ("-e", f"SSH_PUBLIC_KEY={first}\n{second}", "-e", "NVIDIA_VISIBLE_DEVICES=all")
+    told = {
+        "SSH_PUBLIC_KEY": f"{first}\n\n# a comment\n{second}",
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "MINE": MINE,
+        "LINES": "one\ntwo",
+        "JUPYTER_TOKEN": "nobody-shall-see-this-0123456789",
+    }
+    variables = [word for name, value in told.items() for word in ("-e", f"{name}={value}")]
     with workplace.started("--publish", "127.0.0.1::22", *variables) as container:
         container.says(READY)
+        container.inside("install", "-D", "/bin/true", DRIVER_PROGRAM)
         yield Client(container=container, key=place)
 
 
@@ -75,13 +62,30 @@ def sessions() -> Mapping[str, tuple[list[str], str, bool]]:
     }
 
 
+@pytest.mark.parametrize("user", ["root", "user"])
 @pytest.mark.parametrize("kind", sessions())
-def test_every_kind_of_session_has_the_environment(client: Client, kind: str) -> None:
+def test_every_kind_of_session_has_the_environment(client: Client, kind: str, user: str) -> None:
+    """The image's, what `-e` added, and not the token of Jupyter, which may be another user's."""
     command, text, terminal = sessions()[kind]
-    done = client.ssh(*command, text=text, terminal=terminal)
+    done = client.ssh(*command, text=text, terminal=terminal, user=user)
 
     assert done.returncode == 0, done.stderr
-    assert SEEN in done.stdout.replace("\r", ""), done.stdout
+    assert seen(user) in done.stdout.replace("\r", ""), done.stdout
+
+
+def test_a_variable_with_a_line_break_is_named(client: Client) -> None:
+    """sshd cannot hand it on; nothing is lost in silence."""
+    assert "not in SSH sessions, for they hold a line break: LINES" in client.container.logs()
+    assert client.ssh("echo ${LINES-none}").stdout == "none\n"
+
+
+def test_nobody_else_reads_what_sessions_get(client: Client) -> None:
+    """Variables hold secrets: HF_TOKEN and its like."""
+    readable = "find / -xdev -type f -readable -newer /etc/hostname 2>/dev/null | xargs grep -lF 'and $more'"
+    found = client.ssh(f"{readable} || true", user="user").stdout.split()
+
+    assert found == []
+    assert client.ssh(f"{readable} || true").stdout.split() == ["/run/torchkiln/sshd_config"]
 
 
 def test_files_go_both_ways(client: Client, tmp_path: Path) -> None:
@@ -145,17 +149,93 @@ def test_nobody_else_gets_in(client: Client, tmp_path: Path, how: str) -> None:
 
 def test_host_keys_are_each_containers_own(client: Client, workplace: Workplace, tmp_path: Path) -> None:
     """None lies in a layer."""
-    names = "ls /etc/ssh | grep -c '^ssh_host_' || true"
-    assert workplace.run(command=["sh", "-c", names]).stdout == "0\n"
+    names = "find / -xdev -name 'ssh_host_*' 2>/dev/null"
+    assert workplace.run(command=["sh", "-c", names]).stdout == ""
 
     with workplace.started("-e", f"SSH_PUBLIC_KEY={key(tmp_path)[1]}") as other:
         other.says(READY)
-        shown = ("cat", "/etc/ssh/ssh_host_ed25519_key.pub")
+        shown = ("cat", "/etc/ssh/host_keys/ssh_host_ed25519_key.pub")
         assert other.inside(*shown) != client.container.inside(*shown)
 
 
-def test_without_a_key_there_is_no_ssh(workplace: Workplace) -> None:
-    with workplace.started() as container:
+def test_host_keys_outlive_the_container_in_a_volume(workplace: Workplace, tmp_path: Path) -> None:
+    """So that clients do not warn of a stranger after an update."""
+    volume = f"keys-{tmp_path.name}-{os.getpid()}"
+    prints = []
+    try:
+        for _ in range(2):
+            options = ("--volume", f"{volume}:/etc/ssh/host_keys", "-e", f"SSH_PUBLIC_KEY={key(tmp_path)[1]}")
+            with workplace.started(*options) as container:
+                prints.append(container.says(r"host key (SHA256:\S+)")[1])
+                container.says(READY)
+    finally:
+        argv = ["docker", "volume", "rm", volume]
+        subprocess.run(argv, env=dict(workplace.environ), capture_output=True, check=False)
+
+    assert prints[0] == prints[1]
+
+
+def test_the_printed_fingerprint_is_the_hosts(client: Client, tmp_path: Path) -> None:
+    scanned = tmp_path / "scanned"
+    argv = ["ssh-keyscan", "-t", "ed25519", "-p", str(client.container.port(22)), "127.0.0.1"]
+    scanned.write_bytes(subprocess.run(argv, capture_output=True, check=True).stdout)
+    told = subprocess.run(["ssh-keygen", "-l", "-f", scanned], capture_output=True, text=True, check=True)
+
+    assert client.container.says(r"host key (SHA256:\S+)")[1] in told.stdout
+
+
+@pytest.mark.parametrize(
+    "place", ["/etc/ssh/authorized_keys", "/root/.ssh/authorized_keys", "/home/user/.ssh/authorized_keys"]
+)
+def test_a_mounted_file_of_keys(workplace: Workplace, tmp_path: Path, shared: Path, place: str) -> None:
+    """Whoever owns it on the host, and whatever its mode: sshd itself would pass it over."""
+    private, public = key(tmp_path)
+    keys = shared / "keys"
+    keys.write_text(public + "\n")
+    keys.chmod(0o666)
+    os.chown(keys, 4711, 4711)
+    lets_in = {"/etc/ssh/authorized_keys": {"root", "user"}, "/root/.ssh/authorized_keys": {"root"}}
+    with workplace.started("--publish", "127.0.0.1::22", "--volume", f"{keys}:{place}:ro") as container:
+        container.says(READY)
+        found = Client(container=container, key=private)
+        got_in = {user for user in ("root", "user") if found.ssh("true", user=user).returncode == 0}
+
+    assert got_in == lets_in.get(place, {"user"})
+
+
+def test_keys_that_are_none(workplace: Workplace, tmp_path: Path) -> None:
+    """Named by line, without their text; and a private key is not taken, shown or needed."""
+    private, _ = key(tmp_path)
+    for text, said in (
+        ("ssh-ed25519 not-a-key", "SSH_PUBLIC_KEY, line 1: no public key of OpenSSH"),
+        (private.read_text(), "SSH_PUBLIC_KEY holds a private key"),
+    ):
+        with workplace.started("-e", f"SSH_PUBLIC_KEY={text}") as container:
+            container.says("SSH: off, " + said)
+            assert text.splitlines()[-1] not in container.logs()
+
+
+@pytest.mark.parametrize("options", [(), ("-e", "SSH=off", "-e", "SSH_PUBLIC_KEY={key}")])
+def test_without_a_key_there_is_no_ssh(
+    workplace: Workplace, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Nor where it is turned off."""
+    given = [word.format(key=key(tmp_path)[1]) for word in options]
+    with workplace.started(*given) as container:
         container.says("SSH: off")
         container.says("is running at")
         assert "sshd" not in container.inside("ps", "-eo", "args=")
+
+
+def test_sudo_is_an_option(client: Client, workplace: Workplace, tmp_path: Path) -> None:
+    """Off, unless the container was started with it; then with the image's own Python."""
+    refused = client.ssh("sudo -n id -u", user="user")
+    assert (refused.returncode != 0, refused.stdout) == (True, "")
+
+    private, public = key(tmp_path)
+    options = ("-e", "TORCHKILN_SUDO=yes", "-e", f"SSH_PUBLIC_KEY={public}")
+    with workplace.started("--publish", "127.0.0.1::22", *options) as container:
+        container.says(READY)
+        found = Client(container=container, key=private)
+        asked = "sudo -n id -u; sudo -n python -c 'import sys; print(sys.prefix)'"
+        assert found.ssh(asked, user="user").stdout == "0\n/opt/venv\n"
