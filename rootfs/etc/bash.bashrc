@@ -13,8 +13,11 @@ if ! shopt -oq posix && [ -f /usr/share/bash-completion/bash_completion ]; then
     . /usr/share/bash-completion/bash_completion
 fi
 
+alias doctor='/opt/torchkiln/entrypoint doctor'
+
+# $USER and not \u: bash looked for the name before we gave it one.
 torchkiln_tag=$(sed -n 's/^  "tag": "\(.*\)",$/\1/p' /etc/torchkiln/image.json)
-PS1='\[\e[1;32m\]\u@'"${torchkiln_tag%-cudnn*}"'\[\e[0m\]:\[\e[1;34m\]\w\[\e[0m\]\$ '
+PS1='\[\e[1;32m\]$USER@'"${torchkiln_tag%-cudnn*}"'\[\e[0m\]:\[\e[1;34m\]\w\[\e[0m\]\$ '
 unset torchkiln_tag
 
 # Once for each way in, and not in each window of a tmux; ~/.hushlogin is the usual way to want none.

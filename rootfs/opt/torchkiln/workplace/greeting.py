@@ -21,4 +21,4 @@ def text(image: Image) -> str:
     ]
     if not Path("/var/lib/apt/lists").is_dir() or not any(Path("/var/lib/apt/lists").glob("*Packages*")):
         lines.append("apt knows no packages yet: apt-get update")
-    return "\n".join([*lines, "More: /opt/torchkiln/entrypoint help, … doctor"])
+    return "\n".join([*lines, "More: doctor; /opt/torchkiln/entrypoint help"])

@@ -1,0 +1,172 @@
+"""The lines of the articles that people come from, as printed; on a host without a GPU they say so.
+
+`--gpus all` is left out where it stands in them, as an engine without GPUs refuses it. Names of images are
+this engine's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.engine.place import shared
+from tests.openssh import READY, Client
+from tests.workplace import IMAGE, Container, Workplace, key
+
+__all__ = ["shared"]
+
+pytestmark = pytest.mark.network  # wheels, and where the cache has none, the base
+
+MINOR = "pytorch-cuda:v2.6"  # an alias, as `pytorch-cuda:v2.7` is
+DIRECT = {"http": ""}
+
+
+@pytest.fixture
+def name() -> str:
+    return f"article-{os.getpid()}-{time.monotonic_ns()}"
+
+
+@pytest.fixture
+def work(shared: Path) -> Path:
+    """./workspace of somebody who is not root."""
+    folder = shared / "workspace"
+    folder.mkdir()
+    os.chown(folder, 1000, 1000)
+    (folder / "train.py").write_text("import time\nprint('training', flush=True)\ntime.sleep(600)\n")
+    return folder
+
+
+def on_a_terminal(line: str, environ: Mapping[str, str], typed: str) -> str:
+    """What *line* shows on a terminal into which *typed* goes."""
+    argv = ["script", "--quiet", "--return", "--command", line, "/dev/null"]
+    done = subprocess.run(
+        argv,
+        input=typed,
+        env={**environ, "TERM": "xterm"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def running(workplace: Workplace, name: str, work: Path, tmp_path: Path) -> Iterator[tuple[Container, Path]]:
+    """docker run -it --gpus all -p 8888:8888 -p 2222:22 -v ./workspace:/workspace pytorch-cuda:v2.7
+
+    With a name and a key; the ports are free ones.
+    """
+    private, public = key(tmp_path)
+    ports = "-p 127.0.0.1::8888 -p 127.0.0.1::22"
+    line = f'docker run -it --name {name} {ports} -v {work}:/workspace -e SSH_PUBLIC_KEY="{public}" {MINOR}'
+    argv = ["script", "--quiet", "--return", "--command", line, "/dev/null"]
+    process = subprocess.Popen(
+        argv,
+        env={**workplace.environ, "TERM": "xterm"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    container = Container(name=name, environ=workplace.environ)
+    try:
+        end = time.monotonic() + 60
+        while container.docker("inspect", name, check=False).returncode:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        yield container, private
+    finally:
+        container.docker("rm", "--force", "--volumes", name, check=False)
+        process.communicate()
+
+
+def test_jupyter_and_ssh_on_a_terminal(running: tuple[Container, Path], work: Path) -> None:
+    """Both are up; `ssh user@host -p 2222`, `tmux`, `nohup python train.py &`; what is made is the user's."""
+    container, private = running
+    token = container.says(r"token=(\w{32,})")[1]
+    container.says(READY)
+    container.says("is running at")
+    url = f"http://127.0.0.1:{container.port(8888)}/api/contents/train.py?token={token}"
+    assert requests.get(url, timeout=30, proxies=DIRECT).status_code == 200
+
+    client = Client(container=container, key=private)
+    client.ssh(terminal=True, user="user", text="nohup python train.py &\nsleep 1; exit\n")
+    assert (work / "nohup.out").read_text() == "training\n"
+    assert (work / "nohup.out").stat().st_uid == 1000
+    assert client.ssh("tmux new-session -d -s work 'sleep 600'", user="user").returncode == 0
+    found = client.ssh("tmux ls; pgrep -cf [t]rain.py", user="user").stdout
+    assert (found.startswith("work:"), found.splitlines()[-1]) == (True, "1")
+
+
+def test_ctrl_c_ends_it(running: tuple[Container, Path]) -> None:
+    container, _ = running
+    container.says("is running at")
+    container.docker("kill", "--signal", "INT", container.name)
+
+    assert container.code() == 0
+
+
+def test_in_the_background(workplace: Workplace, name: str) -> None:
+    """docker run -d ... pytorch-cuda:v2.8, then docker logs, exec and stop."""
+    container = Container(name=name, environ=workplace.environ)
+    container.docker("run", "-d", "--name", name, MINOR)
+    try:
+        container.says("is running at")
+        assert container.inside("python", "-c", "import numpy; print(numpy.arange(3).sum())") == "3\n"
+        container.docker("stop", name)
+        assert container.code() == 0
+    finally:
+        container.docker("rm", "--force", "--volumes", name)
+
+
+def test_a_shell_that_is_gone_afterwards(workplace: Workplace, work: Path) -> None:
+    """docker run -it --rm --gpus all -v $(pwd):/workspace -p 6006:6006 --shm-size=8g IMAGE bash"""
+    line = f"docker run -it --rm -v {work}:/workspace -p 127.0.0.1::6006 --shm-size=8g {IMAGE} bash"
+    typed = "df -h /dev/shm | tail -1\nls\nexit 7\n"
+    seen = on_a_terminal(f"{line}; echo code $?", workplace.environ, typed)
+
+    assert "code 7" in seen
+    assert "8.0G" in seen
+    assert "train.py" in seen
+    assert "add --gpus all" in seen
+    assert "/dev/shm has" not in seen
+
+
+def test_as_the_caller(workplace: Workplace, work: Path) -> None:
+    """docker run --user $(id -u):$(id -g): files belong to whoever called."""
+    os.chown(work, 4711, 4711)
+    options = ("--user", "4711:4711", "--volume", f"{work}:/workspace")
+    ran = workplace.run(*options, command=["sh", "-c", 'python -c \'open("made", "w")\'; id -un'])
+
+    assert (ran.returncode, ran.stdout) == (0, "user\n"), ran.stderr
+    assert (work / "made").stat().st_uid == 4711
+
+
+def test_a_job_of_github_actions(workplace: Workplace, name: str, shared: Path) -> None:
+    """`container:` as the runner does it: another entrypoint, its own HOME, steps by `docker exec sh -e`."""
+    home, job = shared / "home", shared / "work"
+    for folder in (home, job):
+        folder.mkdir()
+    (job / "step.sh").write_text(
+        "python -c 'import numpy, sys; print(sys.prefix)'; touch made; echo $HOME $CI\n"
+    )
+    mounts = ("-v", f"{home}:/github/home", "-v", f"{job}:/__w")
+    given = ("--workdir", "/__w", *mounts, "-e", "HOME=/github/home", "-e", "CI=true")
+    container = Container(name=name, environ=workplace.environ)
+    container.docker("create", "--name", name, *given, "--entrypoint", "tail", IMAGE, "-f", "/dev/null")
+    try:
+        container.docker("start", name)
+        step = container.docker(
+            "exec", "-i", "-e", "CI=true", "--workdir", "/__w", name, "sh", "-e", "/__w/step.sh"
+        )
+        assert step.stdout == "/opt/venv\n/github/home true\n"
+        container.inside("/opt/torchkiln/healthcheck")
+        assert (job / "made").exists()
+    finally:
+        container.docker("rm", "--force", "--volumes", name)
