@@ -31,6 +31,7 @@ DOCS = ROOT / "docs"
 PAGE = "gpu-proof.md"
 _PART = re.compile(r"(<!-- generated: (?P<what>\w+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 _NONE = "No report of such a run is kept here yet.\n"
+_EARLIER = "† a run of an earlier image: its lock gives another digest today\n"
 _SIGNS = {"at_least": "≥", "at_most": "≤", "equals": "="}
 _PICTURES = {"speed": "Samples a second", "memory": "Peak memory", "losses": "Loss curves"}
 
@@ -55,7 +56,7 @@ def runs_part(known: Sequence[Run]) -> str:
             run.gpus,
             run.driver,
             run.torch,
-            run.report.tag or "none",
+            _image(run),
             run.report.runtime,
             run.report.when or "",
             verdict(run.report.findings),
@@ -63,7 +64,18 @@ def runs_part(known: Sequence[Run]) -> str:
         for run in known
     ]
     head = ("report", "GPUs", "driver", "torch", "image", "runtime", "when", "verdict")
-    return _table(head, rows) if rows else ""
+    return _table(head, rows) + _footnote(known) if rows else ""
+
+
+def _image(run: Run) -> str:
+    if run.report.tag is None or not run.earlier:
+        return run.report.tag or "none"
+    return f"{run.report.tag}, an earlier image, `{(run.report.image or '').removeprefix('sha256:')[:12]}` †"
+
+
+def _footnote(told: Iterable[Run]) -> str:
+    """What the mark means, where one of *told* has it."""
+    return f"\n{_EARLIER}" if any(run.earlier for run in told) else ""
 
 
 def checks_part(known: Sequence[Run]) -> str:
@@ -73,7 +85,8 @@ def checks_part(known: Sequence[Run]) -> str:
         (str(tier), f"`{check}`", *(_outcome(run.finding(check)) for run in known))
         for check, tier in sorted(tiers.items(), key=lambda pair: (pair[1], pair[0]))
     ]
-    return _table(("tier", "check", *(run.name for run in known)), rows) if rows else ""
+    head = ("tier", "check", *(run.title for run in known))
+    return _table(head, rows) + _footnote(known) if rows else ""
 
 
 def _outcome(found: Finding | None) -> str:
@@ -116,8 +129,10 @@ def _benchmark(run: Run, values: Mapping[str, Any]) -> Iterator[str]:
     columns = [
         (f"{key}_{length}", f"{what}, {length} words", tell) for key, what, tell in kinds for length in timed
     ]
-    yield f"### {run.name}\n"
+    yield f"### {run.title}\n"
     yield f"{run.told()}. Batch {values['batch']}, medians of {_counts(values, timed)} steps.\n"
+    if run.earlier:
+        yield _EARLIER
     yield _table(
         ("precision", *(title for _, title, _ in columns)),
         (
@@ -163,8 +178,9 @@ def busbw_part(known: Sequence[Run]) -> str:
     ]
     if not series:
         return ""
-    told = "".join(f"- {run.name}: {run.told()}\n" for run, _, _ in series)
-    table = _table(("bytes", *(f"{run.name}: {label}, GB/s" for run, label, _ in series)), rows)
+    told = "".join(f"- {run.title}: {run.told()}\n" for run, _, _ in series)
+    told += _footnote(run for run, _, _ in series)
+    table = _table(("bytes", *(f"{run.title}: {label}, GB/s" for run, label, _ in series)), rows)
     return f"{told}\n{table}\n![Bus bandwidth against message size]({BUSBW})\n"
 
 

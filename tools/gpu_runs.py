@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.kept import is_earlier
 from torchkiln import hosts
 from torchkiln.nouns import Finding, SmokeReport
 from torchkiln.report import from_json
@@ -23,6 +24,12 @@ class Run:
 
     name: str
     report: SmokeReport
+    earlier: bool = False  # of an image whose lock gives another today
+
+    @property
+    def title(self) -> str:
+        """Its name, marked where it is of an earlier image."""
+        return f"{self.name} †" if self.earlier else self.name
 
     @property
     def gpus(self) -> str:
@@ -74,7 +81,8 @@ def runs(folder: Path) -> list[Run]:
     for path in sorted(folder.glob("*.json")):
         data = path.read_bytes()
         if json.loads(data).get("host", {}).get("driver", {}).get("gpus"):
-            found.append(Run(name=path.stem, report=from_json(data, where=path.name)))
+            told = from_json(data, where=path.name)
+            found.append(Run(name=path.stem, report=told, earlier=is_earlier(told)))
     return found
 
 

@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from torchkiln import attestation, hosts, signature
+from tools.kept import IMAGES, PROOFS, ROOT, latest_earlier, present, proofs, same_wheels
 from torchkiln import facts as facts_of
+from torchkiln import hosts
 from torchkiln import matrix as matrix_of
 from torchkiln.errors import GateRefused
-from torchkiln.foretold import foretold
 from torchkiln.gate import clear
+from torchkiln.lock import load_locked
 from torchkiln.matrix import Policy
 from torchkiln.nouns import Digest, LockedCell, Resolution, Source, Status, Witness
-from torchkiln.planning import plan_cell
 from torchkiln.resolve import resolve
 from torchkiln.select import Selection, select
 from torchkiln.suite import Suite, load_suite
 from torchkiln.tags import tag_of
 
-ROOT = Path(__file__).resolve().parent.parent
-IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What the reports of one image tell, at least one."""
+
+    reports: Sequence[Witness]
+    proved: bool  # they satisfy the gate, or did: see `_was_cleared`
+
+    @property
+    def passed(self) -> bool:
+        """Whether any report holds nothing but what passed."""
+        return any(one.report.verdict == "pass" for one in self.reports)
+
+    def now(self) -> str:
+        """For the image that the lock gives today."""
+        if failed := self._failed():
+            return f"built; {failed} failed on {self._where()}"
+        return f"{'proved' if self.proved else 'built; not all checks ran, but passed,'} on {self._where()}"
+
+    def earlier(self, image: str) -> str:
+        """For another, which is called *image*: never that the present one was proved."""
+        if failed := self._failed():
+            return f"in {image} {failed} failed on {self._where()}"
+        if self.proved:
+            return f"{image} was proved on {self._where()}"
+        return f"in {image} not all of today's checks ran, but passed, on {self._where()}"
+
+    def _failed(self) -> str:
+        return ", ".join(f"`{name}`" for name in _failed(self._best()))
+
+    def _best(self) -> Witness:
+        """The report that tells of most checks, the youngest of these; one that failed, if any did."""
+        failed = [one for one in self.reports if _failed(one)]
+        return max(failed or self.reports, key=lambda one: (len(one.report.findings), one.report.when or ""))
+
+    def _where(self) -> str:
+        """GPUs, day, report and image."""
+        best = self._best()
+        gpus, day = hosts.kinds(json.loads(best.report.host)), (best.report.when or "").partition("T")[0]
+        name = best.name.removesuffix(".dsse.json").removesuffix(".json")
+        short = (best.report.image or "").removeprefix("sha256:")[:12]
+        return f"{gpus}, [{day}](docs/proofs/{name}.json), `{short}`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +72,9 @@ class Square:
 
     answer: Resolution
     digest: Digest | None = None
-    reports: Sequence[Witness] = ()  # of that digest
-    proved: bool = False  # the gate clears that digest for them
+    now: Seen | None = None  # of that digest
+    earlier: Seen | None = None  # of the image before it
+    same_wheels: bool = False  # that one had the wheels of the lock
 
     def text(self) -> str:
         """For a table; bold where a lock is committed."""
@@ -45,19 +86,16 @@ class Square:
             return f"{kind}, lockable elsewhere{' ¹' if build.source is Source.PYTORCH else ''}"
         return f"**{kind}**<br>{self._seen()}"
 
+    def told_of_earlier(self) -> Seen | None:
+        """What is worth telling of an earlier image: nothing once a report of the present one passed."""
+        return None if self.now and self.now.passed else self.earlier
+
     def _seen(self) -> str:
-        """By the report that tells of most checks, the youngest of these; by one that failed, if any did."""
-        if not self.reports:
-            return "built"
-        failed = [one for one in self.reports if _failed(one)]
-        best = max(failed or self.reports, key=lambda one: (len(one.report.findings), one.report.when or ""))
-        gpus, day = hosts.kinds(json.loads(best.report.host)), (best.report.when or "").partition("T")[0]
-        name = best.name.removesuffix(".dsse.json").removesuffix(".json")
-        what = "proved on" if self.proved else "built; not all checks ran, but passed, on"
-        if failed:
-            what = f"built; {', '.join(f'`{name}`' for name in _failed(best))} failed on"
-        short = (self.digest or "").removeprefix("sha256:")[:12]
-        return f"{what} {gpus}, [{day}](docs/proofs/{name}.json), `{short}`"
+        told = self.now.now() if self.now else "built"
+        if (earlier := self.told_of_earlier()) is None:
+            return told
+        image = "an earlier image of this lock's wheels" if self.same_wheels else "an earlier image"
+        return f"{told}; {earlier.earlier(image)}"
 
 
 def grid() -> str:
@@ -68,23 +106,31 @@ def grid() -> str:
     squares: dict[tuple[str, str], Square] = {}
     for cell in select(Selection(), matrix):
         answer = resolve(cell, matrix, facts)
-        squares[cell.torch, cell.cuda] = Square(answer=answer)
-        if answer.build and (IMAGES / tag_of(answer) / "lock.json").is_file():
-            plan = plan_cell(cell, matrix, facts, images=IMAGES)
-            digest = foretold(plan)
-            mine = [one for one in known if one.report.image == digest]
-            squares[cell.torch, cell.cuda] = Square(
-                answer=answer,
-                digest=digest,
-                reports=mine,
-                proved=digest is not None and _cleared(mine, matrix.policy, plan.locked, suite, digest),
-            )
+        squares[cell.torch, cell.cuda] = _square(answer, known, matrix.policy, suite)
     head = ["torch", *(f"CUDA {cuda}<br>{_drivers(cuda, squares.values())}" for cuda in matrix.cuda)]
     rows = [
         [f"**{torch}**", *(squares[torch, cuda].text() for cuda in matrix.cuda)]
         for torch in reversed(matrix.torch)
     ]
     return table(head, rows) + f"\n{_counts(list(squares.values()))}\n"
+
+
+def _square(answer: Resolution, known: Sequence[Witness], policy: Policy, suite: Suite) -> Square:
+    tag = tag_of(answer) if answer.build else ""
+    digest = present(tag) if tag else None
+    if digest is None:
+        return Square(answer=answer)
+    locked = load_locked(IMAGES, tag)
+    mine = [one for one in known if one.report.tag == tag]
+    now = [one for one in mine if one.report.image == digest]
+    before = latest_earlier(mine, digest)
+    return Square(
+        answer=answer,
+        digest=digest,
+        now=Seen(reports=now, proved=_cleared(now, policy, locked, suite, digest)) if now else None,
+        earlier=Seen(reports=before, proved=_was_cleared(before, policy, locked, suite)) if before else None,
+        same_wheels=bool(before) and all(same_wheels(one.report, locked) for one in before),
+    )
 
 
 def _cleared(
@@ -97,21 +143,25 @@ def _cleared(
     return True
 
 
+def _was_cleared(reports: Sequence[Witness], policy: Policy, locked: LockedCell, suite: Suite) -> bool:
+    """Whether *reports*, of one earlier image, satisfy the gate for that image by the suite that made them.
+
+    What that suite held is not known here: they are asked for every check of today's. Nor is that image's
+    lock: the facts are those of *locked*, and its own image.json is taken for the one that *locked* gives.
+    """
+    account = (IMAGES / tag_of(locked.resolution) / "image.json").read_bytes()
+    told = {"image_json_sha256": hashlib.sha256(account).hexdigest()}
+    theirs = [
+        replace(one, report=replace(one.report, host=json.dumps(json.loads(one.report.host) | told)))
+        for one in reports
+    ]
+    image, made_by = reports[0].report.image, max(reports, key=lambda one: one.report.when or "").report.suite
+    return image is not None and _cleared(theirs, policy, locked, replace(suite, digest=made_by), image)
+
+
 def _failed(one: Witness) -> list[str]:
     """Ids of checks."""
     return sorted(finding.id for finding in one.report.findings if finding.outcome == "failed")
-
-
-def proofs(folder: Path) -> list[Witness]:
-    """The signed reports of GPU runs in *folder*, each by the key that is kept beside it."""
-    found = []
-    for key in sorted(folder.glob("*.pub.pem")):
-        trusted = [signature.public_key(key.read_bytes(), where=key.name)]
-        for path in sorted(folder.glob(f"{key.name.removesuffix('.pub.pem')}*.dsse.json")):
-            witness = attestation.read(path, trusted)
-            if hosts.gpus(json.loads(witness.report.host)):
-                found.append(witness)
-    return found
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -124,10 +174,11 @@ def _counts(squares: Sequence[Square]) -> str:
     kinds: Mapping[str, int] = Counter(square.answer.status.value for square in squares)
     told = ", ".join(f"{kinds[status.value]} {status.value}" for status in Status)
     locked = sum(square.digest is not None for square in squares)
-    proved = sum(square.proved for square in squares)
+    now = sum(square.now is not None and square.now.proved for square in squares)
+    before = sum((seen := square.told_of_earlier()) is not None and seen.proved for square in squares)
     return (
         f"{len(squares)} cells (runtime, debian12): {told}. {locked} built from their committed locks (bold),"
-        f" {proved} of them proved on GPUs."
+        f" {now} of them proved on GPUs as they are now, {before} in an earlier image."
     )
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bench.results import addresses_in
 from tools import gpu_mutants, gpu_pages
 from tools.gpu_pictures import all_reduces, pictures
 from tools.gpu_runs import Run, runs, slowest_rank
+from tools.kept import present
 from torchkiln import report
 from torchkiln.nouns import Digest, Finding, Outcome, SmokeReport
 from torchkiln.places import ROOT
@@ -190,6 +192,42 @@ def test_the_page_tells_device_driver_torch_and_every_figure(docs: Path) -> None
     assert "| widest distance of the smoothed loss curve from FP32's | 0.00011 | ≤ 0.1 |" in page
     assert "| 1 GiB | 330 |" in page
     assert "| 1 MiB | 50 |" in page
+
+
+def test_a_run_of_an_earlier_image_is_marked_wherever_a_figure_of_it_stands() -> None:
+    """In every table and over the benchmark, with a line that says what the mark means; no other run is."""
+    image, tag = Digest("sha256:" + "ab" * 32), "2.7.1-cuda12.1-cudnn9-runtime"
+    told = replace(WHOLE.report, image=image, tag=tag)
+    before, now = (replace(WHOLE, report=told, name=name, earlier=name == "one") for name in ("one", "two"))
+    mark = "† a run of an earlier image: its lock gives another digest today"
+    parts = (gpu_pages.runs_part, gpu_pages.checks_part, gpu_pages.benchmark_part, gpu_pages.busbw_part)
+
+    assert [part([before, now]).count(mark) for part in parts] == [1, 1, 1, 1]
+    assert ["†" in part([now, WHOLE]) for part in parts] == [False] * 4
+    assert f"| {tag}, an earlier image, `abababababab` † |" in gpu_pages.runs_part([before, now])
+    assert "| one † | two |" in gpu_pages.checks_part([before, now])
+    assert f"### one †\n\n{WHOLE.told()}" in gpu_pages.benchmark_part([before, now])
+    assert "| one †: 2 × H200, NVLink, GB/s | two: 2 ×" in gpu_pages.busbw_part([before, now])
+
+
+def test_a_report_is_of_an_earlier_image_by_what_its_lock_gives(docs: Path) -> None:
+    """One of no image is not; one whose cell has lost its lock is."""
+    tag = "2.7.1-cuda12.1-cudnn9-runtime"
+    of = {
+        "now": (present(tag), tag),
+        "before": (Digest("sha256:" + "ab" * 32), tag),
+        "gone": (present(tag), "0.0.0-cuda12.1-cudnn9-runtime"),
+    }
+    for name, (image, its) in of.items():
+        told = replace(WHOLE.report, image=image, tag=its)
+        (docs / "proofs" / f"{name}.json").write_bytes(report.to_json(told))
+
+    assert {run.name: run.earlier for run in runs(docs / "proofs")} == {
+        "now": False,
+        "before": True,
+        "gone": True,
+        "two": False,
+    }
 
 
 JUNIT = """<testsuites><testsuite timestamp="2026-11-21T2{hour}:00:00.5+00:00">

@@ -2,68 +2,191 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests import reports
-from tools import grid
-from tools.grid import IMAGES, PROOFS, Square, proofs
+from tools import grid, kept
+from tools.grid import Seen, Square
+from tools.kept import IMAGES, PROOFS, proofs
 from torchkiln import facts, matrix
 from torchkiln.foretold import foretold
-from torchkiln.nouns import Digest, Source
+from torchkiln.nouns import Digest, Source, Witness
 from torchkiln.places import ROOT
 from torchkiln.planning import plan_cell
 from torchkiln.resolve import resolve
 from torchkiln.select import Selection, select
+from torchkiln.suite import Suite, load_suite
 
 FACTS = facts.load()
 MATRIX = matrix.read(ROOT / "matrix.yaml", FACTS)
 CELLS = {(cell.torch, cell.cuda): cell for cell in select(Selection(), MATRIX)}
-IMAGE = Digest("sha256:" + "ab" * 32)
+IMAGE, BEFORE = Digest("sha256:" + "ab" * 32), Digest("sha256:" + "cd" * 32)
 
 
 def square(torch: str, cuda: str, **more: object) -> str:
     return replace(Square(answer=resolve(CELLS[torch, cuda], MATRIX, FACTS)), **more).text()
 
 
-def test_each_state_has_its_words() -> None:
-    told = reports.witness(reports.report(), "a-h200x2.dsse.json")
+def locked(**more: object) -> str:
+    """What is told of a cell with a lock, behind its kind."""
+    return square("2.3.1", "12.1", digest=IMAGE, **more).partition("<br>")[2]
 
+
+PASSED = [one for one in proofs(PROOFS) if one.report.verdict == "pass"]
+WHERE = "2 × NVIDIA H200, [2026-11-21](docs/proofs/a-h200x2.json), `abababababab`"
+TOLD = reports.witness(reports.report(), "a-h200x2.dsse.json")
+WRONG = replace(TOLD.report.findings[0], outcome="failed")
+FAILED = replace(
+    TOLD, name="b.dsse.json", report=replace(TOLD.report, verdict="fail", findings=(WRONG,), image=BEFORE)
+)
+
+
+def seen(*told: Witness, proved: bool = False) -> Seen:
+    return Seen(reports=told, proved=proved)
+
+
+def test_each_state_has_its_words() -> None:
     assert square("2.8.0", "11.7") == "unavailable"
     assert square("2.7.1", "11.8") == "native, lockable elsewhere ¹"
     assert square("2.3.1", "12.1", digest=IMAGE) == "**native**<br>built"
+    assert locked(now=seen(TOLD, proved=True)) == f"proved on {WHERE}"
+    assert locked(now=seen(TOLD)) == f"built; not all checks ran, but passed, on {WHERE}"
+
+
+def test_an_earlier_image_is_called_so_and_nothing_of_it_is_said_of_the_present_one() -> None:
+    """Whose wheels it had only where that is known."""
+    ours = "an earlier image of this lock's wheels"
+
+    assert locked(earlier=seen(TOLD, proved=True)) == f"built; an earlier image was proved on {WHERE}"
     assert (
-        square("2.3.1", "12.1", digest=IMAGE, reports=[told], proved=True)
-        == "**native**<br>proved on 2 × NVIDIA H200, [2026-11-21](docs/proofs/a-h200x2.json), `abababababab`"
+        locked(earlier=seen(TOLD))
+        == f"built; in an earlier image not all of today's checks ran, but passed, on {WHERE}"
     )
-    assert "built; not all checks ran, but passed, on 2 ×" in square(
-        "2.3.1", "12.1", digest=IMAGE, reports=[told]
-    )
+    assert locked(earlier=seen(TOLD, proved=True), same_wheels=True) == f"built; {ours} was proved on {WHERE}"
 
 
 def test_one_that_failed_is_told_whatever_passed() -> None:
     """With the check's name, though another report of the same image has more checks and is younger."""
-    passed = reports.witness(reports.report(), "a.dsse.json")
-    wrong = replace(passed.report.findings[0], outcome="failed")
-    failed = replace(
-        passed, name="b.dsse.json", report=replace(passed.report, verdict="fail", findings=(wrong,))
+    told = f"`{WRONG.id}` failed on 2 × NVIDIA H200, [2026-11-21](docs/proofs/b.json), `cdcdcdcdcdcd`"
+
+    assert locked(now=seen(FAILED, TOLD)) == f"built; {told}"
+    assert locked(earlier=seen(FAILED, TOLD)) == f"built; in an earlier image {told}"
+
+
+def test_an_earlier_image_is_told_of_until_something_passed_in_the_present_one() -> None:
+    before = seen(FAILED)
+
+    assert "earlier" not in locked(now=seen(TOLD), earlier=before)
+    assert locked(now=seen(FAILED), earlier=seen(TOLD, proved=True)).endswith(
+        f"`cdcdcdcdcdcd`; an earlier image was proved on {WHERE}"
     )
 
-    assert f"built; `{wrong.id}` failed on 2 × NVIDIA H200, [2026-11-21](docs/proofs/b.json)" in square(
-        "2.3.1", "12.1", digest=IMAGE, reports=[failed, passed]
-    )
+
+def test_of_several_earlier_images_the_last_that_ran_is_told() -> None:
+    def ran(image: Digest, when: str) -> Witness:
+        return replace(TOLD, report=replace(TOLD.report, image=image, when=when))
+
+    last = [ran(BEFORE, "2026-11-20T00:00:00Z"), ran(BEFORE, "2026-11-18T00:00:00Z")]
+    older = [ran(Digest("sha256:" + "12" * 32), f"2026-11-{day}T00:00:00Z") for day in (17, 19)]
+
+    assert kept.latest_earlier([*older, *last, TOLD], IMAGE) == last
+    assert kept.latest_earlier([TOLD], IMAGE) == []
 
 
-def test_a_report_of_another_image_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the kept ones some cell is proved; with the same of another digest none."""
-    known = proofs(PROOFS)
-    assert known
-    moved = [replace(one, report=replace(one.report, image=IMAGE)) for one in known]
-    monkeypatch.setattr(grid, "proofs", lambda folder: moved)
+def test_the_same_wheels_are_those_of_an_image_json_that_the_report_tells_by_its_sha256(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies with the lock or with the proofs. Another wheel of the same version is not the same."""
+    told, wheels = TOLD.report, reports.LOCKED.wheels
+    other = replace(wheels[0], sha256="0" * 64)
+    account = (IMAGES / reports.TAG / "image.json").read_bytes() + b"\n"
+    host = {"image_json_sha256": hashlib.sha256(account).hexdigest()}
+    before = replace(told, host=json.dumps(json.loads(told.host) | host))
+    monkeypatch.setattr(kept, "ACCOUNTS", tmp_path)
 
-    assert "proved on NVIDIA" not in grid.grid()
-    assert "0 of them proved" in grid.grid()
+    assert kept.same_wheels(told, reports.LOCKED)
+    assert not kept.same_wheels(told, replace(reports.LOCKED, wheels=(other, *wheels[1:])))
+    assert not kept.same_wheels(replace(told, host="{}"), reports.LOCKED)
+    assert not kept.same_wheels(before, reports.LOCKED)
+    (tmp_path / "a.image.json").write_bytes(account)
+    assert kept.same_wheels(before, reports.LOCKED)
+    assert not kept.same_wheels(before, replace(reports.LOCKED, wheels=(other, *wheels[1:])))
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """As it is, less what kept reports lack: a check that is newer than they must not turn a test red."""
+    ran: dict[str | None, set[str]] = {}
+    for one in PASSED:
+        ran.setdefault(one.report.tag, set()).update(finding.id for finding in one.report.findings)
+    whole, all_ran = load_suite(ROOT / "smoke_tests"), set.intersection(*ran.values())
+    known = replace(whole, checks=tuple(check for check in whole.checks if check.id in all_ran))
+    monkeypatch.setattr(grid, "load_suite", lambda folder: known)
+    return known
+
+
+def as_of(one: Witness, image: Digest | None, suite: Suite) -> Witness:
+    """As if the kept report *one* had been made of *image* by *suite*, in what its lock gives."""
+    account = (IMAGES / (one.report.tag or "") / "image.json").read_bytes()
+    host = json.loads(one.report.host) | {"image_json_sha256": hashlib.sha256(account).hexdigest()}
+    return replace(one, report=replace(one.report, image=image, suite=suite.digest, host=json.dumps(host)))
+
+
+def test_the_whole_grid_with_reports_of_the_present_images(
+    monkeypatch: pytest.MonkeyPatch, suite: Suite
+) -> None:
+    now = [as_of(one, kept.present(one.report.tag or ""), suite) for one in PASSED]
+    monkeypatch.setattr(grid, "proofs", lambda folder: now)
+    told, proved = grid.grid(), len({one.report.tag for one in PASSED})
+
+    assert told.count("<br>proved on ") == proved > 0
+    assert "earlier image of" not in told
+    assert f" {proved} of them proved on GPUs as they are now, 0 in an earlier image." in told
+
+
+def test_the_whole_grid_with_the_same_reports_of_other_images(
+    monkeypatch: pytest.MonkeyPatch, suite: Suite
+) -> None:
+    """Nothing is proved any more; what was is told as that, by the same count."""
+    before = [as_of(one, BEFORE, suite) for one in PASSED]
+    monkeypatch.setattr(grid, "proofs", lambda folder: before)
+    told, proved = grid.grid(), len({one.report.tag for one in PASSED})
+
+    assert "<br>proved on " not in told
+    assert told.count("earlier image of this lock's wheels was proved on ") == proved > 0
+    assert f" 0 of them proved on GPUs as they are now, {proved} in an earlier image." in told
+
+
+def test_the_whole_grid_with_reports_of_other_images_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = [one for one in proofs(PROOFS) if one.report.verdict == "fail"]
+    before = [replace(one, report=replace(one.report, image=BEFORE)) for one in failed]
+    monkeypatch.setattr(grid, "proofs", lambda folder: before)
+    told = grid.grid()
+
+    words = r"<br>built; in an earlier image( of this lock's wheels)? `linkage` failed on NVIDIA H100"
+    assert re.search(words, told)
+    assert " 0 of them proved on GPUs as they are now, 0 in an earlier image." in told
+
+
+def test_an_earlier_image_that_the_gate_would_not_have_cleared_was_not_proved(
+    monkeypatch: pytest.MonkeyPatch, suite: Suite
+) -> None:
+    """A report without its last checks, and one whose values do not bear out what it states."""
+    for spoil in (lambda found: found[:-9], lambda found: [replace(one, measured="{}") for one in found]):
+        before = [
+            replace(one, report=replace(one.report, findings=tuple(spoil(one.report.findings))))
+            for one in (as_of(one, BEFORE, suite) for one in PASSED)
+        ]
+        monkeypatch.setattr(grid, "proofs", lambda folder, told=before: told)
+
+        assert "was proved on" not in grid.grid()
+        assert "0 in an earlier image." in grid.grid()
 
 
 def test_without_recorded_layers_nothing_is_foretold() -> None:

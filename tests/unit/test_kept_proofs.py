@@ -1,29 +1,37 @@
-"""The reports of real images in docs/proofs: signed, and of the digest that the committed lock gives."""
+"""The reports of real images in docs/proofs: signed, whole, and a proof of no image but the one that ran.
+
+One whose image is not what the committed lock gives today is of an earlier image. That is no fault of it, and
+what it says is held as ever; but it clears nothing, and what it proved once is to be made again on GPUs.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
 import pytest
 
-from tools.grid import IMAGES, PROOFS, proofs
+from smoke_tests.allowed import allowed_unresolved
+from tools.kept import ACCOUNTS, IMAGES, PROOFS, present, proofs
 from torchkiln import attestation, facts, matrix
 from torchkiln.errors import GateRefused
-from torchkiln.foretold import foretold
 from torchkiln.gate import clear
 from torchkiln.lock import load_locked
 from torchkiln.matrix import Policy
-from torchkiln.nouns import Digest, LockedCell, Witness
+from torchkiln.nouns import Digest, Finding, LockedCell, Witness
 from torchkiln.places import ROOT
-from torchkiln.planning import plan_cell
 from torchkiln.suite import load_suite
+from torchkiln.verdict import verdict
 
 SUITE = load_suite(ROOT / "smoke_tests")
-KNOWN = facts.load()
-GRID = matrix.read(ROOT / "matrix.yaml", KNOWN)
+POLICY = matrix.read(ROOT / "matrix.yaml", facts.load()).policy
 ALL = proofs(PROOFS)
-WITNESSES = [one for one in ALL if one.report.verdict == "pass"]
-# docs/proofs/README.md tells why.
-FAILED = {"2.1.2-cuda12.1-cudnn8-runtime": {"linkage"}}
-TAGS = sorted({one.report.tag or "" for one in WITNESSES})
+PASSED = [one for one in ALL if one.report.verdict == "pass"]
+# By the image that ran, for another of the same tag has no excuse. docs/proofs/README.md tells why.
+FAILED = {("2.1.2-cuda12.1-cudnn8-runtime", "7c2f71632b3e"): {"linkage"}}
+TAGS = sorted({one.report.tag or "" for one in ALL})
 
 
 def locked_of(tag: str) -> LockedCell:
@@ -32,9 +40,26 @@ def locked_of(tag: str) -> LockedCell:
 
 def digest_of(tag: str) -> Digest:
     """Of the image that a build from the committed lock gives; nothing is built."""
-    found = foretold(plan_cell(locked_of(tag).resolution.cell, GRID, KNOWN, images=IMAGES))
+    found = present(tag)
     assert found
     return found
+
+
+def is_current(one: Witness) -> bool:
+    return one.report.image == digest_of(one.report.tag or "")
+
+
+EARLIER = {tag: [one for one in ALL if one.report.tag == tag and not is_current(one)] for tag in TAGS}
+
+
+def findings_of(one: Witness, check: str) -> list[Finding]:
+    return [finding for finding in one.report.findings if finding.id == check]
+
+
+def tiers_of(witnesses: Iterable[Witness]) -> tuple[int, ...]:
+    """Those whose every check *witnesses* hold."""
+    ran = {finding.id for one in witnesses for finding in one.report.findings}
+    return tuple(t for t in range(4) if {check.id for check in SUITE.checks if check.tier == t} <= ran)
 
 
 def test_every_signature_is_good_and_there_are_some() -> None:
@@ -45,33 +70,89 @@ def test_every_signature_is_good_and_there_are_some() -> None:
 
 
 def test_what_failed_is_known() -> None:
-    """By cell and check; nothing else failed, nor was left open."""
-    found: dict[str | None, set[str]] = {}
+    """By image and check; nothing else failed, nor was left open."""
+    found: dict[tuple[str, str], set[str]] = {}
     for one in ALL:
         wrong = {each.id for each in one.report.findings if each.outcome not in ("passed", "not-applicable")}
-        found.setdefault(one.report.tag, set()).update(wrong)
-    assert {tag: wrong for tag, wrong in found.items() if wrong} == FAILED
+        image = (one.report.image or "").removeprefix("sha256:")[:12]
+        found.setdefault((one.report.tag or "", image), set()).update(wrong)
+    assert {image: wrong for image, wrong in found.items() if wrong} == FAILED
 
 
 @pytest.mark.parametrize("witness", ALL, ids=lambda one: one.name)
-def test_a_report_is_of_what_the_lock_gives_today(witness: Witness) -> None:
-    assert witness.report.image == digest_of(witness.report.tag or "")
+def test_a_report_is_of_a_locked_cell_and_says_the_same_in_both_its_forms(witness: Witness) -> None:
+    """Current or earlier; the verdict that it states is what its values give."""
+    assert digest_of(witness.report.tag or "")
     plain = attestation.read(PROOFS / witness.name.replace(".dsse", ""), ())
     assert plain.report == witness.report
+    assert verdict(witness.report.findings) == witness.report.verdict
 
 
 @pytest.mark.parametrize("tag", TAGS)
-def test_the_gate_clears_that_digest_with_them_and_no_other(tag: str) -> None:
+def test_the_gate_clears_the_present_image_with_reports_of_it_and_no_other(tag: str) -> None:
     """All that ran: the tiers whose every check the reports hold."""
-    kept = [one for one in WITNESSES if one.report.tag == tag]
-    if stale := [one.name for one in kept if one.report.suite != SUITE.digest]:
-        pytest.skip(f"made by another suite, to be made again on GPUs: {', '.join(stale)}")
-    ran = {finding.id for one in kept for finding in one.report.findings}
-    tiers = [tier for tier in range(4) if {check.id for check in SUITE.checks if check.tier == tier} <= ran]
-    policy, locked, image = Policy(tiers=tuple(tiers), checks=(), signed=True), locked_of(tag), digest_of(tag)
-    assert {0, 1} <= set(tiers)
+    witnesses = [one for one in PASSED if one.report.tag == tag and is_current(one)]
+    image = digest_of(tag)
+    if not witnesses:
+        pytest.skip(f"nothing passed yet in {image}, which the lock of {tag} gives: to be made again on GPUs")
+    if others := [one.name for one in witnesses if one.report.suite != SUITE.digest]:
+        pytest.skip(f"made by another suite, to be made again on GPUs: {', '.join(others)}")
+    policy, locked = Policy(tiers=tiers_of(witnesses), checks=(), signed=True), locked_of(tag)
+    assert {0, 1} <= set(policy.tiers)
 
-    assert clear(kept, policy, locked, SUITE, image=image).image == image
+    assert clear(witnesses, policy, locked, SUITE, image=image).image == image
     sibling = Digest("sha256:" + "5b" * 32)
     with pytest.raises(GateRefused, match="not cleared"):
-        clear(kept, policy, locked, SUITE, image=sibling)
+        clear(witnesses, policy, locked, SUITE, image=sibling)
+
+
+@pytest.mark.parametrize("tag", [tag for tag, reports in EARLIER.items() if reports])
+def test_a_report_of_an_earlier_image_clears_nothing(tag: str) -> None:
+    image, locked = digest_of(tag), locked_of(tag)
+    with pytest.raises(GateRefused, match="not cleared") as refused:
+        clear(EARLIER[tag], POLICY, locked, SUITE, image=image)
+    told = {(one.name, f"tells of another image: {one.report.image}, not {image}") for one in EARLIER[tag]}
+    assert told <= set(refused.value.missing)
+
+
+@pytest.mark.parametrize("witness", [one for tag in TAGS for one in EARLIER[tag]], ids=lambda one: one.name)
+def test_nor_does_one_with_which_nothing_else_is_wrong(witness: Witness) -> None:
+    """By its own suite, and asked for no more than what passed in it."""
+    passed = {finding.id for finding in witness.report.findings if finding.outcome == "passed"}
+    policy = Policy(tiers=(), checks=tuple(passed & {check.id for check in SUITE.checks}), signed=True)
+    tag = witness.report.tag or ""
+    with pytest.raises(GateRefused, match="not cleared") as refused:
+        clear(
+            [witness],
+            policy,
+            locked_of(tag),
+            replace(SUITE, digest=witness.report.suite),
+            image=digest_of(tag),
+        )
+    told = [why for _, why in refused.value.missing]
+    assert told[0] == f"tells of another image: {witness.report.image}, not {digest_of(tag)}"
+    assert set(told[1:]) <= {"the image.json that was read inside is not the one that the lock gives"}
+
+
+def test_each_account_is_of_an_image_of_which_a_report_is_kept() -> None:
+    """By the sha256 that the report tells; several images may share it, and the name is of one of them."""
+    told = {
+        (
+            json.loads(one.report.host)["image_json_sha256"],
+            f"{one.report.tag}-{(one.report.image or '').removeprefix('sha256:')[:12]}.image.json",
+        )
+        for one in ALL
+    }
+    lie = {(hashlib.sha256(path.read_bytes()).hexdigest(), path.name) for path in ACCOUNTS.iterdir()}
+    assert lie <= told
+
+
+@pytest.mark.parametrize(
+    "witness", [one for one in ALL if findings_of(one, "linkage")], ids=lambda one: one.name
+)
+def test_the_list_of_the_unresolved_is_what_was_found_in_the_image(witness: Witness) -> None:
+    """In the one that failed too: what it found has an entry since."""
+    found = {name: json.loads(findings_of(witness, name)[0].measured) for name in ("lock", "linkage")}
+    wheels = [{"name": name, "version": version} for name, version in found["lock"]["installed"].items()]
+    python = locked_of(witness.report.tag or "").base.python
+    assert found["linkage"]["unresolved"] == allowed_unresolved(wheels, python)

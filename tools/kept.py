@@ -1,0 +1,89 @@
+"""docs/proofs → the signed reports of GPU runs, and whether each is of the image that its lock gives today.
+
+A report is bound to the digest of the image that ran. When base, rootfs/ or wheels change, the lock gives
+another digest, and the report is of an earlier image: it still tells what was seen, and it clears nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torchkiln import attestation, hosts, signature
+from torchkiln import facts as facts_of
+from torchkiln import matrix as matrix_of
+from torchkiln.facts import Facts
+from torchkiln.foretold import foretold
+from torchkiln.lock import load_locked
+from torchkiln.matrix import Matrix
+from torchkiln.nouns import Digest, LockedCell, SmokeReport, Witness
+from torchkiln.planning import plan_cell
+from torchkiln.tags import tag_of
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
+ACCOUNTS = PROOFS / "accounts"  # each the image.json of an earlier image
+
+
+def proofs(folder: Path) -> list[Witness]:
+    """The signed reports of GPU runs in *folder*, each by the key that is kept beside it."""
+    found = []
+    for key in sorted(folder.glob("*.pub.pem")):
+        trusted = [signature.public_key(key.read_bytes(), where=key.name)]
+        for path in sorted(folder.glob(f"{key.name.removesuffix('.pub.pem')}*.dsse.json")):
+            witness = attestation.read(path, trusted)
+            if hosts.gpus(json.loads(witness.report.host)):
+                found.append(witness)
+    return found
+
+
+@cache
+def present(tag: str) -> Digest | None:
+    """Of the image that the committed lock of *tag* gives today; None: no lock, or only a build can tell."""
+    if not (IMAGES / tag / "lock.json").is_file():
+        return None
+    matrix, facts = _tables()
+    return foretold(plan_cell(load_locked(IMAGES, tag).resolution.cell, matrix, facts, images=IMAGES))
+
+
+@cache
+def _tables() -> tuple[Matrix, Facts]:
+    facts = facts_of.load()
+    return matrix_of.read(ROOT / "matrix.yaml", facts), facts
+
+
+def is_earlier(report: SmokeReport) -> bool:
+    """Whether *report* is of an image, and not of the one that its lock gives today."""
+    return report.image is not None and report.image != present(report.tag or "")
+
+
+def latest_earlier(reports: Sequence[Witness], digest: Digest | None) -> list[Witness]:
+    """Those of *reports* that are of one image, the one that ran last of all that are not *digest*."""
+    earlier = [one for one in reports if one.report.image != digest]
+    last = max(earlier, key=lambda one: one.report.when or "", default=None)
+    return [one for one in earlier if last and one.report.image == last.report.image]
+
+
+def same_wheels(report: SmokeReport, locked: LockedCell) -> bool:
+    """Whether the image of *report* had the wheels of *locked*, by name, version and sha256.
+
+    What it had stands in its image.json, whose own sha256 the report tells; without that file nobody can say.
+    """
+    account = _account(report, IMAGES / tag_of(locked.resolution) / "image.json")
+    wheels = {(one["name"], one["version"], one["sha256"]) for one in account.get("wheels", ())}
+    return wheels == {(one.name, one.version, one.sha256) for one in locked.wheels}
+
+
+def _account(report: SmokeReport, now: Path) -> dict[str, Any]:
+    """The image.json of the report's image; empty: it is not kept."""
+    wanted = json.loads(report.host).get("image_json_sha256")
+    # *now* too: an image differs from another by a file of rootfs/ alone, and both have the same image.json.
+    for path in (now, *sorted(ACCOUNTS.glob("*.image.json"))):
+        if path.is_file() and hashlib.sha256(data := path.read_bytes()).hexdigest() == wanted:
+            account: dict[str, Any] = json.loads(data)
+            return account
+    return {}
