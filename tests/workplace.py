@@ -77,11 +77,12 @@ class Workplace:
     """The image in an engine."""
 
     environ: Mapping[str, str]
+    image: str = IMAGE
 
     @contextmanager
     def started(self, *options: str, command: Sequence[str] = ()) -> Iterator[Container]:
         """`docker run -d OPTIONS IMAGE COMMAND`; gone afterwards."""
-        argv = ["docker", "run", "--detach", *options, IMAGE, *command]
+        argv = ["docker", "run", "--detach", *options, self.image, *command]
         done = subprocess.run(argv, env=dict(self.environ), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         container = Container(name=done.stdout.strip(), environ=self.environ)
@@ -92,7 +93,7 @@ class Workplace:
 
     def run(self, *options: str, command: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         """`docker run --rm OPTIONS IMAGE COMMAND`, to its end."""
-        argv = ["docker", "run", "--rm", *options, IMAGE, *command]
+        argv = ["docker", "run", "--rm", *options, self.image, *command]
         return subprocess.run(argv, env=dict(self.environ), capture_output=True, text=True, check=False)
 
 

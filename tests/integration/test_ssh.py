@@ -6,13 +6,14 @@ import os
 import shlex
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engine.place import shared
 from tests.openssh import READY, Client
+from tests.sessions import sessions
 from tests.workplace import Workplace, key
 
 __all__ = ["shared"]
@@ -51,22 +52,11 @@ def client(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> It
         yield Client(container=container, key=place)
 
 
-def sessions() -> Mapping[str, tuple[list[str], str, bool]]:
-    """Each kind: the command, the input, whether there is a terminal."""
-    return {
-        "login": ([], f"stty -echo; PS1=; {LOOK}; exit\n", True),
-        "interactive": (["bash", "-i"], f"stty -echo; PS1=; {LOOK}; exit\n", True),
-        "command": ([LOOK], "", False),
-        "a shell that a tool starts": (["sh"], LOOK + "\n", False),
-        "a bash that a tool starts": (["bash", "--noprofile", "--norc"], LOOK + "\n", False),
-    }
-
-
 @pytest.mark.parametrize("user", ["root", "user"])
-@pytest.mark.parametrize("kind", sessions())
+@pytest.mark.parametrize("kind", sessions(LOOK))
 def test_every_kind_of_session_has_the_environment(client: Client, kind: str, user: str) -> None:
     """The image's, what `-e` added, and not the token of Jupyter, which may be another user's."""
-    command, text, terminal = sessions()[kind]
+    command, text, terminal = sessions(LOOK)[kind]
     done = client.ssh(*command, text=text, terminal=terminal, user=user)
 
     assert done.returncode == 0, done.stderr

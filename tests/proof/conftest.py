@@ -45,7 +45,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return build(tmp_path_factory.mktemp("proof") / "dist")
 
 
-@pytest.fixture(scope="module")  # 13 GB: gone before the next module
+@pytest.fixture(scope="session")  # some minutes; used by the first two modules, which then let go of it
 def by_docker(image: dict[str, Any], engine: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     """The environment of an engine in which BuildKit ran the cell's Dockerfile: pip over the same wheels."""
     command = [
@@ -61,8 +61,13 @@ def by_docker(image: dict[str, Any], engine: Mapping[str, str]) -> Iterator[Mapp
     done = subprocess.run(command, env=dict(engine), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     yield engine
+    let_go(engine)
+
+
+def let_go(engine: Mapping[str, str]) -> None:
+    """Free the 13 GB that the headline image and its build take in an engine."""
     for words in (("image", "rm", "--force", NAME), ("builder", "prune", "--all", "--force")):
-        subprocess.run(["docker", *words], env=dict(engine), stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(["docker", *words], env=dict(engine), capture_output=True, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,25 @@ def test_recorded_layers_live_as_long_as_what_they_were_made_from() -> None:
     assert locked(wheel("numpy", "2.4.6"), previous=first).layers == ()
 
 
+def test_another_base_leaves_them_unless_its_python_moved() -> None:
+    """Byte-code is that Python's; nothing else of the base is in a layer of wheels."""
+
+    def on(*packages: OsPackage) -> LockedCell:
+        base = replace(BASE, packages=packages)
+        return replace(locked(), base=base, layers=(LAYER,))
+
+    python, sudo = OsPackage(name="python3.11", version="3.11.2-6"), OsPackage(name="sudo", version="1")
+    moved = (replace(python, version="3.11.3-1"), OsPackage(name="libpython3.11-stdlib", version="1"))
+    for before, after, kept in (
+        ((python,), (python, sudo), True),
+        ((python,), (moved[0],), False),
+        ((python,), (python, moved[1]), False),
+    ):
+        base = replace(BASE, packages=after)
+        again = lock(resolution(), Shelf(*locked().wheels), base, as_of="2026-11-21", previous=on(*before))
+        assert again.layers == ((LAYER,) if kept else ())
+
+
 @pytest.mark.parametrize(
     "given", [wheel("torch", "2.7.0"), wheel("numpy", "1"), wheel("torch", "2.7.1", Source.PYTORCH)]
 )

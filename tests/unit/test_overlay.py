@@ -45,4 +45,4 @@ def test_a_missing_rootfs_is_told() -> None:
 def test_our_own_rootfs_brings_what_the_config_starts() -> None:
     executable = {file.path for file in load(ROOTFS) if file.mode == 0o755}
 
-    assert executable == {"opt/torchkiln/entrypoint", "opt/torchkiln/healthcheck", "opt/torchkiln/services"}
+    assert executable == {"opt/torchkiln/entrypoint", "opt/torchkiln/healthcheck"}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.planned import ENTRYPOINT, LOCK_DIGEST, PROFILE, locked, planned, wheel
 from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
 from torchkiln.layering import wheel_layers
-from torchkiln.nouns import LockedWheel, OverlayFile
-from torchkiln.plan import IMAGE_JSON, plan, to_json
+from torchkiln.nouns import LockedWheel, Note, OverlayFile
+from torchkiln.plan import CONSTRAINTS, IMAGE_JSON, constraints, plan, to_json
 from torchkiln.recipe import BIG_WHEEL, MAX_LAYER
 
 NAMES = (
@@ -106,7 +106,7 @@ def test_a_plan_goes_from_base_to_overlay_and_tells_what_is_in_each() -> None:
         "companions: numpy 2.3.5, pillow 12.0.0, torchvision 0.22.1, tqdm 4.67.1",
         "the rest: jupyterlab 4.5.0, pip 25.3",
         "uv 0.9.11",
-        "torchkiln (3 files)",
+        "torchkiln (4 files)",
     ]
 
 
@@ -131,6 +131,20 @@ def test_image_json_accounts_for_every_wheel_by_hash() -> None:
     assert facts["tag"] == one.tag == "2.7.1-cuda12.1-cudnn9-runtime"
 
 
+def test_torch_and_its_libraries_are_held_in_place_and_nothing_else() -> None:
+    """By the files that pip and uv are told of; with the bounds that this torch needs."""
+    one = locked()
+    bound = Note(text="numpy<2", fact="traps.numpy")
+    bounded = replace(one, resolution=replace(one.resolution, constraints=(bound,)))
+    held = [line for line in constraints(bounded).splitlines() if not line.startswith("#")]
+
+    wanted = {w for w in one.wheels if w.name.startswith(("torch", "triton", "nvidia-", "cuda-"))}
+    assert held == [*sorted(f"{w.name}=={w.version}" for w in wanted), "numpy<2"]
+    assert len(held) < len(one.wheels)
+    assert dict(planned().config.env)["PIP_CONSTRAINT"] == dict(planned().config.env)["UV_CONSTRAINT"]
+    assert dict(planned().config.env)["PIP_CONSTRAINT"] == f"/{CONSTRAINTS}"
+
+
 def test_recorded_layers_and_aliases_change_no_byte_of_the_image() -> None:
     one = locked()
     first = plan(one, (ENTRYPOINT,), aliases=("latest",), lock_digest=LOCK_DIGEST)
@@ -148,11 +162,12 @@ def test_the_overlay_comes_in_any_order() -> None:
     assert forth == back
 
 
-def test_rootfs_may_not_bring_an_image_json() -> None:
-    with pytest.raises(ConfigError, match=r"rootfs/etc/torchkiln/image\.json"):
+@pytest.mark.parametrize("path", [IMAGE_JSON, CONSTRAINTS])
+def test_rootfs_may_not_bring_what_is_generated(path: str) -> None:
+    with pytest.raises(ConfigError, match=f"rootfs/{path}"):
         plan(
             locked(),
-            (OverlayFile(path=IMAGE_JSON, mode=0o644, data=b"{}"),),
+            (OverlayFile(path=path, mode=0o644, data=b"{}"),),
             aliases=(),
             lock_digest=LOCK_DIGEST,
         )
@@ -172,6 +187,7 @@ def test_the_json_form_tells_files_by_hash_and_keeps_their_content_out() -> None
     assert "exec" not in json.dumps(told["layers"])
     assert {file["path"]: file["mode"] for file in told["layers"][-1]["files"]} == {
         "etc/profile.d/torchkiln.sh": "0644",
+        "etc/torchkiln/constraints.txt": "0644",
         "etc/torchkiln/image.json": "0644",
         "opt/torchkiln/entrypoint": "0755",
     }
