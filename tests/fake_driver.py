@@ -7,6 +7,7 @@ so that the suite's own probe asks them as it asks a driver.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import shutil
 import subprocess
@@ -39,6 +40,7 @@ static int answer(const char *name) {
     const char *told = text(name, "0");
     if (!strcmp(told, "crash")) raise(SIGSEGV);
     if (!strcmp(told, "hang")) sleep(3600);
+    if (!strncmp(told, "exit", 4)) _exit(atoi(told + 4));
     return atoi(told);
 }
 """
@@ -100,8 +102,9 @@ int nvmlDeviceGetTopologyCommonAncestor(intptr_t one, intptr_t other, int *level
 def fake_driver() -> Path:
     """The folder with both libraries: put it into LD_LIBRARY_PATH, and what they answer into FAKE_*.
 
-    FAKE_INIT, FAKE_NVML: what starting returns, or crash, or hang. FAKE_GPUS, FAKE_CAPABILITY (90), FAKE_MIB,
-    FAKE_FREE_MIB (on the last GPU), FAKE_CUDA (13000), FAKE_DRIVER, FAKE_PEERS (1), FAKE_NVLINKS, FAKE_WAY.
+    FAKE_INIT, FAKE_NVML: what starting returns, or crash, or hang, or exit3: the process ends without a word.
+    FAKE_GPUS, FAKE_CAPABILITY (90), FAKE_MIB, FAKE_FREE_MIB (on the last GPU), FAKE_CUDA (13000),
+    FAKE_DRIVER, FAKE_PEERS (1), FAKE_NVLINKS, FAKE_WAY.
     """
     folder = Path(tempfile.mkdtemp(prefix="kiln-driver-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -109,3 +112,12 @@ def fake_driver() -> Path:
         command = ["gcc", "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", str(folder / name)]
         subprocess.run(command, input=_TOLD + source, text=True, check=True)
     return folder
+
+
+def has_libcuda() -> bool:
+    """Whether this machine has a driver of its own."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

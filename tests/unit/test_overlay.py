@@ -46,3 +46,29 @@ def test_our_own_rootfs_brings_what_the_config_starts() -> None:
     executable = {file.path for file in load(ROOTFS) if file.mode == 0o755}
 
     assert executable == {"opt/torchkiln/entrypoint", "opt/torchkiln/healthcheck"}
+
+
+def test_what_tools_leave_beside_programs_stays_behind(tmp_path: Path) -> None:
+    """Python's __pycache__, and folders that call themselves a cache; everything else goes in."""
+    taken = {"a.py", ".hidden", "b/CACHEDIR", "b/pycache/x", "CACHEDIR.TAG"}
+    left = {
+        "__pycache__/a.pyc",
+        "b/__pycache__/deep/a.pyc",
+        "b/.tool_cache/CACHEDIR.TAG",
+        "b/.tool_cache/3.11/x",
+    }
+    for name in taken | left:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "b/.tool_cache/link").symlink_to("/etc")
+
+    assert {file.path for file in load(tmp_path)} == taken
+
+
+def test_all_of_our_own_rootfs_is_taken() -> None:
+    """Each file of each folder that is no cache."""
+    there = {path for path in ROOTFS.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    caches = {path.parent for path in there if path.name == "CACHEDIR.TAG"}
+    kept = {path for path in there if not caches & set(path.parents)}
+
+    assert {ROOTFS / file.path for file in load(ROOTFS)} == kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -14,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.fake_driver import fake_driver, needs_gcc
+from tests.fake_driver import fake_driver, has_libcuda, needs_gcc
+from tests.mounts import dev
 from tests.smoke_suites import CLAIMS, FACTS, suite_with
 from torchkiln.facts import load
 from torchkiln.nouns import BuiltImage, Digest, SmokeReport
@@ -30,15 +30,6 @@ CHECKS = "\n".join(
     f"@pytest.mark.tier({tier})\ndef test_{name}(measure):\n    measure('ran', True, equals=True)\n\n"
     for tier, name in ((0, "nothing"), (0, "cpu_train"), (1, "one"), (2, "two"), (3, "bench"))
 )
-# A /dev of its own: what `docker run` would have put there, or not.
-_DEV = """
-mkdir "$1"; mount --rbind /dev "$1"; mount -t tmpfs dev /dev; mkdir /dev/shm
-for name in null zero random urandom; do touch /dev/$name; mount --bind "$1/$name" /dev/$name; done
-for name in $2; do touch "/dev/$name"; done
-mount -t tmpfs -o "size=$3" shm /dev/shm
-shift 3; exec "$@"
-"""
-_UNSHARE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
 
 
 @dataclass(frozen=True)
@@ -72,16 +63,6 @@ class Here:
         return 0
 
 
-def dev(tmp_path: Path, *nodes: str, shm: str = "1g") -> list[str]:
-    """Words before a command that give it a /dev with these *nodes* and so much shared memory."""
-    words = [*_UNSHARE, "sh", "-ec", _DEV, "sh", str(tmp_path / "dev"), " ".join(nodes), shm]
-    done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no mount namespace here: {done.stderr.strip()}")
-    (tmp_path / "dev").rmdir()
-    return words
-
-
 def report(
     tmp_path: Path, before: Sequence[str] = (), claims: Mapping[str, Any] = CLAIMS, **env: str
 ) -> SmokeReport:
@@ -102,15 +83,6 @@ def everywhere(sentence: str) -> dict[str, str]:
     """What `told` gives where no check with a GPU can run."""
     gpu = dict.fromkeys(("one", "two", "bench"), f"host: {sentence}")
     return {"nothing": "passed", "cpu-train": "passed"} | gpu
-
-
-def has_libcuda() -> bool:
-    """Whether this machine has a driver of its own."""
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 @needs_gcc

@@ -150,19 +150,20 @@ def _cudnn(image: Image) -> Line:
 def _torch(image: Image) -> Line:
     """Whether what the image was proved with is still what Python finds."""
     sites = [str(path) for path in SITES.glob("python*/site-packages")]
-    found = {
-        one.metadata["Name"].lower().replace("_", "-"): one.version
-        for one in metadata.distributions(path=sites)
-    }
     wanted = {
         name: version
         for name, version in image.wheels
         if name.startswith(("torch", "triton", "nvidia-", "pytorch-triton"))
     }
+    # By name: what a cut-off removal left, "~orch-2.7.1.dist-info", or one without metadata, is nobody's.
+    found = {
+        name: next((one.version for one in metadata.distributions(name=name, path=sites)), None)
+        for name in wanted
+    }
     other = [
-        f"{name} {found.get(name, 'absent')} for {version}"
+        f"{name} {found[name] or 'absent'} for {version}"
         for name, version in wanted.items()
-        if found.get(name) != version
+        if found[name] != version
     ]
     if other:
         return Line(
@@ -230,6 +231,9 @@ def _services() -> Iterator[Line]:
     except FileNotFoundError:
         yield Line(about="services", state="ok", found="not started: this container runs a command")
         return
+    for name in ("jupyter", "sshd"):
+        if name not in dict(found):
+            yield Line(about=name, state="ok", found="off")
     for name, fault in found:
         state: State = "problem" if fault else "ok"
         remedy = "see the container's log" if fault else ""

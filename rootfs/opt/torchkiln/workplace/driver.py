@@ -50,20 +50,24 @@ class Driver:
     remedy: str
 
 
-def ask() -> Driver:
-    """What the driver says; one that is broken, crashes or hangs becomes a fault."""
-    argv = [sys.executable, "-I", "-B", str(PROBE)]
+def ask(limit: float | None = None) -> Driver:
+    """What the driver says within *limit* seconds; one that is broken, crashes or hangs is a fault."""
+    argv, limit = [sys.executable, "-I", "-B", str(PROBE)], limit or LIMIT
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, check=False)
+        done = subprocess.run(
+            argv, capture_output=True, encoding="utf-8", errors="replace", timeout=limit, check=False
+        )
     except subprocess.TimeoutExpired:
-        return _broken(f"it did not answer within {LIMIT:.0f} s", "see `dmesg` and `nvidia-smi` on the host")
+        return _broken(f"it did not answer within {limit:.0f} s", "see `dmesg` and `nvidia-smi` on the host")
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         return _broken(
             f"it crashed who asked it ({name})", "see `dmesg` on the host; install the driver anew"
         )
-    if done.returncode:
-        return _broken(done.stderr.strip().rpartition("\n")[2], "install the driver anew on the host")
+    if done.returncode or not done.stdout.startswith("{"):
+        why = done.stderr.strip().rpartition("\n")[2]
+        why = why or f"it gave no answer (the process that asked ended with {done.returncode})"
+        return _broken(why, "install the driver anew on the host")
     told = json.loads(done.stdout)
     gpus = tuple(
         Gpu(name=one["name"], capability=(one["capability"][0], one["capability"][1]), memory=one["memory"])
@@ -112,6 +116,8 @@ def _fault(told: dict[str, object], passed: bool, found: bool) -> tuple[str, str
     code = told["init"]
     if code != 0:
         name, remedy = _ANSWERS.get(code if isinstance(code, int) else -1, ("", "see `dmesg` on the host"))
+        if code == 100 and told["visible"] is not None:
+            remedy = f"CUDA_VISIBLE_DEVICES={told['visible']} hides them, or names others: unset it"
         return f"CUDA does not start: error {code}{f', {name}' if name else ''}", remedy
     if not found:
         return "CUDA sees no GPU", "CUDA_VISIBLE_DEVICES may hide them; add --gpus all"

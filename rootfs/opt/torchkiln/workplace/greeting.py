@@ -9,10 +9,12 @@ from workplace.image import Image
 from workplace.machine import look
 from workplace.report import gpus, warnings
 
+PATIENCE = 3.0  # seconds that a prompt may take; `doctor` waits longer
+
 
 def text(image: Image) -> str:
     """Build facts, the GPUs, and what is wrong with them."""
-    driver = ask()
+    driver = ask(PATIENCE)
     lines = [
         f"PyTorch {image.torch} for CUDA {image.cuda} (built with {image.wheel_cuda}), cuDNN {image.cudnn},"
         f" NCCL {image.nccl}, Python {image.python}",

@@ -7,6 +7,7 @@ import json
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from workplace.settings import runtime_folder
@@ -51,9 +52,9 @@ def _fault(port: int, path: str | None) -> str:
         if path is None:
             with socket.create_connection(("127.0.0.1", port), LIMIT) as connection:
                 return "" if connection.recv(4) == b"SSH-" else f"port {port} does not speak SSH"
-        connection_ = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
-        connection_.request("GET", path)
-        status = connection_.getresponse().status
-        return "" if status == 200 else f"port {port} answers {status}"
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)) as asked:
+            asked.request("GET", path)
+            status = asked.getresponse().status
+            return "" if status == 200 else f"port {port} answers {status}"
     except (OSError, http.client.HTTPException) as error:
         return f"port {port} does not answer: {error}"

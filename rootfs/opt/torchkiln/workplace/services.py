@@ -106,10 +106,10 @@ def _ssh(settings: Settings, folder: Path) -> tuple[Service | None, list[str]]:
         prepared = ssh.prepare(settings.ssh, os.environ, folder)
     except ssh.NoSsh as why:
         return None, [f"SSH: off, {why}"]
-    port = settings.ssh.ports[0]
+    port, told = settings.ssh.ports[0], " and ".join(map(str, settings.ssh.ports))
     ways = " or ".join(f"{name}@HOST" for name in reversed(prepared.users))
     service = Service(name="sshd", command=prepared.command, environ=os.environ, port=port, path=None)
-    line = f"SSH: port {port}: ssh -p PORT {ways}, PORT as it was published; host key {prepared.fingerprint}"
+    line = f"SSH: port {told}: ssh -p PORT {ways}, PORT as it was published; host key {prepared.fingerprint}"
     return service, [line, *(f"SSH: {note}" for note in prepared.notes)]
 
 

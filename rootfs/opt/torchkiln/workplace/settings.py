@@ -140,7 +140,8 @@ class _Reader:
 
     def port(self, name: str, default: int) -> int:
         value = self.text(name, str(default))
-        if value.isascii() and value.isdecimal() and 0 < int(value) < 1 << 16:
+        # The length first: int() refuses thousands of digits by an exception.
+        if value.isascii() and value.isdecimal() and len(value) <= 5 and 0 < int(value) < 1 << 16:
             return int(value)
         self.faults.append(f"{name}={value[:40]!r}: a port is a number from 1 to 65535")
         return default
@@ -162,6 +163,7 @@ def _jupyter(reader: _Reader) -> Jupyter:
 
 def _token(reader: _Reader) -> str | None:
     """The user's, if it is fit; the messages never show it."""
+    weak = reader.switch("JUPYTER_ALLOW_WEAK_TOKEN", False)
     name, token = "JUPYTER_TOKEN", reader.environ.get("JUPYTER_TOKEN")
     if token is None and (place := reader.environ.get("JUPYTER_TOKEN_FILE")):
         name = "JUPYTER_TOKEN_FILE"
@@ -175,9 +177,7 @@ def _token(reader: _Reader) -> str | None:
         return None
     if any(not "!" <= letter <= "~" for letter in token):
         reader.faults.append(f"{name}: letters, digits and signs of ASCII only, and no spaces")
-    elif not reader.switch("JUPYTER_ALLOW_WEAK_TOKEN", False) and (
-        len(token) < MIN_TOKEN or len(set(token)) < MIN_DIFFERENT
-    ):
+    elif not weak and (len(token) < MIN_TOKEN or len(set(token)) < MIN_DIFFERENT):
         reader.faults.append(
             f"{name} has {len(token)} characters, {len(set(token))} different ones; {MIN_TOKEN} with"
             f" {MIN_DIFFERENT} different ones are needed, for who guesses it runs programs here."

@@ -16,6 +16,7 @@ from workplace.settings import Ssh
 KEYGEN = "/usr/bin/ssh-keygen"
 KINDS = ("ed25519", "ecdsa")  # of host keys; every client since 2014 knows both
 MOUNTED = Path("/etc/ssh/authorized_keys")  # keys for everybody who may log in, as a file that was mounted
+EMPTY = Path("/run/sshd")  # the folder into which root's sshd locks strangers
 
 
 class NoSsh(Exception):
@@ -35,8 +36,17 @@ class Prepared:
 def prepare(settings: Ssh, environ: Mapping[str, str], folder: Path) -> Prepared:
     """Write into *folder* all that sshd needs.
 
-    :raises NoSsh: nobody could log in, or nothing can be written.
+    :raises NoSsh: nobody could log in, or something cannot be read or written.
     """
+    try:
+        return _prepare(settings, environ, folder)
+    except OSError as error:
+        raise NoSsh(f"{error.filename}: {error.strerror}") from error
+    except subprocess.CalledProcessError as error:
+        raise NoSsh(f"{KEYGEN} ended with {error.returncode}") from error
+
+
+def _prepare(settings: Ssh, environ: Mapping[str, str], folder: Path) -> Prepared:
     accounts = _accounts()
     found = {account.pw_name: _keys(settings, account) for account in accounts}
     faults = [fault for _, wrong in found.values() for fault in wrong]
@@ -56,7 +66,7 @@ def prepare(settings: Ssh, environ: Mapping[str, str], folder: Path) -> Prepared
     # Whoever can read it can read the user's variables, secrets among them.
     _write(configuration, _configuration(settings, allowed, host_keys, variables), 0o600)
     if os.getuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        EMPTY.mkdir(mode=0o755, exist_ok=True)
     return Prepared(
         command=("/usr/sbin/sshd", "-D", "-e", "-f", str(configuration)),
         users=tuple(keys),
@@ -68,7 +78,10 @@ def prepare(settings: Ssh, environ: Mapping[str, str], folder: Path) -> Prepared
 def _accounts() -> list[pwd.struct_passwd]:
     """Who can log in: root and `user` where root starts sshd; else whoever the container runs as."""
     if os.getuid() != 0:
-        return [pwd.getpwuid(os.getuid())]
+        try:
+            return [pwd.getpwuid(os.getuid())]
+        except KeyError:
+            raise NoSsh(f"uid {os.getuid()} has no name: start the services by the entrypoint") from None
     accounts = []
     for name in ("root", "user"):
         try:
@@ -108,9 +121,8 @@ def _keys(settings: Ssh, account: pwd.struct_passwd) -> tuple[list[str], list[st
 
 def _is_key(line: str) -> bool:
     argv = [KEYGEN, "-l", "-f", "-"]
-    return (
-        subprocess.run(argv, input=line + "\n", capture_output=True, text=True, check=False).returncode == 0
-    )
+    told = os.fsencode(f"{line}\n")
+    return subprocess.run(argv, input=told, capture_output=True, check=False).returncode == 0
 
 
 def _host_keys(kept: Path, used: Path) -> tuple[list[Path], list[str]]:
@@ -124,8 +136,8 @@ def _host_keys(kept: Path, used: Path) -> tuple[list[Path], list[str]]:
     for kind in KINDS:
         name = f"ssh_host_{kind}_key"
         place = used / name
-        if (kept / name).is_file():
-            _write(place, (kept / name).read_text("utf-8"), 0o600)
+        if (text := _kept(kept / name)) is not None:
+            _write(place, text, 0o600)
         elif not place.is_file():
             argv = [KEYGEN, "-q", "-t", kind, "-N", "", "-C", "", "-f", str(place)]
             subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
@@ -136,6 +148,14 @@ def _host_keys(kept: Path, used: Path) -> tuple[list[Path], list[str]]:
                 )
         keys.append(place)
     return keys, notes
+
+
+def _kept(key: Path) -> str | None:
+    """None where there is none. One that may not be read is an error: clients know the host by it."""
+    try:
+        return key.read_text("utf-8", "surrogateescape")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _keep(key: Path, folder: Path) -> bool:
@@ -174,7 +194,7 @@ def _fingerprint(key: Path) -> str:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Never for a moment with another mode."""
+    """Never for a moment with another mode. Variables and comments of keys need not be UTF-8."""
     path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
-        file.write(text)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(os.fsencode(text))

@@ -12,6 +12,7 @@ GRACE = 1.0  # seconds between SIGTERM and SIGKILL: `docker stop` shall not wait
 LOOK = 0.2  # seconds between two looks at the processes
 MOST = 3  # deaths of one service within WITHIN seconds; after that it is no accident
 WITHIN = 60.0
+NOT_STARTED = 127  # exit code, as shells have it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,11 +26,17 @@ class Service:
     path: str | None
 
 
+class _NotStarted(Exception):
+    """Which service could not be, and why."""
+
+
 def supervise(services: Sequence[Service], *, restart: bool, say: Callable[[str], None]) -> int:
     """Run them until one dies for good; its exit code, as shells count. SystemExit ends them too."""
-    running = {service.name: (service, _start(service)) for service in services}
+    running: dict[str, tuple[Service, subprocess.Popen[bytes]]] = {}
     deaths: dict[str, list[float]] = {service.name: [] for service in services}
     try:
+        for service in services:
+            running[service.name] = (service, _start(service))
         while True:
             time.sleep(LOOK)
             for name, (service, process) in running.items():
@@ -44,12 +51,20 @@ def supervise(services: Sequence[Service], *, restart: bool, say: Callable[[str]
                     return _code(status)
                 say(f"{name} {_told(status)}: it is started again")
                 running[name] = (service, _start(service))
+    except _NotStarted as why:
+        say(f"{why}: the container ends")
+        return NOT_STARTED
     finally:
         _end([process for _, process in running.values()])
 
 
 def _start(service: Service) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(service.command, env=dict(service.environ), stdin=subprocess.DEVNULL)
+    try:
+        return subprocess.Popen(service.command, env=dict(service.environ), stdin=subprocess.DEVNULL)
+    except OSError as error:
+        raise _NotStarted(
+            f"{service.name} cannot be started: {service.command[0]}: {error.strerror}"
+        ) from error
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -67,8 +82,9 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 def _told(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
-    name = signal.Signals(-status).name
-    return f"was killed by {name}{' (often for want of memory)' if name == 'SIGKILL' else ''}"
+    names = {known.value: known.name for known in signal.Signals}  # most real-time signals have none
+    often = " (often for want of memory)" if -status == signal.SIGKILL else ""
+    return f"was killed by {names.get(-status, f'signal {-status}')}{often}"
 
 
 def _code(status: int) -> int:

@@ -1,0 +1,427 @@
+"""The doctor: each state of each line, on environments that are broken in one way, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_driver import fake_driver, needs_gcc
+from tests.inside import HOPPER, driver, image, machine, says
+from workplace import checks, doctor, health
+from workplace.checks import Line
+from workplace.driver import Gpu
+from workplace.image import load
+from workplace.machine import SMALL_SHM
+from workplace.supervision import Service
+
+VOLTA = Gpu(name="Tesla V100", capability=(7, 0), memory=16 << 30)
+ORDER = (
+    *("image", "driver", "GPUs", "/dev/shm", "memory", "NCCL", "cuDNN", "torch", "compiler"),
+    *("files", "user", "services", "time"),
+)
+_SHOWN = re.compile(r"(ok|warning|problem) +(\S+(?: \S+)*?) +(.*)")
+
+
+class Place:
+    """Where the doctor looks, below one folder: a sound image's parts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.site = folder / "venv/python3.11/site-packages"
+        self.facts = folder / "image.json"
+        self.run = folder / "run"
+        self.system = folder / "system"
+        (self.site / "nvidia/cudnn/lib").mkdir(parents=True)
+        (self.site / "nvidia/cudnn/lib/libcudnn.so.9").write_text("")
+        for name, version in (("torch", "2.7.1"), ("nvidia_nccl_cu12", "2.26.2")):
+            self.install(name, version)
+        wheels = [{"name": name, "version": version} for name, version in image().wheels]
+        self.facts.write_text(json.dumps(asdict(image()) | {"wheels": wheels}))
+        self.run.mkdir()
+        (self.system / "sys/class/net").mkdir(parents=True)
+        for card in ("lo", "eth0"):
+            (self.system / "sys/class/net" / card).write_text("")
+
+    def install(self, name: str, version: str) -> None:
+        """As pip notes it."""
+        folder = self.site / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    def program(self, name: str, script: str) -> None:
+        """The only program of that PATH."""
+        (self.folder / "bin").mkdir(exist_ok=True)
+        place = self.folder / "bin" / name
+        place.write_text(f"#!/bin/sh\n{script}\n")
+        place.chmod(0o755)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    found = Place(tmp_path)
+
+    def path(*parts: str | Path) -> Path:
+        """What is the machine's own, from the folder `system`."""
+        whole = Path(*parts)
+        return found.system / whole.relative_to("/") if whole.parts[1] in ("dev", "sys") else whole
+
+    monkeypatch.setattr(checks, "SITES", found.site.parents[1])
+    monkeypatch.setattr(checks, "FACTS", found.facts)
+    monkeypatch.setattr(checks, "Path", path)
+    monkeypatch.setattr(checks, "runtime_folder", lambda: found.run)
+    monkeypatch.setattr(load, "__defaults__", (found.facts,))
+    return found
+
+
+@pytest.fixture
+def compiler(place: Place, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a script in the place of cc."""
+
+    def put(script: str) -> None:
+        place.program("cc", script)
+
+    monkeypatch.setenv("PATH", f"{place.folder / 'bin'}:/usr/bin:/bin")
+    return put
+
+
+def line(about: str, *, of_image: Any = None, of_driver: Any = None, of_machine: Any = None) -> Line:
+    """The doctor's on one matter, with these troubles."""
+    found = checks.all_of(image(**of_image or {}), driver(**of_driver or {}), machine(**of_machine or {}))
+    # What helps against a lack of GPUs stands beside the driver.
+    assert [one for one in found if one.state != "ok" and not one.remedy and one.about != "GPUs"] == []
+    (told,) = (one for one in found if one.about == about)
+    return told
+
+
+@needs_gcc
+def test_in_a_sound_image_all_is_well(place: Place) -> None:
+    """Each matter has its line, always in one order."""
+    found = checks.all_of(image(), driver(), machine())
+
+    assert [one for one in found if one.state != "ok" or one.remedy] == []
+    assert tuple(one.about for one in found) == ORDER
+    assert all(one.found for one in found)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "state", "words"),
+    [
+        ({"fault": "no GPU", "remedy": "--gpus", "passed": False}, "warning", ("no GPU",)),
+        ({"fault": "it crashed", "remedy": "dmesg"}, "problem", ("it crashed",)),
+        ({"version": "470.57.02"}, "problem", ("470.57.02", "525.60.13")),
+        ({"version": "525.60.13"}, "ok", ("compatibility", "560.35.05")),
+        ({"version": "560.35.04"}, "ok", ("compatibility", "560.35.05")),
+        ({"version": "560.35.05"}, "ok", ("525.60.13", "13.0")),
+        ({"version": "", "cuda": ""}, "ok", ("unknown",)),
+    ],
+)
+def test_the_driver(place: Place, trouble: dict[str, Any], state: str, words: tuple[str, ...]) -> None:
+    told = line("driver", of_driver=trouble)
+
+    assert told.state == state
+    assert [word for word in words if word not in told.found] == []
+    assert ("compatibility" in told.found) is ("compatibility" in words)
+    assert trouble.get("remedy", told.remedy) == told.remedy
+
+
+@pytest.mark.parametrize(
+    ("gpus", "state", "words"),
+    [
+        ((HOPPER, HOPPER), "ok", ("2 × NVIDIA H100", "80.0 GiB + 80.0 GiB", "9.0")),
+        ((), "warning", ("none",)),
+        ((HOPPER, VOLTA), "problem", ("Tesla V100 (7.0)", "sm_80 sm_90")),
+    ],
+)
+def test_gpus(place: Place, gpus: tuple[Gpu, ...], state: str, words: tuple[str, ...]) -> None:
+    told = line("GPUs", of_driver={"gpus": gpus})
+
+    assert told.state == state
+    assert [word for word in words if word not in told.found] == []
+    assert state == "ok" or "H100" not in told.found
+
+
+@pytest.mark.parametrize(
+    ("shm", "state"), [(0, "warning"), (SMALL_SHM, "warning"), (SMALL_SHM + 1, "ok"), (8 << 30, "ok")]
+)
+def test_shared_memory(place: Place, shm: int, state: str) -> None:
+    told = line("/dev/shm", of_machine={"shm": shm})
+
+    assert told.state == state
+    assert ("--shm-size" in told.remedy) is (state == "warning")
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_memory_is_told_and_whose_it_is(place: Place, limited: bool) -> None:
+    told = line("memory", of_machine={"limited": limited, "cores": 1.5})
+
+    assert ("limit" in told.found) is limited
+    assert "64.0 GiB" in told.found
+    assert "1.5 cores" in told.found
+
+
+def test_ways_between_gpus(place: Place) -> None:
+    """All that NCCL could take, nearest first."""
+    (place.system / "dev/infiniband").mkdir(parents=True)
+    (place.system / "dev/infiniband/uverbs0").write_text("")
+    told = line("NCCL", of_driver={"ways": ("NVLINK", "SYS", "NVLINK")})
+
+    assert told.state == "ok"
+    assert re.findall("NVLINK|SYS|shared memory|InfiniBand|eth0|lo", told.found) == [
+        *("NVLINK", "SYS", "shared memory", "InfiniBand", "eth0")
+    ]
+    assert "2 × NVLINK" in told.found
+
+
+def test_no_way_between_gpus(place: Place) -> None:
+    """A container without a network, and with the shared memory that engines give unasked."""
+    (place.system / "sys/class/net/eth0").unlink()
+
+    assert line("NCCL", of_machine={"shm": SMALL_SHM}).state == "warning"
+    assert line("NCCL").state == "ok"
+    assert "InfiniBand" not in line("NCCL").found
+
+
+@pytest.mark.parametrize("library", ["torch/lib/libcudnn.so.8", "nvidia/cudnn/lib/libcudnn.so.9"])
+def test_cudnn_lies_in_one_of_two_wheels(place: Place, library: str) -> None:
+    (place.site / "nvidia/cudnn/lib/libcudnn.so.9").unlink()
+    told = line("cuDNN")
+    (place.site / library).parent.mkdir(parents=True, exist_ok=True)
+    (place.site / library).write_text("")
+
+    assert told.state == "problem"
+    assert "9.5.1.17" in told.found
+    assert line("cuDNN") == Line(about="cuDNN", state="ok", found="9.5.1.17")
+
+
+@pytest.mark.parametrize("guard", ["/etc/torchkiln/constraints.txt", ""])
+def test_torch_as_it_was_proved(place: Place, guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CONSTRAINT", guard)
+    told = line("torch")
+
+    assert told.state == "ok"
+    assert ("PIP_CONSTRAINT" in told.found) is bool(guard)
+
+
+@pytest.mark.parametrize(("version", "found"), [("2.9.0", "torch 2.9.0 for 2.7.1"), (None, "torch absent")])
+def test_another_torch(place: Place, version: str | None, found: str) -> None:
+    """Of pip's; what depends on it may still work."""
+    metadata = place.site / "torch-2.7.1.dist-info/METADATA"
+    metadata.unlink()
+    metadata.parent.rmdir()
+    if version:
+        place.install("torch", version)
+    told = line("torch")
+
+    assert told.state == "warning"
+    assert found in told.found
+    assert "nccl" not in told.found
+
+
+def test_another_numpy_is_the_users_business(place: Place) -> None:
+    place.install("numpy", "1.26.4")
+
+    assert line("torch").state == "ok"
+
+
+def test_what_a_removal_left_behind_is_passed_over(place: Place) -> None:
+    """One that was cut short: pip renames first, and deletes then."""
+    place.install("torch", "2.6.0")
+    (place.site / "torch-2.6.0.dist-info").rename(place.site / "~orch-2.6.0.dist-info")
+    (place.site / "other-1.0.dist-info").mkdir()
+
+    assert line("torch").state == "ok"
+
+
+def test_a_package_without_metadata_is_absent(place: Place) -> None:
+    (place.site / "torch-2.7.1.dist-info/METADATA").unlink()
+
+    assert "torch absent" in line("torch").found
+
+
+@needs_gcc
+def test_a_compiler_that_works(place: Place) -> None:
+    told = line("compiler")
+
+    assert told.state == "ok"
+    assert re.fullmatch(r"gcc \d+(\.\d+)*", told.found)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo first >&2; echo 'cc1: no such file' >&2; exit 1", "cc1: no such file"),
+        ("exit 3", "3"),
+        ("""while [ "$1" != -o ]; do shift; done; echo 'exit 0' >"$2" """, "Permission denied"),
+        ("""while [ "$1" != -o ]; do shift; done; printf '#!/bin/sh\\nexit 9' >"$2"; chmod +x "$2" """, "9"),
+    ],
+    ids=["refuses", "fails in silence", "noexec", "makes what does not run"],
+)
+def test_a_compiler_that_does_not(
+    place: Place, compiler: Callable[[str], None], script: str, words: str
+) -> None:
+    compiler(script)
+    told = line("compiler")
+
+    assert told.state == "problem"
+    assert words in told.found
+    assert "first" not in told.found
+
+
+def test_no_compiler(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(place.folder))
+    told = line("compiler")
+
+    assert told.state == "problem"
+    assert "cc" in told.found
+
+
+def test_a_compiler_that_hangs(
+    place: Place, compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system whose server is gone."""
+    monkeypatch.setattr(checks, "_TRY", 0.2)
+    compiler("exec sleep 600")
+
+    assert line("compiler").state == "problem"
+
+
+def test_files(place: Place) -> None:
+    shut = line("files", of_machine={"closed": ("/workspace",), "writable": ("/tmp",)})
+    free = line("files")
+
+    assert (shut.state, free.state) == ("warning", "ok")
+    assert "/workspace" in shut.found
+    assert str(os.getuid()) in shut.found
+    assert "/workspace" in free.found
+
+
+@pytest.mark.parametrize("home", ["/workspace", None])
+def test_a_uid_without_a_name(place: Place, home: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 987654321)
+    monkeypatch.delenv("HOME")
+    if home:
+        monkeypatch.setenv("HOME", home)
+    told = line("user")
+
+    assert told.state == "warning"
+    assert "987654321" in told.found
+    assert (home or "not set") in told.found
+    assert "/opt/torchkiln/entrypoint" in told.remedy
+
+
+def test_each_service_has_a_line(place: Place) -> None:
+    """In the order in which they were started, in the place of `services`."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    gone = Service(name="jupyter", command=("a",), environ={}, port=port, path="/api")
+    health.expect(place.run, [gone])
+    told = line("jupyter")
+
+    assert told.state == "problem"
+    assert str(port) in told.found
+    assert "services" not in [one.about for one in checks.all_of(image(), driver(), machine())]
+
+
+def test_a_service_that_answers(place: Place) -> None:
+    with says(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
+        health.expect(place.run, [Service(name="sshd", command=("a",), environ={}, port=port, path=None)])
+
+        assert line("sshd") == Line(about="sshd", state="ok", found="answers")
+
+
+def test_a_clock_that_is_behind(place: Place) -> None:
+    """No certificate would be valid yet."""
+    later = place.facts.stat().st_mtime + 86400
+    os.utime(place.facts, (later, later))
+    told = line("time")
+
+    assert told.state == "problem"
+    assert "clock" in told.remedy
+
+
+def test_the_time_zone_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks.time, "tzname", ("CET", "CEST"))
+
+    assert "CET" in line("time").found
+
+
+@pytest.fixture
+def fake(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that works."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@needs_gcc
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("answers", "broken", "last"),
+    [
+        ({}, 0, "no problems"),
+        ({"FAKE_DRIVER": "470.57.02"}, 1, "1 problem"),
+        ({"FAKE_DRIVER": "470.57.02", "FAKE_CAPABILITY": "70"}, 2, "2 problems"),
+        ({"FAKE_INIT": "999"}, 1, "1 problem"),
+    ],
+)
+def test_problems_are_the_exit_code(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    answers: dict[str, str],
+    broken: int,
+    last: str,
+) -> None:
+    """Warnings are none: this machine's /dev/shm may be small. Text and JSON tell the same."""
+    for name, value in answers.items():
+        monkeypatch.setenv(name, value)
+    codes = (doctor.main([]), doctor.main(["--json"]))
+    said = capsys.readouterr()
+    text, _, rest = said.out.partition("{")
+    told = json.loads("{" + rest)
+
+    assert codes == (int(bool(broken)),) * 2
+    assert said.err == ""
+    assert text.splitlines()[-1] == last
+    assert told["image"] == "2.7.1-cuda12.1-cudnn9-runtime"
+    assert told["problems"] == broken == [one["state"] for one in told["lines"]].count("problem")
+    same_moment = [one for one in shown(text) if one["about"] != "time"]
+    assert same_moment == [one for one in told["lines"] if one["about"] != "time"]
+    assert tuple(one["about"] for one in told["lines"]) == ORDER
+
+
+def shown(text: str) -> list[dict[str, str]]:
+    """What the doctor's text tells, a matter each."""
+    found: list[dict[str, str]] = []
+    for row in text.partition("\n\n")[0].splitlines():
+        if line := _SHOWN.fullmatch(row):
+            found.append({"about": line[2], "state": line[1], "found": line[3], "remedy": ""})
+        else:
+            found[-1]["remedy"] = row.strip()
+    return found
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_wrong_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["--jsn"])
+
+    assert ended.value.code == 2
+    assert "--jsn" in capsys.readouterr().err
+
+
+@needs_gcc
+@pytest.mark.usefixtures("fake")
+def test_nothing_is_left_behind(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """By who was to look only."""
+    before = {path: stat.S_IMODE(path.stat().st_mode) for path in place.folder.rglob("*")}
+    doctor.main([])
+
+    assert {path: stat.S_IMODE(path.stat().st_mode) for path in place.folder.rglob("*")} == before

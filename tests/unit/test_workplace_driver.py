@@ -1,0 +1,189 @@
+"""Asking the driver: real libraries that answer, refuse, crash, hang, or are not there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from tests import inside
+from tests.fake_driver import fake_driver, has_libcuda, needs_gcc
+from tests.mounts import dev
+from workplace import driver as module
+from workplace.driver import Driver, Gpu, ask, too_old, unserved
+
+ASK = "import dataclasses, json, workplace.driver as d; print(json.dumps(dataclasses.asdict(d.ask())))"
+# Ends in a part that is not 0: 570.26 and 570.26.0 are the same to no program of NVIDIA's.
+VERSIONS = st.tuples(st.integers(1, 999), st.integers(0, 200), st.integers(1, 99)).map(
+    lambda parts: "{}.{:02}.{:02}".format(*parts)
+)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`answers(INIT="100")`: what the driver says to a process that asks."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def asked(**fake: str) -> Driver:
+        for name, value in fake.items():
+            monkeypatch.setenv(f"FAKE_{name}", value)
+        return ask()
+
+    return asked
+
+
+@needs_gcc
+def test_a_driver_that_works(answers: Any) -> None:
+    assert answers() == Driver(
+        version="580.159.04",
+        cuda="13.0",
+        gpus=(Gpu(name="Fake H100", capability=(9, 0), memory=80 << 30),),
+        ways=(),
+        passed=True,
+        fault="",
+        remedy="",
+    )
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("fake", "way"), [({"NVLINKS": "18"}, "NVLINK"), ({"WAY": "20"}, "PXB"), ({"WAY": "50"}, "SYS")]
+)
+def test_several_gpus_and_what_lies_between_each_two(answers: Any, fake: dict[str, str], way: str) -> None:
+    found = answers(GPUS="3", **fake)
+
+    assert [gpu.name for gpu in found.gpus] == ["Fake H100", "Fake H200", "Fake H300"]
+    assert found.ways == (way,) * 3
+
+
+@needs_gcc
+def test_a_driver_without_its_management_library_works(answers: Any) -> None:
+    """Nobody tells its version then, and an unknown version is never too old."""
+    found = answers(NVML="9", GPUS="2")
+
+    assert (found.version, found.cuda, found.ways, found.fault) == ("", "13.0", (), "")
+    assert len(found.gpus) == 2
+    assert not too_old(found, "999.0")
+
+
+@needs_gcc
+@pytest.mark.parametrize("code", ["34", "100", "101", "222", "802", "803", "804", "999", "205"])
+def test_each_refusal_to_start_is_told_with_a_remedy(answers: Any, code: str) -> None:
+    """The number too: people search for it."""
+    found = answers(INIT=code)
+
+    assert code in found.fault
+    assert found.remedy
+    assert (found.gpus, found.passed, found.version) == ((), True, "580.159.04")
+
+
+@needs_gcc
+def test_refusals_are_told_apart(answers: Any) -> None:
+    assert len({answers(INIT=code).remedy for code in ("100", "802", "803", "999")}) == 4
+
+
+@needs_gcc
+@pytest.mark.parametrize("visible", ["", "-1", "7"])
+def test_gpus_that_a_variable_hides(answers: Any, visible: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA says the same as where no GPU was passed; to pass them once more would not help."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert "CUDA_VISIBLE_DEVICES" in answers(INIT="100").remedy
+    assert "CUDA_VISIBLE_DEVICES" in answers(INIT="0", GPUS="0").remedy
+
+
+@needs_gcc
+@pytest.mark.parametrize("library", ["INIT", "NVML"])
+def test_a_driver_that_crashes(answers: Any, library: str) -> None:
+    found = answers(**{library: "crash"})
+
+    assert "SIGSEGV" in found.fault
+    assert (found.gpus, found.passed) == ((), True)
+    assert found.remedy
+
+
+@needs_gcc
+@pytest.mark.parametrize("library", ["INIT", "NVML"])
+def test_a_driver_that_hangs(answers: Any, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIMIT", 0.5)
+    found = answers(**{library: "hang"})
+
+    assert "did not answer" in found.fault
+    assert (found.gpus, found.passed) == ((), True)
+    assert found.remedy
+
+
+@needs_gcc
+@pytest.mark.parametrize("status", ["0", "3"])
+def test_a_driver_that_ends_the_process_without_a_word(answers: Any, status: str) -> None:
+    """Silence is no sound driver."""
+    found = answers(INIT=f"exit{status}")
+
+    assert found.fault
+    assert found.remedy
+
+
+@needs_gcc
+def test_a_library_without_the_functions_of_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is called libcuda.so.1 and is something else."""
+    shutil.copy(fake_driver() / "libnvidia-ml.so.1", tmp_path / "libcuda.so.1")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+
+    assert "cuDriverGetVersion" in ask().fault
+
+
+@pytest.mark.skipif(has_libcuda(), reason="this machine has a driver")
+def test_nothing_of_a_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that was not given a GPU, which may be meant."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    found = json.loads(inside.python(ASK, before=dev(tmp_path)))
+
+    assert not found["passed"]
+    assert "--gpus" in found["remedy"]
+    assert found | {"fault": "", "remedy": ""} == json.loads(
+        json.dumps(asdict(inside.driver(version="", cuda="", gpus=(), passed=False)))
+    )
+
+
+@pytest.mark.skipif(has_libcuda(), reason="this machine has a driver")
+def test_a_gpu_without_libcuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A toolkit that was told to mount nvidia-smi's part alone."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    found = json.loads(inside.python(ASK, before=dev(tmp_path, "nvidia0", "nvidiactl")))
+
+    assert found["passed"]
+    assert "libcuda.so.1" in found["fault"]
+    assert "NVIDIA_DRIVER_CAPABILITIES" in found["remedy"]
+
+
+@given(VERSIONS, VERSIONS)
+def test_versions_are_compared_as_numbers(version: str, needed: str) -> None:
+    """By another reader of versions: 525.9 is older than 525.60."""
+    assert too_old(inside.driver(version=version), needed) is (Version(version) < Version(needed))
+
+
+@pytest.mark.parametrize(("version", "needed"), [("", "525.60.13"), ("470.1", ""), ("", "")])
+def test_what_is_not_known_is_not_too_old(version: str, needed: str) -> None:
+    assert not too_old(inside.driver(version=version), needed)
+
+
+@needs_gcc
+def test_gpus_for_which_torch_holds_no_code(answers: Any) -> None:
+    found = answers(GPUS="2", CAPABILITY="70")
+
+    assert unserved(found, inside.image(archs=("sm_80", "compute_90"))) == found.gpus
+    assert unserved(found, inside.image(archs=("sm_70", "sm_80"))) == ()
+
+
+def test_only_the_gpus_that_are_not_served_are_named() -> None:
+    old = Gpu(name="Tesla V100", capability=(7, 0), memory=16 << 30)
+
+    assert unserved(inside.driver(gpus=(inside.HOPPER, old)), inside.image()) == (old,)

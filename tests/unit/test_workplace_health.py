@@ -1,0 +1,166 @@
+"""Whether services answer, asked of real ones: HTTP, SSH's greeting, silence, nobody."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.inside import says
+from workplace import health
+from workplace.health import expect, main, states
+from workplace.supervision import Service
+
+
+def service(port: int, path: str | None, name: str = "one") -> Service:
+    return Service(name=name, command=("true",), environ={}, port=port, path=path)
+
+
+def fault(folder: Path, port: int, path: str | None) -> str:
+    """What is wrong with one that has to answer there."""
+    expect(folder, [service(port, path)])
+    ((name, found),) = states(folder)
+    assert name == "one"
+    return found
+
+
+class Answer(BaseHTTPRequestHandler):
+    """200 at /lab/api; elsewhere the status that the path names."""
+
+    def do_GET(self) -> None:
+        found = self.path.strip("/")
+        self.send_response(200 if found == "lab/api" else int(found))
+        self.send_header("Location", "/lab/api")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        """It is nobody's to read."""
+
+
+@pytest.fixture
+def web() -> Iterator[int]:
+    """The port of a server that speaks HTTP."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def closed() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_one_that_answers(web: int, tmp_path: Path) -> None:
+    assert fault(tmp_path, web, "/lab/api") == ""
+
+
+@pytest.mark.parametrize("status", [204, 302, 403, 404, 500, 503])
+def test_another_status_is_told(status: int, web: int, tmp_path: Path) -> None:
+    """A redirect leads to a page of somebody else, it may be."""
+    found = fault(tmp_path, web, f"/{status}")
+
+    assert str(status) in found
+    assert str(web) in found
+
+
+def test_a_proxy_has_no_part_in_it(web: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{closed()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+    assert fault(tmp_path, web, "/lab/api") == ""
+
+
+def test_ssh_greets_first(tmp_path: Path) -> None:
+    with says(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
+        assert fault(tmp_path, port, None) == ""
+
+
+@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400\r\n\r\n", b"220 ready\r\n", b""])
+def test_another_greeting_is_no_ssh(greeting: bytes, tmp_path: Path) -> None:
+    with says(greeting) as port:
+        assert str(port) in fault(tmp_path, port, None)
+
+
+@pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.2\r\n", b""])
+def test_what_speaks_no_http_is_told(greeting: bytes, tmp_path: Path) -> None:
+    with says(greeting) as port:
+        assert str(port) in fault(tmp_path, port, "/lab/api")
+
+
+@pytest.mark.parametrize("path", ["/lab/api", None])
+def test_where_nobody_listens(path: str | None, tmp_path: Path) -> None:
+    port = closed()
+    assert str(port) in fault(tmp_path, port, path)
+
+
+@pytest.mark.parametrize("path", ["/lab/api", None])
+def test_one_that_hangs(path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, or out of memory: the connection stands, and nothing comes."""
+    monkeypatch.setattr(health, "LIMIT", 0.2)
+    with says(None) as port:
+        assert str(port) in fault(tmp_path, port, path)
+
+
+def test_an_unhealthy_service_hides_no_other(web: int, tmp_path: Path) -> None:
+    expect(tmp_path, [service(closed(), "/", "lab"), service(web, "/lab/api", "board")])
+
+    assert [(name, bool(found)) for name, found in states(tmp_path)] == [("lab", True), ("board", False)]
+
+
+def test_what_is_expected_is_no_secret(tmp_path: Path) -> None:
+    """The file is everybody's to read: names, ports and paths."""
+    told = Service(name="lab", command=("a",), environ={"TOKEN": "secret"}, port=1, path="/")
+    expect(tmp_path, [told])
+
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text()) == [{"name": "lab", "port": 1, "path": "/"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the healthcheck looks."""
+    monkeypatch.setattr(health, "runtime_folder", lambda: tmp_path)
+    return tmp_path
+
+
+def test_healthy_is_when_each_answers(web: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expect(folder, [service(web, "/lab/api")])
+
+    assert main() == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_unhealthy_is_when_one_does_not(web: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And which; Docker keeps what it says."""
+    expect(folder, [service(web, "/lab/api", "board"), service(web, "/500", "lab")])
+
+    assert main() == 1
+    assert capsys.readouterr().err.startswith("lab:")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_container_that_runs_a_command_is_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    """As this machine is, whose first process is no entrypoint of ours."""
+    assert main() == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_container_whose_services_are_to_come_is_not_healthy_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    last = Path("/proc/1/cmdline").read_bytes().rstrip(b"\0").split(b"\0")[-1].decode()
+    monkeypatch.setattr(health, "_ENTRYPOINT", last)
+
+    assert main() == 1

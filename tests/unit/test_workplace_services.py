@@ -1,0 +1,165 @@
+"""Settings become services: their commands, what the log says of them, and the folder that they share."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.inside import PACKAGE, image
+from workplace import services
+from workplace.settings import Jupyter, TensorBoard
+
+TOKENS = st.text("".join(map(chr, range(ord("!"), ord("~") + 1))), min_size=1)
+# A container's first process, below one folder.
+CONTAINER = """
+import os, sys; sys.path.insert(0, {package!r})
+from pathlib import Path
+from workplace import image, services, settings
+services.VENV, services.runtime_folder = {venv!r}, lambda: Path({run!r})
+sys.exit(services.run(settings.read(os.environ, root=False), image.load(Path({facts!r}))))
+"""
+
+
+def lab(**more: object) -> Jupyter:
+    """As it is without any setting, but for *more*."""
+    told: dict[str, object] = {"token": None, "port": 8888, "base_url": "/", "origin": ""}
+    return Jupyter(**told | more)  # type: ignore[arg-type]
+
+
+def container(folder: Path, script: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    """The services run to their end; *script* stands for Jupyter."""
+    (folder / "bin").mkdir()
+    (folder / "bin/jupyter").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "bin/jupyter").chmod(0o755)
+    wheels = [{"name": name, "version": version} for name, version in image().wheels]
+    (folder / "image.json").write_text(json.dumps(asdict(image()) | {"wheels": wheels}))
+    places = {"venv": folder / "bin", "run": folder / "run", "facts": folder / "image.json"}
+    code = CONTAINER.format(package=str(PACKAGE.parent), **{name: str(at) for name, at in places.items()})
+    env = {"PATH": os.environ["PATH"], "SSH": "off", "TORCHKILN_RESTART": "no"} | environ
+    argv = [sys.executable, "-IBc", code]
+    return subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@given(TOKENS)
+def test_a_token_stands_in_no_process_list(token: str) -> None:
+    """The command is the same with any; the environment holds it, and the line for the log an address."""
+    settings = lab(token=token)
+    service, line = services.jupyter(settings, {"MINE": "told"})
+
+    assert service.command == services.jupyter(lab(), {})[0].command
+    assert service.environ["JUPYTER_TOKEN"] == token
+    assert service.environ["MINE"] == "told"
+    assert settings.address(token) in line
+
+
+def test_without_a_token_one_is_made_for_each_start() -> None:
+    """192 bits, and what the user's environment has of that name is not it."""
+    made = {services.jupyter(lab(), {})[0].environ["JUPYTER_TOKEN"] for _ in range(5)}
+
+    assert len(made) == 5
+    assert all(re.fullmatch("[0-9a-f]{48}", token) for token in made)
+
+
+def test_no_login_at_all_is_said_aloud() -> None:
+    """Jupyter takes an empty variable for none, so it is told by an option too."""
+    service, line = services.jupyter(lab(token=""), {})
+
+    assert "--IdentityProvider.token=" in service.command
+    assert "without a login" in line
+    assert "without a login" not in services.jupyter(lab(), {})[1]
+    assert not [word for word in services.jupyter(lab(), {})[0].command if "token" in word]
+
+
+def test_jupyter_is_told_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, _ = services.jupyter(lab(port=9999, base_url="/lab/anna/", origin="https://lab.example"), {})
+    plain, _ = services.jupyter(lab(), {})
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    users, _ = services.jupyter(lab(), {})
+
+    wanted = {
+        "--port=9999",
+        "--ServerApp.base_url=/lab/anna/",
+        "--ServerApp.allow_origin=https://lab.example",
+    }
+    assert wanted <= set(service.command)
+    assert (service.port, service.path) == (9999, "/lab/anna/api")
+    assert not [word for word in plain.command if "origin" in word]
+    assert "--allow-root" not in users.command
+
+
+def test_tensorboard_is_told_what_was_asked_for() -> None:
+    service = services.tensorboard(TensorBoard(logdir="/workspace/runs", port=7007), {"MINE": "told"})
+
+    assert {"--logdir=/workspace/runs", "--port=7007", "--host=0.0.0.0"} <= set(service.command)
+    assert (service.port, service.path, dict(service.environ)) == (7007, "/", {"MINE": "told"})
+
+
+def test_the_container_ends_with_its_services_code(tmp_path: Path) -> None:
+    """What was to answer is noted for the healthcheck; the log has the image, the token, and why it ended."""
+    done = container(tmp_path, 'echo "$JUPYTER_TOKEN" >token; exit 7', JUPYTER_PORT="9999")
+    token = (tmp_path / "token").read_text().strip()
+    told = done.stderr.splitlines()
+
+    assert (done.returncode, done.stdout) == (7, "")
+    assert image().tag in told[0]
+    assert f"127.0.0.1:9999/lab?token={token}" in told[1]
+    assert "status 7" in done.stderr
+    assert json.loads((tmp_path / "run/services.json").read_text()) == [
+        {"name": "jupyter", "port": 9999, "path": "/api"}
+    ]
+
+
+def test_a_container_with_nothing_to_run_ends(tmp_path: Path) -> None:
+    done = container(tmp_path, JUPYTER="off")
+
+    assert done.returncode == 1
+    assert "nothing" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    """A system that is read-only and has no tmpfs."""
+    (tmp_path / "run").write_text("a file where a folder should be")
+    done = container(tmp_path)
+
+    assert done.returncode == 1
+    assert str(tmp_path / "run") in done.stderr
+    assert "--tmpfs" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_of_ours_that_nobody_else_can_write(tmp_path: Path) -> None:
+    """Made where there is none; taken again at a restart."""
+    for _ in range(2):
+        services._make(tmp_path / "deep/run")
+
+    assert (tmp_path / "deep/run").stat().st_mode & 0o022 == 0
+
+
+@pytest.mark.parametrize("what", ["link", "others", "group", "owner"])
+def test_a_folder_that_somebody_has_set_up_is_refused(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/tmp is everybody's, and what lies there opens accounts."""
+    place = tmp_path / "run"
+    (tmp_path / "elsewhere").mkdir()
+    if what == "link":
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        place.mkdir()
+        place.chmod({"others": 0o757, "group": 0o775, "owner": 0o755}[what])
+    if what == "owner":
+        monkeypatch.setattr(os, "getuid", lambda: 54321)
+
+    with pytest.raises(OSError) as refused:
+        services._make(place)
+    assert refused.value.filename == str(place)

@@ -1,0 +1,324 @@
+"""What sshd is started on: keys, host keys that last, a configuration that OpenSSH itself takes."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.inside import needs_sshd, sshd
+from tests.workplace import key
+from workplace import ssh
+from workplace.settings import Ssh
+from workplace.ssh import KINDS, NoSsh, Prepared, prepare
+
+pytestmark = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="apt-get install openssh-client")
+
+UNKNOWN = 54321
+
+
+@dataclass(kw_only=True)
+class Host:
+    """A container's parts that have to do with SSH, below one folder."""
+
+    folder: Path
+    accounts: dict[str, pwd.struct_passwd] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def kept(self) -> Path:
+        """SSH_HOST_KEYS, a volume."""
+        return self.folder / "volume/keys"
+
+    @property
+    def mounted(self) -> Path:
+        """/etc/ssh/authorized_keys."""
+        return self.folder / "mounted"
+
+    def account(self, name: str, uid: int) -> None:
+        """A user, with a home."""
+        home = self.folder / name
+        (home / ".ssh").mkdir(parents=True)
+        self.accounts[name] = pwd.struct_passwd((name, "x", uid, uid, "", str(home), "/bin/bash"))
+
+    def at_home(self, name: str, text: str) -> None:
+        """~/.ssh/authorized_keys."""
+        Path(self.accounts[name].pw_dir, ".ssh/authorized_keys").write_text(text)
+
+    def prepare(self, keys: str = "", *, again: bool = False, **environ: str) -> Prepared:
+        """As a start does; *again*: in a new container with the same volume."""
+        if again:
+            shutil.rmtree(self.run)
+        self.run.mkdir(exist_ok=True)
+        return prepare(Ssh(keys=keys, ports=(2222, 22), host_keys=self.kept), environ, self.run)
+
+    def refused(self, keys: str = "") -> str:
+        """Why there is no SSH."""
+        with pytest.raises(NoSsh) as caught:
+            self.prepare(keys)
+        return str(caught.value)
+
+    def let_in(self, name: str) -> list[str]:
+        """The keys that open *name*'s account."""
+        return (self.run / "authorized_keys" / name).read_text().splitlines()
+
+
+@pytest.fixture(params=[0, UNKNOWN], ids=["root", "another uid"])
+def uid(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def host(tmp_path: Path, uid: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    """One of *uid*'s. Root's has the account `user`; the other's own is called so."""
+    found = Host(folder=tmp_path)
+    found.account("user", 1000 if uid == 0 else uid)
+    if uid == 0:
+        found.account("root", 0)
+    by_uid = {account.pw_uid: account for account in found.accounts.values()}
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    monkeypatch.setattr(pwd, "getpwnam", found.accounts.__getitem__)
+    monkeypatch.setattr(pwd, "getpwuid", by_uid.__getitem__)
+    monkeypatch.setattr(ssh, "MOUNTED", found.mounted)
+    monkeypatch.setattr(ssh, "EMPTY", tmp_path / "empty")
+    mask = os.umask(0)
+    yield found
+    os.umask(mask)
+
+
+def public(folder: Path) -> str:
+    """A new key's public half."""
+    return key(folder)[1]
+
+
+def print_of(place: Path) -> str:
+    """Its fingerprint, as `ssh` shows it to who logs in first."""
+    argv = ["ssh-keygen", "-l", "-f", str(place)]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[1]
+
+
+def mode(place: Path) -> int:
+    return stat.S_IMODE(place.stat().st_mode)
+
+
+def test_keys_of_every_source_let_in(host: Host, tmp_path: Path) -> None:
+    """The variable's and the mounted file's open every account; those at home their own."""
+    one, two, three, four = (public(tmp_path) for _ in range(4))
+    host.mounted.write_text(f"# of the team\n\n{three}\n")
+    host.at_home("user", four)
+    found = host.prepare(f"{one}\n{two}")
+
+    assert host.let_in("user") == [one, two, three, four]
+    assert set(found.users) == set(host.accounts)
+    for name in host.accounts.keys() - {"user"}:
+        assert host.let_in(name) == [one, two, three]
+    assert found.notes == ()
+
+
+def test_a_key_at_home_opens_no_other_account(host: Host, tmp_path: Path) -> None:
+    host.at_home("user", public(tmp_path))
+
+    assert host.prepare().users == ("user",)
+
+
+def test_a_key_that_was_given_twice_is_one(host: Host, tmp_path: Path) -> None:
+    one = public(tmp_path)
+    host.mounted.write_text(f"  {one}  \r\n")
+
+    host.prepare(one)
+    assert host.let_in("user") == [one]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("ed25519", ""), ("ecdsa", ""), ("rsa", ""), ("ed25519", 'command="echo only this",no-pty ')],
+)
+def test_every_kind_of_key_is_one(host: Host, tmp_path: Path, kind: str, options: str) -> None:
+    place = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(place)], check=True)
+    line = options + place.with_suffix(".pub").read_text().strip()
+
+    host.prepare(line)
+    assert host.let_in("user") == [line]
+
+
+def test_a_line_that_is_no_key_is_named_and_not_shown(host: Host, tmp_path: Path) -> None:
+    """By its number; the others are taken."""
+    one, two = public(tmp_path), public(tmp_path)
+    host.mounted.write_text(f"{one}\nssh-ed25519 verysecret\n\n# a comment\nverysecret\n{two}\n")
+    found = host.prepare()
+
+    assert host.let_in("user") == [one, two]
+    assert len(found.notes) == 2
+    assert [number in note for number, note in zip(("line 2", "line 5"), found.notes, strict=True)] == [
+        True
+    ] * 2
+    assert all(str(host.mounted) in note for note in found.notes)
+    assert "verysecret" not in repr(found)
+
+
+def test_a_private_key_is_refused_and_not_shown(host: Host, tmp_path: Path) -> None:
+    place, one = key(tmp_path)
+    private = place.read_text()
+    why = host.refused(private)
+    host.mounted.write_text(one)
+    found = host.prepare(private)
+
+    assert "SSH_PUBLIC_KEY" in why
+    assert "private key" in why
+    assert host.let_in("user") == [one]
+    assert "private key" in found.notes[0]
+    assert not [line for line in private.split() if len(line) > 9 and line in why + repr(found)]
+
+
+def test_a_private_key_of_puttys_is_not_shown(host: Host) -> None:
+    """Which does not call itself one in OpenSSH's words."""
+    why = host.refused("PuTTY-User-Key-File-3: ssh-ed25519\nPrivate-Lines: 1\nverysecret")
+
+    assert "line 3" in why
+    assert "verysecret" not in why
+
+
+@pytest.mark.parametrize("keys", ["", "# nothing but words", "\n\n"])
+def test_without_a_key_there_is_no_ssh(host: Host, keys: str) -> None:
+    """And how to give one is told."""
+    assert "SSH_PUBLIC_KEY" in host.refused(keys)
+    assert not (host.run / "sshd_config").exists()
+
+
+@pytest.mark.parametrize("uid", [0])
+def test_a_base_without_user_lets_root_in(host: Host, tmp_path: Path) -> None:
+    del host.accounts["user"]
+
+    assert host.prepare(public(tmp_path)).users == ("root",)
+
+
+@pytest.mark.parametrize("uid", [UNKNOWN])
+def test_a_uid_without_a_name_has_no_ssh(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: UNKNOWN + 1)
+
+    assert str(UNKNOWN + 1) in host.refused(public(tmp_path))
+
+
+def test_host_keys_are_made_once_and_kept(host: Host, tmp_path: Path) -> None:
+    """What a client has learned holds for the next container too."""
+    one = public(tmp_path)
+    first, second, third = host.prepare(one), host.prepare(one), host.prepare(one, again=True)
+
+    assert first.fingerprint == print_of(host.kept / f"ssh_host_{KINDS[0]}_key.pub")
+    assert first.fingerprint.startswith("SHA256:")
+    assert (second, third) == (first, first)
+    assert first.notes == ()
+
+
+def test_without_a_volume_each_container_has_its_own(host: Host, tmp_path: Path) -> None:
+    """A key that lay in a layer would be everybody's."""
+    one = public(tmp_path)
+    first = host.prepare(one).fingerprint
+    shutil.rmtree(host.kept)
+
+    assert host.prepare(one, again=True).fingerprint != first
+
+
+def test_host_keys_that_cannot_be_kept_serve_all_the_same(host: Host, tmp_path: Path) -> None:
+    """Until the container ends, which is said once; a restart finds them again."""
+    one = public(tmp_path)
+    (tmp_path / "volume").write_text("a file where a folder should be")
+    first, second = host.prepare(one), host.prepare(one)
+
+    assert len([note for note in first.notes if str(host.kept) in note]) == 1
+    assert second.fingerprint == first.fingerprint
+
+
+def test_host_keys_that_may_not_be_read_are_no_reason_for_others(host: Host, tmp_path: Path) -> None:
+    """A folder stands for a file of another user's: clients would take the host for a false one."""
+    name = f"ssh_host_{KINDS[0]}_key"
+    (host.kept / name).mkdir(parents=True)
+
+    assert name in host.refused(public(tmp_path))
+
+
+def test_a_key_of_the_users_own_is_taken(host: Host, tmp_path: Path) -> None:
+    """Mounted with any mode."""
+    place, _ = key(tmp_path)
+    host.kept.mkdir(parents=True)
+    shutil.copyfile(place, host.kept / f"ssh_host_{KINDS[0]}_key")
+
+    assert host.prepare(public(tmp_path)).fingerprint == print_of(place)
+
+
+def test_what_is_secret_is_the_users_alone(host: Host, tmp_path: Path) -> None:
+    """Whatever the umask: host keys, and the configuration, which holds the container's variables."""
+    for again in (False, True):
+        host.prepare(public(tmp_path), again=again, MINE="told")
+        private = [*host.run.glob("host_keys/*_key"), *host.kept.glob("*_key"), host.run / "sshd_config"]
+
+        assert {place.name: mode(place) for place in private} == {place.name: 0o600 for place in private}
+        assert len(private) == 2 * len(KINDS) + 1
+        assert {mode(place) & 0o022 for place in (host.run / "authorized_keys").rglob("*")} == {0}
+
+
+def test_a_variable_that_cannot_be_handed_on_is_named(host: Host, tmp_path: Path) -> None:
+    found = host.prepare(public(tmp_path), TWO="a\nb", MINE="told", JUPYTER_TOKEN="a\nb")
+
+    assert ["TWO" in note for note in found.notes] == [True]
+    assert "MINE" not in found.notes[0]
+    assert "JUPYTER_TOKEN" not in found.notes[0]
+
+
+def test_where_nothing_can_be_written_there_is_no_ssh(host: Host, tmp_path: Path) -> None:
+    host.run.mkdir()
+    (host.run / "authorized_keys").write_text("a file where a folder should be")
+
+    assert "authorized_keys" in host.refused(public(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "script", [None, "exit 1", 'case "$*" in *-t*) exit 3 ;; esac'], ids=["absent", "broken", "makes none"]
+)
+def test_without_ssh_keygen_there_is_no_ssh(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None
+) -> None:
+    """A base of the user's own, or a disk that is full."""
+    one, program = public(tmp_path), tmp_path / "ssh-keygen"
+    if script:
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    monkeypatch.setattr(ssh, "KEYGEN", str(program))
+
+    assert host.refused(one)
+
+
+@needs_sshd
+def test_sshd_takes_the_configuration(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the system's own: ports, host keys, files of keys, variables; and nothing of PAM."""
+    found = host.prepare(public(tmp_path), MINE='a "word"', ODD=os.fsdecode(b"\xe9"))
+    configuration = found.command[found.command.index("-f") + 1]
+    monkeypatch.undo()  # sshd is this machine's user's
+    tested = sshd("-t", "-f", configuration)
+    told = sshd("-T", "-f", configuration, "-C", "user=user,host=x,addr=127.0.0.1").stdout.splitlines()
+
+    assert (tested.returncode, tested.stderr) == (0, b"")
+    allowed = f"authorizedkeysfile {host.run}/authorized_keys/%u .ssh/authorized_keys"
+    used = {f"hostkey {host.run}/host_keys/ssh_host_{kind}_key".encode() for kind in KINDS}
+    wanted = {b"port 2222", b"port 22", b"usepam no", b'setenv MINE=a "word"', b"setenv ODD=\xe9"}
+    assert {*wanted, *used, allowed.encode()} <= set(told)
+    assert {line for line in told if line.startswith((b"port ", b"hostkey "))} <= wanted | used
+
+
+@pytest.mark.parametrize("uid", [0])
+def test_root_keeps_strict_about_the_owners_of_files(host: Host, tmp_path: Path) -> None:
+    host.prepare(public(tmp_path))
+
+    assert "StrictModes" not in (host.run / "sshd_config").read_text()
+    assert (tmp_path / "empty").is_dir()

@@ -1,0 +1,225 @@
+"""Services under supervision: real processes that die, are started again, and end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.inside import PACKAGE
+from workplace import supervision
+from workplace.supervision import MOST, Service, supervise
+
+STAYS = "echo $$ >>{pids}; exec sleep 600"
+STUBBORN = "trap '' TERM; " + STAYS
+# What the container's first process does of its own accord: services.run() hands it SIGTERM as SystemExit.
+CONTAINER = """
+import sys; sys.path.insert(0, {package!r})
+import signal
+from workplace import services, supervision
+signal.signal(signal.SIGTERM, services._stop)
+both = [
+    supervision.Service(name=str(at), command=("sh", "-c", script), environ={{}}, port=1, path=None)
+    for at, script in enumerate({scripts!r})
+]
+sys.exit(supervision.supervise(both, restart=True, say=print))
+"""
+# Who was sent SIGKILL is not waited for: the end of the container does that.
+pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks often, waits little."""
+    monkeypatch.setattr(supervision, "LOOK", 0.01)
+    monkeypatch.setattr(supervision, "GRACE", 0.5)
+
+
+def service(script: str, name: str = "one", **environ: str) -> Service:
+    """A program of sh; nothing of this process's environment reaches it."""
+    path = os.environ["PATH"]
+    return Service(
+        name=name, command=("sh", "-c", script), environ={"PATH": path} | environ, port=1, path=None
+    )
+
+
+def supervised(*services: Service, restart: bool = True) -> tuple[int, list[str]]:
+    """The exit code, and what was said."""
+    said: list[str] = []
+    return supervise(services, restart=restart, say=said.append), said
+
+
+def until(happened: Callable[[], object]) -> None:
+    """Wait for it."""
+    end = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def pids(file: Path) -> Sequence[int]:
+    """The processes that have noted themselves there."""
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def gone(pid: int) -> bool:
+    """Whether it has ended, be it that nobody has asked how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def test_a_service_that_dies_is_started_again_until_it_is_no_accident(tmp_path: Path) -> None:
+    code, said = supervised(service(f"echo >>{tmp_path}/starts; exit 7"))
+
+    assert code == 7
+    assert (tmp_path / "starts").read_text().count("\n") == MOST
+    assert len(said) == MOST
+    assert all("one" in line and "status 7" in line for line in said)
+    assert ["container ends" in line for line in said] == [False] * (MOST - 1) + [True]
+
+
+def test_without_restart_the_first_death_is_the_last(tmp_path: Path) -> None:
+    code, said = supervised(service(f"echo >>{tmp_path}/starts; exit 7"), restart=False)
+
+    assert (code, len(said)) == (7, 1)
+    assert (tmp_path / "starts").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "word"),
+    [
+        ("exit 0", 1, "status 0"),
+        ("exit 1", 1, "status 1"),
+        ("exit 255", 255, "status 255"),
+        ("kill -KILL $$", 137, "SIGKILL"),
+        ("kill -TERM $$", 143, "SIGTERM"),
+        ("kill -SEGV $$", 139, "SIGSEGV"),
+        ("kill -40 $$", 168, "40"),
+    ],
+)
+def test_the_code_is_the_services_and_never_0(end: str, code: int, word: str) -> None:
+    """As shells count. A real-time signal has no name."""
+    found, said = supervised(service(end), restart=False)
+
+    assert found == code
+    assert word in said[0]
+
+
+def test_want_of_memory_is_suspected_where_the_kernel_kills() -> None:
+    assert "memory" in supervised(service("kill -KILL $$"), restart=False)[1][0]
+    assert "memory" not in supervised(service("kill -TERM $$"), restart=False)[1][0]
+
+
+def test_one_that_comes_back_disturbs_no_other(tmp_path: Path) -> None:
+    """The first dies once and stays then; the second has run on when the third ends it all."""
+    died, back, notes = (tmp_path / name for name in ("died", "back", "pids"))
+    once = f"[ -e {died} ] || {{ touch {died}; exit 5; }}; touch {back}; exec sleep 600"
+    last = f"until [ -e {back} ]; do sleep 0.02; done; exit 9"
+    others = (service(STAYS.format(pids=notes), "second"), service(last, "third"))
+    code, said = supervised(service(once, "first"), *others)
+
+    assert code == 9
+    assert [line.split()[0] for line in said] == ["first", *["third"] * MOST]
+    assert len(pids(notes)) == 1
+
+
+def test_deaths_far_apart_are_accidents_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "WITHIN", 0.0)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if len(said) > 2 * MOST:
+            raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        supervise([service("exit 7")], restart=True, say=say)
+    assert not [line for line in said if "container ends" in line]
+
+
+@pytest.mark.parametrize("script", [STAYS, STUBBORN])
+def test_when_one_ends_for_good_all_end(script: str, tmp_path: Path) -> None:
+    """Those that do not heed SIGTERM by SIGKILL."""
+    notes = tmp_path / "pids"
+    waits = f"until [ $(cat {notes} | wc -l) = 2 ]; do sleep 0.02; done; exit 4"
+    stays = [service(script.format(pids=notes), name) for name in ("one", "two")]
+    code, _ = supervised(*stays, service(waits, "last"), restart=False)
+
+    assert code == 4
+    assert len(pids(notes)) == 2
+    until(lambda: all(gone(pid) for pid in pids(notes)))
+
+
+def test_a_service_is_given_time_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jupyter saves what is open."""
+    monkeypatch.setattr(supervision, "GRACE", 60.0)
+    up, saved = tmp_path / "up", tmp_path / "saved"
+    saves = f"trap 'sleep 0.2; echo >{saved}; exit' TERM; touch {up}; while :; do sleep 0.02; done"
+    last = f"until [ -e {up} ]; do sleep 0.02; done; exit 4"
+    supervised(service(saves), service(last, "last"), restart=False)
+
+    assert saved.exists()
+
+
+@pytest.mark.parametrize("script", [STAYS, STUBBORN])
+def test_sigterm_ends_the_container_with_0(script: str, tmp_path: Path) -> None:
+    """`docker stop`: nothing went wrong."""
+    notes, up = tmp_path / "pids", tmp_path / "up"
+    # By the time that the second runs, the first is known to the supervisor.
+    second = f"touch {up}; while kill -0 $PPID; do sleep 0.02; done"
+    scripts = (script.format(pids=notes), second)
+    code = CONTAINER.format(package=str(PACKAGE.parent), scripts=scripts)
+    with subprocess.Popen([sys.executable, "-IBc", code], stderr=subprocess.DEVNULL) as container:
+        until(lambda: pids(notes) and up.exists())
+        container.send_signal(signal.SIGTERM)
+
+        assert container.wait() == 0
+    until(lambda: all(gone(pid) for pid in pids(notes)))
+
+
+def test_what_cannot_be_started_ends_the_others(tmp_path: Path) -> None:
+    """Told as a shell tells it, not as a traceback."""
+    notes = tmp_path / "pids"
+    absent = Service(name="lab", command=("/nowhere/jupyter",), environ={}, port=1, path=None)
+    code, said = supervised(service(STAYS.format(pids=notes)), absent)
+
+    assert code == 127
+    assert "lab" in said[-1]
+    assert "/nowhere/jupyter" in said[-1]
+    until(lambda: all(gone(pid) for pid in pids(notes)))
+
+
+def test_what_can_no_longer_be_started_ends_the_others(tmp_path: Path) -> None:
+    """A program that removes itself: an environment that was broken while it ran."""
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\nrm "$0"\nexit 7\n')
+    program.chmod(0o755)
+    once = Service(name="one", command=(str(program),), environ=dict(os.environ), port=1, path=None)
+    code, said = supervised(once)
+
+    assert code == 127
+    assert str(program) in said[-1]
+
+
+def test_a_service_has_its_environment_and_no_input(tmp_path: Path) -> None:
+    """Nothing reads what the container's terminal says."""
+    found = tmp_path / "found"
+    looks = f"env | grep -c . >{found}; echo $MINE >>{found}; cat >>{found}"
+    supervised(service(looks, MINE="told"), restart=False)
+
+    count, *rest = found.read_text().split()
+    assert int(count) <= 5  # PATH, MINE, and what a shell sets itself
+    assert rest == ["told"]
+
+
+def test_a_service_does_not_show_its_environment() -> None:
+    """The token is in it."""
+    assert "secret" not in repr(service("true", TOKEN="secret"))
