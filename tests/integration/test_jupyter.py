@@ -167,7 +167,7 @@ def test_a_terminal_is_a_bash(container: Container) -> None:
     made = requests.post(f"http://{base}/api/terminals", headers=headers, timeout=60, proxies=DIRECT)
     url = f"ws://{base}/terminals/websocket/{made.json()['name']}"
     said = ""
-    with connect(url, additional_headers=headers, proxy=None) as socket:
+    with connect(url, additional_headers=headers, proxy=None, open_timeout=60) as socket:
         socket.send(json.dumps(["stdin", "echo $0-$((40 + 2)) $USER; exit\r"]))
         while "-42 root" not in said:
             kind, *more = json.loads(socket.recv(timeout=60))
@@ -254,7 +254,7 @@ def printed(base: str, headers: dict[str, str], code: str) -> str:
     }
     said = ""
     url = f"ws://{base}/api/kernels/{made.json()['id']}/channels"
-    with connect(url, additional_headers=headers, proxy=None) as socket:
+    with connect(url, additional_headers=headers, proxy=None, open_timeout=60) as socket:
         socket.send(json.dumps(message))
         while True:
             answer = json.loads(socket.recv(timeout=60))
