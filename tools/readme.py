@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""matrix, facts, locks, numbers and the commands themselves → the generated parts of README.md.
+"""matrix, facts, locks, numbers, switches, the commands themselves → parts of README.md and docs/image.md.
 
 A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`, `numbers`,
-`output of COMMAND` (with `; first N lines` behind it), or `transcript NAME` (recorded by
-tools/transcripts.py). `--check` writes nothing and ends with 5 if a part is stale.
+`switches` (of a container), `output of COMMAND` (with `; first N lines` behind it), or `transcript NAME`
+(recorded by tools/transcripts.py). `--check` writes nothing and ends with 5 if a part is stale.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,9 +22,10 @@ sys.path.insert(0, str(ROOT))
 from tools.grid import grid, table  # noqa: E402
 from torchkiln.files import write_atomic  # noqa: E402
 
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "image.md")
 TRANSCRIPTS = ROOT / "docs" / "transcripts"
 NUMBERS = ROOT / "docs" / "numbers.json"
+SETTINGS = ROOT / "rootfs/opt/torchkiln/workplace/settings.py"
 _PART = re.compile(r"(<!-- generated: (?P<what>.+?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 _OUTPUT = re.compile(r"output of (?P<command>.+?)(; first (?P<count>\d+) lines)?")
 _WIDTH = 150  # characters; a longer line of output is cut, visibly
@@ -38,12 +41,15 @@ def _made(what: str) -> str:
         return grid()
     if what == "numbers":
         return numbers(json.loads(NUMBERS.read_bytes()))
+    if what == "switches":
+        # Not imported: that would leave a __pycache__ below rootfs/
+        return switches(runpy.run_path(str(SETTINGS))["SWITCHES"])
     if found := _OUTPUT.fullmatch(what):
         return output(found["command"], int(found["count"]) if found["count"] else None)
     if what.startswith("transcript "):
         recorded = (TRANSCRIPTS / f"{what.removeprefix('transcript ')}.txt").read_text()
         return f"```console\n{recorded}```\n"
-    raise SystemExit(f"README.md: nothing is known that makes {what!r}")
+    raise SystemExit(f"nothing is known that makes a part {what!r}")
 
 
 def output(command: str, count: int | None) -> str:
@@ -63,16 +69,24 @@ def numbers(told: dict[str, object]) -> str:
     return f"{told['machine']}\n\n" + table(["what", "measured", "how to get it again"], rows)
 
 
+def switches(told: Iterable[tuple[str, str, str]]) -> str:
+    """What can be set in a container: name, what it is without it, what it does."""
+    rows = [[f"`{name.replace(', ', '`, `')}`", default, meaning] for name, default, meaning in told]
+    return table(["variable", "without it", ""], rows)
+
+
 def main() -> int:
-    """Write README.md's generated parts, or with --check compare them."""
-    text = README.read_text()
-    made = filled(text)
-    if made == text:
-        return 0
-    if "--check" in sys.argv[1:]:
-        sys.stderr.write("README.md: generated parts are stale\nhint: run: make golden\n")
+    """Write the generated parts of all pages, or with --check compare them."""
+    texts = {page: page.read_text() for page in PAGES}
+    made = {page: filled(text) for page, text in texts.items()}
+    stale = [page for page in PAGES if made[page] != texts[page]]
+    if "--check" not in sys.argv[1:]:
+        for page in stale:
+            write_atomic(page, made[page].encode())
+    elif stale:
+        names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
+        sys.stderr.write(f"{names}: generated parts are stale\nhint: run: make golden\n")
         return 5
-    write_atomic(README, made.encode())
     return 0
 
 

@@ -12,18 +12,19 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.integration.test_jupyter import NGINX
 from torchkiln import errors
 from torchkiln.cli import INTERRUPTED, torchkiln
 from torchkiln.places import ROOT
 
-README = (ROOT / "README.md").read_text()
+README, IMAGE = ((ROOT / page).read_text() for page in ("README.md", "docs/image.md"))
 DOCUMENTS = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
 
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:)(?P<target>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
 _COMMAND = re.compile(r"^\s*(?:\$ )?(?:\.venv/bin/)?(?:python build\.py|torchkiln)\s+(?P<arguments>.*)$")
 _OURS = re.compile(r"\bTORCHKILN_[A-Z_]*[A-Z]\b(?!_)")
-_READ = re.compile(r"environ(?:\.get\(|\[)\s*\"(?P<name>[A-Za-z_]+)\"")
-_OF_A_TOOL = re.compile(r"\b(?:UV|SSL|SSH|JUPYTER)_[A-Z_]+\b")
+_READ = re.compile(r"(?:environ(?:\.get\(|\[)|\breader\.\w+\()\s*\"(?P<name>[A-Za-z_]+)\"")
+_OF_A_TOOL = re.compile(r"\b(?:UV|PIP|SSL|SSH|JUPYTER|TENSORBOARD)_[A-Z_]+\b")
 
 
 def _tracked() -> list[Path]:
@@ -105,12 +106,15 @@ def test_exit_codes_are_those_of_the_code() -> None:
     assert told == sorted({0, INTERRUPTED} | raised)
 
 
-def _sources() -> str:
-    """All code whose settings a reader of the documents may meet."""
-    folders = ("torchkiln", "rootfs", "smoke_tests", "tests/smoke_mutants", "tools")
-    files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.is_file()]
-    wanted = [file for file in files if "__pycache__" not in file.parts]
-    return "\n".join(file.read_text(errors="replace") for file in (*wanted, ROOT / "build.py"))
+HERE = ("torchkiln", "smoke_tests", "tests/smoke_mutants", "tools", "build.py")
+INSIDE = ("rootfs",)
+
+
+def _sources(*places: str) -> str:
+    """All code below *places*; without any, all whose settings a reader of the documents may meet."""
+    tops = [ROOT / place for place in places or (*HERE, *INSIDE)]
+    files = [file for top in tops for file in (top, *top.rglob("*")) if file.is_file()]
+    return "\n".join(file.read_text(errors="replace") for file in files if "__pycache__" not in file.parts)
 
 
 def test_our_variables_are_documented_and_documented_ones_exist() -> None:
@@ -119,22 +123,26 @@ def test_our_variables_are_documented_and_documented_ones_exist() -> None:
     assert set(_OURS.findall(documents)) == set(_OURS.findall(_sources()))
 
 
-def test_variables_of_others_that_the_readme_names_are_read() -> None:
-    """UV_*, SSL_*, and the container's SSH_* and JUPYTER_*."""
+@pytest.mark.parametrize("page", [README, IMAGE], ids=["README.md", "docs/image.md"])
+def test_variables_of_others_that_a_page_names_are_read(page: str) -> None:
+    """UV_*, PIP_*, SSL_*, and the container's SSH_*, JUPYTER_* and TENSORBOARD_*."""
     code = _sources()
 
-    assert [name for name in sorted(set(_OF_A_TOOL.findall(README))) if name not in code] == []
+    assert [name for name in sorted(set(_OF_A_TOOL.findall(page))) if name not in code] == []
 
 
-def test_variables_that_the_code_reads_are_in_the_readme() -> None:
+@pytest.mark.parametrize(("places", "page"), [(HERE, README), (INSIDE, IMAGE)], ids=["here", "inside"])
+def test_variables_that_the_code_reads_are_in_its_page(places: tuple[str, ...], page: str) -> None:
     """By name in the code; PATH, HOME, CUDA's own and what a check sets for itself are no setting of ours."""
     kept_out = {"PATH", "HOME", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
-    read = {found["name"] for found in _READ.finditer(_sources())} - kept_out
+    read = {found["name"] for found in _READ.finditer(_sources(*places))} - kept_out
 
-    assert {name for name in read if f"`{name}`" not in README and not _OURS.match(name)} == set()
+    assert len(read) > 5
+    assert {name for name in read if f"`{name}`" not in page and not _OURS.match(name)} == set()
 
 
-_PATH_OF_A_MACHINE = re.compile(r"(?<![\w.$}/-])/(?:home|Users|mnt|media|work)/[a-z]\w*/")
+# /home/user is in every image, whoever built it.
+_PATH_OF_A_MACHINE = re.compile(r"(?<![\w.$}/-])/(?:home(?!/user/)|Users|mnt|media|work)/[a-z]\w*/")
 _HOST = re.compile(r"https?://(?P<host>[A-Za-z0-9.-]+)")
 # Where specifications live, names reserved for examples (or with no dot, which nobody owns), this machine.
 _FREE_HOSTS = re.compile(
@@ -155,8 +163,18 @@ def test_no_address_and_no_path_of_a_machine_is_committed() -> None:
     assert faults == []
 
 
-def test_the_readmes_generated_parts_are_fresh() -> None:
-    """Grid, numbers and the output of every command that needs no network: `make golden` writes them anew."""
+def test_the_proxy_in_the_documents_is_the_tested_one() -> None:
+    """Each setting of the snippet is one with which the tests' nginx runs, but for its port."""
+    (snippet,) = re.findall(r"```nginx\n(.*?)```", IMAGE, re.DOTALL)
+    tested = NGINX.format(folder="", own=80, port=8888, host="$http_host").replace("127.0.0.1:80;", "80;")
+    lines = {line.strip() for line in tested.splitlines()}
+
+    assert "proxy_pass http://127.0.0.1:8888;" in snippet
+    assert {line.strip() for line in snippet.splitlines()} - lines == set()
+
+
+def test_generated_parts_of_pages_are_fresh() -> None:
+    """Grid, numbers, switches, the output of commands without network: `make golden` writes them anew."""
     check = [sys.executable, str(ROOT / "tools" / "readme.py"), "--check"]
     done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
 
