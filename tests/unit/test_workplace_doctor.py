@@ -211,19 +211,38 @@ def test_torch_as_it_was_proved(place: Place, guard: str, monkeypatch: pytest.Mo
     assert ("PIP_CONSTRAINT" in told.found) is bool(guard)
 
 
+def replaced(place: Place, name: str, version: str | None) -> None:
+    """Put another version of it there; None: none."""
+    for metadata in place.site.glob(f"{name}-*.dist-info/METADATA"):
+        metadata.unlink()
+        metadata.parent.rmdir()
+    if version:
+        place.install(name, version)
+
+
 @pytest.mark.parametrize(("version", "found"), [("2.9.0", "torch 2.9.0 for 2.7.1"), (None, "torch absent")])
 def test_another_torch(place: Place, version: str | None, found: str) -> None:
     """Of pip's; what depends on it may still work."""
-    metadata = place.site / "torch-2.7.1.dist-info/METADATA"
-    metadata.unlink()
-    metadata.parent.rmdir()
-    if version:
-        place.install("torch", version)
+    replaced(place, "torch", version)
     told = line("torch")
 
     assert told.state == "warning"
     assert found in told.found
     assert "nccl" not in told.found
+
+
+@pytest.mark.parametrize("name", ["torchvision", "triton", "nvidia-nccl-cu12"])
+def test_another_library_of_torchs(place: Place, name: str) -> None:
+    """Each is held against what the image was built with, whatever its folder is called."""
+    proved = tuple((one, "1.0") for one in ("torch", "torchvision", "triton", "nvidia-nccl-cu12"))
+    for one, version in proved:
+        replaced(place, one.replace("-", "_"), version)
+    sound = line("torch", of_image={"wheels": proved})
+    replaced(place, name.replace("-", "_"), "2.0")
+    told = line("torch", of_image={"wheels": proved})
+
+    assert (sound.state, told.state) == ("ok", "warning")
+    assert f"{name} 2.0 for 1.0" in told.found
 
 
 def test_another_numpy_is_the_users_business(place: Place) -> None:

@@ -87,7 +87,8 @@ def test_each_refusal_to_start_is_told_with_a_remedy(answers: Any, code: str) ->
 
 @needs_gcc
 def test_refusals_are_told_apart(answers: Any) -> None:
-    assert len({answers(INIT=code).remedy for code in ("100", "802", "803", "999")}) == 4
+    assert len({answers(INIT=code).remedy for code in ("100", "802", "803", "999", "205")}) == 5
+    assert "--gpus" in answers(INIT="100").remedy
 
 
 @needs_gcc

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests import inside
@@ -80,6 +80,8 @@ def test_a_system_that_is_read_only_is_closed_to_root_too() -> None:
 
 
 @given(st.integers(0, 1 << 50))
+@example(1 << 30)
+@example((1 << 30) - 1)
 def test_sizes_are_told_as_people_say_them(count: int) -> None:
     """Within a tenth of a GiB, or one MiB."""
     number, unit = size(count).split()

@@ -209,15 +209,22 @@ def test_what_can_no_longer_be_started_ends_the_others(tmp_path: Path) -> None:
     assert str(program) in said[-1]
 
 
-def test_a_service_has_its_environment_and_no_input(tmp_path: Path) -> None:
-    """Nothing reads what the container's terminal says."""
+def test_a_service_has_its_own_environment(tmp_path: Path) -> None:
     found = tmp_path / "found"
-    looks = f"env | grep -c . >{found}; echo $MINE >>{found}; cat >>{found}"
-    supervised(service(looks, MINE="told"), restart=False)
+    supervised(service(f"env | grep -c . >{found}; echo $MINE >>{found}", MINE="told"), restart=False)
 
     count, *rest = found.read_text().split()
     assert int(count) <= 5  # PATH, MINE, and what a shell sets itself
     assert rest == ["told"]
+
+
+def test_a_service_has_no_input(tmp_path: Path) -> None:
+    """What is typed into the container's terminal is nobody's."""
+    code = CONTAINER.format(package=str(PACKAGE.parent), scripts=(f"cat >>{tmp_path}/found; exit 7",))
+    done = subprocess.run([sys.executable, "-IBc", code], input=b"typed", stdout=subprocess.PIPE, check=False)
+
+    assert done.returncode == 7
+    assert (tmp_path / "found").read_bytes() == b""
 
 
 def test_a_service_does_not_show_its_environment() -> None:
