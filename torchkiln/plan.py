@@ -34,7 +34,7 @@ GENERATED = (IMAGE_JSON, CONSTRAINTS)  # in the overlay beside the files of root
 _WORKSPACE = "/workspace"
 
 _OF_TORCH = frozenset({"torch", "torchvision", "torchaudio", "triton", "pytorch-triton"})
-_WHOSE = "# What this image was proved with. To let go of it: PIP_CONSTRAINT= UV_CONSTRAINT= pip install ..."
+_WHOSE = "# What this image was built with. To let go of it: PIP_CONSTRAINT= UV_CONSTRAINT= pip install ..."
 
 
 def plan(
@@ -97,7 +97,7 @@ def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
             ("PYTHONUNBUFFERED", "1"),  # `docker logs` and `nohup ... &` show a training's lines as they come
             # ... and its libraries: those hosts neither bind them into the library folders nor run ldconfig.
             ("LD_LIBRARY_PATH", "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"),
-            # What was proved stays what it is, whatever is installed beside it.
+            # What was built and proved together stays together, whatever is installed beside it.
             ("PIP_CONSTRAINT", f"/{CONSTRAINTS}"),
             ("UV_CONSTRAINT", f"/{CONSTRAINTS}"),
             ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),

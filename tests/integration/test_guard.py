@@ -9,6 +9,7 @@ import pytest
 from tests.engine.place import shared
 from tests.outward import outward
 from tests.workplace import Workplace
+from torchkiln.places import ROOTFS
 
 __all__ = ["shared"]
 
@@ -39,6 +40,20 @@ def test_what_was_proved_is_not_replaced(workplace: Workplace, options: list[str
     free = workplace.run(*options, *FREE, command=command)
     assert free.returncode == 0, free.stderr
     assert "2.3.0" in free.stdout + free.stderr
+
+
+def test_the_advice_leaves_the_images_own_alone(workplace: Workplace, options: list[str]) -> None:
+    """An environment beside it has the other version; here nothing has changed."""
+    advice = "python -m venv ~/other && PIP_CONSTRAINT= ~/other/bin/pip install"
+    assert f"{advice} ...\n" in (ROOTFS / "opt/torchkiln/guard").read_text()
+    other = f"{advice} -q numpy==2.3.0"
+    shown = "-c 'import numpy; print(numpy.__version__)'"
+    ran = workplace.run(
+        *options, command=["sh", "-c", f"{other} && ~/other/bin/python {shown}; python {shown}"]
+    )
+
+    theirs, ours = ran.stdout.split()
+    assert (theirs, ours != theirs) == ("2.3.0", True)
 
 
 def test_an_interactive_shell_explains_it_too(workplace: Workplace, options: list[str]) -> None:

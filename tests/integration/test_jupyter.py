@@ -68,10 +68,12 @@ def test_the_token_stands_in_no_process_list(container: Container) -> None:
 
 
 def test_a_token_of_the_users(workplace: Workplace) -> None:
+    """Who gave it knows it; logs are read by others."""
     token = "of-our-own-and-long-enough"
     with workplace.started(*PUBLISHED, "-e", f"JUPYTER_TOKEN={token}") as found:
         found.says("is running at")
         assert asked(found, "/api/contents", token).status_code == 200
+        assert token not in found.logs()
 
 
 @pytest.mark.parametrize("token", ["", "short", "a" * 40, "with spaces in between it"])

@@ -120,4 +120,4 @@ def test_doctor_sees_that_torch_is_another(real: Workplace, shared: Path) -> Non
     asked = f"{replaced}; /opt/torchkiln/entrypoint doctor"
     ran = real.run(*options, command=["sh", "-c", asked])
 
-    assert "warning  torch      not as it was proved: nvidia-nvtx-cu12 12.8.90 for 12.6.77" in ran.stdout
+    assert "warning  torch      not the image's own: nvidia-nvtx-cu12 12.8.90 for 12.6.77" in ran.stdout

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
-import stat
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fake_driver import fake_driver, needs_gcc
+from tests.examined import Place, place
+from tests.fake_driver import needs_gcc
 from tests.inside import HOPPER, driver, image, machine, says
-from workplace import checks, doctor, health
+from workplace import checks, health
 from workplace.checks import Line
 from workplace.driver import Gpu
-from workplace.image import load
 from workplace.machine import SMALL_SHM
 from workplace.supervision import Service
+
+__all__ = ["place"]
 
 VOLTA = Gpu(name="Tesla V100", capability=(7, 0), memory=16 << 30)
 ORDER = (
@@ -29,57 +27,6 @@ ORDER = (
     *("files", "user", "services", "time"),
 )
 _SHOWN = re.compile(r"(ok|warning|problem) +(\S+(?: \S+)*?) +(.*)")
-
-
-class Place:
-    """Where the doctor looks, below one folder: a sound image's parts."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.site = folder / "venv/python3.11/site-packages"
-        self.facts = folder / "image.json"
-        self.run = folder / "run"
-        self.system = folder / "system"
-        (self.site / "nvidia/cudnn/lib").mkdir(parents=True)
-        (self.site / "nvidia/cudnn/lib/libcudnn.so.9").write_text("")
-        for name, version in (("torch", "2.7.1"), ("nvidia_nccl_cu12", "2.26.2")):
-            self.install(name, version)
-        wheels = [{"name": name, "version": version} for name, version in image().wheels]
-        self.facts.write_text(json.dumps(asdict(image()) | {"wheels": wheels}))
-        self.run.mkdir()
-        (self.system / "sys/class/net").mkdir(parents=True)
-        for card in ("lo", "eth0"):
-            (self.system / "sys/class/net" / card).write_text("")
-
-    def install(self, name: str, version: str) -> None:
-        """As pip notes it."""
-        folder = self.site / f"{name}-{version}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-
-    def program(self, name: str, script: str) -> None:
-        """The only program of that PATH."""
-        (self.folder / "bin").mkdir(exist_ok=True)
-        place = self.folder / "bin" / name
-        place.write_text(f"#!/bin/sh\n{script}\n")
-        place.chmod(0o755)
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    found = Place(tmp_path)
-
-    def path(*parts: str | Path) -> Path:
-        """What is the machine's own, from the folder `system`."""
-        whole = Path(*parts)
-        return found.system / whole.relative_to("/") if whole.parts[1] in ("dev", "sys") else whole
-
-    monkeypatch.setattr(checks, "SITES", found.site.parents[1])
-    monkeypatch.setattr(checks, "FACTS", found.facts)
-    monkeypatch.setattr(checks, "Path", path)
-    monkeypatch.setattr(checks, "runtime_folder", lambda: found.run)
-    monkeypatch.setattr(load, "__defaults__", (found.facts,))
-    return found
 
 
 @pytest.fixture
@@ -371,76 +318,3 @@ def test_the_time_zone_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(checks.time, "tzname", ("CET", "CEST"))
 
     assert "CET" in line("time").found
-
-
-@pytest.fixture
-def fake(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that works."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-@needs_gcc
-@pytest.mark.usefixtures("fake")
-@pytest.mark.parametrize(
-    ("answers", "broken", "last"),
-    [
-        ({}, 0, "no problems"),
-        ({"FAKE_DRIVER": "470.57.02"}, 1, "1 problem"),
-        ({"FAKE_DRIVER": "470.57.02", "FAKE_CAPABILITY": "70"}, 2, "2 problems"),
-        ({"FAKE_INIT": "999"}, 1, "1 problem"),
-    ],
-)
-def test_problems_are_the_exit_code(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    answers: dict[str, str],
-    broken: int,
-    last: str,
-) -> None:
-    """Warnings are none: this machine's /dev/shm may be small. Text and JSON tell the same."""
-    for name, value in answers.items():
-        monkeypatch.setenv(name, value)
-    codes = (doctor.main([]), doctor.main(["--json"]))
-    said = capsys.readouterr()
-    text, _, rest = said.out.partition("{")
-    told = json.loads("{" + rest)
-
-    assert codes == (int(bool(broken)),) * 2
-    assert said.err == ""
-    assert text.splitlines()[-1] == last
-    assert told["image"] == "2.7.1-cuda12.1-cudnn9-runtime"
-    assert told["problems"] == broken == [one["state"] for one in told["lines"]].count("problem")
-    same_moment = [one for one in shown(text) if one["about"] != "time"]
-    assert same_moment == [one for one in told["lines"] if one["about"] != "time"]
-    assert tuple(one["about"] for one in told["lines"]) == ORDER
-
-
-def shown(text: str) -> list[dict[str, str]]:
-    """What the doctor's text tells, a matter each."""
-    found: list[dict[str, str]] = []
-    for row in text.partition("\n\n")[0].splitlines():
-        if line := _SHOWN.fullmatch(row):
-            found.append({"about": line[2], "state": line[1], "found": line[3], "remedy": ""})
-        else:
-            found[-1]["remedy"] = row.strip()
-    return found
-
-
-@pytest.mark.usefixtures("fake")
-def test_a_wrong_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        doctor.main(["--jsn"])
-
-    assert ended.value.code == 2
-    assert "--jsn" in capsys.readouterr().err
-
-
-@needs_gcc
-@pytest.mark.usefixtures("fake")
-def test_nothing_is_left_behind(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """By who was to look only."""
-    before = {path: stat.S_IMODE(path.stat().st_mode) for path in place.folder.rglob("*")}
-    doctor.main([])
-
-    assert {path: stat.S_IMODE(path.stat().st_mode) for path in place.folder.rglob("*")} == before

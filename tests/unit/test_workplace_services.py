@@ -50,15 +50,21 @@ def container(folder: Path, script: str = "", **environ: str) -> subprocess.Comp
 
 
 @given(TOKENS)
-def test_a_token_stands_in_no_process_list(token: str) -> None:
-    """The command is the same with any; the environment holds it, and the line for the log an address."""
-    settings = lab(token=token)
-    service, line = services.jupyter(settings, {"MINE": "told"})
+def test_a_token_that_is_given_stands_in_no_process_list_and_no_log(token: str) -> None:
+    """The command is the same with any, and so is the line; the environment holds it."""
+    service, line = services.jupyter(lab(token=token), {"MINE": "told"})
+    other, same = services.jupyter(lab(token="quite another"), {})
 
+    assert (service.command, line) == (other.command, same)
     assert service.command == services.jupyter(lab(), {})[0].command
     assert service.environ["JUPYTER_TOKEN"] == token
     assert service.environ["MINE"] == "told"
-    assert settings.address(token) in line
+
+
+def test_one_that_is_made_stands_in_the_log() -> None:
+    service, line = services.jupyter(lab(), {})
+
+    assert line.endswith(f"/lab?token={service.environ['JUPYTER_TOKEN']}")
 
 
 def test_without_a_token_one_is_made_for_each_start() -> None:

@@ -148,7 +148,7 @@ def _cudnn(image: Image) -> Line:
 
 
 def _torch(image: Image) -> Line:
-    """Whether what the image was proved with is still what Python finds."""
+    """Whether torch and its libraries are still the image's own."""
     sites = [str(path) for path in SITES.glob("python*/site-packages")]
     wanted = {
         name: version
@@ -169,11 +169,13 @@ def _torch(image: Image) -> Line:
         return Line(
             about="torch",
             state="warning",
-            found=f"not as it was proved: {', '.join(other)}",
+            found=f"not the image's own: {', '.join(other)}",
             remedy="pip install -r /etc/torchkiln/constraints.txt",
         )
     guarded = "held by PIP_CONSTRAINT" if os.environ.get("PIP_CONSTRAINT") else "the guard is off"
-    return Line(about="torch", state="ok", found=f"{image.torch} and its libraries as proved; {guarded}")
+    return Line(
+        about="torch", state="ok", found=f"{image.torch} and its libraries, the image's own; {guarded}"
+    )
 
 
 def _compiler() -> Line:
@@ -183,7 +185,7 @@ def _compiler() -> Line:
             program = Path(folder, "program")
             argv = ["cc", "-x", "c", "-o", str(program), "-"]
             subprocess.run(argv, input=_PROGRAM, text=True, capture_output=True, timeout=_TRY, check=True)
-            subprocess.run([program], capture_output=True, timeout=_TRY, check=True)
+            subprocess.run([str(program)], capture_output=True, timeout=_TRY, check=True)
             version = subprocess.run(["cc", "-dumpfullversion"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None)

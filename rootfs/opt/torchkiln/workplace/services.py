@@ -29,7 +29,7 @@ def run(settings: Settings, image: Image) -> int:
         if settings.sudo:
             _allow_sudo()
     except OSError as error:
-        report.say(f"{error.filename}: {error.strerror}; give it a tmpfs (--tmpfs /run --tmpfs /tmp)")
+        report.say(f"{error.filename}: {error.strerror}; give it a tmpfs (--tmpfs /run --tmpfs /tmp:exec)")
         return 1
     services, lines = [], [f"{image.tag}: torch {image.torch}, Python {image.python}"]
     if settings.jupyter:
@@ -56,6 +56,7 @@ def run(settings: Settings, image: Image) -> int:
 
 def jupyter(settings: Jupyter, environ: Mapping[str, str]) -> tuple[Service, str]:
     """JupyterLab on every address, and the line that says how to reach it."""
+    made = settings.token is None
     token = secrets.token_hex(24) if settings.token is None else settings.token
     command = [
         f"{VENV}/jupyter",
@@ -73,7 +74,10 @@ def jupyter(settings: Jupyter, environ: Mapping[str, str]) -> tuple[Service, str
     ]
     # The token by the environment: an argument would stand in the process list.
     variables = {**environ, "JUPYTER_TOKEN": token, "SHELL": "/bin/bash"}
-    open_to_all = "" if token else "  (without a login: whoever reaches it runs programs here)"
+    # A token that was given is known to who gave it, and no business of whoever reads logs.
+    known = "" if made else "  (log in with the token that was given)"
+    if not token:
+        known = "  (without a login: whoever reaches it runs programs here)"
     return (
         Service(
             name="jupyter",
@@ -82,7 +86,7 @@ def jupyter(settings: Jupyter, environ: Mapping[str, str]) -> tuple[Service, str
             port=settings.port,
             path=f"{settings.base_url}api",  # tells Jupyter's version and needs no token
         ),
-        f"Jupyter: {settings.address(token)}{open_to_all}",
+        f"Jupyter: {settings.address(token if made else '')}{known}",
     )
 
 

@@ -1,0 +1,40 @@
+"""The locks in images/: whole, silent about their maker, and minding the traps of old releases."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+
+from torchkiln.lock import load_locked, requirements_txt, to_json
+from torchkiln.places import ROOT
+
+IMAGES = ROOT / "images"
+SCHEMA = json.loads((ROOT / "torchkiln/data/lock.schema.json").read_bytes())
+COMMITTED = sorted(path.parent.name for path in IMAGES.glob("*/lock.json"))
+
+
+@pytest.mark.parametrize("tag", COMMITTED)
+def test_a_committed_lock_is_whole_and_says_nothing_of_its_maker(tag: str) -> None:
+    data = (IMAGES / tag / "lock.json").read_bytes()
+    found = load_locked(IMAGES, tag)
+    jsonschema.validate(json.loads(data), SCHEMA)
+
+    assert to_json(found) == data
+    assert (IMAGES / tag / "requirements.txt").read_bytes() == requirements_txt(found)
+    assert b"://" not in data
+    assert b"/work" not in data
+
+
+def test_every_cell_of_the_default_index_is_committed_and_minds_the_traps() -> None:
+    assert len(COMMITTED) == 9
+    for tag in COMMITTED:
+        versions = {one.name: one.version for one in load_locked(IMAGES, tag).wheels}
+        old = tag.startswith(("2.0.", "2.1.", "2.2."))
+        assert versions["numpy"].startswith("1.26.") == old, tag
+        if "cuda12.1" in tag and tag.startswith(("2.1.", "2.2.", "2.3.", "2.4.")):
+            assert versions["nvidia-nvjitlink-cu12"] == "12.1.105"
+        if tag.startswith(("2.0.", "2.1.")):
+            assert int(versions["setuptools"].partition(".")[0]) < 70
+    assert {"cmake", "lit", "wheel"} <= {one.name for one in load_locked(IMAGES, COMMITTED[0]).wheels}
