@@ -304,6 +304,15 @@ def test_a_service_that_answers(place: Place) -> None:
         assert line("sshd") == Line(about="sshd", state="ok", found="answers")
 
 
+def test_a_service_that_was_not_asked_for_is_off(place: Place) -> None:
+    """Or had no key to let in: nothing is broken."""
+    with says(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
+        health.expect(place.run, [Service(name="board", command=("a",), environ={}, port=port, path=None)])
+        found = {one.about: one.found for one in checks.all_of(image(), driver(), machine())}
+
+    assert (found["jupyter"], found["sshd"], found["board"]) == ("off", "off", "answers")
+
+
 def test_a_clock_that_is_behind(place: Place) -> None:
     """No certificate would be valid yet."""
     later = place.facts.stat().st_mtime + 86400

@@ -8,6 +8,7 @@ import pytest
 
 from tests.fake_driver import fake_driver, needs_gcc
 from tests.inside import HOPPER, driver, image, machine
+from workplace import driver as module
 from workplace import greeting, helping, report
 from workplace.driver import Gpu
 from workplace.machine import SMALL_SHM
@@ -126,6 +127,17 @@ def test_a_shell_begins_with_what_the_image_is(monkeypatch: pytest.MonkeyPatch) 
     assert "Fake H100, driver 470.57.02" in gpus
     assert any(line.startswith("warning: ") and "525.60.13" in line for line in rest)
     assert "help" in rest[-1]
+
+
+@needs_gcc
+def test_a_shell_does_not_wait_for_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so, and begins. Who wants to know more asks the doctor, who waits longer."""
+    assert greeting.PATIENCE < module.LIMIT
+    monkeypatch.setattr(greeting, "PATIENCE", 0.3)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
+    monkeypatch.setenv("FAKE_INIT", "hang")
+
+    assert "warning: it did not answer" in greeting.text(image())
 
 
 def test_help_tells_every_switch_with_its_default() -> None:
