@@ -41,6 +41,7 @@ static int answer(const char *name) {
     if (!strcmp(told, "crash")) raise(SIGSEGV);
     if (!strcmp(told, "hang")) sleep(3600);
     if (!strncmp(told, "exit", 4)) _exit(atoi(told + 4));
+    if (!strncmp(told, "late", 4)) { sleep(atoi(told + 4)); return 0; }
     return atoi(told);
 }
 """
@@ -102,9 +103,9 @@ int nvmlDeviceGetTopologyCommonAncestor(intptr_t one, intptr_t other, int *level
 def fake_driver() -> Path:
     """The folder with both libraries: put it into LD_LIBRARY_PATH, and what they answer into FAKE_*.
 
-    FAKE_INIT, FAKE_NVML: what starting returns, or crash, or hang, or exit3: the process ends without a word.
-    FAKE_GPUS, FAKE_CAPABILITY (90), FAKE_MIB, FAKE_FREE_MIB (on the last GPU), FAKE_CUDA (13000),
-    FAKE_DRIVER, FAKE_PEERS (1), FAKE_NVLINKS, FAKE_WAY.
+    FAKE_INIT, FAKE_NVML: what starting returns, or crash, or hang, or late2 (0, after 2 seconds), or exit3
+    (the process ends without a word). FAKE_GPUS, FAKE_CAPABILITY (90), FAKE_MIB, FAKE_FREE_MIB (on the last
+    GPU), FAKE_CUDA (13000), FAKE_DRIVER, FAKE_PEERS (1), FAKE_NVLINKS, FAKE_WAY.
     """
     folder = Path(tempfile.mkdtemp(prefix="kiln-driver-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -123,6 +123,15 @@ def test_a_driver_that_hangs(answers: Any, library: str, monkeypatch: pytest.Mon
 
 
 @needs_gcc
+def test_who_is_in_haste_takes_a_slow_driver_for_one_that_hangs(
+    answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_INIT", "late2")
+
+    assert "did not answer" in ask(0.3).fault
+
+
+@needs_gcc
 @pytest.mark.parametrize("status", ["0", "3"])
 def test_a_driver_that_ends_the_process_without_a_word(answers: Any, status: str) -> None:
     """Silence is no sound driver."""

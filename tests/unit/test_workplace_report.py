@@ -130,12 +130,12 @@ def test_a_shell_begins_with_what_the_image_is(monkeypatch: pytest.MonkeyPatch) 
 
 
 @needs_gcc
-def test_a_shell_does_not_wait_for_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_does_not_wait_for_a_slow_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so, and begins. Who wants to know more asks the doctor, who waits longer."""
     assert greeting.PATIENCE < module.LIMIT
     monkeypatch.setattr(greeting, "PATIENCE", 0.3)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
-    monkeypatch.setenv("FAKE_INIT", "hang")
+    monkeypatch.setenv("FAKE_INIT", "late2")
 
     assert "warning: it did not answer" in greeting.text(image())
 
