@@ -118,26 +118,27 @@ def test_nothing_of_the_builder_is_in_it(workplace: Workplace, tmp_path: Path) -
     saved, marks, found, read = tmp_path / "image.tar", traces(), [], 0
     subprocess.run(["docker", "save", "-o", saved, IMAGE], env=dict(workplace.environ), check=True)
     with tarfile.open(saved) as image:
-        for name, data in contents(image):
-            read += 1
-            found += [f"{name}: {mark!r}" for mark in marks if mark in data]
+        for name, data in blobs(image):
+            read += len(data)
+            found += [f"{name}: {around(data, mark)}" for mark in marks if mark in data]
 
-    assert (marks != [], read > 10_000) == (True, True)
+    assert (marks != [], read > 500_000_000) == (True, True)
     assert found == []
 
 
-def contents(image: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
-    """Each document of *image* and each file of its layers."""
+def blobs(image: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
+    """Each document of *image*, and each layer as the tar that it is."""
     for blob in image:
         file = image.extractfile(blob) if blob.isfile() else None
         data = file.read() if file else b""
-        if not data.startswith(b"\x1f\x8b"):
-            yield blob.name, data
-            continue
-        with igzip.open(io.BytesIO(data)) as stream, tarfile.open(fileobj=stream, mode="r|") as layer:
-            for member in layer:
-                inner = layer.extractfile(member) if member.isfile() else None
-                yield member.name, inner.read() if inner else b""
+        # As a stream: a layer has thousands of gzip members.
+        yield blob.name, igzip.open(io.BytesIO(data)).read() if data.startswith(b"\x1f\x8b") else data
+
+
+def around(data: bytes, mark: bytes) -> bytes:
+    """*mark* and what stands beside it."""
+    at = data.index(mark)
+    return data[max(0, at - 80) : at + 80]
 
 
 def traces() -> list[bytes]:
