@@ -152,7 +152,7 @@ def around(data: bytes, mark: bytes) -> bytes:
 
 
 def _public() -> set[str]:
-    """Hosts that stand in the tools themselves, whoever runs them: pip's own index, mmdebstrap's own archive."""
+    """Hosts that stand in the tools themselves, for everybody: pip's own index, mmdebstrap's archive."""
     usual = {PyPI.netloc, PyPI.file_storage_domain}
     program = Path(shutil.which("mmdebstrap") or "/usr/bin/mmdebstrap").read_text(encoding="utf-8")
     return usual | set(re.findall(r"mirror\s*=\s*'https?://([^/']+)", program))
