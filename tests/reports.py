@@ -140,8 +140,8 @@ def without(told: SmokeReport, *names: str) -> SmokeReport:
 
 
 def witness(told: SmokeReport, name: str = "report.json", *signers: str) -> Witness:
-    """*told* as a file that was read."""
-    return Witness(name=name, report=told, signed=bool(signers), signers=signers)
+    """*told* as a file that was read; this machine's own, where nobody signed it."""
+    return Witness(name=name, report=told, signed=bool(signers), signers=signers, own=not signers)
 
 
 def suite_of(**tiers: int) -> Suite:

@@ -13,10 +13,10 @@ from torchkiln import facts as facts_of
 from torchkiln import hosts
 from torchkiln import matrix as matrix_of
 from torchkiln.errors import GateRefused
-from torchkiln.gate import clear
+from torchkiln.gate import clear, judge
 from torchkiln.lock import load_locked
-from torchkiln.matrix import Policy
 from torchkiln.nouns import Digest, LockedCell, Resolution, Source, Status, Witness
+from torchkiln.policy import Policy
 from torchkiln.resolve import resolve
 from torchkiln.select import Selection, select
 from torchkiln.suite import Suite, load_suite
@@ -137,7 +137,7 @@ def _cleared(
     reports: Sequence[Witness], policy: Policy, locked: LockedCell, suite: Suite, digest: Digest
 ) -> bool:
     try:
-        clear(reports, policy, locked, suite, image=digest)
+        clear(judge(reports, policy, locked, suite, image=digest))
     except GateRefused:
         return False
     return True

@@ -66,6 +66,12 @@ def beside(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".json") + ".dsse.json")
 
 
+def files(folder: Path) -> list[Path]:
+    """What in *folder* may be reports: each JSON file, by its signed form where there are both."""
+    found = sorted(folder.glob("*.json"))
+    return [path for path in found if path.name.endswith(".dsse.json") or not beside(path).exists()]
+
+
 def read(path: Path, trusted: Sequence[PublicKey] = ()) -> Witness:
     """The report in the file *path*, plain or signed; a plain one's signature is looked for `beside` it.
 
@@ -77,18 +83,19 @@ def read(path: Path, trusted: Sequence[PublicKey] = ()) -> Witness:
     data = _data(path)
     if _is_envelope(data):
         report, signers = _opened(data, trusted, path.name)
-        return Witness(name=path.name, report=report, signed=True, signers=signers)
+        return Witness(name=path.name, report=report, signed=True, signers=signers, envelope=data)
     report = from_json(data, where=path.name)
     envelope = beside(path)
     if not envelope.exists():
         return Witness(name=path.name, report=report, signed=False, signers=())
-    signed, signers = _opened(_data(envelope), trusted, envelope.name)
+    data = _data(envelope)
+    signed, signers = _opened(data, trusted, envelope.name)
     if signed != report:
         raise VerificationFailed(
             f"{path.name}: is not the report that {envelope.name} holds",
             hint=f"one of them is older or was changed; {envelope.name} alone can be given too",
         )
-    return Witness(name=path.name, report=signed, signed=True, signers=signers)
+    return Witness(name=path.name, report=signed, signed=True, signers=signers, envelope=data)
 
 
 def _opened(data: bytes, trusted: Sequence[PublicKey], name: str) -> tuple[SmokeReport, tuple[str, ...]]:

@@ -1,46 +1,71 @@
 """Witness, Policy, LockedCell -> ClearedImage: an image that may be published, or everything that is missing.
 
-A report is taken as what somebody states: the gate looks whether the policy's checks passed on exactly this
-image, by exactly this suite, and whether the raw values bear out what is stated. What does not apply is
-computed again from the lock. What was skipped, was the host's fault or is absent was not passed.
+The gate looks whether the policy's checks passed on exactly this image, by exactly this suite, and whether
+the raw values bear out what is stated.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass
-from typing import Any, Literal, NamedTuple
+from datetime import datetime, timedelta
 
-from torchkiln import hosts
 from torchkiln.claims import facts_of
-from torchkiln.errors import GateRefused
+from torchkiln.errors import ConfigError, GateRefused
 from torchkiln.lock import lock_digest
-from torchkiln.matrix import Policy
-from torchkiln.nouns import Digest, Finding, LockedCell, Witness
+from torchkiln.nouns import Digest, LockedCell, Witness
 from torchkiln.plan import IMAGE_JSON, plan
-from torchkiln.suite import Suite, SuiteCheck
+from torchkiln.policy import Policy
+from torchkiln.reuse import age_of
+from torchkiln.standing import GPUS, Standing, standing
+from torchkiln.suite import Suite
 from torchkiln.tags import tag_of
-from torchkiln.verdict import faults, host_fault, verdict
+from torchkiln.verdict import verdict
 
-_GPUS = {0: 0, 1: 1, 2: 2, 3: 1}  # that a check of a tier needs at least
 _CLEARANCE = object()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """What the gate finds: every check of the suite, and all that the policy misses."""
+
+    tag: str
+    image: Digest
+    suite: Digest  # by which the checks ran
+    policy: Policy  # as it is for this cell
+    standings: tuple[Standing, ...]
+    missing: tuple[tuple[str, str], ...]  # (what, why)
+    witnesses: tuple[Witness, ...]
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """Ids of the demanded checks that passed."""
+        return tuple(one.check for one in self.standings if one.required and one.outcome == "passed")
+
+    @property
+    def left_out(self) -> tuple[tuple[str, str], ...]:
+        """The demanded checks that do not apply, each with the fact for which."""
+        found = (one for one in self.standings if one.required and one.outcome == "not-applicable")
+        return tuple((one.check, one.fact) for one in found)
+
+    @property
+    def signers(self) -> tuple[str, ...]:
+        """Fingerprints of trusted keys that signed every report; empty: none did."""
+        signed = [set(witness.signers) for witness in self.witnesses]
+        return tuple(sorted(set.intersection(*signed))) if signed else ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ClearedImage:
-    """An image that was proved as its policy demands. Only `clear` makes one: having one is the permission.
+    """An image that was proved as its policy demands. Only the gate makes one: having one is the permission.
 
     It stands here and not among the nouns, for what makes it is this module's own.
     """
 
-    tag: str
-    image: Digest
-    suite: Digest
-    passed: tuple[str, ...]  # ids of checks
-    left_out: tuple[tuple[str, str], ...]  # (check, the fact for which it does not apply)
-    signers: tuple[str, ...]  # fingerprints of trusted keys that signed every report; empty: none did
+    judged: Judgement
+    override: str | None  # why it may be published all the same; None: nothing is missing
     by: InitVar[object]
 
     def __post_init__(self, by: object) -> None:
@@ -48,7 +73,37 @@ class ClearedImage:
             raise TypeError("only the gate clears an image")
 
 
-def clear(
+def clear(judged: Judgement) -> ClearedImage:
+    """Let an image through of which nothing is missing.
+
+    :raises GateRefused: something is; all of it, and the commands that would provide it.
+    """
+    if judged.missing:
+        count = len(judged.missing)
+        raise GateRefused(
+            f"{judged.tag} ({judged.image[:19]}) is not cleared: "
+            f"{'1 thing is' if count == 1 else f'{count} things are'} missing",
+            missing=judged.missing,
+            hint="\n".join(_commands(judged)),
+        )
+    return ClearedImage(judged=judged, override=None, by=_CLEARANCE)
+
+
+def override(judged: Judgement, reason: str) -> ClearedImage:
+    """Let an image through of which something is missing, for *reason*; what is missing stays told.
+
+    :raises ConfigError: no reason, or nothing that it would be for.
+    """
+    if not reason.strip():
+        raise ConfigError("--override wants a reason", hint='--override "tested by hand on node 7"')
+    if not judged.missing:
+        raise ConfigError(
+            f"{judged.tag}: nothing is missing, so there is nothing to override", hint="leave --override out"
+        )
+    return ClearedImage(judged=judged, override=reason.strip(), by=_CLEARANCE)
+
+
+def judge(
     witnesses: Sequence[Witness],
     policy: Policy,
     locked: LockedCell,
@@ -56,50 +111,53 @@ def clear(
     *,
     image: Digest,
     nonce: str | None = None,
-) -> ClearedImage:
-    """Let the image *image* of *locked* through.
+    at: datetime | None = None,
+) -> Judgement:
+    """Hold *witnesses* against *policy*.
 
     Several reports complete each other (one GPU here, two there), and each must be sound: what failed in one
     is not mended by another in which it passed.
 
     :param nonce: the word that every report must bear; None: none was given.
-    :raises GateRefused: something is missing; all of it.
+    :param at: now; None: reports of any age will do.
     """
-    tag = tag_of(locked.resolution)
+    tag, policy = tag_of(locked.resolution), policy.of(locked.resolution)
     facts = facts_of(locked, {}, tag=tag, lock_digest=lock_digest(locked), manifest=image)
-    required = [check for check in suite.checks if check.tier in policy.tiers or check.id in policy.checks]
-    standing = {check.id: _standing(check, witnesses, suite, facts) for check in required}
-    missing = [("policy", text) for text in _of_policy(policy, suite, required)]
-    for witness in witnesses:
-        told = [*_of_image(witness, locked, image), *_of_request(witness, policy, suite, nonce)]
-        missing += [(witness.name, text) for text in told]
-    missing += [(name, text) for name, judged in standing.items() for text in _lacks(judged)]
-    if missing:
-        count = "1 thing is" if len(missing) == 1 else f"{len(missing)} things are"
-        raise GateRefused(
-            f"{tag} ({image[:19]}) is not cleared: {count} missing",
-            missing=missing,
-            hint=f"run what is missing where it can run: torchkiln smoke {tag} --tier 2 --report FILE",
+    standings = tuple(
+        standing(
+            check,
+            witnesses,
+            suite,
+            facts,
+            required=check.tier in policy.tiers or check.id in policy.checks,
         )
-    proved = {name for name, judged in standing.items() if any(one.worth == "passed" for one in judged)}
-    return ClearedImage(
+        for check in suite.checks
+    )
+    missing = [("policy", text) for text in _of_policy(policy, suite)]
+    for witness in witnesses:
+        told = [*_of_image(witness, locked, image), *_of_request(witness, policy, suite, nonce, at)]
+        missing += [(witness.name, text) for text in told]
+    required = [one for one in standings if one.required]
+    missing += [(one.check, text) for one in required for text in one.lacks]
+    missing += _of_gpus(policy, required)
+    return Judgement(
         tag=tag,
         image=image,
         suite=suite.digest,
-        passed=tuple(name for name in standing if name in proved),
-        left_out=tuple((name, judged[0].text) for name, judged in standing.items() if name not in proved),
-        signers=tuple(sorted(set.intersection(*(set(witness.signers) for witness in witnesses)))),
-        by=_CLEARANCE,
+        policy=policy,
+        standings=standings,
+        missing=tuple(missing),
+        witnesses=tuple(witnesses),
     )
 
 
-def _of_policy(policy: Policy, suite: Suite, required: Sequence[SuiteCheck]) -> Iterator[str]:
+def _of_policy(policy: Policy, suite: Suite) -> Iterator[str]:
     """Why nothing could satisfy *policy*."""
     known = {check.id for check in suite.checks}
     for name in policy.checks:
         if name not in known:
             yield f"it demands the check {name}, which the suite does not have"
-    if not required:
+    if not any(check.tier in policy.tiers or check.id in policy.checks for check in suite.checks):
         yield "it demands no check that the suite has, so it would prove nothing"
 
 
@@ -117,89 +175,53 @@ def _of_image(witness: Witness, locked: LockedCell, image: Digest) -> Iterator[s
         yield "the image.json that was read inside is not the one that the lock gives"
 
 
-def _of_request(witness: Witness, policy: Policy, suite: Suite, nonce: str | None) -> Iterator[str]:
+def _of_request(
+    witness: Witness, policy: Policy, suite: Suite, nonce: str | None, at: datetime | None
+) -> Iterator[str]:
     """Why a report is not what was asked for, whatever its image."""
     report = witness.report
-    if report.suite != suite.digest:
+    if report.suite not in (suite.digest, *policy.suites):
         yield f"was made by another suite: {report.suite[:19]}, not {suite.digest[:19]}"
     if (again := verdict(report.findings)) != report.verdict:
         yield f"states {report.verdict!r}, and its own values give {again!r}"
     if nonce is not None and report.nonce != nonce:
         bears = f"the nonce {report.nonce}" if report.nonce else "no nonce"
         yield f"answers another request: it bears {bears}"
-    if policy.signed and not witness.signers:
-        yield "is signed by no trusted key" if witness.signed else "is not signed"
+    if at and policy.report_age and age_of(report, at) > timedelta(days=policy.report_age):
+        ran = f"ran at {report.when}" if report.when else "does not tell when it ran"
+        yield f"{ran}: the policy wants runs of the last {policy.report_age} days"
+    if not witness.signers and (policy.signed or not witness.own):
+        trusted = "is signed by no trusted key" if witness.signed else "is not signed"
+        yield trusted if policy.signed else f"{trusted}, and no run of this machine's cache"
+
+
+def _of_gpus(policy: Policy, required: Sequence[Standing]) -> Iterator[tuple[str, str]]:
+    """On which of the demanded GPUs something was not seen, though it was seen elsewhere."""
+    for capability in policy.gpus:
+        lacking = [
+            one.check
+            for one in required
+            if GPUS[one.tier] and not one.lacks and capability not in one.capabilities
+        ]
+        if lacking:
+            yield f"GPU {capability}", f"no report on such GPUs proves {', '.join(lacking)}"
+
+
+def _commands(judged: Judgement) -> Iterator[str]:
+    """What would provide what is missing."""
+    if judged.policy.signed or any(not one.signers and not one.own for one in judged.witnesses):
+        yield "name the key that signed a report: --trust PUBLIC.pem"
+    wanted = [one.tier for one in judged.standings if one.required]
+    gpus = [name.removeprefix("GPU ") for name, _ in judged.missing if name.startswith("GPU ")]
+    lacking = [one.tier for one in judged.standings if one.required and one.lacks]
+    tier = max(lacking or wanted, default=0)
+    where = f" on a host with {GPUS[tier]} GPU{'s' if GPUS[tier] > 1 else ''}" if GPUS[tier] else ""
+    where += f" of capability {', then '.join(gpus)}" if gpus else ""
+    key = " --key KEY.pem" if judged.policy.signed else ""
+    yield f"run what is missing{where}: torchkiln smoke {judged.tag} --tier {tier} --report FILE{key}"
 
 
 def _image_json(locked: LockedCell) -> str:
     """Hex sha256 of the account that the image gives of itself."""
     files = plan(locked, (), aliases=(), lock_digest=lock_digest(locked)).layers[-1].files
     return next(hashlib.sha256(file.data).hexdigest() for file in files if file.path == IMAGE_JSON)
-
-
-class _Word(NamedTuple):
-    """What one report's finding on one check is worth."""
-
-    worth: Literal["passed", "left out", "open", "wrong"]
-    text: str  # the fact for which it is left out; else why it is no proof, and who says so
-
-
-def _standing(
-    check: SuiteCheck, witnesses: Sequence[Witness], suite: Suite, facts: Mapping[str, Any]
-) -> list[_Word]:
-    return [
-        _judged(check, finding, witness, suite, facts)
-        for witness in witnesses
-        for finding in witness.report.findings
-        if finding.id == check.id
-    ]
-
-
-def _lacks(judged: Sequence[_Word]) -> list[str]:
-    """Why a check is not proved; empty if it is. What is wrong in one report no other can make good."""
-    if wrong := [word.text for word in judged if word.worth == "wrong"]:
-        return wrong
-    if any(word.worth != "open" for word in judged):
-        return []
-    return [word.text for word in judged] or ["no report tells of it: it did not run"]
-
-
-def _judged(
-    check: SuiteCheck, finding: Finding, witness: Witness, suite: Suite, facts: Mapping[str, Any]
-) -> _Word:
-    if finding.outcome == "skipped":
-        return _Word("open", f"skipped: {_first(finding.message)} ({witness.name})")
-    if fault := host_fault(finding):
-        return _Word("open", f"inconclusive: {fault} ({witness.name})")
-    if wrong := list(_wrongs(check, finding, json.loads(witness.report.host), suite, facts)):
-        return _Word("wrong", f"{'; '.join(wrong)} ({witness.name})")
-    if finding.outcome == "passed":
-        return _Word("passed", "")
-    return _Word("left out", finding.message)
-
-
-def _wrongs(
-    check: SuiteCheck, finding: Finding, host: Mapping[str, Any], suite: Suite, facts: Mapping[str, Any]
-) -> Iterator[str]:
-    """Why *finding* speaks against the image, or against itself."""
-    fact = suite.not_applicable(check.id, facts, hosts.capability(host))
-    here, needed = len(hosts.gpus(host)), _GPUS[check.tier]
-    if finding.tier != check.tier:
-        yield f"told as a check of tier {finding.tier}, and is of tier {check.tier}"
-    if finding.outcome == "passed":
-        yield from faults(finding)
-        if fact:
-            yield f"passed, although {fact!r} says that it cannot apply"
-        if here < needed:
-            yield f"passed where {here} GPUs were, and needs {needed}"
-    elif finding.outcome == "not-applicable":
-        if fact != finding.message:
-            yield f"left out for {finding.message!r}, but {f'the fact is {fact!r}' if fact else 'it applies'}"
-    elif finding.outcome == "failed":
-        yield f"failed: {_first(finding.message)}"
-    else:
-        yield f"its outcome is {finding.outcome!r}, which is none"
-
-
-def _first(text: str) -> str:
-    return (text.splitlines() or ["no reason is told"])[0][:300]

@@ -14,6 +14,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.facts import Facts
 from torchkiln.located import Located
 from torchkiln.nouns import Cell, Flavor
+from torchkiln.policy import Policy, policy_of
 from torchkiln.schema import Path as SchemaPath
 from torchkiln.schema import shipped, told
 from torchkiln.strict import read_file, text_of
@@ -74,16 +75,6 @@ class Aliases:
     newest_patch: str | None
     newest_cuda: str | None
     newest_torch: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Policy:
-    """What the gate demands before an image may be published."""
-
-    tiers: tuple[int, ...] = (0, 1)  # every check of these that applies
-    checks: tuple[str, ...] = ("nccl-all-reduce",)  # and these
-    signed: bool = False  # each report by a trusted key
-    age: int = 30  # days for which a run that passed stands for one that would be the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,17 +158,7 @@ def _matrix(data: dict[str, Any]) -> Matrix:
             )
             for bound in data.get("bounds", [])
         ),
-        policy=_policy(data.get("policy", {})),
-    )
-
-
-def _policy(data: dict[str, Any]) -> Policy:
-    default = Policy()
-    return Policy(
-        tiers=tuple(sorted(data.get("tiers", default.tiers))),
-        checks=tuple(data.get("checks", default.checks)),
-        signed=data.get("signed", default.signed),
-        age=data.get("age", default.age),
+        policy=policy_of(data.get("policy", {})),
     )
 
 
@@ -199,15 +180,35 @@ def _meaning_faults(file: Located, facts: Facts) -> Iterator[tuple[SchemaPath, s
                 ("companions", index),
                 f"{package} comes by itself, in the release that fits the cell's torch",
             )
-    bounds = data.get("bounds")
-    for index, bound in enumerate(bounds if isinstance(bounds, list) else ()):
-        if isinstance(bound, dict):
-            yield from _bound_faults(data, index, bound)
+    for index, bound in _mappings(data.get("bounds")):
+        yield from _cell_faults(data, ("bounds", index), bound)
+    policy = data.get("policy")
+    if isinstance(policy, dict):
+        yield from _policy_faults(data, policy, facts)
 
 
-def _bound_faults(
-    data: dict[str, Any], index: int, bound: dict[str, Any]
+def _policy_faults(
+    data: dict[str, Any], policy: dict[str, Any], facts: Facts
 ) -> Iterator[tuple[SchemaPath, str]]:
+    known = [kind.capability for kind in facts.gpus]
+    for at, demands in ((("policy",), policy), *_exceptions(policy)):
+        for index, gpu in _texts(demands.get("gpus")):
+            if gpu not in known:
+                near = ", ".join(nearest(gpu[:20], known)) or ", ".join(known)
+                yield (*at, "gpus", index), f"no GPU of capability {told(gpu)} is known; nearest: {near}"
+    for at, cell in _exceptions(policy):
+        yield from _cell_faults(data, at, cell, also=("status",))
+
+
+def _exceptions(policy: dict[str, Any]) -> Iterator[tuple[SchemaPath, dict[str, Any]]]:
+    for index, cell in _mappings(policy.get("cells")):
+        yield ("policy", "cells", index), cell
+
+
+def _cell_faults(
+    data: dict[str, Any], at: SchemaPath, bound: dict[str, Any], *, also: tuple[str, ...] = ()
+) -> Iterator[tuple[SchemaPath, str]]:
+    """Of what is to mean cells of this matrix."""
     lists = {
         "torch": data.get("torch"),
         "cuda": data.get("cuda"),
@@ -223,9 +224,15 @@ def _bound_faults(
         )
         if isinstance(value, str) and valid and value not in valid:
             near = ", ".join(nearest(value[:20], valid)) or ", ".join(valid)
-            yield ("bounds", index, key), f"{told(value)} is not in this matrix; nearest: {near}"
-    if not any(key in bound for key in lists):
-        yield ("bounds", index), "names no cell: give at least one of torch, cuda, flavor, os"
+            yield (*at, key), f"{told(value)} is not in this matrix; nearest: {near}"
+    names = (*lists, *also)
+    if not any(key in bound for key in names):
+        yield at, f"names no cell: give at least one of {', '.join(names)}"
+
+
+def _mappings(value: Any) -> list[tuple[int, dict[str, Any]]]:
+    items = value if isinstance(value, list) else []
+    return [(index, item) for index, item in enumerate(items) if isinstance(item, dict)]
 
 
 def _texts(value: Any) -> list[tuple[int, str]]:

@@ -7,7 +7,7 @@ Sizes are bytes, times seconds, digests ``sha256:<64 hex digits>``, versions PEP
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NewType
 
@@ -300,3 +300,5 @@ class Witness:
     report: SmokeReport
     signed: bool  # by anybody, looked at or not
     signers: tuple[str, ...]  # fingerprints of those trusted keys whose signature fits
+    own: bool = False  # this machine ran it: it lies in the cache as it was made
+    envelope: bytes | None = field(default=None, repr=False)  # the signed statement, as it was handed in

@@ -164,7 +164,7 @@ def to_lines(report: SmokeReport, reasons: Mapping[str, str] | None = None) -> l
     ]
     for finding in report.findings:
         lines.append(
-            f"{finding.outcome:<15}{finding.id:<{wide}}{finding.seconds:7.1f} s  {_values(finding)}".rstrip()
+            f"{finding.outcome:<15}{finding.id:<{wide}}{finding.seconds:7.1f} s  {values(finding)}".rstrip()
         )
         told = faults(finding) or ([finding.message] if finding.message else [])
         if finding.outcome == "not-applicable" and reasons and finding.message in reasons:
@@ -175,15 +175,15 @@ def to_lines(report: SmokeReport, reasons: Mapping[str, str] | None = None) -> l
     return [printable(line) for line in lines]  # what an image says may steer no terminal
 
 
-def _made(report: SmokeReport) -> str:
-    when = f", {report.when}" if report.when else ""
-    return f"torchkiln {report.tool}{when}" + (f", nonce {report.nonce}" if report.nonce else "")
-
-
-def _values(finding: Finding) -> str:
+def values(finding: Finding) -> str:
     """The numbers that have a bound; lists by their length, what is too long by nothing."""
     measured, bounded = json.loads(finding.measured), json.loads(finding.threshold)
     return "  ".join(f"{name} {_short(measured[name])}" for name in bounded if name in measured)
+
+
+def _made(report: SmokeReport) -> str:
+    when = f", {report.when}" if report.when else ""
+    return f"torchkiln {report.tool}{when}" + (f", nonce {report.nonce}" if report.nonce else "")
 
 
 def _short(value: Any) -> str:
@@ -205,7 +205,7 @@ def _finding(check: dict[str, Any]) -> Finding:
 
 
 def _cell(finding: Finding) -> str:
-    told = faults(finding) or [finding.message or _values(finding)]
+    told = faults(finding) or [finding.message or values(finding)]
     lines = told[0].splitlines() or [""]
     return _cut(lines[0])
 

@@ -36,7 +36,9 @@ def standing(
 
     None where a later run of the same image on the same GPUs did not pass.
     """
-    same = [report for report in kept if _is_same(report, asked) and _age(report, at) <= timedelta(days=days)]
+    same = [
+        report for report in kept if _is_same(report, asked) and age_of(report, at) <= timedelta(days=days)
+    ]
     fit = [report for report in same if _passed(report) and asked.checks <= _ids(report)]
     best = max(fit, key=_when, default=None)
     later = [report for report in same if best and _when(report) >= _when(best)]
@@ -47,6 +49,15 @@ def key_of(report: SmokeReport) -> str:
     """Hex; a later report with the same one takes the place of an earlier."""
     told = [report.image, report.suite, report.runtime, _models(report), sorted(_ids(report))]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def age_of(report: SmokeReport, at: datetime) -> timedelta:
+    """Since its run began; one of the future, or of no known time, is as old as can be."""
+    try:
+        began = datetime.strptime(report.when or "", TIME).replace(tzinfo=timezone.utc)
+    except ValueError:
+        return timedelta.max
+    return at - began if at >= began else timedelta.max
 
 
 def _is_same(report: SmokeReport, asked: Question) -> bool:
@@ -64,15 +75,6 @@ def _ids(report: SmokeReport) -> set[str]:
 
 def _when(report: SmokeReport) -> str:
     return report.when or ""
-
-
-def _age(report: SmokeReport, at: datetime) -> timedelta:
-    """Since its run began; one of the future, or of no known time, is as old as can be."""
-    try:
-        began = datetime.strptime(report.when or "", TIME).replace(tzinfo=timezone.utc)
-    except ValueError:
-        return timedelta.max
-    return at - began if at >= began else timedelta.max
 
 
 def _models(report: SmokeReport) -> list[str]:

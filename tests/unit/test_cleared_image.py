@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from tests.reports import IMAGE, LOCKED, OTHER, SUITE, report, witness
-from torchkiln.gate import ClearedImage, clear
-from torchkiln.matrix import Policy
+from torchkiln.gate import ClearedImage, clear, judge
 from torchkiln.places import ROOT
+from torchkiln.policy import Policy
 
 
 def test_only_the_gate_makes_a_cleared_image() -> None:
-    image = clear([witness(report())], Policy(), LOCKED, SUITE, image=IMAGE)
+    image = clear(judge([witness(report())], Policy(), LOCKED, SUITE, image=IMAGE))
     fields = {field.name: getattr(image, field.name) for field in dataclasses.fields(image)}
 
     with pytest.raises(TypeError, match="only the gate"):
@@ -23,9 +23,9 @@ def test_only_the_gate_makes_a_cleared_image() -> None:
     with pytest.raises(TypeError):
         ClearedImage(**fields)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="by"):
-        replace(image, image=OTHER)
+        replace(image, override="because")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        image.image = OTHER  # type: ignore[misc]
+        image.judged = replace(image.judged, image=OTHER)  # type: ignore[misc]
 
 
 def makers(tree: ast.AST) -> set[str]:

@@ -18,12 +18,14 @@ from tests.smoke_suites import suite_with
 from tests.validated import BASE
 from torchkiln.attestation import attest
 from torchkiln.cli.gate import gate
+from torchkiln.cli.kept import Kept
 from torchkiln.errors import ConfigError, GateRefused, Stale, VerificationFailed
 from torchkiln.nouns import Finding, SmokeReport
 from torchkiln.oci.layout import open_layout, write_image
 from torchkiln.places import ROOT
 from torchkiln.report import to_json
 from torchkiln.signature import fingerprint
+from torchkiln.store import Store
 from torchkiln.suite import suite_digest
 
 LABELS = (("org.opencontainers.image.version", TAG),)
@@ -48,8 +50,10 @@ class Scene:
         """Of this image by this suite."""
         return replace(report(*findings), **{"image": self.image, "suite": suite_digest(self.suite)} | other)
 
-    def file(self, told: SmokeReport | bytes, name: str = "report.json") -> str:
-        """Its path."""
+    def file(self, told: SmokeReport | bytes, name: str = "report.json", *, own: bool = True) -> str:
+        """Its path. A report is of this machine's *own* runs, unless that is denied."""
+        if isinstance(told, SmokeReport) and own:
+            Kept(store=Store(self.folder / "cache"), days=0).keep(told)
         (self.folder / name).write_bytes(told if isinstance(told, bytes) else to_json(told))
         return str(self.folder / name)
 
@@ -61,7 +65,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
     return Scene(tmp_path)
 
 
@@ -147,10 +152,66 @@ def test_the_policy_is_the_matrix_s(scene: Scene) -> None:
 
 
 def test_slips(scene: Scene) -> None:
-    """No report named; a tag that the layout has not; a folder that is none; an image that no lock made."""
+    """A tag that the layout has not; a folder that is none; an image that no lock made."""
     plain = scene.file(scene.report())
 
-    assert scene.ask([]).exit_code == 2
     assert isinstance(scene.ask([plain], "--output", str(scene.folder / "none")).exception, ConfigError)
     assert isinstance(scene.ask([plain], "--images", str(scene.folder)).exception, Stale)
     assert isinstance(scene.ask([scene.file(b"{}", "x.json")]).exception, ConfigError)
+
+
+def test_whose_reports_count(scene: Scene) -> None:
+    """This machine's own runs as they are, without being named; a stranger's only with a signature."""
+    stranger = scene.file(scene.report(), own=False)
+    refused = scene.ask([stranger]).exception
+    assert isinstance(refused, GateRefused)
+    assert refused.missing == (("report.json", "is not signed, and no run of this machine's cache"),)
+    assert "--trust PUBLIC.pem" in refused.hint
+    none = scene.ask([]).exception
+    assert isinstance(none, GateRefused)
+    assert ("import", "no report tells of it: it did not run") in none.missing
+
+    scene.file(scene.report())
+    assert scene.ask([]).exit_code == 0
+    assert scene.ask([stranger]).exit_code == 0
+    changed = scene.file(scene.report(tool="9.9"), "changed.json", own=False)
+    assert isinstance(scene.ask([changed]).exception, GateRefused)
+
+
+def test_a_folder_gives_those_that_tell_of_the_image(scene: Scene) -> None:
+    folder = scene.folder / "reports"
+    folder.mkdir()
+    key = scene.file(public_pem(ED), "public.pem")
+    scene.file(attest(scene.report(), ED), "reports/ours.dsse.json")
+    scene.file(attest(report(), P256), "reports/of-another-image.dsse.json")
+    scene.file(b"{}", "reports/no-report.json")
+    assert scene.ask([str(folder)], "--trust", key).exit_code == 0
+
+    scene.file(attest(scene.report(), P256), "reports/a-stranger-s.dsse.json")
+    assert isinstance(scene.ask([str(folder)], "--trust", key).exception, VerificationFailed)
+
+
+def test_the_table_tells_of_each_check(scene: Scene) -> None:
+    failed = found("cuda", "failed", "devices: is 0, wanted 1")
+    told = scene.ask([scene.file(scene.report(failed, verdict="fail"))]).stderr.splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in told if not line.startswith("gate")}
+
+    assert rows["CHECK"] == ["TIER", "DEMANDED", "OUTCOME", "MEASURED", "WHERE"]
+    assert " ".join(rows["import"]) == "0 yes passed x 1 report.json (2 × NVIDIA H200)"
+    assert rows["busbw"][:3] == ["2", "no", "passed"]
+    assert rows["cuda"][:3] == ["1", "yes", "refused"]
+    assert "failed: devices: is 0, wanted 1 (report.json)" in " ".join(rows["cuda"])
+
+
+def test_keys_can_stand_in_the_policy(scene: Scene) -> None:
+    """Beside matrix.yaml, wherever the command is run."""
+    text = (ROOT / "matrix.yaml").read_text()
+    matrix = scene.file(text.replace("keys: []", "keys: [lab.pub.pem]").encode(), "matrix.yaml")
+    signed = scene.file(attest(scene.report(), ED), "report.dsse.json")
+    missing = scene.ask([signed], "--matrix", matrix).exception
+    assert isinstance(missing, ConfigError)
+    assert "lab.pub.pem" in missing.message
+
+    scene.file(public_pem(ED), "lab.pub.pem")
+    assert scene.ask([signed], "--matrix", matrix).exit_code == 0
+    assert isinstance(scene.ask([signed]).exception, GateRefused)

@@ -86,7 +86,7 @@ def test_list_json_of_an_unavailable_cell():
 
 
 def test_on_a_terminal_the_table_says_the_same(monkeypatch: pytest.MonkeyPatch):
-    from torchkiln.cli import grid
+    from torchkiln.cli.tables import table
 
     class Terminal:
         def __init__(self, inner: Any) -> None:
@@ -104,7 +104,9 @@ def test_on_a_terminal_the_table_says_the_same(monkeypatch: pytest.MonkeyPatch):
         import sys
 
         monkeypatch.setattr(sys, "stdout", Terminal(sys.stdout))
-        grid._table(["TORCH", "STATUS"], [["2.7.1", "native"], ["2.0.1", "unavailable"]])
+        table(
+            ["TORCH", "STATUS"], [["2.7.1", "native"], ["2.0.1", "unavailable"]], styles={"native": "green"}
+        )
         sys.stdout.flush()
         text = stdout.getvalue().decode()
     assert "2.7.1" in text

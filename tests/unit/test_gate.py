@@ -33,9 +33,9 @@ from tests.reports import (
 )
 from tests.smoke_suites import FACTS, findings, run_suite, suite_with
 from torchkiln.errors import GateRefused
-from torchkiln.gate import ClearedImage, clear
-from torchkiln.matrix import Policy
+from torchkiln.gate import ClearedImage, clear, judge
 from torchkiln.nouns import Finding, SmokeReport
+from torchkiln.policy import Policy
 from torchkiln.smoke import smoke
 from torchkiln.suite import load_suite
 from torchkiln.verdict import verdict
@@ -46,7 +46,7 @@ POLICY = Policy()
 def cleared(*reports: SmokeReport, policy: Policy = POLICY, **options: Any) -> ClearedImage:
     """What the gate makes of *reports*."""
     options = {"locked": LOCKED, "suite": SUITE, "image": IMAGE} | options
-    return clear([witness(told, f"{at}.json") for at, told in enumerate(reports)], policy, **options)
+    return clear(judge([witness(told, f"{at}.json") for at, told in enumerate(reports)], policy, **options))
 
 
 def missing(*reports: SmokeReport, **options: Any) -> list[tuple[str, str]]:
@@ -59,7 +59,7 @@ def missing(*reports: SmokeReport, **options: Any) -> list[tuple[str, str]]:
 
 
 def test_what_passed_is_cleared_and_named_by_its_digest() -> None:
-    image = cleared(report())
+    image = cleared(report()).judged
 
     assert (image.tag, image.image, image.suite, image.signers) == (TAG, IMAGE, SUITE.digest, ())
     assert image.passed == ("import", "compile-cpu", "cuda", "bf16", "nccl-all-reduce")
@@ -158,7 +158,7 @@ def test_what_does_not_apply_is_computed_again_from_the_lock() -> None:
     tag = "2.0.1-cuda11.7-cudnn8-runtime"
     old = replace(left_out, tag=tag, host=json.dumps(host(gpu(), gpu(), tag=tag)))
 
-    assert cleared(old, locked=OLD).left_out == (("compile-cpu", "no-compile-on-3.11"),)
+    assert cleared(old, locked=OLD).judged.left_out == (("compile-cpu", "no-compile-on-3.11"),)
     assert missing(left_out) == [
         ("compile-cpu", "left out for 'no-compile-on-3.11', but it applies (0.json)")
     ]
@@ -177,7 +177,7 @@ def test_what_does_not_apply_to_a_gpu_depends_on_the_gpu_that_was_there() -> Non
     old_gpus = json.dumps(host(gpu("Tesla V100", (7, 0)), gpu("Tesla V100", (7, 0))))
     left_out = report(found("bf16", "not-applicable", "bf16-needs-8.0"), host=old_gpus)
 
-    assert cleared(left_out).left_out == (("bf16", "bf16-needs-8.0"),)
+    assert cleared(left_out).judged.left_out == (("bf16", "bf16-needs-8.0"),)
     assert missing(report(host=old_gpus)) == [
         ("bf16", "passed, although 'bf16-needs-8.0' says that it cannot apply (0.json)")
     ]
@@ -246,9 +246,9 @@ def test_a_policy_can_demand_signatures() -> None:
     signed = Policy(signed=True)
 
     def answer(*witnesses: Any) -> ClearedImage:
-        return clear(witnesses, signed, LOCKED, SUITE, image=IMAGE)
+        return clear(judge(witnesses, signed, LOCKED, SUITE, image=IMAGE))
 
-    assert answer(witness(report(), "a", "k1", "k2"), witness(report(), "b", "k2")).signers == ("k2",)
+    assert answer(witness(report(), "a", "k1", "k2"), witness(report(), "b", "k2")).judged.signers == ("k2",)
     with pytest.raises(GateRefused, match="a: is not signed"):
         answer(witness(report(), "a"))
     with pytest.raises(GateRefused, match="b: is not signed"):
@@ -278,7 +278,7 @@ def two_gpus(*others: Finding) -> SmokeReport:
 def test_reports_complete_each_other() -> None:
     assert [name for name, _ in missing(one_gpu())] == ["nccl-all-reduce"]
     assert [name for name, _ in missing(two_gpus())] == ["import", "compile-cpu", "cuda", "bf16"]
-    assert "nccl-all-reduce" in cleared(one_gpu(), two_gpus()).passed
+    assert "nccl-all-reduce" in cleared(one_gpu(), two_gpus()).judged.passed
 
 
 def test_each_report_must_be_of_this_image_and_suite() -> None:

@@ -17,11 +17,11 @@ from smoke_tests.allowed import allowed_unresolved
 from tools.kept import ACCOUNTS, IMAGES, PROOFS, present, proofs
 from torchkiln import attestation, facts, matrix
 from torchkiln.errors import GateRefused
-from torchkiln.gate import clear
+from torchkiln.gate import clear, judge
 from torchkiln.lock import load_locked
-from torchkiln.matrix import Policy
 from torchkiln.nouns import Digest, Finding, LockedCell, Witness
 from torchkiln.places import ROOT
+from torchkiln.policy import Policy
 from torchkiln.suite import load_suite
 from torchkiln.verdict import verdict
 
@@ -100,17 +100,17 @@ def test_the_gate_clears_the_present_image_with_reports_of_it_and_no_other(tag: 
     policy, locked = Policy(tiers=tiers_of(witnesses), checks=(), signed=True), locked_of(tag)
     assert {0, 1} <= set(policy.tiers)
 
-    assert clear(witnesses, policy, locked, SUITE, image=image).image == image
+    assert clear(judge(witnesses, policy, locked, SUITE, image=image)).judged.image == image
     sibling = Digest("sha256:" + "5b" * 32)
     with pytest.raises(GateRefused, match="not cleared"):
-        clear(witnesses, policy, locked, SUITE, image=sibling)
+        clear(judge(witnesses, policy, locked, SUITE, image=sibling))
 
 
 @pytest.mark.parametrize("tag", [tag for tag, reports in EARLIER.items() if reports])
 def test_a_report_of_an_earlier_image_clears_nothing(tag: str) -> None:
     image, locked = digest_of(tag), locked_of(tag)
     with pytest.raises(GateRefused, match="not cleared") as refused:
-        clear(EARLIER[tag], POLICY, locked, SUITE, image=image)
+        clear(judge(EARLIER[tag], POLICY, locked, SUITE, image=image))
     told = {(one.name, f"tells of another image: {one.report.image}, not {image}") for one in EARLIER[tag]}
     assert told <= set(refused.value.missing)
 
@@ -121,14 +121,10 @@ def test_nor_does_one_with_which_nothing_else_is_wrong(witness: Witness) -> None
     passed = {finding.id for finding in witness.report.findings if finding.outcome == "passed"}
     policy = Policy(tiers=(), checks=tuple(passed & {check.id for check in SUITE.checks}), signed=True)
     tag = witness.report.tag or ""
+    suite = replace(SUITE, digest=witness.report.suite)
+    judged = judge([witness], policy, locked_of(tag), suite, image=digest_of(tag))
     with pytest.raises(GateRefused, match="not cleared") as refused:
-        clear(
-            [witness],
-            policy,
-            locked_of(tag),
-            replace(SUITE, digest=witness.report.suite),
-            image=digest_of(tag),
-        )
+        clear(judged)
     told = [why for _, why in refused.value.missing]
     assert told[0] == f"tells of another image: {witness.report.image}, not {digest_of(tag)}"
     assert set(told[1:]) <= {"the image.json that was read inside is not the one that the lock gives"}

@@ -28,8 +28,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
         {
             "allowed", "arch", "attestation", "cache", "claims", "contrast", "difference", "explain", "facts",
             "bake", "gate", "hosts", "layering", "located", "lock", "lockfile", "matrix", "pick", "plan",
-            "render", "report", "resolve", "reuse", "select", "signature", "smoke", "suite", "tags",
-            "verdict",
+            "policy", "render", "report", "resolve", "reuse", "select", "signature", "smoke", "standing",
+            "suite", "tags", "verdict",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import click
 
 from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.options import split
+from torchkiln.cli.tables import table
 from torchkiln.errors import ConfigError, NothingSelected
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torchkiln.facts import Facts
     from torchkiln.nouns import Build, Resolution
     from torchkiln.pick import Choice, Offer
+
+_STYLES = {"native": "green", "minor-compat": "yellow", "unavailable": "red"}
 
 as_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout")
 
@@ -42,7 +44,7 @@ def list_command(as_json: bool, chosen: Chosen) -> None:
         header[2:2] = ["FLAVOR", "OS"]
         for line, cell in zip(lines, cells, strict=True):
             line[2:2] = [cell.flavor, cell.os]
-    _table(header, lines)
+    table(header, lines, styles=_STYLES)
 
 
 @click.command("explain")
@@ -157,25 +159,6 @@ def _codes(build: Build) -> str:
         kind, _, digits = arch.partition("_")
         told.append(f"{digits[:-1]}.{digits[-1]}" + ("+PTX" if kind == "compute" else ""))
     return " ".join(told)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Rich on a terminal; elsewhere plain columns, two spaces apart, that `awk` and `cut` can read."""
-    if sys.stdout.isatty():
-        from rich.box import SIMPLE_HEAD
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        styles = {"native": "green", "minor-compat": "yellow", "unavailable": "red"}
-        table = Table(*header, box=SIMPLE_HEAD, pad_edge=False)
-        for row in rows:
-            table.add_row(*(Text(text, style=styles.get(text, "")) for text in row))
-        Console().print(table)
-        return
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    for row in (header, *rows):
-        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _explained(explanation: Explanation) -> str:

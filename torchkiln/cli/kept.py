@@ -14,7 +14,7 @@ import click
 from torchkiln.errors import ConfigError, KilnError
 
 if TYPE_CHECKING:
-    from torchkiln.nouns import SmokeReport
+    from torchkiln.nouns import Digest, SmokeReport, Witness
     from torchkiln.reuse import Question
     from torchkiln.store import Store
 
@@ -33,7 +33,7 @@ class Kept:
         from torchkiln import hosts
         from torchkiln.reuse import standing
 
-        found = standing(self._reports(), asked, at=at, days=self.days)
+        found = standing(_reports(self.store), asked, at=at, days=self.days)
         if found:
             gpus = hosts.kinds(json.loads(found.host))
             on = f" on {gpus}" if gpus else ""
@@ -52,14 +52,26 @@ class Kept:
         except (KilnError, OSError) as error:
             click.echo(f"smoke: this run is not kept for the next one: {error}", err=True)
 
-    def _reports(self) -> Iterator[SmokeReport]:
-        from torchkiln.report import from_document
 
-        for key, told in self.store.records(_KIND):
-            try:
-                yield from_document(told, where=key)
-            except ConfigError:  # of another version
-                continue
+def own_runs(store: Store, image: Digest) -> list[Witness]:
+    """This machine's own runs in *image*, as witnesses that nobody signed."""
+    from torchkiln.nouns import Witness
+
+    return [
+        Witness(name=f"run of {report.when}", report=report, signed=False, signers=(), own=True)
+        for report in _reports(store)
+        if report.image == image
+    ]
+
+
+def _reports(store: Store) -> Iterator[SmokeReport]:
+    from torchkiln.report import from_document
+
+    for key, told in store.records(_KIND):
+        try:
+            yield from_document(told, where=key)
+        except ConfigError:  # of another version
+            continue
 
 
 def kept(store: Store, matrix_file: Path) -> Kept:

@@ -1,0 +1,163 @@
+"""The policy: whose reports count, of what age and GPUs, for which cells; and what an override leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from tests.reports import IMAGE, LOCKED, OLD, OTHER, SUITE, TAG, WHEN, gpu, host, report, without, witness
+from torchkiln import facts, matrix
+from torchkiln.errors import ConfigError, GateRefused
+from torchkiln.gate import clear, judge, override
+from torchkiln.nouns import SmokeReport
+from torchkiln.places import ROOT
+from torchkiln.policy import Policy
+
+POLICY = Policy()
+
+
+def missing(
+    *reports: SmokeReport, policy: Policy = POLICY, at: datetime | None = None
+) -> list[tuple[str, str]]:
+    """What the gate says is missing; nothing where it clears the image."""
+    witnesses = [witness(told, f"{number}.json") for number, told in enumerate(reports)]
+    judged = judge(witnesses, policy, LOCKED, SUITE, image=IMAGE, at=at)
+    if not judged.missing:
+        assert clear(judged).override is None
+    return list(judged.missing)
+
+
+NOW = datetime(2026, 12, 21, 18, 0, tzinfo=timezone.utc)  # 30 days and an hour after WHEN
+LATER = "2026-12-22T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("days", "when", "why"),
+    [
+        (31, WHEN, None),
+        (0, WHEN, None),
+        (30, WHEN, f"ran at {WHEN}: the policy wants runs of the last 30 days"),
+        (31, None, "does not tell when it ran: the policy wants runs of the last 31 days"),
+        (
+            31,
+            "2026-12-22T00:00:00Z",
+            "ran at 2026-12-22T00:00:00Z: the policy wants runs of the last 31 days",
+        ),
+    ],
+)
+def test_a_report_ages(days: int, when: str | None, why: str | None) -> None:
+    policy, told = Policy(report_age=days), report(when=when)
+
+    assert missing(told, policy=policy, at=NOW) == ([("0.json", why)] if why else [])
+    assert missing(told, policy=policy) == []  # nobody told the time
+
+
+def test_an_unsigned_report_counts_only_from_this_machine_s_own_run() -> None:
+    def why(**change: Any) -> list[tuple[str, str]]:
+        judged = judge([replace(witness(report()), **change)], POLICY, LOCKED, SUITE, image=IMAGE)
+        return list(judged.missing)
+
+    assert why() == []
+    assert why(own=False) == [("report.json", "is not signed, and no run of this machine's cache")]
+    assert why(own=False, signed=True) == [
+        ("report.json", "is signed by no trusted key, and no run of this machine's cache")
+    ]
+    assert why(own=False, signed=True, signers=("k",)) == []
+
+
+def test_another_suite_counts_where_the_policy_names_it() -> None:
+    told = replace(report(), suite=OTHER)
+
+    assert [name for name, _ in missing(told)] == ["0.json"]
+    assert missing(told, policy=Policy(suites=(OTHER,))) == []
+
+
+def test_each_class_of_gpus_that_the_policy_names_must_have_been_seen() -> None:
+    h200, a100 = (
+        report(),
+        report(host=json.dumps(host(gpu("NVIDIA A100", (8, 0)), gpu("NVIDIA A100", (8, 0))))),
+    )
+    mixed = report(host=json.dumps(host(gpu(), gpu("NVIDIA A100", (8, 0)))))
+    policy = Policy(gpus=("8.0", "9.0"))
+
+    assert missing(h200, a100, policy=policy) == []
+    why = "no report on such GPUs proves cuda, bf16, nccl-all-reduce"
+    assert missing(h200, policy=policy) == [("GPU 8.0", why)]
+    assert missing(mixed, policy=policy) == [("GPU 9.0", why)]
+    part = without(a100, "nccl-all-reduce")
+    assert missing(h200, part, policy=policy) == [
+        ("GPU 8.0", "no report on such GPUs proves nccl-all-reduce")
+    ]
+
+
+def test_some_cells_can_have_a_policy_of_their_own() -> None:
+    """The last exception that covers a cell decides, key by key."""
+    text = """
+policy:
+  cells:
+    - {status: minor-compat, checks: [busbw], tiers: [0]}
+    - {torch: "2.7.1", cuda: "12.1", report_age: 7}
+    - {flavor: devel, checks: []}
+    - {torch: "2.0.1", signed: true, gpus: ["9.0"]}
+"""
+    given = (ROOT / "matrix.yaml").read_text().partition("\npolicy:")[0] + text
+    policy = matrix.load(given, facts.load()).policy
+
+    assert policy.of(LOCKED.resolution) == Policy(tiers=(0,), checks=("busbw",), report_age=7)
+    assert policy.of(OLD.resolution) == Policy(signed=True, gpus=("9.0",))
+    named = {one.check for one in judge([], policy, LOCKED, SUITE, image=IMAGE).standings if one.required}
+    assert named == {"import", "compile-cpu", "busbw"}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("gpus: [sm_90]", "no GPU of capability 'sm_90' is known"),
+        ("cells: [{gpus: ['9.9'], torch: '2.7.1'}]", "no GPU of capability '9.9' is known; nearest: "),
+        ("cells: [{checks: []}]", "names no cell: give at least one of torch, cuda, flavor, os, status"),
+        ("cells: [{torch: '2.7'}]", "'2.7' is not in this matrix; nearest: 2.7.1"),
+        ("cells: [{status: unavailable}]", "'unavailable' is not known; valid: native, minor-compat"),
+        ("cells: [{torch: '2.7.1', keys: [a]}]", "keys"),
+        ("report_age: -1", "report_age"),
+        ("suites: [abc]", "suites"),
+        ("reprot_age: 1", "nearest valid: report_age"),
+    ],
+)
+def test_a_policy_that_means_nothing_is_refused_with_its_line(line: str, why: str) -> None:
+    given = (ROOT / "matrix.yaml").read_text().partition("\npolicy:")[0] + f"\npolicy:\n  {line}\n"
+
+    with pytest.raises(ConfigError, match=re.escape(why)) as refused:
+        matrix.load(given, facts.load())
+    assert refused.value.message.startswith(f"matrix.yaml:{len(given.splitlines())}: ")
+
+
+def test_what_is_missing_can_be_overridden_and_stays_told() -> None:
+    judged = judge([witness(without(report(), "cuda"))], POLICY, LOCKED, SUITE, image=IMAGE)
+    image = override(judged, "  tested by hand on node 7 ")
+
+    assert image.override == "tested by hand on node 7"
+    assert image.judged.missing == (("cuda", "no report tells of it: it did not run"),)
+    with pytest.raises(ConfigError, match="wants a reason"):
+        override(judged, " ")
+    with pytest.raises(ConfigError, match="nothing is missing"):
+        override(judge([witness(report())], POLICY, LOCKED, SUITE, image=IMAGE), "because")
+
+
+@pytest.mark.parametrize(
+    ("names", "command"),
+    [
+        (["import"], f"run what is missing: torchkiln smoke {TAG} --tier 0 --report FILE"),
+        (["import", "cuda"], f"on a host with 1 GPU: torchkiln smoke {TAG} --tier 1 --report FILE"),
+        (["nccl-all-reduce"], f"on a host with 2 GPUs: torchkiln smoke {TAG} --tier 2 --report FILE"),
+    ],
+)
+def test_a_refusal_names_the_command_that_would_provide_it(names: list[str], command: str) -> None:
+    judged = judge([witness(without(report(), *names))], POLICY, LOCKED, SUITE, image=IMAGE)
+    with pytest.raises(GateRefused) as refused:
+        clear(judged)
+    assert command in refused.value.hint

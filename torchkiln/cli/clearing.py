@@ -1,0 +1,149 @@
+"""An image of a layout, reports, keys → what the gate finds: for `gate` and `publish`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from torchkiln.cli.options import cache_root
+from torchkiln.cli.reports import public_keys, signature_line
+from torchkiln.cli.tables import table
+from torchkiln.errors import ConfigError, KilnError
+
+if TYPE_CHECKING:
+    from torchkiln.gate import Judgement
+    from torchkiln.nouns import Digest, LockedCell, Witness
+    from torchkiln.oci.layout import ImageOnDisk
+    from torchkiln.policy import Policy
+    from torchkiln.signature import PublicKey
+    from torchkiln.standing import Standing
+    from torchkiln.suite import Suite
+
+_STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
+_WIDTH = 60  # characters of measured values
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """What images are judged by, read once for all of them."""
+
+    policy: Policy
+    suite: Suite
+    trusted: tuple[PublicKey, ...]
+    given: tuple[Path, ...]  # reports, and folders of them; empty: this machine's own runs
+    nonce: str | None = None
+
+    def judge(self, image: ImageOnDisk, locked: LockedCell) -> Judgement:
+        """What the gate finds of *image*, at this moment."""
+        from torchkiln.gate import judge
+
+        return judge(
+            self._witnesses(image.manifest),
+            self.policy,
+            locked,
+            self.suite,
+            image=image.manifest,
+            nonce=self.nonce,
+            at=datetime.now(timezone.utc),
+        )
+
+    def _witnesses(self, image: Digest) -> list[Witness]:
+        from torchkiln.cli.kept import own_runs
+        from torchkiln.store import Store
+
+        own = own_runs(Store(cache_root()), image)
+        if not self.given:
+            return own
+        made_here = [witness.report for witness in own]
+        return [
+            replace(witness, own=witness.report in made_here)
+            for path in self.given
+            for witness in self._read(path, image)
+        ]
+
+    def _read(self, path: Path, image: Digest) -> Iterator[Witness]:
+        """The report in the file *path*; of a folder, those that tell of *image*."""
+        from torchkiln import attestation
+
+        if not path.is_dir():
+            yield attestation.read(path, self.trusted)
+            return
+        for file in attestation.files(path):
+            try:
+                told = attestation.read(file).report.image
+            except KilnError:  # not each file in a folder is a report
+                continue
+            if told == image:
+                yield attestation.read(file, self.trusted)
+
+
+def bench_of(
+    matrix_file: Path,
+    suite_folder: Path | None,
+    *,
+    reports: Sequence[Path],
+    trust: Sequence[Path],
+    nonce: str | None = None,
+) -> Bench:
+    """As the policy in *matrix_file* says; a key that is named on the command line makes signatures a demand.
+
+    :raises ConfigError: a file is missing or wrong; signatures are demanded, and no key is trusted.
+    """
+    from torchkiln import facts, matrix
+    from torchkiln.cli.checks import suite_of
+
+    policy = matrix.read(matrix_file, facts.load()).policy
+    trusted = public_keys([*(matrix_file.parent / name for name in policy.keys), *trust])
+    if policy.signed and not trusted:
+        raise ConfigError(
+            f"the policy in {matrix_file} demands signed reports, and no key is trusted",
+            hint="name the signer's public key: --trust PUBLIC.pem, or `keys` in the policy",
+        )
+    return Bench(
+        policy=replace(policy, signed=policy.signed or bool(trust)),
+        suite=suite_of(suite_folder),
+        trusted=tuple(trusted),
+        given=tuple(reports),
+        nonce=nonce,
+    )
+
+
+def show(judged: Judgement) -> None:
+    """On stderr: whose reports, then the checks, a line each."""
+    from torchkiln.errors import printable
+
+    for witness in judged.witnesses:
+        own = ", a run of this machine" if witness.own else ""
+        click.echo(f"gate: {witness.name}: {signature_line(witness)}{own}", err=True)
+    table(
+        ("CHECK", "TIER", "DEMANDED", "OUTCOME", "MEASURED", "WHERE"),
+        [[printable(text) for text in _row(one)] for one in judged.standings],
+        styles=_STYLES,
+        err=True,
+    )
+
+
+def _row(one: Standing) -> tuple[str, ...]:
+    told = one.measured or one.fact or (one.lacks[0] if one.required else "")
+    short = told if len(told) <= _WIDTH else f"{told[: _WIDTH - 1]}…"
+    demanded = "yes" if one.required else "no"
+    return one.check, str(one.tier), demanded, one.outcome, short, ", ".join(one.where)
+
+
+def reports_option(command: F) -> F:
+    """The option --report."""
+    return click.option(
+        "--report",
+        "report_files",
+        type=click.Path(path_type=Path, exists=True),
+        multiple=True,
+        metavar="REPORT",
+        help="a report, plain or signed, or a folder of them; several complete each other "
+        "[default: this machine's own runs]",
+    )(command)
