@@ -6,40 +6,45 @@ is judged afterwards comes out of the signed bytes, never out of the file that l
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.nouns import SmokeReport, Witness
 from torchkiln.report import LIMIT, SCHEMA, document, from_document, from_json
-from torchkiln.schema import sentences
 from torchkiln.signature import PrivateKey, PublicKey, decode, seal, verify
+from torchkiln.statement import PAYLOAD_TYPE, Statement, parse, payload, statement
 from torchkiln.strict import json_of, read_file
 
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
-STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = f"urn:torchkiln:smoke-report:{SCHEMA}"
 _HINT = "get the file again from where it was made; do not use this one"
-_STATEMENT: dict[str, Any] = {
-    "type": "object",
-    "required": ["_type", "subject", "predicateType", "predicate"],
-    "properties": {
-        "_type": {"const": STATEMENT},
-        "predicateType": {"const": PREDICATE},
-        "subject": {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": 1,
-            "items": {
-                "type": "object",
-                "required": ["digest"],
-                "properties": {"digest": {"type": "object", "required": ["sha256"]}},
-            },
-        },
-    },
-}
+
+
+def told_of(report: SmokeReport) -> Statement:
+    """*report* as a statement of its image.
+
+    :raises ConfigError: it tells of an environment, so there is no image to make a statement of.
+    """
+    if report.image is None or report.tag is None:
+        raise ConfigError(
+            "a report of an environment names no image, so there is nothing to sign",
+            hint="run the checks in an image: torchkiln smoke TAG",
+        )
+    return statement(report.tag, report.image, PREDICATE, document(report))
+
+
+def report_of(told: Statement, *, where: str) -> SmokeReport:
+    """The inverse of `told_of`.
+
+    :raises VerificationFailed: *told* is of another kind, or of another image than the report in it.
+    :raises ConfigError: it holds no report.
+    """
+    if told.kind != PREDICATE:
+        raise VerificationFailed(f"{where}: predicateType: must be {PREDICATE!r}", hint=_HINT)
+    report = from_document(told.said, where=f"{where}: predicate")
+    if told.image != report.image:
+        raise VerificationFailed(f"{where}: its subject is not the image of its report", hint=_HINT)
+    return report
 
 
 def attest(report: SmokeReport, key: PrivateKey) -> bytes:
@@ -47,18 +52,7 @@ def attest(report: SmokeReport, key: PrivateKey) -> bytes:
 
     :raises ConfigError: it tells of an environment, so there is no image to make a statement of.
     """
-    if report.image is None:
-        raise ConfigError(
-            "a report of an environment names no image, so there is nothing to sign",
-            hint="run the checks in an image: torchkiln smoke TAG",
-        )
-    statement = {
-        "_type": STATEMENT,
-        "subject": [{"name": report.tag, "digest": {"sha256": report.image.partition(":")[2]}}],
-        "predicateType": PREDICATE,
-        "predicate": document(report),
-    }
-    return seal(PAYLOAD_TYPE, json.dumps(statement, separators=(",", ":")).encode(), key)
+    return seal(PAYLOAD_TYPE, payload(told_of(report)), key)
 
 
 def beside(path: Path) -> Path:
@@ -106,16 +100,7 @@ def _opened(data: bytes, trusted: Sequence[PublicKey], name: str) -> tuple[Smoke
         raise VerificationFailed(
             f"{name}: signed as {envelope.payload_type[:80]!r}, not as {PAYLOAD_TYPE}", hint=_HINT
         )
-    try:
-        told = json_of(envelope.payload)
-    except ValueError as error:
-        raise VerificationFailed(f"{name}: payload: {error}", hint=_HINT) from None
-    if wrong := sentences(told, _STATEMENT, f"{name}: payload"):
-        raise VerificationFailed("\n".join(wrong), hint=_HINT)
-    report = from_document(told["predicate"], where=f"{name}: predicate")
-    if f"sha256:{told['subject'][0]['digest']['sha256']}" != report.image:
-        raise VerificationFailed(f"{name}: its subject is not the image of its report", hint=_HINT)
-    return report, signers
+    return report_of(parse(envelope.payload, where=f"{name}: payload"), where=name), signers
 
 
 def _is_envelope(data: bytes) -> bool:

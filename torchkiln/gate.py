@@ -90,16 +90,12 @@ def clear(judged: Judgement) -> ClearedImage:
 
 
 def override(judged: Judgement, reason: str) -> ClearedImage:
-    """Let an image through of which something is missing, for *reason*; what is missing stays told.
+    """Let an image through for *reason*, whatever is missing; that stays told, and so does the reason.
 
-    :raises ConfigError: no reason, or nothing that it would be for.
+    :raises ConfigError: it is none.
     """
     if not reason.strip():
         raise ConfigError("--override wants a reason", hint='--override "tested by hand on node 7"')
-    if not judged.missing:
-        raise ConfigError(
-            f"{judged.tag}: nothing is missing, so there is nothing to override", hint="leave --override out"
-        )
     return ClearedImage(judged=judged, override=reason.strip(), by=_CLEARANCE)
 
 

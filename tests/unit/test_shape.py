@@ -28,16 +28,16 @@ GROUPS: Mapping[str, frozenset[str]] = {
         {
             "allowed", "arch", "attestation", "cache", "claims", "contrast", "difference", "explain", "facts",
             "bake", "gate", "hosts", "layering", "located", "lock", "lockfile", "matrix", "pick", "plan",
-            "policy", "render", "report", "resolve", "reuse", "select", "signature", "smoke", "standing",
-            "suite", "tags", "verdict",
+            "policy", "provenance", "render", "retraction", "report", "resolve", "reuse", "select", "signature",
+            "sigstore_bundle", "smoke", "standing", "statement", "suite", "tags", "verdict", "clearance",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
     "engines": frozenset({"engines"}),
     "kiln": frozenset(
         {
-            "bundle", "doctor", "foretold", "housekeeping", "kiln", "overlay", "pinned_wheels", "planning",
-            "survey",
+            "bundle", "doctor", "foretold", "housekeeping", "keyless", "kiln", "overlay", "pinned_wheels", "planning",
+            "publication", "sealing", "source", "survey",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),

@@ -136,8 +136,7 @@ def build(
         codes = [error.exit_code for error in failures]
         click.echo(json.dumps({"built": len(cells) - len(failures), "failed": len(failures), "codes": codes}))
     if failures:
-        worst = max(failures, key=lambda error: error.exit_code)
-        raise _worst(worst, len(failures), len(cells))
+        raise console.worst(failures, len(cells), "cells")
 
 
 def _checked(told: dict[str, Any], images: Path, matrix_file: Path, tier: int) -> SmokeReport:
@@ -230,13 +229,6 @@ def _forecast(desk: Desk, cell: Cell, layer_format: LayerFormat) -> dict[str, An
 
     plan = plan_locked(desk.locked(cell), desk.matrix, desk.facts)
     return {"tag": plan.tag, "layer_format": layer_format, **forecast(plan, Store(cache_root()))}
-
-
-def _worst(worst: KilnError, failed: int, cells: int) -> KilnError:
-    """One error for a whole sweep, with the exit code of the worst."""
-    summary = KilnError(f"{failed} of {cells} cells failed", hint="each one's reason stands above")
-    summary.exit_code = worst.exit_code  # type: ignore[misc]
-    return summary
 
 
 def _tell(told: dict[str, Any], as_json: bool) -> None:

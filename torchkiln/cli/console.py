@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchkiln.engines.observer import Observer, Silent, Work
+from torchkiln.errors import KilnError
 from torchkiln.locks import Holder
 
 if TYPE_CHECKING:
@@ -129,3 +130,10 @@ def numbers(build: Build) -> dict[str, Any]:
         "reused": list(build.reused),
         "base_newer_than_lock": list(image.base_moved),
     }
+
+
+def worst(failures: Sequence[KilnError], count: int, things: str) -> KilnError:
+    """One error for a whole sweep over *count* *things*, with the exit code of the worst."""
+    summary = KilnError(f"{len(failures)} of {count} {things} failed", hint="each one's reason stands above")
+    summary.exit_code = max(error.exit_code for error in failures)  # type: ignore[misc]
+    return summary

@@ -1,24 +1,35 @@
-"""`torchkiln publish`: images of a layout into a registry."""
+"""`torchkiln publish`: images of a layout, proved, into a registry, with all that goes with them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchkiln.cli import console
+from torchkiln.cli.checks import image_and_lock
 from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.options import layout_option
+from torchkiln.cli.clearing import Bench, bench_of, reports_option, show
+from torchkiln.cli.options import images_folder, layout_option
 from torchkiln.cli.registry import history, registry_of
-from torchkiln.errors import ConfigError, GateRefused
+from torchkiln.cli.reports import trust
+from torchkiln.cli.sealer import sealer_of, sealer_options
+from torchkiln.errors import ConfigError, KilnError
 
 if TYPE_CHECKING:
+    from torchkiln.gate import ClearedImage
+    from torchkiln.nouns import LockedCell
     from torchkiln.oci.layout import ImageOnDisk
+    from torchkiln.publication import Names, PublishedImage
     from torchkiln.registry.delivery import How
-    from torchkiln.registry.push import Pushed
+    from torchkiln.registry.reference import Repository
+    from torchkiln.registry.session import Registry
+    from torchkiln.sealing import Sealer
 
 
 @click.command("publish", options_metavar="[OPTIONS]")
@@ -26,17 +37,29 @@ if TYPE_CHECKING:
 @click.option(
     "--to", "target", required=True, metavar="REGISTRY/REPOSITORY", help="registry.example:5000/team/pytorch"
 )
+@reports_option
+@trust
+@sealer_options
 @click.option(
     "--tag",
     "names",
     multiple=True,
     metavar="NAME",
-    help="under this tag, not TAG; may be repeated",
+    help="under this tag alone, not TAG, its dated form and its aliases; may be repeated",
 )
 @click.option(
-    "--override", metavar="REASON", help="publish what the gate has not cleared; the reason is written down"
+    "--dated",
+    metavar="DAY",
+    help="what the tag that never moves ends in  [default: today in UTC, 20261122]",
 )
+@click.option(
+    "--override", metavar="REASON", help="publish what is not proved; the reason stays with the image"
+)
+@images_folder
 @layout_option()
+@click.option(
+    "--suite", "suite_folder", type=click.Path(path_type=Path, file_okay=False), help="another suite"
+)
 @click.option("--mount-from", multiple=True, metavar="REPOSITORY", help="may have layers; same registry")
 @click.option("--plain-http", is_flag=True, help="no https, though the registry is not this machine")
 @click.option("--jobs", type=click.IntRange(1, 32), default=4, show_default=True, help="uploads side by side")
@@ -47,22 +70,29 @@ def publish(
     tags: tuple[str, ...],
     chosen: Chosen,
     target: str,
+    report_files: tuple[Path, ...],
+    trust_files: tuple[Path, ...],
+    key_file: Path | None,
+    keyless: bool,
     names: tuple[str, ...],
+    dated: str | None,
     override: str | None,
+    images: Path,
     output: Path,
+    suite_folder: Path | None,
     mount_from: tuple[str, ...],
     plain_http: bool,
     jobs: int,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Push the images TAG (or the cells that --torch and --cuda name) of the layout.
+    """Push the images TAG (or the cells that --torch and --cuda name) of the layout, if the gate clears them.
 
-    Layers first, then the manifest, tags last: a push that ends early leaves no tag on half an image. stdout:
-    the pushed reference, by digest. The login is Docker's (`docker login REGISTRY`).
+    Exactly the image that was tested: nothing is built. With it go SBOM, provenance, the smoke reports and
+    the gate's decision. Then the tag with the day, which never moves; then TAG and its aliases. What ends
+    early leaves nothing wrong behind, and the next run completes it. Of several images each is tried; the
+    exit code is the worst. stdout: each reference, by digest. The login is Docker's (`docker login`).
     """
-    from torchkiln.oci.layout import open_layout
-    from torchkiln.registry.push import push
     from torchkiln.registry.reference import parse_repository
 
     repository = parse_repository(target)
@@ -70,72 +100,137 @@ def publish(
         tags = (*tags, *chosen.tags())
     if not tags:
         raise ConfigError("publish: which image?", hint="name a TAG of the layout, or --torch and --cuda")
-    layout = open_layout(output)
-    images = [layout.image(tag) for tag in dict.fromkeys(tags)]
-    if names and len(images) > 1:
+    tags = tuple(dict.fromkeys(tags))
+    if names and len(tags) > 1:
         raise ConfigError(
             "--tag names one image, and several are to be published", hint="publish them one by one"
         )
-    reason = _reason(override, images)
-    console.say(f"publishing without the gate: {reason}")
+    bench = bench_of(chosen.matrix_file, suite_folder, reports=report_files, trust=trust_files)
+    sealer = sealer_of(key_file, keyless, demanded=bench.policy.signed)
     with registry_of(repository, plain_http) as registry:
         registry.check()
-        for image in images:
-            with console.progress(quiet=quiet) as observer:
-                pushed = push(
-                    image,
-                    registry,
-                    repository,
-                    tags=names or _own_name(image),
-                    watcher=observer,
-                    history=history(),
-                    mount_from=mount_from,
-                    jobs=jobs,
-                )
-            if not quiet:
-                console.say(_summary(image, pushed))
-            click.echo(json.dumps(_told(image, pushed, reason)) if as_json else pushed.reference)
-
-
-def _reason(override: str | None, images: Sequence[ImageOnDisk]) -> str:
-    """Why this may be published though no gate has cleared it.
-
-    :raises GateRefused: nobody said so.
-    """
-    if override is None:
-        raise GateRefused(
-            "nothing is published that the gate has not cleared, and publish does not ask it yet",
-            missing=[(image.ref, "not cleared") for image in images],
-            hint='hold its reports against the policy with `gate`; then: publish --override "REASON"',
+        way = _Way(
+            bench=bench,
+            chosen=chosen,
+            sealer=sealer,
+            registry=registry,
+            repository=repository,
+            names=names,
+            day=dated or f"{datetime.now(timezone.utc):%Y%m%d}",
+            override=override,
+            images=images,
+            output=output,
+            mount_from=mount_from,
+            jobs=jobs,
+            quiet=quiet,
         )
-    if not override.strip():
-        raise ConfigError("--override wants a reason", hint='--override "tested by hand on node 7"')
-    return override.strip()
+        failures = []
+        for tag in tags:
+            try:
+                published = way.publish(tag)
+            except KilnError as error:
+                if len(tags) == 1:
+                    raise
+                console.say(f"{tag}: {error.message}" + (f"\n  {error.hint}" if error.hint else ""))
+                failures.append(error)
+                continue
+            click.echo(json.dumps(_told(tag, published)) if as_json else published.pushed.reference)
+    if failures:
+        raise console.worst(failures, len(tags), "images")
 
 
-def _own_name(image: ImageOnDisk) -> tuple[str, ...]:
-    """The image's name in the layout; one without a name is pushed by its digest alone."""
-    return () if image.ref == image.manifest else (image.ref,)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Way:
+    """How each image goes."""
+
+    bench: Bench
+    chosen: Chosen
+    sealer: Sealer
+    registry: Registry
+    repository: Repository
+    names: tuple[str, ...]
+    day: str
+    override: str | None
+    images: Path
+    output: Path
+    mount_from: tuple[str, ...]
+    jobs: int
+    quiet: bool
+
+    def publish(self, ref: str) -> PublishedImage:
+        from torchkiln.publication import publish
+
+        image, tag, locked = image_and_lock(ref, self.output, self.images)
+        cleared = self._cleared(image, locked)
+        with console.progress(quiet=self.quiet) as observer:
+            published = publish(
+                cleared,
+                image,
+                _statements(image, locked),
+                self.sealer,
+                self.registry,
+                self.repository,
+                names=self._names(tag, locked),
+                watcher=observer,
+                history=history(),
+                mount_from=self.mount_from,
+                jobs=self.jobs,
+            )
+        if not self.quiet:
+            console.say(_summary(ref, published))
+        return published
+
+    def _cleared(self, image: ImageOnDisk, locked: LockedCell) -> ClearedImage:
+        from torchkiln.gate import clear, override
+
+        judged = self.bench.judge(image, locked)
+        if not self.quiet:
+            show(judged)
+        if self.override is None:
+            return clear(judged)
+        cleared = override(judged, self.override)
+        told = "\n".join(f"  {what}: {why}" for what, why in judged.missing) or "  nothing is missing"
+        console.say(f"publishing in spite of the gate: {cleared.override}\n{told}")
+        return cleared
+
+    def _names(self, tag: str, locked: LockedCell) -> Names:
+        from torchkiln.publication import Names
+        from torchkiln.tags import aliases_of
+
+        if self.names:
+            return Names(dated=None, moving=self.names)
+        aliases = aliases_of(locked.resolution, *self.chosen.grid())
+        return Names(dated=f"{tag}-{self.day}", moving=(tag, *aliases))
 
 
-def _summary(image: ImageOnDisk, pushed: Pushed) -> str:
+def _statements(image: ImageOnDisk, locked: LockedCell) -> Sequence[Any]:
+    """What is said of it beside what the gate says."""
+    from torchkiln.provenance import provenance
+    from torchkiln.source import source_of
+
+    return [provenance(locked, image.manifest, source=source_of())]
+
+
+def _summary(ref: str, published: PublishedImage) -> str:
+    pushed = published.pushed
     ways: tuple[How, ...] = ("sent", "mounted", "there")
     how = ", ".join(f"{pushed.count(way)} {way}" for way in ways)
-    under = ", ".join(pushed.tags) or "no tag"
     return (
-        f"{image.ref}: {len(pushed.blobs)} blobs ({how}), {console.size(pushed.bytes_sent)} in "
-        f"{pushed.seconds:.1f} s; {pushed.repository}: {under}"
+        f"{ref}: {len(pushed.blobs)} blobs ({how}), {console.size(pushed.bytes_sent)} in "
+        f"{pushed.seconds:.1f} s; {pushed.repository}: {', '.join(published.tags)}; "
+        f"{len(published.attached)} statements go with it"
     )
 
 
-def _told(image: ImageOnDisk, pushed: Pushed, reason: str) -> dict[str, Any]:
+def _told(ref: str, published: PublishedImage) -> dict[str, Any]:
     """The contract of `publish --json`."""
+    pushed = published.pushed
     return {
-        "image": image.ref,
+        "image": ref,
         "reference": pushed.reference,
         "digest": pushed.digest,
         "repository": str(pushed.repository),
-        "tags": list(pushed.tags),
+        "tags": list(published.tags),
         "bytes_sent": pushed.bytes_sent,
         "sent": pushed.count("sent"),
         "mounted": pushed.count("mounted"),
@@ -150,6 +245,7 @@ def _told(image: ImageOnDisk, pushed: Pushed, reason: str) -> dict[str, Any]:
             }
             for blob in pushed.blobs
         ],
+        "statements": [{"kind": kind, "digest": digest} for kind, digest in published.attached],
         "seconds": round(pushed.seconds, 3),
-        "override": reason,
+        "override": published.override,
     }

@@ -1,10 +1,13 @@
-"""Blob → the bytes of its file, hashed while they go: the last piece of a damaged one is never handed out."""
+"""Blob → the bytes of its file, hashed while they go: the last piece of a damaged one is never handed out.
+
+`Held` is the same of what lies in memory.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchkiln.errors import VerificationFailed
@@ -51,6 +54,27 @@ class Blob:
             )
         if held:
             yield held
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """A small document in memory that the registry is to have."""
+
+    digest: Digest
+    data: bytes = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    @property
+    def what(self) -> str:
+        """For errors."""
+        return f"blob {self.digest[:19]}"
+
+    def pieces(self, start: int) -> Iterator[bytes]:
+        """From *start* on, in one."""
+        yield self.data[start:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 from torchkiln.errors import RegistryError
 from torchkiln.nouns import Digest
-from torchkiln.registry.body import Blob
+from torchkiln.registry.body import Blob, Held
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 from torchkiln.registry.tokens import Scopes
@@ -42,7 +42,7 @@ class Delivery:
         self._registry, self._base = registry, f"/v2/{repository.name}/blobs"
         self._scopes: Scopes = (f"repository:{repository.name}:pull,push",)
 
-    def deliver(self, blob: Blob, sources: tuple[str, ...], tell: Callable[[int], None]) -> Delivered:
+    def deliver(self, blob: Blob | Held, sources: tuple[str, ...], tell: Callable[[int], None]) -> Delivered:
         """See to it that *blob* is there.
 
         :param sources: repositories of this registry that may have it.
@@ -64,7 +64,7 @@ class Delivery:
         sent = Upload(self._registry, self._scopes, self._base, blob, place, self._is_there, tell).run()
         return Delivered(digest=blob.digest, size=blob.size, how="sent", sent=sent)
 
-    def _is_there(self, blob: Blob) -> bool:
+    def _is_there(self, blob: Blob | Held) -> bool:
         answer = self._registry.persist("HEAD", f"{self._base}/{blob.digest}", blob.what, scopes=self._scopes)
         if answer.status == 404:
             return False
@@ -75,7 +75,7 @@ class Delivery:
         length = answer.headers.get("Content-Length", "")
         return not (length.isascii() and length.isdigit()) or int(length) in (0, blob.size)
 
-    def _mount(self, blob: Blob, source: str) -> tuple[bool, str | None]:
+    def _mount(self, blob: Blob | Held, source: str) -> tuple[bool, str | None]:
         """Whether it is mounted; if not, the upload that the registry has begun instead, if it did."""
         query = urlencode({"mount": blob.digest, "from": source})
         scopes = (*self._scopes, f"repository:{source}:pull")

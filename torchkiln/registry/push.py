@@ -18,11 +18,12 @@ from typing import Literal, Protocol
 
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.nouns import Digest
-from torchkiln.oci.image import MANIFEST_TYPE, digest_of
+from torchkiln.oci.image import digest_of
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.registry.body import REBUILD, Blob
 from torchkiln.registry.delivery import Delivered, Delivery, How
 from torchkiln.registry.history import History
+from torchkiln.registry.naming import put
 from torchkiln.registry.reference import Repository, parse_tag
 from torchkiln.registry.session import Registry
 
@@ -170,10 +171,10 @@ class BlobUploads:
             raise VerificationFailed(f"the manifest is not the one that is called {digest}")
         self._demand_all(manifest)
         blobs = self.settle()
-        self._put(manifest, ours, ours, "no tag was set")
+        self._put(manifest, ours, "no tag was set")
         for number, tag in enumerate(tags):
             set_before = f"set before it: {', '.join(tags[:number])}" if number else "no tag was set"
-            self._put(manifest, ours, tag, set_before)
+            self._put(manifest, tag, set_before)
         return Pushed(
             repository=self._repository,
             digest=ours,
@@ -201,17 +202,8 @@ class BlobUploads:
         if lacking := sorted(named - self._under_way.keys()):
             raise VerificationFailed(f"the manifest names blobs that were not sent: {', '.join(lacking)}")
 
-    def _put(self, manifest: bytes, digest: Digest, name: str, so_far: str) -> None:
-        what = f"manifest {name[:19]}" if name == digest else f"tag {name}"
-        answer = self._registry.persist(
-            "PUT",
-            f"/v2/{self._repository.name}/manifests/{name}",
-            what,
-            scopes=(f"repository:{self._repository.name}:pull,push",),
-            headers={"Content-Type": MANIFEST_TYPE},
-            data=manifest,
-        )
-        if answer.status not in (200, 201, 202):
-            error = self._registry.refused(what, answer)
-            raise RegistryError(f"{error.message}; {so_far}", hint=error.hint)
-        self._registry.demand_digest(answer, digest, what)
+    def _put(self, manifest: bytes, name: str, so_far: str) -> None:
+        try:
+            put(self._registry, self._repository, manifest, name)
+        except RegistryError as error:
+            raise RegistryError(f"{error.message}; {so_far}", hint=error.hint) from error

@@ -25,7 +25,8 @@ _TIMEOUT = (
 )  # seconds: to connect, and without a byte; a registry moves gigabytes before it says 201
 _AT_FIRST = 3  # attempts to reach it at all: most likely the name is wrong
 _RENEWALS = 3  # of a token for one request: of several threads' requests, the last may find it spent again
-_LIMIT = 1 << 20  # bytes of an answer: documents and errors, never a blob
+_LIMIT = 4 << 20  # bytes of an answer: documents and errors, never a blob
+_PIECE = 1 << 20  # bytes of a body that is taken
 
 
 class Stopped(Exception):
@@ -42,6 +43,10 @@ class Body(Protocol):
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[bytes]: ...
+
+
+#: Takes the body of an answer a piece at a time, with its status: 206 goes on where an earlier one was cut.
+Taker = Callable[[int, Iterator[bytes]], None]
 
 
 class Registry:
@@ -127,11 +132,13 @@ class Registry:
         scopes: Scopes | None = (),
         headers: Mapping[str, str] | None = None,
         data: bytes | Body | None = None,
+        into: Taker | None = None,
     ) -> Answer:
         """One request. Every answer that trying again cannot change is returned, 404 included.
 
         :param path: on this registry, or the whole address that it gave.
         :param what: for errors, "blob sha256:…".
+        :param into: takes the body where the status is 200 or 206; may be called again after a cut.
         :param scopes: what a token must allow; None: a 401 is an answer like others, and is learnt from.
         :raises Transient: no connection, 5xx, 429 and the like.
         :raises Refused: a 401 where *data* cannot be sent twice.
@@ -146,7 +153,7 @@ class Registry:
             if renewals and used == before:  # a password: asking again may lock the account
                 break
             login = {"Authorization": used} if used else {}
-            answer = self._send(method, url, {**(headers or {}), **login}, data, what)
+            answer = self._send(method, url, {**(headers or {}), **login}, data, what, into)
             if answer.status != 401 or not ours:
                 return answer
             if renewals and "insufficient_scope" in answer.headers.get("WWW-Authenticate", ""):
@@ -230,7 +237,13 @@ class Registry:
         raise AssertionError("unreachable")
 
     def _send(
-        self, method: str, url: str, headers: Mapping[str, str], data: bytes | Body | None, what: str
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        data: bytes | Body | None,
+        what: str,
+        into: Taker | None = None,
     ) -> Answer:
         self._check()
         try:
@@ -244,7 +257,11 @@ class Registry:
                 stream=True,
                 allow_redirects=method in ("GET", "HEAD"),
             ) as response:
-                body = response.raw.read(_LIMIT, decode_content=True)
+                body = b""
+                if into and response.status_code in (200, 206):
+                    into(response.status_code, response.raw.stream(_PIECE, decode_content=False))
+                else:
+                    body = response.raw.read(_LIMIT, decode_content=True)
                 answer = Answer(
                     url=response.url, status=response.status_code, headers=response.headers, body=body
                 )

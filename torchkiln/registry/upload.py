@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.registry.answer import Answer
-from torchkiln.registry.body import Blob, Rest
+from torchkiln.registry.body import Blob, Held, Rest
 from torchkiln.registry.session import Refused, Registry
 from torchkiln.registry.tokens import Scopes
 from torchkiln.retry import ATTEMPTS, Transient
@@ -40,9 +40,9 @@ class Upload:
         registry: Registry,
         scopes: Scopes,
         base: str,
-        blob: Blob,
+        blob: Blob | Held,
         place: str | None,
-        is_there: Callable[[Blob], bool],
+        is_there: Callable[[Blob | Held], bool],
         tell: Callable[[int], None],
     ) -> None:
         self._registry, self._scopes, self._base, self._blob = registry, scopes, base, blob

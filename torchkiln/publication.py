@@ -1,0 +1,171 @@
+"""ClearedImage → PublishedImage: the tested digest, what goes with it, a tag that never moves, tags that do.
+
+In this order, so that nothing that can be seen is ever wrong, whenever it ends: blobs, the manifest by its
+digest, the statements, the dated tag, the moving ones. Run again it completes what lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchkiln.attestation import PREDICATE, told_of
+from torchkiln.clearance import CLEARANCE, clearance
+from torchkiln.errors import ConfigError, GateRefused, RegistryError, VerificationFailed
+from torchkiln.gate import ClearedImage
+from torchkiln.nouns import Digest
+from torchkiln.oci.artifact import Artifact, Referrer, manifest_of
+from torchkiln.oci.image import MANIFEST_TYPE, descriptor, digest_of
+from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.registry.history import History
+from torchkiln.registry.naming import put
+from torchkiln.registry.push import JOBS, Pushed, Watcher, push
+from torchkiln.registry.reading import Reading
+from torchkiln.registry.reference import Repository, parse_tag
+from torchkiln.registry.referrers import attach, content, referrers
+from torchkiln.registry.session import Registry
+from torchkiln.retraction import RETRACTION
+from torchkiln.sealing import LIMIT, Sealer, of_witness
+from torchkiln.statement import Statement, statement
+
+SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # says nothing but: this image, by me
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Names:
+    """What an image is to be called."""
+
+    dated: str | None  # set once and never moved
+    moving: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedImage:
+    """An image in a registry, with all that goes with it."""
+
+    pushed: Pushed
+    names: Names
+    attached: tuple[tuple[str, Digest], ...]  # (predicate type, manifest's digest), those that were there too
+    override: str | None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.names.dated, *self.names.moving)))
+
+
+def publish(
+    cleared: ClearedImage,
+    image: ImageOnDisk,
+    statements: Sequence[Statement],
+    sealer: Sealer,
+    registry: Registry,
+    repository: Repository,
+    *,
+    names: Names,
+    watcher: Watcher,
+    history: History,
+    mount_from: Sequence[str] = (),
+    jobs: int = JOBS,
+) -> PublishedImage:
+    """Bring *image*, which is the one that was cleared, into *repository*, with *statements* of it.
+
+    The gate's decision, the reports that it rests on and a bare signature go along by themselves.
+
+    :raises ConfigError: the image is another one; a tag is none.
+    :raises GateRefused: this very image was retracted, and nobody overrides that.
+    :raises VerificationFailed: the layout's bytes are not what they are called; no tag was set.
+    :raises RegistryError: the registry refuses, cannot be reached, or has another image under the dated tag.
+    """
+    if image.manifest != cleared.judged.image:
+        raise ConfigError(f"{image.ref} is {image.manifest}, and {cleared.judged.image} was cleared")
+    for tag in filter(None, (names.dated, *names.moving)):
+        parse_tag(tag)
+    reading = Reading(registry, repository)
+    _demand_free(reading, names.dated, image.manifest)
+    there = referrers(reading, image.manifest)
+    _demand_not_retracted(cleared, there)
+    pushed = push(
+        image,
+        registry,
+        repository,
+        tags=(),
+        watcher=watcher,
+        history=history,
+        mount_from=mount_from,
+        jobs=jobs,
+    )
+    manifest = image.manifest_path.read_bytes()
+    subject = descriptor(MANIFEST_TYPE, image.manifest, len(manifest))
+    attached = [
+        (kind, _attached(reading, there, subject, kind, told, artifact, sealer))
+        for kind, told, artifact in _artifacts(cleared, statements, sealer)
+    ]
+    if names.dated:
+        _demand_free(reading, names.dated, image.manifest)  # the push may have taken an hour
+    for tag in filter(None, (names.dated, *names.moving)):
+        put(registry, repository, manifest, tag)
+    return PublishedImage(pushed=pushed, names=names, attached=tuple(attached), override=cleared.override)
+
+
+def _artifacts(
+    cleared: ClearedImage, statements: Sequence[Statement], sealer: Sealer
+) -> Iterator[tuple[str, Statement | None, Artifact | None]]:
+    """(kind, what the sealer is to say, or what somebody else has said)."""
+    judged = cleared.judged
+    yield SIGNATURE, statement("", judged.image, SIGNATURE, {}), None
+    for told in statements:
+        yield told.kind, told, None
+    for witness in judged.witnesses:
+        if witness.report.image == judged.image:
+            signed = of_witness(witness)
+            yield PREDICATE, None if signed else told_of(witness.report), signed
+    yield CLEARANCE, clearance(cleared), None
+
+
+def _attached(
+    reading: Reading,
+    there: Sequence[Referrer],
+    subject: Mapping[str, Any],
+    kind: str,
+    told: Statement | None,
+    artifact: Artifact | None,
+    sealer: Sealer,
+) -> Digest:
+    """What is there already, by whoever seals here, stays as it is: signatures of one thing may differ."""
+    image = Digest(subject["digest"])
+    if told is not None:
+        for one in there:
+            if kind in one.annotations.values() and _is(told, reading, one, image, sealer):
+                return one.digest
+        artifact = sealer.seal(told)
+    assert artifact is not None
+    if (name := digest_of(manifest_of(artifact, subject))) in {one.digest for one in there}:
+        return name
+    return attach(reading.registry, reading.repository, subject, artifact)
+
+
+def _is(told: Statement, reading: Reading, one: Referrer, image: Digest, sealer: Sealer) -> bool:
+    try:
+        data, kind = content(reading, one, image, LIMIT)
+    except VerificationFailed:  # damaged: ours goes beside it
+        return False
+    return sealer.sealed(told, data, kind)
+
+
+def _demand_free(reading: Reading, dated: str | None, image: Digest) -> None:
+    there = reading.digest(dated) if dated else None
+    if there not in (None, image):
+        raise RegistryError(
+            f"{reading.repository}:{dated} is {there} already, and such a tag never moves",
+            hint="publish tomorrow, or under a day of its own: --dated 20261122b",
+        )
+
+
+def _demand_not_retracted(cleared: ClearedImage, there: Sequence[Referrer]) -> None:
+    if cleared.override is None and any(RETRACTION in one.annotations.values() for one in there):
+        raise GateRefused(
+            f"{cleared.judged.tag} ({cleared.judged.image[:19]}) was retracted",
+            missing=[("retraction", "`catalog` says why")],
+            hint='build another image; or publish it in spite of that: --override "REASON"',
+        )

@@ -1,0 +1,30 @@
+"""Manifest → the name under which a registry gives it out: its digest, or a tag."""
+
+from __future__ import annotations
+
+from torchkiln.oci.image import MANIFEST_TYPE, digest_of
+from torchkiln.registry.answer import Answer
+from torchkiln.registry.reference import Repository
+from torchkiln.registry.session import Registry
+
+
+def put(
+    registry: Registry, repository: Repository, manifest: bytes, name: str, *, media_type: str = MANIFEST_TYPE
+) -> Answer:
+    """Let *name* stand for *manifest*.
+
+    :raises RegistryError: the registry refuses, cannot be reached, or says that it got another one.
+    """
+    what = f"manifest {name[:19]}" if name.startswith("sha256:") else f"tag {name}"
+    answer = registry.persist(
+        "PUT",
+        f"/v2/{repository.name}/manifests/{name}",
+        what,
+        scopes=(f"repository:{repository.name}:pull,push",),
+        headers={"Content-Type": media_type},
+        data=manifest,
+    )
+    if answer.status not in (200, 201, 202):
+        raise registry.refused(what, answer)
+    registry.demand_digest(answer, digest_of(manifest), what)
+    return answer

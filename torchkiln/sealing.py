@@ -1,0 +1,123 @@
+"""Statement ⇄ Artifact: what is said of an image, signed or not, as it goes into a registry; and back.
+
+A signed one is a Sigstore bundle laid out as cosign lays it out (its BUNDLE_SPEC); an unsigned one is the
+statement itself, as BuildKit puts it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torchkiln import sigstore_bundle
+from torchkiln.errors import VerificationFailed
+from torchkiln.nouns import Witness
+from torchkiln.oci.artifact import Artifact
+from torchkiln.signature import PrivateKey, PublicKey, decode, fingerprint, seal, verify
+from torchkiln.sigstore_bundle import BUNDLE_TYPE
+from torchkiln.statement import PAYLOAD_TYPE, Statement, parse, payload
+
+LIMIT = 64 << 20  # bytes of an artifact: SBOMs have one or two
+KIND = "dev.sigstore.bundle.predicateType"  # cosign's annotation
+_PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's
+
+
+class Sealer(Protocol):
+    """Whoever vouches for what is said."""
+
+    def seal(self, told: Statement) -> Artifact:
+        """*told* as it goes into a registry."""
+
+    def sealed(self, told: Statement, artifact: bytes, kind: str) -> bool:
+        """Whether *artifact*, of that *kind*, is *told*, and vouched for by the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByKey:
+    """The holder of a key."""
+
+    key: PrivateKey
+
+    def seal(self, told: Statement) -> Artifact:
+        """Signed anew."""
+        envelope = seal(PAYLOAD_TYPE, payload(told), self.key)
+        return bundled(envelope, fingerprint(self.key.public_key()), told.kind)
+
+    def sealed(self, told: Statement, artifact: bytes, kind: str) -> bool:
+        """Signatures of one key over one text may differ, so that bytes alone do not tell."""
+        try:
+            found = opened(artifact, kind, [self.key.public_key()], where="")
+        except VerificationFailed:
+            return False
+        return found.statement == told and bool(found.signers)
+
+
+class Unsigned:
+    """Nobody: whoever can write to the registry could have said it."""
+
+    def seal(self, told: Statement) -> Artifact:
+        """The statement itself."""
+        return Artifact(kind=PAYLOAD_TYPE, data=payload(told), annotations=((_PLAIN_KIND, told.kind),))
+
+    def sealed(self, told: Statement, artifact: bytes, kind: str) -> bool:
+        """By its bytes."""
+        return kind == PAYLOAD_TYPE and artifact == payload(told)
+
+
+def bundled(envelope: bytes, signer: str | None, kind: str) -> Artifact:
+    """An *envelope* that holds a statement of *kind*, by the key with the fingerprint *signer*."""
+    return in_bundle(sigstore_bundle.wrap(envelope, signer), kind)
+
+
+def in_bundle(bundle: bytes, kind: str) -> Artifact:
+    """A Sigstore *bundle* that holds a statement of *kind*."""
+    told = (("dev.sigstore.bundle.content", "dsse-envelope"), (KIND, kind))
+    return Artifact(kind=BUNDLE_TYPE, data=bundle, annotations=told)
+
+
+def of_witness(witness: Witness) -> Artifact | None:
+    """The report as its signer handed it in; None: nobody signed it."""
+    if witness.envelope is None:
+        return None
+    told = decode(witness.envelope, where=witness.name)
+    kind = parse(told.payload, where=witness.name).kind
+    signer = witness.signers[0] if witness.signers else None
+    return bundled(witness.envelope, signer, kind)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """A statement out of a registry."""
+
+    statement: Statement
+    signed: bool
+    signers: tuple[str, ...]  # fingerprints of trusted keys, identities; empty: by nobody whom we trust
+    envelope: bytes | None
+
+
+def opened(data: bytes, kind: str, trusted: Sequence[PublicKey], *, where: str) -> Opened:
+    """What the artifact *data* of that *kind* says, and which of *trusted* signed it; perhaps none did.
+
+    :raises VerificationFailed: it is no statement, or its signature does not fit what it says.
+    """
+    if kind == PAYLOAD_TYPE:
+        told = parse(data, where=where)
+        return Opened(statement=told, signed=False, signers=(), envelope=None)
+    if kind != BUNDLE_TYPE:
+        raise VerificationFailed(f"{where}: {kind!r} is no form that is known here")
+    envelope, _ = sigstore_bundle.unwrap(data, where=where)
+    found = decode(envelope, where=where)
+    if found.payload_type != PAYLOAD_TYPE:
+        raise VerificationFailed(f"{where}: signed as {found.payload_type[:80]!r}, not as {PAYLOAD_TYPE}")
+    signers: tuple[str, ...] = ()
+    if trusted:
+        named = {keyid for keyid, _ in found.signatures} & {fingerprint(key) for key in trusted}
+        try:
+            signers = verify(found, trusted, where=where)
+        except VerificationFailed:
+            if named:  # a key of ours is said to have signed it, and did not sign this
+                raise
+    return Opened(
+        statement=parse(found.payload, where=where), signed=True, signers=signers, envelope=envelope
+    )
