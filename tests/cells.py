@@ -39,13 +39,16 @@ def noise(name: str, size: int) -> bytes:
     return hashlib.shake_128(name.encode()).digest(size)
 
 
-def small_wheels(folder: Path) -> list[Path]:
-    """Two that get layers of their own (see `planned_cell`), three that share one."""
+def small_wheels(folder: Path, version: str = "") -> list[Path]:
+    """Two that get layers of their own (see `planned_cell`), three that share one; *version* changes one."""
     specs = [
         WheelSpec(
             name=name,
             files=(
-                File(path=f"{name}/__init__.py", data=CODE + f"# {name}\n".encode()),
+                File(
+                    path=f"{name}/__init__.py",
+                    data=CODE + f"# {name}{version if name == 'sympy' else ''}\n".encode(),
+                ),
                 File(path=f"{name}/lib.so", data=noise(name, size), mode=0o755),
             ),
             console=((name, f"{name}:main"),),

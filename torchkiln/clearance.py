@@ -4,14 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from torchkiln import __version__, hosts
 from torchkiln.attestation import told_of
+from torchkiln.errors import VerificationFailed
 from torchkiln.gate import ClearedImage
+from torchkiln.nouns import Digest, parse_digest
+from torchkiln.schema import sentences
 from torchkiln.statement import Statement, payload, statement
+from torchkiln.suite import SuiteCheck
 
 CLEARANCE = "urn:torchkiln:clearance:1"
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["suite", "checks", "override", "missing"],
+    "properties": {
+        "suite": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+        "override": {"type": ["string", "null"]},
+        "missing": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["what", "why"],
+                "properties": {"what": {"type": "string"}, "why": {"type": "string"}},
+            },
+        },
+        "checks": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["check", "tier"],
+                "properties": {
+                    "check": {"type": "string"},
+                    "tier": {"type": "integer", "minimum": 0, "maximum": 3},
+                },
+            },
+        },
+    },
+}
 
 
 def clearance(cleared: ClearedImage) -> Statement:
@@ -51,3 +83,31 @@ def clearance(cleared: ClearedImage) -> Statement:
         ],
     }
     return statement(judged.tag, judged.image, CLEARANCE, said)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What a clearance tells."""
+
+    suite: Digest
+    checks: tuple[SuiteCheck, ...]  # all that the suite held
+    override: str | None
+    missing: tuple[tuple[str, str], ...]
+
+
+def decision_of(told: Statement, *, where: str) -> Decision:
+    """The inverse of `clearance`, of a statement that anybody may have written.
+
+    :raises VerificationFailed: it is no clearance.
+    """
+    if told.kind != CLEARANCE:
+        raise VerificationFailed(f"{where}: {told.kind!r} is no clearance")
+    said = told.said
+    if wrong := sentences(said, _SCHEMA, where):
+        raise VerificationFailed("\n".join(wrong))
+    return Decision(
+        suite=parse_digest(said["suite"]),
+        checks=tuple(SuiteCheck(id=one["check"], tier=one["tier"]) for one in said["checks"]),
+        override=said["override"],
+        missing=tuple((one["what"], one["why"]) for one in said["missing"]),
+    )

@@ -12,9 +12,14 @@ from torchkiln.oci.image import describe
 
 def foretold(plan: ImagePlan) -> Digest | None:
     """The manifest's digest; None: a layer is not recorded, so only a build can tell."""
-    layers = [_layer(spec, plan) for spec in plan.layers]
+    layers = foretold_layers(plan)
     known = [layer for layer in layers if layer is not None]
     return describe(plan, known).manifest_digest if len(known) == len(layers) else None
+
+
+def foretold_layers(plan: ImagePlan) -> list[BuiltLayer | None]:
+    """Each layer, lowest first; None: it is not recorded."""
+    return [_layer(spec, plan) for spec in plan.layers]
 
 
 def _layer(spec: LayerSpec, plan: ImagePlan) -> BuiltLayer | None:

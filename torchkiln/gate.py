@@ -186,7 +186,7 @@ def _of_request(
     if at and policy.report_age and age_of(report, at) > timedelta(days=policy.report_age):
         ran = f"ran at {report.when}" if report.when else "does not tell when it ran"
         yield f"{ran}: the policy wants runs of the last {policy.report_age} days"
-    if not witness.signers and (policy.signed or not witness.own):
+    if not witness.signers and (policy.signed or not (witness.own or policy.strangers)):
         trusted = "is signed by no trusted key" if witness.signed else "is not signed"
         yield trusted if policy.signed else f"{trusted}, and no run of this machine's cache"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torchkiln.errors import ConfigError, ToolMissing, VerificationFailed
 from torchkiln.oci.artifact import Artifact
-from torchkiln.sealing import in_bundle
+from torchkiln.sealing import Signer, in_bundle
 from torchkiln.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.statement import Statement, payload
 
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
     from sigstore.oidc import IdentityToken
 
 TRUST = "TORCHKILN_SIGSTORE_TRUST"  # a file: another Sigstore than the public one
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Signer:
-    """Who may have signed: as Fulcio's certificates name jobs."""
-
-    identity: str  # "https://github.com/team/repo/.github/workflows/publish.yml@refs/heads/main"
-    issuer: str  # "https://token.actions.githubusercontent.com"
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Policy:
     suites: tuple[Digest, ...] = ()  # whose reports count beside those by the suite that is here
     keys: tuple[str, ...] = ()  # PEM files, beside matrix.yaml, of those whose signatures count
     cells: tuple[Exceptional, ...] = ()
+    strangers: bool = False  # reports that nobody signed whom we trust: for who only wants to look
     age: int = 30  # days for which `smoke` takes a run that passed for one that would be the same
 
     def of(self, resolution: Resolution) -> Policy:

@@ -46,7 +46,7 @@ class RunningCrane(RunningRegistry):
         argv = [self.program, "ls", f"{self.host}/{repository}"]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode == 0 or "NAME_UNKNOWN" in done.stderr, done.stderr
-        return sorted(done.stdout.split())
+        return sorted(tag for tag in done.stdout.split() if not tag.startswith("sha256-"))
 
 
 @contextmanager

@@ -61,9 +61,14 @@ class RunningRegistry:
         return path.read_bytes() if path.is_file() else b""
 
     def tags(self, repository: str) -> list[str]:
-        """The tags in *repository*, as its own files have them."""
+        """The tags in *repository* that people see, as its own files have them."""
         folder = self.folder / "data/docker/registry/v2/repositories" / repository / "_manifests/tags"
-        return sorted(path.name for path in folder.glob("*")) if folder.is_dir() else []
+        return sorted(path.name for path in folder.glob("*") if not _lists(path.name))
+
+
+def _lists(tag: str) -> bool:
+    """Whether under *tag* lies what goes with an image."""
+    return tag.startswith("sha256-")
 
 
 @contextmanager

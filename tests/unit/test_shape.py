@@ -37,7 +37,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "kiln": frozenset(
         {
             "bundle", "doctor", "foretold", "housekeeping", "keyless", "kiln", "overlay", "pinned_wheels", "planning",
-            "publication", "sealing", "source", "survey",
+            "publication", "rebuilding", "sealing", "source", "survey", "verification",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),

@@ -29,7 +29,7 @@ def cache_root() -> Path:
     return Path(platformdirs.user_cache_dir("torchkiln"))
 
 
-def _here_or_checkout(name: str) -> Path:
+def here_or_checkout(name: str) -> Path:
     """*name* in the current folder if it is there, else the one of our checkout."""
     return Path(name) if Path(name).exists() else ROOT / name
 
@@ -40,7 +40,7 @@ def matrix_option(command: F) -> F:
         "--matrix",
         "matrix_file",
         type=click.Path(path_type=Path, dir_okay=False),
-        default=lambda: _here_or_checkout("matrix.yaml"),
+        default=lambda: here_or_checkout("matrix.yaml"),
         show_default="matrix.yaml",
         help="the version matrix",
     )(command)
@@ -62,7 +62,7 @@ def images_folder(command: F) -> F:
     return click.option(
         "--images",
         type=click.Path(path_type=Path, file_okay=False),
-        default=lambda: _here_or_checkout("images"),
+        default=lambda: here_or_checkout("images"),
         show_default="images",
         help="the folder of generated files",
     )(command)

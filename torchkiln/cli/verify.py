@@ -1,4 +1,4 @@
-"""`torchkiln verify`: is a layout what it claims to be?"""
+"""`torchkiln verify`: is an image what it claims to be, in a layout or in a registry?"""
 
 from __future__ import annotations
 
@@ -7,25 +7,79 @@ from pathlib import Path
 
 import click
 
-from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.cli.options import here_or_checkout
+from torchkiln.cli.reports import THERE
+from torchkiln.cli.verified import Wish, published_reference, verify_published
+from torchkiln.errors import VerificationFailed
+
+GITHUB = "https" + "://token.actions.githubusercontent.com"
 
 
 @click.command("verify")
-@click.argument("target", metavar="DIR[:REF]")
-@click.option("--json", "as_json", is_flag=True, help="one object on stdout: images, faults")
-def verify(target: str, as_json: bool) -> None:
-    """Compute every digest, size and diff_id of an OCI layout anew and look at every file in its layers.
+@click.argument("target", metavar="DIR[:REF]|REGISTRY/REPOSITORY[:TAG|@DIGEST]")
+@click.option(
+    "--key", "keys", type=THERE, multiple=True, metavar="PUBLIC.pem", help="whose signatures count; several"
+)
+@click.option("--identity", metavar="WHO", help="whose signature without a key counts: the CI job's address")
+@click.option("--issuer", default=GITHUB, show_default=True, help="of that identity")
+@click.option("--full", is_flag=True, help="fetch the layers too, and look at every byte")
+@click.option("--rebuild", is_flag=True, help="build it again from its lock, and compare the digests")
+@click.option(
+    "--policy",
+    "matrix_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=lambda: here_or_checkout("matrix.yaml"),
+    show_default="matrix.yaml",
+    help="a matrix.yaml whose policy the reports must satisfy",
+)
+@click.option(
+    "--suite", "suite_folder", type=click.Path(path_type=Path, file_okay=False), help="another suite"
+)
+@click.option("--plain-http", is_flag=True, help="no https, though the registry is not this machine")
+@click.option("--json", "as_json", is_flag=True, help="one object on stdout")
+@click.option("--quiet", "-q", is_flag=True, help="say nothing but the digest, or what is wrong")
+def verify(
+    target: str,
+    keys: tuple[Path, ...],
+    identity: str | None,
+    issuer: str,
+    full: bool,
+    rebuild: bool,
+    matrix_file: Path,
+    suite_folder: Path | None,
+    plain_http: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Is an image what it claims to be? Prints its digest and name; exit 12 with every fault where not.
 
-    Prints digest and name of each sound image; ends with exit 12 and every fault where there is one.
+    Of a layout: every digest, size and diff_id is computed anew, every file in the layers looked at. Of an
+    image in a registry, from there alone: signatures, provenance, configuration and layers against the lock,
+    smoke reports against the policy, SBOM; with --full its layers too.
     """
+    folder, ref = split_target(target)
+    if not folder.is_dir():
+        wish = Wish(
+            matrix_file=matrix_file,
+            suite_folder=suite_folder,
+            keys=keys,
+            identity=identity,
+            issuer=issuer,
+            full=full,
+            rebuild=rebuild,
+            plain_http=plain_http,
+            as_json=as_json,
+            quiet=quiet,
+        )
+        verify_published(published_reference(target), wish)
+        return
+    _verify_layout(target, folder, ref, as_json)
+
+
+def _verify_layout(target: str, folder: Path, ref: str | None, as_json: bool) -> None:
     from torchkiln.oci.layout import open_layout
     from torchkiln.oci.validate import validate
 
-    folder, ref = split_target(target)
-    if not folder.is_dir():
-        raise ConfigError(
-            f"{folder}: no such folder", hint="verify takes the layout that `build` prints: DIR[:REF]"
-        )
     if ref is not None:
         _demand(folder, ref)
     faults = validate(folder, ref)

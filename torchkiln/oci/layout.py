@@ -98,6 +98,22 @@ def write_image(
     )
 
 
+def write_documents(path: Path, ref: str, manifest: bytes, config: bytes) -> Layout:
+    """A layout at *path* in which *ref* stands for *manifest*; its layers are for the caller to bring.
+
+    :raises BuildFailed: the folder cannot be written.
+    """
+    try:
+        with _locked(path):
+            target = _create(path)
+            for document in (config, manifest):
+                _replace(target.blob(digest_of(document)), document)
+            target.name_image((ref,), digest_of(manifest), len(manifest))
+    except OSError as error:
+        raise BuildFailed(f"the layout {path} cannot be written: {error.strerror or error}") from error
+    return target
+
+
 def open_layout(path: Path) -> Layout:
     """The layout at *path*.
 

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from urllib.parse import urljoin
 
 from torchkiln.errors import ConfigError, RegistryError, VerificationFailed
+from torchkiln.files import replacing
 from torchkiln.nouns import Digest, parse_digest
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
@@ -153,12 +154,8 @@ class Reading:
 
         :raises VerificationFailed: they are wrong.
         """
-        try:
-            with path.open("w+b") as out:
-                self.save(digest, out, limit=size, tell=tell)
-        except VerificationFailed:
-            path.unlink(missing_ok=True)
-            raise
+        with replacing(path) as part, part.open("w+b") as out:
+            self.save(digest, out, limit=size, tell=tell)
 
     def save(
         self, digest: Digest, out: BinaryIO, *, limit: int, tell: Callable[[int], None] = lambda _: None

@@ -1,0 +1,172 @@
+"""All that a publication wants, in small: a built image of a real cell, its lock, a suite, reports, two keys.
+
+The laboratory's key (Ed25519) signs reports, the publisher's (ECDSA) what goes with an image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from click.testing import CliRunner, Result
+
+from tests.cells import HostPython, planned_cell, put_base, small_wheels
+from tests.keys import ED, P256, pem, public_pem
+from tests.reports import TAG, TIERS, report
+from tests.smoke_suites import suite_with
+from tests.unpublished import FakeIndex
+from torchkiln import facts, matrix
+from torchkiln.attestation import attest
+from torchkiln.cli import torchkiln
+from torchkiln.cli.kept import Kept
+from torchkiln.engines import embedded
+from torchkiln.engines.observer import Silent
+from torchkiln.lock import save
+from torchkiln.nouns import BuiltImage, Digest, Finding, LockedCell, LockedLayer, SmokeReport
+from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.places import ROOT
+from torchkiln.plan import IMAGE_JSON
+from torchkiln.planning import plan_locked
+from torchkiln.report import to_json
+from torchkiln.store import Store
+from torchkiln.suite import suite_digest
+
+#: `publish` signs with this one.
+PUBLISHER, LABORATORY = P256, ED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Press:
+    """A folder with images/, dist/, a cache, a suite and keys; made by `press`."""
+
+    folder: Path
+
+    @property
+    def suite(self) -> Path:
+        return self.folder / "suite"
+
+    @property
+    def layout(self) -> Path:
+        return self.folder / "dist"
+
+    @property
+    def store(self) -> Store:
+        return Store(self.folder / "cache")
+
+    def build(self, version: str = "") -> ImageOnDisk:
+        """The image of the lock with wheels of *version*, a word; its name in the layout is the tag."""
+        wheels = small_wheels(self.folder / f"wheels{version}", version)
+        locked = planned_cell(wheels).locked
+        first = self._built(locked, wheels)
+        recorded = tuple(
+            LockedLayer(**{name: getattr(layer, name) for name in LockedLayer.__dataclass_fields__})
+            for layer in first.layers[1:-1]
+        )
+        save(self.folder / "images", replace(locked, layers=recorded))
+        return open_layout(self.layout).image(TAG)
+
+    def _built(self, locked: LockedCell, wheels: list[Path]) -> BuiltImage:
+        known = facts.load()
+        plan = plan_locked(locked, matrix.read(ROOT / "matrix.yaml", known), known)
+        put_base(locked.base, self.store)
+        with interpreter():
+            return embedded.build(
+                plan, self.store, self.layout, fetcher=FakeIndex(wheels), observer=Silent()
+            ).image
+
+    def report(self, image: ImageOnDisk, *findings: Finding, **other: Any) -> SmokeReport:
+        """All checks passed on two GPUs, but for *findings*; of *image*, by the suite that is here."""
+        told = report(*findings)
+        host = json.loads(told.host) | {"image_json_sha256": account_of(image)}
+        here = {"image": image.manifest, "suite": suite_digest(self.suite), "host": json.dumps(host)}
+        return replace(told, **here | other)
+
+    def keep(self, told: SmokeReport) -> None:
+        """As a run of this machine's own."""
+        Kept(store=self.store, days=0).keep(told)
+
+    def write(self, told: SmokeReport | bytes, name: str) -> str:
+        """The path of the file."""
+        (self.folder / name).write_bytes(told if isinstance(told, bytes) else to_json(told))
+        return str(self.folder / name)
+
+    def signed(self, told: SmokeReport, name: str = "report.dsse.json", key: Any = LABORATORY) -> str:
+        """The path of the signed report."""
+        return self.write(attest(told, key), name)
+
+    def run(self, *arguments: str) -> Result:
+        """Any command, in this process."""
+        with patch.dict(os.environ, self.environ):
+            return CliRunner().invoke(torchkiln, list(arguments))
+
+    def publish(self, to: str, *more: str) -> Result:
+        """`publish TAG`, signed, with the laboratory trusted."""
+        return self.run(*self.publishing(to, *more))
+
+    def publishing(self, to: str, *more: str) -> list[str]:
+        """The arguments."""
+        keys = ("--key", str(self.folder / "publisher.pem"), "--trust", str(self.folder / "lab.pub.pem"))
+        return ["publish", TAG, "--to", to, *self.here, *keys, *more]
+
+    @property
+    def here(self) -> tuple[str, ...]:
+        """Options by which commands find what is here."""
+        folders = ("--output", str(self.layout), "--images", str(self.folder / "images"))
+        return (*folders, "--suite", str(self.suite))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Whom `verify` trusts."""
+        names = ("publisher.pub.pem", "lab.pub.pem")
+        return tuple(word for name in names for word in ("--key", str(self.folder / name)))
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        return {
+            "TORCHKILN_CACHE": str(self.folder / "cache"),
+            "DOCKER_CONFIG": str(self.folder / "docker"),
+        }
+
+
+def press(folder: Path) -> Press:
+    """With a suite and keys, and no image yet."""
+    body = "".join(
+        f"@pytest.mark.tier({tier})\ndef test_{name.replace('-', '_')}(measure): pass\n\n"
+        for name, tier in TIERS.items()
+    )
+    suite_with(folder / "suite", {"test_all.py": body})
+    (folder / "publisher.pem").write_bytes(pem(PUBLISHER))
+    (folder / "publisher.pem").chmod(0o600)
+    (folder / "publisher.pub.pem").write_bytes(public_pem(PUBLISHER))
+    (folder / "lab.pub.pem").write_bytes(public_pem(LABORATORY))
+    return Press(folder=folder)
+
+
+def interpreter() -> AbstractContextManager[object]:
+    """Builds compile with this Python meanwhile: the base of generated cells has none."""
+    return patch("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython())
+
+
+def account_of(image: ImageOnDisk) -> str:
+    """Hex sha256 of the image.json in the last layer, read by Python's own tarfile."""
+    import io
+    import tarfile
+
+    import isal.igzip as gzip
+
+    tar = gzip.decompress(image.layers[-1].path.read_bytes())
+    found = tarfile.open(fileobj=io.BytesIO(tar)).extractfile(IMAGE_JSON)
+    assert found is not None
+    return hashlib.sha256(found.read()).hexdigest()
+
+
+def digest_of(data: bytes) -> Digest:
+    """Its sha256."""
+    return Digest(f"sha256:{hashlib.sha256(data).hexdigest()}")

@@ -1,0 +1,178 @@
+"""`verify REGISTRY/REPOSITORY:TAG`: what is proved of a published image, from the registry alone."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchkiln.cli import console
+from torchkiln.cli.options import cache_root
+from torchkiln.cli.registry import registry_of
+from torchkiln.cli.reports import public_keys
+from torchkiln.errors import ConfigError, VerificationFailed, printable
+
+if TYPE_CHECKING:
+    from torchkiln.engines.observer import Observer
+    from torchkiln.facts import Facts
+    from torchkiln.matrix import Matrix
+    from torchkiln.oci.layout import ImageOnDisk
+    from torchkiln.registry.reading import Reading
+    from torchkiln.registry.reference import Reference
+    from torchkiln.sealing import Trust
+    from torchkiln.verification import Point
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """What the user wants looked at."""
+
+    matrix_file: Path
+    suite_folder: Path | None
+    keys: tuple[Path, ...]
+    identity: str | None
+    issuer: str
+    full: bool
+    rebuild: bool
+    plain_http: bool
+    as_json: bool
+    quiet: bool
+
+
+def verify_published(reference: Reference, wish: Wish) -> None:
+    """Look at it, print what was found.
+
+    :raises VerificationFailed: something is wrong; all of it.
+    """
+    from torchkiln import facts, matrix
+    from torchkiln.cli.checks import suite_of
+    from torchkiln.planning import plan_locked
+    from torchkiln.registry import pulling
+    from torchkiln.registry.reading import Reading
+    from torchkiln.verification import verify
+
+    known = facts.load()
+    grid = matrix.read(wish.matrix_file, known)
+    trust = _trust(wish, grid)
+    repository = reference.repository
+    with (
+        registry_of(repository, wish.plain_http) as registry,
+        tempfile.TemporaryDirectory(prefix="torchkiln-verify-") as folder,
+        console.progress(quiet=wish.quiet) as observer,
+    ):
+        registry.check()
+        reading = Reading(registry, repository)
+        found = reading.demand(reference.digest or reference.tag or "latest")
+        image = pulling.documents(reading, found, Path(folder, "image"), reference.tag or "image")
+        looked = verify(
+            reading,
+            image,
+            trust,
+            grid.policy,
+            suite_of(wish.suite_folder),
+            lambda lock: plan_locked(lock, grid, known),
+        )
+        points = list(looked.points)
+        if wish.full:
+            points.append(_layers(reading, image, observer))
+        if wish.rebuild and looked.origin:
+            points.append(_rebuilt(reading, image, looked.origin.locked, grid, known, observer))
+    _tell(reference, image, points, wish)
+
+
+def _trust(wish: Wish, grid: Matrix) -> Trust:
+    from torchkiln.sealing import Signer, Trust
+
+    own = [wish.matrix_file.parent / name for name in grid.policy.keys]
+    signer = Signer(identity=wish.identity, issuer=wish.issuer) if wish.identity else None
+    return Trust(keys=tuple(public_keys([*own, *wish.keys])), signer=signer)
+
+
+def _layers(reading: Reading, image: ImageOnDisk, observer: Observer) -> Point:
+    """Each layer, byte for byte: digest, diff_id, each file in it."""
+    from torchkiln.oci.validate import validate
+    from torchkiln.registry import pulling
+    from torchkiln.verification import Point
+
+    try:
+        pulling.layers(reading, image, observer)
+    except VerificationFailed as error:
+        return Point(what="layers", good=False, text=error.message)
+    layout = image.manifest_path.parents[2]
+    if faults := validate(layout, image.manifest):
+        return Point(what="layers", good=False, text="\n".join(map(str, faults)))
+    size = console.size(sum(layer.size for layer in image.layers))
+    return Point(what="layers", good=True, text=f"{len(image.layers)} layers, {size}, every file looked at")
+
+
+def _rebuilt(
+    reading: Reading, image: ImageOnDisk, locked: Any, grid: Matrix, known: Facts, observer: Observer
+) -> Point:
+    from torchkiln.cli.desk import LateIndex
+    from torchkiln.rebuilding import rebuilt
+    from torchkiln.store import Store
+
+    store = Store(cache_root(), on_wait=console.waiting)
+    return rebuilt(
+        reading,
+        image,
+        locked,
+        grid,
+        known,
+        store=store,
+        fetcher=LateIndex(store),
+        observer=observer,
+        say=console.say,
+    )
+
+
+def _tell(reference: Reference, image: ImageOnDisk, points: list[Point], wish: Wish) -> None:
+    bad = [point for point in points if not point.good]
+    if wish.as_json:
+        told = {
+            "reference": str(reference),
+            "digest": image.manifest,
+            "verified": not bad,
+            "points": [{"what": one.what, "good": one.good, "text": one.text} for one in points],
+        }
+        click.echo(json.dumps(told, indent=2))
+    elif not wish.quiet:
+        for point in points:
+            mark = "ok" if point.good else "BAD"
+            lines = printable(point.text).splitlines() or [""]
+            for number, line in enumerate(lines):
+                click.echo(
+                    f"{mark if number == 0 else '':<4}{point.what if number == 0 else '':<12}{line}", err=True
+                )
+    if bad:
+        raise VerificationFailed(
+            "\n".join(
+                (
+                    f"{reference} ({image.manifest[:19]}) is not what it should be:",
+                    *(f"  {one.what}: {one.text}" for one in bad),
+                )
+            ),
+            hint="do not run it; ask who published it, or take another tag: `catalog` lists them",
+        )
+    if not wish.as_json:
+        click.echo(f"{image.manifest} {reference}")
+
+
+def published_reference(target: str) -> Reference:
+    """*target* as a reference in a registry.
+
+    :raises ConfigError: it is none, and no folder either.
+    """
+    from torchkiln.registry.reference import parse_reference
+
+    try:
+        return parse_reference(target)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{target}: no such folder, and no reference in a registry ({error.message})",
+            hint="verify takes the layout that `build` prints, DIR[:REF], or REGISTRY/REPOSITORY:TAG",
+        ) from None

@@ -1,0 +1,233 @@
+"""An image in a registry → what is proved of it from there alone; or everything that is wrong.
+
+Manifest, config and what goes with the image are fetched, some hundred kilobytes; layers only where they are
+to be read. What a trusted key signed counts; what others put beside it does not, and is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torchkiln.attestation import PREDICATE, report_of
+from torchkiln.clearance import CLEARANCE, Decision, decision_of
+from torchkiln.errors import KilnError, VerificationFailed
+from torchkiln.foretold import foretold_layers
+from torchkiln.gate import judge
+from torchkiln.nouns import BuiltLayer, Digest, ImagePlan, LockedCell, Witness
+from torchkiln.oci.image import describe
+from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.policy import Policy
+from torchkiln.provenance import PROVENANCE, Origin, origin
+from torchkiln.publication import SIGNATURE
+from torchkiln.recipe import RECIPE
+from torchkiln.registry.reading import Reading
+from torchkiln.registry.referrers import content, referrers
+from torchkiln.retraction import RETRACTION, reason_of
+from torchkiln.sealing import LIMIT, Opened
+from torchkiln.suite import Suite
+from torchkiln.tags import tag_of
+
+
+class Opener(Protocol):
+    """Reads what goes with an image, and knows whom to trust."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether it trusts anybody: else signatures are not looked at."""
+
+    def open(self, data: bytes, kind: str, *, where: str) -> Opened:
+        """The statement in an artifact, and who signed it of those who are trusted.
+
+        :raises VerificationFailed: it is none, or its signature does not fit.
+        """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One thing that was looked at."""
+
+    what: str
+    good: bool
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verification:
+    """All that was looked at, and what the provenance tells of how to build the image again."""
+
+    points: tuple[Point, ...]
+    origin: Origin | None
+    statements: Mapping[str, tuple[Opened, ...]]  # by kind, what counts
+
+    @property
+    def good(self) -> bool:
+        return all(point.good for point in self.points)
+
+
+def verify(
+    reading: Reading,
+    image: ImageOnDisk,
+    opener: Opener,
+    policy: Policy,
+    suite: Suite,
+    planned: Callable[[LockedCell], ImagePlan],
+) -> Verification:
+    """Look at all that goes with *image* in the repository of *reading*.
+
+    :param planned: the plan of a lock.
+    :raises RegistryError: the registry refuses, or cannot be reached.
+    """
+    statements, damaged, strangers = _attached(reading, image.manifest, opener)
+    points = list(_of_signatures(statements, damaged, strangers, opener))
+    told, more = _origin(statements)
+    points += more
+    if told is not None:
+        points.append(_of_lock(told, image, planned))
+        points.append(_of_reports(statements, told.locked, image.manifest, policy, suite, opener))
+    points += _of_retractions(statements)
+    return Verification(points=tuple(points), origin=told, statements=statements)
+
+
+def _attached(
+    reading: Reading, image: Digest, opener: Opener
+) -> tuple[dict[str, tuple[Opened, ...]], list[str], int]:
+    """What counts, by kind; what is damaged; and how many statements are by nobody who is trusted."""
+    found: dict[str, tuple[Opened, ...]] = {}
+    damaged, strangers = [], 0
+    for one in referrers(reading, image):
+        where = f"referrer {one.digest[:19]}"
+        try:
+            data, kind = content(reading, one, image, LIMIT)
+            told = opener.open(data, kind, where=where)
+            if told.statement.image != image:
+                raise VerificationFailed(f"{where}: tells of {told.statement.image}, not of this image")
+        except VerificationFailed as error:
+            damaged.append(error.message)
+            continue
+        if opener.looks and not told.signers:
+            strangers += 1
+            continue
+        found[told.statement.kind] = (*found.get(told.statement.kind, ()), told)
+    return found, damaged, strangers
+
+
+def _of_signatures(
+    statements: Mapping[str, Sequence[Opened]], damaged: Sequence[str], strangers: int, opener: Opener
+) -> Iterator[Point]:
+    for text in damaged:
+        yield Point(what="statements", good=False, text=text)
+    count = sum(map(len, statements.values()))
+    others = f"; {strangers} by others, which do not count" if strangers else ""
+    if not opener.looks:
+        text = f"{count} statements; signatures were not looked at: --key PUBLIC.pem names whom you trust"
+        yield Point(what="signatures", good=True, text=text)
+        return
+    signed = statements.get(SIGNATURE, ())
+    who = sorted({signer for one in signed for signer in one.signers})
+    text = f"{count} statements by {', '.join(who)}{others}" if who else f"no trusted key signed it{others}"
+    yield Point(what="signatures", good=bool(who), text=text)
+
+
+def _origin(statements: Mapping[str, Sequence[Opened]]) -> tuple[Origin | None, list[Point]]:
+    found = statements.get(PROVENANCE, ())
+    if not found:
+        return None, [Point(what="provenance", good=False, text="none is there that counts")]
+    try:
+        told = origin(found[-1].statement, where="provenance")
+    except KilnError as error:
+        return None, [Point(what="provenance", good=False, text=error.message)]
+    source = f", source {told.source[:12]}" if told.source else ""
+    text = f"{tag_of(told.locked.resolution)}, {len(told.locked.wheels)} wheels{source}, by {told.builder}"
+    return told, [Point(what="provenance", good=True, text=text)]
+
+
+def _of_lock(told: Origin, image: ImageOnDisk, planned: Callable[[LockedCell], ImagePlan]) -> Point:
+    """Configuration and layers are computed from the lock and compared."""
+    if told.recipe != RECIPE:
+        text = f"made by recipe {told.recipe}, and this torchkiln has {RECIPE}: not computed again"
+        return Point(what="lock", good=True, text=text)
+    try:
+        plan = planned(told.locked)
+    except KilnError as error:
+        return Point(what="lock", good=False, text=error.message)
+    layers = foretold_layers(plan)
+    if len(layers) != len(image.layers):
+        text = f"it has {len(image.layers)} layers, and its lock gives {len(layers)}"
+        return Point(what="lock", good=False, text=text)
+    pairs = list(zip(layers, image.layers, strict=True))
+    wrong = [layer.title for layer, there in pairs if layer and layer.diff_id != there.diff_id]
+    if wrong:
+        return Point(what="lock", good=False, text=f"other layers than its lock gives: {', '.join(wrong)}")
+    known = [
+        layer
+        or BuiltLayer(
+            title=spec.title, digest=there.digest, diff_id=there.diff_id, size=there.size, unpacked=0
+        )
+        for spec, (layer, there) in zip(plan.layers, pairs, strict=True)
+    ]
+    if describe(plan, known).config_digest != image.config_digest:
+        text = "its configuration is not the one that its lock gives by this source"
+        return Point(what="lock", good=False, text=text)
+    unknown = sum(layer is None for layer in layers)
+    also = f"; {unknown} layers are not recorded in it" if unknown else ""
+    return Point(what="lock", good=True, text=f"configuration and layers are those that it gives{also}")
+
+
+def _of_reports(
+    statements: Mapping[str, Sequence[Opened]],
+    locked: LockedCell,
+    image: Digest,
+    policy: Policy,
+    suite: Suite,
+    opener: Opener,
+) -> Point:
+    """The reports, held against the policy again; where another suite made them, by what it held."""
+    witnesses, wrong = [], []
+    for number, one in enumerate(statements.get(PREDICATE, ()), start=1):
+        name = f"report {number}"
+        try:
+            report = report_of(one.statement, where=name)
+        except KilnError as error:
+            wrong.append(error.message)
+            continue
+        witnesses.append(
+            Witness(name=name, report=report, signed=one.signed, signers=one.signers, envelope=one.envelope)
+        )
+    decided, faults = _decision(statements)
+    wrong += faults
+    also = ""
+    if decided and decided.suite != suite.digest:
+        suite = replace(suite, digest=decided.suite, checks=decided.checks)
+        also = f", by another suite than the one that is here ({decided.suite[:19]})"
+    demands = replace(policy, signed=opener.looks, strangers=not opener.looks)
+    judged = judge(witnesses, demands, locked, suite, image=image)
+    wrong += [f"{what}: {why}" for what, why in judged.missing]
+    if decided and decided.override:
+        wrong.insert(0, f"published in spite of the gate: {decided.override}")
+    if wrong:
+        return Point(what="smoke", good=False, text="\n".join(wrong))
+    gpus = sorted({place for one in judged.standings for place in one.where if "(" in place})
+    text = f"{len(judged.passed)} checks passed{also}; {', '.join(gpus) or 'no GPU'}"
+    return Point(what="smoke", good=True, text=text)
+
+
+def _decision(statements: Mapping[str, Sequence[Opened]]) -> tuple[Decision | None, list[str]]:
+    """The gate's; of several one that overrode nothing, the last."""
+    try:
+        found = [decision_of(one.statement, where="clearance") for one in statements.get(CLEARANCE, ())]
+    except KilnError as error:
+        return None, [error.message]
+    if not found:
+        return None, ["no decision of the gate is there that counts"]
+    return [*(one for one in found if one.override), *(one for one in found if not one.override)][-1], []
+
+
+def _of_retractions(statements: Mapping[str, Sequence[Opened]]) -> Iterator[Point]:
+    for one in statements.get(RETRACTION, ()):
+        try:
+            reason, when = reason_of(one.statement, where="retraction")
+        except KilnError as error:
+            reason, when = error.message, "?"
+        yield Point(what="retraction", good=False, text=f"retracted at {when}: {reason}")
