@@ -162,9 +162,10 @@ def account_of(image: ImageOnDisk) -> str:
     import isal.igzip as gzip
 
     tar = gzip.decompress(image.layers[-1].path.read_bytes())
-    found = tarfile.open(fileobj=io.BytesIO(tar)).extractfile(IMAGE_JSON)
-    assert found is not None
-    return hashlib.sha256(found.read()).hexdigest()
+    with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
+        found = opened.extractfile(IMAGE_JSON)
+        assert found is not None
+        return hashlib.sha256(found.read()).hexdigest()
 
 
 def digest_of(data: bytes) -> Digest:

@@ -19,10 +19,18 @@ from torchkiln.suite import SuiteCheck
 CLEARANCE = "urn:torchkiln:clearance:1"
 _SCHEMA: dict[str, Any] = {
     "type": "object",
-    "required": ["suite", "checks", "override", "missing"],
+    "required": ["suite", "checks", "override", "missing", "reports"],
     "properties": {
         "suite": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
         "override": {"type": ["string", "null"]},
+        "reports": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["gpus"],
+                "properties": {"gpus": {"type": "string"}},
+            },
+        },
         "missing": {
             "type": "array",
             "items": {
@@ -93,6 +101,7 @@ class Decision:
     checks: tuple[SuiteCheck, ...]  # all that the suite held
     override: str | None
     missing: tuple[tuple[str, str], ...]
+    gpus: tuple[str, ...]  # of each report, "2 × NVIDIA H200"; empty: it had none
 
 
 def decision_of(told: Statement, *, where: str) -> Decision:
@@ -110,4 +119,5 @@ def decision_of(told: Statement, *, where: str) -> Decision:
         checks=tuple(SuiteCheck(id=one["check"], tier=one["tier"]) for one in said["checks"]),
         override=said["override"],
         missing=tuple((one["what"], one["why"]) for one in said["missing"]),
+        gpus=tuple(one["gpus"] for one in said["reports"]),
     )

@@ -7,7 +7,7 @@ statement itself, as BuildKit puts it there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from torchkiln import sigstore_bundle
@@ -27,7 +27,7 @@ _PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's
 class Signer:
     """Who may have signed without a key: as the certificates name jobs."""
 
-    identity: str  # "https://github.com/team/repo/.github/workflows/publish.yml@refs/heads/main"
+    identity: str  # "https://git.example/team/repo/.github/workflows/publish.yml@refs/heads/main"
     issuer: str  # "https://token.actions.githubusercontent.com"
 
 
@@ -129,32 +129,3 @@ def opened(data: bytes, kind: str, trusted: Sequence[PublicKey], *, where: str) 
     return Opened(
         statement=parse(found.payload, where=where), signed=True, signers=signers, envelope=envelope
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trust:
-    """Whom somebody trusts who looks: keys, and a job that signs without one."""
-
-    keys: tuple[PublicKey, ...] = ()
-    signer: Signer | None = None
-
-    @property
-    def looks(self) -> bool:
-        """Whether anybody: else signatures are not looked at."""
-        return bool(self.keys or self.signer)
-
-    def open(self, data: bytes, kind: str, *, where: str) -> Opened:
-        """`opened`; a bundle without a key, by Sigstore's rules.
-
-        :raises VerificationFailed: it is no statement, or its signature does not fit.
-        """
-        found = opened(data, kind, self.keys, where=where)
-        if not (self.signer and kind == BUNDLE_TYPE and sigstore_bundle.unwrap(data, where=where)[1]):
-            return found
-        from torchkiln.keyless import verified
-
-        try:
-            said = verified(data, self.signer, where=where)
-        except VerificationFailed:
-            return found
-        return replace(found, statement=parse(said, where=where), signers=(self.signer.identity,))

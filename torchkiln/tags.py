@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from datetime import date
 from itertools import product
 
@@ -13,6 +15,9 @@ from torchkiln.versions import major_of, minor_of, newest, numbers
 
 #: The system whose images bear no ending. It is part of what a published tag means, so no matrix sets it.
 DEFAULT_OS = "debian12"
+_TAG = re.compile(
+    r"(?P<torch>[0-9.]+)-cuda(?P<cuda>[0-9.]+)-cudnn[0-9]+-(?P<flavor>runtime|devel)(?:-(?P<os>[a-z0-9.]+))?"
+)
 
 
 def tag_of(resolution: Resolution) -> str:
@@ -24,6 +29,40 @@ def tag_of(resolution: Resolution) -> str:
     if build is None or build.cudnn is None:
         raise ValueError(f"no tag for an unavailable cell: torch {cell.torch} with CUDA {cell.cuda}")
     return f"{cell.torch}-cuda{cell.cuda}-cudnn{major_of(build.cudnn)}-{cell.flavor}{_ending(cell)}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named:
+    """What an image's own tag says."""
+
+    torch: str
+    cuda: str
+    flavor: str
+    os: str
+
+    @property
+    def ending(self) -> str:
+        """Of every name but the default system's."""
+        return "" if self.os == DEFAULT_OS else f"-{self.os}"
+
+
+def parse_name(tag: str) -> Named | None:
+    """The inverse of `tag_of`, as far as a tag tells; None: it is no image's own tag."""
+    found = _TAG.fullmatch(tag)
+    if found is None:
+        return None
+    return Named(
+        torch=found["torch"], cuda=found["cuda"], flavor=found["flavor"], os=found["os"] or DEFAULT_OS
+    )
+
+
+def names_of(named: Named, matrix: Matrix) -> tuple[str, ...]:
+    """Every alias that an image with such a tag could bear by *matrix*'s rules, if it were the newest."""
+    rules = matrix.aliases
+    names = [f"{_filled(rules.newest_patch, named)}{named.ending}"] if rules.newest_patch else []
+    if named.flavor == "runtime" and named.os == DEFAULT_OS:
+        names += [_filled(rule, named) for rule in (rules.newest_cuda, rules.newest_torch) if rule]
+    return tuple(names)
 
 
 def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[str, ...]:
@@ -64,7 +103,7 @@ def _can_be_had(cell: Cell, torch: str, cuda: str, matrix: Matrix, facts: Facts)
     return resolve(other, matrix, facts).status is not Status.UNAVAILABLE
 
 
-def _filled(template: str, cell: Cell) -> str:
+def _filled(template: str, cell: Cell | Named) -> str:
     return template.format(torch=cell.torch, minor=minor_of(cell.torch), cuda=cell.cuda, flavor=cell.flavor)
 
 

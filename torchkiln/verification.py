@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from torchkiln.attached import Attached, Opener, attached
 from torchkiln.attestation import PREDICATE, report_of
 from torchkiln.clearance import CLEARANCE, Decision, decision_of
-from torchkiln.errors import KilnError, VerificationFailed
+from torchkiln.errors import KilnError
 from torchkiln.foretold import foretold_layers
 from torchkiln.gate import judge
 from torchkiln.nouns import BuiltLayer, Digest, ImagePlan, LockedCell, Witness
@@ -23,25 +23,10 @@ from torchkiln.provenance import PROVENANCE, Origin, origin
 from torchkiln.publication import SIGNATURE
 from torchkiln.recipe import RECIPE
 from torchkiln.registry.reading import Reading
-from torchkiln.registry.referrers import content, referrers
 from torchkiln.retraction import RETRACTION, reason_of
-from torchkiln.sealing import LIMIT, Opened
+from torchkiln.sealing import Opened
 from torchkiln.suite import Suite
 from torchkiln.tags import tag_of
-
-
-class Opener(Protocol):
-    """Reads what goes with an image, and knows whom to trust."""
-
-    @property
-    def looks(self) -> bool:
-        """Whether it trusts anybody: else signatures are not looked at."""
-
-    def open(self, data: bytes, kind: str, *, where: str) -> Opened:
-        """The statement in an artifact, and who signed it of those who are trusted.
-
-        :raises VerificationFailed: it is none, or its signature does not fit.
-        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +64,9 @@ def verify(
     :param planned: the plan of a lock.
     :raises RegistryError: the registry refuses, or cannot be reached.
     """
-    statements, damaged, strangers = _attached(reading, image.manifest, opener)
-    points = list(_of_signatures(statements, damaged, strangers, opener))
+    there = attached(reading, image.manifest, opener)
+    statements = there.by_kind
+    points = list(_of_signatures(there, opener))
     told, more = _origin(statements)
     points += more
     if told is not None:
@@ -90,41 +76,16 @@ def verify(
     return Verification(points=tuple(points), origin=told, statements=statements)
 
 
-def _attached(
-    reading: Reading, image: Digest, opener: Opener
-) -> tuple[dict[str, tuple[Opened, ...]], list[str], int]:
-    """What counts, by kind; what is damaged; and how many statements are by nobody who is trusted."""
-    found: dict[str, tuple[Opened, ...]] = {}
-    damaged, strangers = [], 0
-    for one in referrers(reading, image):
-        where = f"referrer {one.digest[:19]}"
-        try:
-            data, kind = content(reading, one, image, LIMIT)
-            told = opener.open(data, kind, where=where)
-            if told.statement.image != image:
-                raise VerificationFailed(f"{where}: tells of {told.statement.image}, not of this image")
-        except VerificationFailed as error:
-            damaged.append(error.message)
-            continue
-        if opener.looks and not told.signers:
-            strangers += 1
-            continue
-        found[told.statement.kind] = (*found.get(told.statement.kind, ()), told)
-    return found, damaged, strangers
-
-
-def _of_signatures(
-    statements: Mapping[str, Sequence[Opened]], damaged: Sequence[str], strangers: int, opener: Opener
-) -> Iterator[Point]:
-    for text in damaged:
+def _of_signatures(there: Attached, opener: Opener) -> Iterator[Point]:
+    for text in there.damaged:
         yield Point(what="statements", good=False, text=text)
-    count = sum(map(len, statements.values()))
-    others = f"; {strangers} by others, which do not count" if strangers else ""
+    count = sum(map(len, there.by_kind.values()))
+    others = f"; {there.strangers} by others, which do not count" if there.strangers else ""
     if not opener.looks:
         text = f"{count} statements; signatures were not looked at: --key PUBLIC.pem names whom you trust"
         yield Point(what="signatures", good=True, text=text)
         return
-    signed = statements.get(SIGNATURE, ())
+    signed = there.by_kind.get(SIGNATURE, ())
     who = sorted({signer for one in signed for signer in one.signers})
     text = f"{count} statements by {', '.join(who)}{others}" if who else f"no trusted key signed it{others}"
     yield Point(what="signatures", good=bool(who), text=text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import pytest
 
 from tests.engine.crane import each_registry
 from tests.engine.registry import RunningRegistry
-from tests.keys import ED, P256, STRANGER, public_pem
 from tests.press import Press, press
 from tests.pushing import has_all
-from tests.reports import TAG, found
-from torchkiln.errors import ConfigError, GateRefused, RegistryError
+from tests.reports import TAG
 
 __all__ = ["each_registry"]
 

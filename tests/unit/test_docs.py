@@ -144,10 +144,12 @@ def test_variables_that_the_code_reads_are_in_its_page(places: tuple[str, ...], 
 # /home/user is in every image, whoever built it.
 _PATH_OF_A_MACHINE = re.compile(r"(?<![\w.$}/-])/(?:home(?!/user/)|Users|mnt|media|work)/[a-z]\w*/")
 _HOST = re.compile(r"https?://(?P<host>[A-Za-z0-9.-]+)")
-# Where specifications live, names reserved for examples (or with no dot, which nobody owns), this machine.
+# Where specifications live, names reserved for examples (or with no dot, which nobody owns), this machine,
+# and who vouches for a CI job.
 _FREE_HOSTS = re.compile(
     r"[a-z0-9-]+|(.*\.)?(example|test|invalid|localhost)(\.(com|org|net))?|127\.0\.0\.1|json-schema\.org"
-    r"|keepachangelog\.com|www\.w3\.org|www\.apache\.org|in-toto\.io"
+    r"|keepachangelog\.com|www\.w3\.org|www\.apache\.org|in-toto\.io|slsa\.dev|sigstore\.dev|spdx\.dev"
+    r"|spdx\.org|cyclonedx\.org|token\.actions\.githubusercontent\.com"
 )
 
 

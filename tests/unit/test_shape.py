@@ -26,18 +26,20 @@ GROUPS: Mapping[str, frozenset[str]] = {
     ),
     "stages": frozenset(
         {
-            "allowed", "arch", "attestation", "cache", "claims", "contrast", "difference", "explain", "facts",
-            "bake", "gate", "hosts", "layering", "located", "lock", "lockfile", "matrix", "pick", "plan",
-            "policy", "provenance", "render", "retraction", "report", "resolve", "reuse", "select", "signature",
-            "sigstore_bundle", "smoke", "standing", "statement", "suite", "tags", "verdict", "clearance",
+            "allowed", "arch", "attestation", "bake", "cache", "claims", "clearance", "contrast",
+            "difference", "explain", "facts", "gate", "hosts", "layering", "located", "lock", "lockfile",
+            "matrix", "pick", "plan", "policy", "provenance", "render", "report", "resolve", "retraction",
+            "reuse", "select", "signature", "sigstore_bundle", "smoke", "standing", "statement", "suite",
+            "tags", "verdict",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
     "engines": frozenset({"engines"}),
     "kiln": frozenset(
         {
-            "bundle", "doctor", "foretold", "housekeeping", "keyless", "kiln", "overlay", "pinned_wheels", "planning",
-            "publication", "rebuilding", "sealing", "source", "survey", "verification",
+            "attached", "bundle", "catalog", "doctor", "foretold", "housekeeping", "keyless", "kiln",
+            "overlay", "pinned_wheels", "planning", "publication", "rebuilding", "retracting", "sealing",
+            "source", "survey", "trust", "verification",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),

@@ -30,8 +30,10 @@ COMMANDS = {
     "smoke": ("torchkiln.cli.smoke", "smoke"),
     "gate": ("torchkiln.cli.gate", "gate"),
     "publish": ("torchkiln.cli.publish", "publish"),
-    "cache": ("torchkiln.cli.cache", "cache"),
     "verify": ("torchkiln.cli.verify", "verify"),
+    "retract": ("torchkiln.cli.repository", "retract"),
+    "catalog": ("torchkiln.cli.repository", "catalog"),
+    "cache": ("torchkiln.cli.cache", "cache"),
     "doctor": ("torchkiln.cli.doctor", "doctor"),
 }
 INTERRUPTED = 130

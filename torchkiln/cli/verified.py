@@ -13,7 +13,7 @@ import click
 from torchkiln.cli import console
 from torchkiln.cli.options import cache_root
 from torchkiln.cli.registry import registry_of
-from torchkiln.cli.reports import public_keys
+from torchkiln.cli.trusting import trust_of
 from torchkiln.errors import ConfigError, VerificationFailed, printable
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torchkiln.oci.layout import ImageOnDisk
     from torchkiln.registry.reading import Reading
     from torchkiln.registry.reference import Reference
-    from torchkiln.sealing import Trust
     from torchkiln.verification import Point
 
 
@@ -57,7 +56,7 @@ def verify_published(reference: Reference, wish: Wish) -> None:
 
     known = facts.load()
     grid = matrix.read(wish.matrix_file, known)
-    trust = _trust(wish, grid)
+    trust = trust_of(grid.policy, wish.matrix_file, wish.keys, wish.identity, wish.issuer)
     repository = reference.repository
     with (
         registry_of(repository, wish.plain_http) as registry,
@@ -82,14 +81,6 @@ def verify_published(reference: Reference, wish: Wish) -> None:
         if wish.rebuild and looked.origin:
             points.append(_rebuilt(reading, image, looked.origin.locked, grid, known, observer))
     _tell(reference, image, points, wish)
-
-
-def _trust(wish: Wish, grid: Matrix) -> Trust:
-    from torchkiln.sealing import Signer, Trust
-
-    own = [wish.matrix_file.parent / name for name in grid.policy.keys]
-    signer = Signer(identity=wish.identity, issuer=wish.issuer) if wish.identity else None
-    return Trust(keys=tuple(public_keys([*own, *wish.keys])), signer=signer)
 
 
 def _layers(reading: Reading, image: ImageOnDisk, observer: Observer) -> Point:

@@ -8,20 +8,14 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.options import here_or_checkout
-from torchkiln.cli.reports import THERE
+from torchkiln.cli.trusting import trust_options
 from torchkiln.cli.verified import Wish, published_reference, verify_published
 from torchkiln.errors import VerificationFailed
-
-GITHUB = "https" + "://token.actions.githubusercontent.com"
 
 
 @click.command("verify")
 @click.argument("target", metavar="DIR[:REF]|REGISTRY/REPOSITORY[:TAG|@DIGEST]")
-@click.option(
-    "--key", "keys", type=THERE, multiple=True, metavar="PUBLIC.pem", help="whose signatures count; several"
-)
-@click.option("--identity", metavar="WHO", help="whose signature without a key counts: the CI job's address")
-@click.option("--issuer", default=GITHUB, show_default=True, help="of that identity")
+@trust_options("--key")
 @click.option("--full", is_flag=True, help="fetch the layers too, and look at every byte")
 @click.option("--rebuild", is_flag=True, help="build it again from its lock, and compare the digests")
 @click.option(

@@ -28,3 +28,19 @@ def put(
         raise registry.refused(what, answer)
     registry.demand_digest(answer, digest_of(manifest), what)
     return answer
+
+
+def forget(registry: Registry, repository: Repository, tag: str) -> bool:
+    """Let *tag* stand for nothing any more; False: this registry cannot do that.
+
+    :raises RegistryError: the registry refuses us, or cannot be reached.
+    """
+    answer = registry.persist(
+        "DELETE",
+        f"/v2/{repository.name}/manifests/{tag}",
+        f"tag {tag}",
+        scopes=(f"repository:{repository.name}:pull,push,delete",),
+    )
+    if answer.status in (401, 403):
+        raise registry.refused(f"tag {tag}", answer)
+    return answer.status in (202, 200, 204, 404)

@@ -6,6 +6,7 @@ tag `sha256-<hex>`, which whoever adds to it writes anew.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,10 @@ _SCHEMA: dict[str, Any] = {
     },
 }
 _AGAIN = 5  # times that the list is written anew, because somebody else wrote it meanwhile
+
+
+#: Tags under which such lists lie.
+LIST = re.compile(r"sha256-[0-9a-f]{64}(\.[a-z]+)?")
 
 
 def tag_for(digest: Digest) -> str:

@@ -1,0 +1,148 @@
+"""`catalog` and `retract`: what is in a repository, and what should not be used any more."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchkiln.cli import console
+from torchkiln.cli.options import matrix_option
+from torchkiln.cli.registry import registry_of
+from torchkiln.cli.sealer import sealer_of, sealer_options
+from torchkiln.cli.tables import table
+from torchkiln.cli.trusting import trust_of, trust_options
+from torchkiln.errors import ConfigError, RegistryError, printable
+
+if TYPE_CHECKING:
+    from torchkiln.catalog import Listed
+
+_plain_http = click.option(
+    "--plain-http", is_flag=True, help="no https, though the registry is not this machine"
+)
+
+
+@click.command("catalog")
+@click.argument("target", metavar="REGISTRY/REPOSITORY")
+@trust_options("--key")
+@matrix_option
+@_plain_http
+@click.option("--json", "as_json", is_flag=True, help="one object on stdout: images")
+def catalog(
+    target: str,
+    keys: tuple[Path, ...],
+    identity: str | None,
+    issuer: str,
+    matrix_file: Path,
+    plain_http: bool,
+    as_json: bool,
+) -> None:
+    """List a repository's images: tags, digest, on which GPUs each was proved, what speaks against it."""
+    from torchkiln import facts, matrix
+    from torchkiln.catalog import catalog as listed_in
+    from torchkiln.registry.reading import Reading
+    from torchkiln.registry.reference import parse_repository
+
+    repository = parse_repository(target)
+    policy = matrix.read(matrix_file, facts.load()).policy
+    trust = trust_of(policy, matrix_file, keys, identity, issuer)
+    with registry_of(repository, plain_http) as registry:
+        registry.check()
+        listed = listed_in(Reading(registry, repository), trust)
+    if as_json:
+        told = {
+            "repository": str(repository),
+            "signatures": "looked at" if trust.looks else "not looked at",
+            "images": [
+                {
+                    "digest": one.digest,
+                    "tags": list(one.tags),
+                    "version": one.version,
+                    "gpus": list(one.gpus),
+                    "good": one.good,
+                    "override": one.override,
+                    "retracted": one.retracted,
+                    "faults": list(one.faults),
+                }
+                for one in listed
+            ],
+        }
+        click.echo(json.dumps(told, indent=2))
+        return
+    if not trust.looks:
+        console.say("signatures were not looked at: --key PUBLIC.pem names whom you trust")
+    table(("TAGS", "DIGEST", "PROVED ON", "REMARK"), [_row(one) for one in listed])
+
+
+def _row(one: Listed) -> list[str]:
+    gpus = ", ".join(one.gpus) or "-"
+    return [printable(text) for text in (" ".join(one.tags), one.digest[:19], gpus, _against(one))]
+
+
+def _against(one: Listed) -> str:
+    told = [f"retracted: {one.retracted}"] if one.retracted else []
+    told += [f"published in spite of the gate: {one.override}"] if one.override else []
+    told += one.faults
+    if not one.cleared and not one.override:
+        told.append("no decision of a gate")
+    return "; ".join(told)
+
+
+@click.command("retract")
+@click.argument("target", metavar="REGISTRY/REPOSITORY:TAG|@DIGEST")
+@click.option("--reason", required=True, help="why; stays with the image")
+@sealer_options
+@trust_options()
+@matrix_option
+@_plain_http
+@click.option("--json", "as_json", is_flag=True, help="one object on stdout: digest, moved")
+def retract(
+    target: str,
+    reason: str,
+    key_file: Path | None,
+    keyless: bool,
+    keys: tuple[Path, ...],
+    identity: str | None,
+    issuer: str,
+    matrix_file: Path,
+    plain_http: bool,
+    as_json: bool,
+) -> None:
+    """Say of a published image that it is not to be used, and move its tags back to the last good one.
+
+    The digest and the dated tag stay; `verify` refuses it from then on, `catalog` says why. A tag for which
+    no good image is left is deleted, where the registry can; where it cannot, that is told (exit 9).
+    """
+    from torchkiln import facts, matrix
+    from torchkiln.registry.reading import Reading
+    from torchkiln.registry.reference import parse_reference
+    from torchkiln.retracting import retract as done
+    from torchkiln.reuse import TIME
+
+    reference = parse_reference(target)
+    name = reference.digest or reference.tag
+    if name is None:
+        raise ConfigError(f"{target}: names no image", hint="REGISTRY/REPOSITORY:TAG, or @DIGEST")
+    grid = matrix.read(matrix_file, facts.load())
+    sealer = sealer_of(key_file, keyless, demanded=grid.policy.signed)
+    trust = trust_of(grid.policy, matrix_file, keys, identity, issuer)
+    with registry_of(reference.repository, plain_http) as registry:
+        registry.check()
+        reading = Reading(registry, reference.repository)
+        when = datetime.now(timezone.utc).strftime(TIME)
+        found = done(reading, reading.demand(name), sealer, trust, grid, reason=reason, when=when)
+    for one in found.moved:
+        console.say(f"{one.tag}: {f'now {one.to}' if one.to else 'deleted: no good image is left for it'}")
+    if as_json:
+        moved = [{"tag": one.tag, "to": one.to, "digest": one.digest} for one in found.moved]
+        click.echo(json.dumps({"digest": found.digest, "statement": found.statement, "moved": moved}))
+    else:
+        click.echo(found.digest)
+    if stuck := [one.tag for one in found.moved if one.to == one.tag]:
+        raise RegistryError(
+            f"{reference.repository}: {', '.join(stuck)} still stands for the retracted image",
+            hint="no good image is left, and this registry deletes no tags: delete it by its own means",
+        )

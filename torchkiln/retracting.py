@@ -1,0 +1,101 @@
+"""An image that should not have been published → said so; its moving tags go back to the last good one.
+
+The digest and the dated tag stay: who runs that image must still be able to see what it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchkiln.attached import Opener
+from torchkiln.catalog import Listed, catalog
+from torchkiln.matrix import Matrix
+from torchkiln.nouns import Digest
+from torchkiln.oci.image import MANIFEST_TYPE, descriptor
+from torchkiln.registry.naming import forget, put
+from torchkiln.registry.reading import Document, Reading
+from torchkiln.registry.referrers import attach
+from torchkiln.retraction import retraction
+from torchkiln.sealing import Sealer
+from torchkiln.tags import Named, names_of, parse_name
+from torchkiln.versions import numbers
+
+_DATED = re.compile(r"(?P<tag>.+)-(?P<day>[0-9]{8}[a-z0-9]*)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moved:
+    """Where a tag went. `to`: a dated tag; None: it is gone; the tag itself: it could not be moved."""
+
+    tag: str
+    to: str | None
+    digest: Digest | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retracted:
+    """What was done."""
+
+    digest: Digest
+    statement: Digest  # of the manifest that says so
+    moved: tuple[Moved, ...]
+
+
+def retract(
+    reading: Reading,
+    found: Document,
+    sealer: Sealer,
+    opener: Opener,
+    matrix: Matrix,
+    *,
+    reason: str,
+    when: str,
+) -> Retracted:
+    """Retract the image whose manifest was *found*.
+
+    First it is said, so that `verify` refuses it from then on; then tags move. Run again it completes.
+
+    :param when: UTC, "2026-11-22T17:05:16Z".
+    :raises ConfigError: no reason.
+    :raises RegistryError: the registry refuses, or cannot be reached.
+    """
+    told = retraction("", found.digest, reason=reason, when=when)
+    listed = catalog(reading, opener)
+    ours = next((one for one in listed if one.digest == found.digest), None)
+    subject = descriptor(MANIFEST_TYPE, found.digest, len(found.data))
+    said = attach(reading.registry, reading.repository, subject, sealer.seal(told))
+    moving = [tag for tag in (ours.tags if ours else ()) if not _DATED.fullmatch(tag)]
+    others = [one for one in listed if one.digest != found.digest and one.good]
+    moved = tuple(_move(reading, tag, others, matrix) for tag in moving)
+    return Retracted(digest=found.digest, statement=said, moved=moved)
+
+
+def _move(reading: Reading, tag: str, others: Sequence[Listed], matrix: Matrix) -> Moved:
+    """To the newest of *others* that this name would fit; where there is none, the name goes."""
+    best = max(
+        (
+            (numbers(named.torch), numbers(named.cuda), day, dated, one.digest)
+            for one in others
+            for dated, own, named, day in _dated(one)
+            if tag in (own, *names_of(named, matrix))
+        ),
+        default=None,
+    )
+    if best is None:
+        gone = forget(reading.registry, reading.repository, tag)
+        return Moved(tag=tag, to=None if gone else tag, digest=None)
+    *_, dated, digest = best
+    put(reading.registry, reading.repository, reading.demand(digest).data, tag)
+    return Moved(tag=tag, to=dated, digest=digest)
+
+
+def _dated(one: Listed) -> list[tuple[str, str, Named, str]]:
+    """The dated tags of an image: itself, the tag without the day, what that says, the day."""
+    found = []
+    for tag in one.tags:
+        match = _DATED.fullmatch(tag)
+        if match and (named := parse_name(match["tag"])):
+            found.append((tag, match["tag"], named, match["day"]))
+    return found

@@ -1,0 +1,41 @@
+"""Whom somebody trusts → what counts of that which goes with an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torchkiln import sigstore_bundle
+from torchkiln.errors import VerificationFailed
+from torchkiln.sealing import Opened, Signer, opened
+from torchkiln.signature import PublicKey
+from torchkiln.sigstore_bundle import BUNDLE_TYPE
+from torchkiln.statement import parse
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trust:
+    """Whom somebody trusts who looks: keys, and a job that signs without one."""
+
+    keys: tuple[PublicKey, ...] = ()
+    signer: Signer | None = None
+
+    @property
+    def looks(self) -> bool:
+        """Whether anybody: else signatures are not looked at."""
+        return bool(self.keys or self.signer)
+
+    def open(self, data: bytes, kind: str, *, where: str) -> Opened:
+        """`opened`; a bundle without a key, by Sigstore's rules.
+
+        :raises VerificationFailed: it is no statement, or its signature does not fit.
+        """
+        found = opened(data, kind, self.keys, where=where)
+        if not (self.signer and kind == BUNDLE_TYPE and sigstore_bundle.unwrap(data, where=where)[1]):
+            return found
+        from torchkiln.keyless import verified
+
+        try:
+            said = verified(data, self.signer, where=where)
+        except VerificationFailed:
+            return found
+        return replace(found, statement=parse(said, where=where), signers=(self.signer.identity,))
