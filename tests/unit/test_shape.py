@@ -30,6 +30,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
             "bake", "gate", "hosts", "layering", "located", "lock", "lockfile", "matrix", "pick", "plan",
             "policy", "provenance", "render", "retraction", "report", "resolve", "reuse", "select", "signature",
             "sigstore_bundle", "smoke", "standing", "statement", "suite", "tags", "verdict", "clearance",
+            "scanned", "tolerated", "vulnerabilities",
+            "scanned", "tolerated", "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
@@ -38,6 +40,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
         {
             "bundle", "doctor", "foretold", "housekeeping", "keyless", "kiln", "overlay", "pinned_wheels", "planning",
             "publication", "rebuilding", "sealing", "source", "survey", "verification",
+            "scanner",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),
