@@ -16,7 +16,7 @@ from torchkiln.schema import sentences, shipped
 from torchkiln.strict import json_of
 from torchkiln.vulnerabilities import Scan, Severity, Tool, Vulnerability
 
-LIMIT = 256 << 20  # bytes; with every package listed an image of ours has some megabytes
+LIMIT = 64 << 20  # bytes; with every package listed an image of ours has some megabytes
 _UNNAMED = "a version that is not told"  # a fix is there: it must count as one
 _HINT = "give what `trivy image --format json` or `grype -o json` wrote, whole and unchanged"
 

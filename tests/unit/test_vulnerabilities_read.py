@@ -45,6 +45,7 @@ def test_the_faults_are_those_of_the_image(tool: str) -> None:
         (package, installed, fixed, severity) for package, _, installed, fixed, severity, _ in FAULTS
     ]
     assert all(cve in (one.id, *one.aliases) for one, (_, cve, *_) in zip(found, FAULTS, strict=True))
+    assert all(one.id not in one.aliases for one in found)
 
 
 def test_both_tools_agree_on_the_same_image() -> None:
@@ -188,6 +189,14 @@ def _with(tool: str, change: Callable[[dict[str, Any]], object]) -> dict[str, An
         (
             _with("trivy", lambda told: _trivys(told).pop("PkgName")),
             "Results[0].Vulnerabilities[0]: the key 'PkgName' is missing",
+        ),
+        (
+            _with("trivy", lambda told: _trivys(told).update(PkgName="zlib\n  CVE-1: nothing")),
+            "Results[0].Vulnerabilities[0].PkgName: 'zlib\\n  CVE-1: nothing' is not one line of text",
+        ),
+        (
+            _with("grype", lambda told: _grypes(told)["fix"].update(versions=["1\x1b[2J"])),
+            "matches[0].vulnerability.fix.versions[0]: '1\\x1b[2J' is not one line of text",
         ),
         (by_grype(matches=None), "matches: must be a list, not nothing"),
         (by_grype(source={"type": "directory", "target": "/x"}), "source.type: must be 'image'"),

@@ -37,7 +37,7 @@ _LEVELS = ("unknown", "negligible", "low", "medium", "high", "critical")
     type=click.Path(path_type=Path, dir_okay=False),
     help=f"vulnerabilities that may be for a while; without it ./{LIST} if it is there",
 )
-@click.option("--timeout", type=click.FloatRange(min=0.1), default=900, show_default=True, metavar="SECONDS")
+@click.option("--timeout", type=click.FloatRange(min=1), default=900, show_default=True, metavar="SECONDS")
 @layout_option()
 @click.option("--json", "as_json", is_flag=True, help="one object on stdout")
 def scan(
@@ -121,7 +121,7 @@ def _cells(found: Vulnerability) -> tuple[str, ...]:
 
     mended = f"-> {found.fixed}" if found.fixed else "no fix"
     cells = (found.severity.word, found.id, found.package, found.installed, mended)
-    return tuple(printable(" ".join(cell.split())) for cell in cells)
+    return tuple(printable(cell) for cell in cells)
 
 
 def _talk(image: ImageOnDisk, found: Scan, judgement: Judgement) -> list[str]:
