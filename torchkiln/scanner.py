@@ -32,9 +32,8 @@ _PASS = re.compile(
     r"|GRYPE_DB_[A-Z_]+"
 )
 _OURS = re.compile(r"(TRIVY|GRYPE|TORCHKILN)_")
-_GRYPE_SETTINGS = (
-    "check-for-app-update: false\n"  # named on the command line, it is the only file that is read
-)
+# As a file that the command line names it is the only one of its kind that is read.
+_GRYPE_SETTINGS = "check-for-app-update: false\n"
 _ANSWER_S = 30.0  # for a version
 _TAIL = 12  # lines of a tool's complaint
 
