@@ -31,7 +31,6 @@ GROUPS: Mapping[str, frozenset[str]] = {
             "policy", "provenance", "render", "retraction", "report", "resolve", "reuse", "select", "signature",
             "sigstore_bundle", "smoke", "standing", "statement", "suite", "tags", "verdict", "clearance",
             "scanned", "tolerated", "vulnerabilities",
-            "scanned", "tolerated", "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
