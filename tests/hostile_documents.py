@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.oci_samples import Member, tar_of
+from tests.scans import by_trivy
 from tests.validated import build
 from torchkiln.cli import main
 from torchkiln.places import ROOT
@@ -31,6 +32,7 @@ _VERIFY = ("verify", "layout")
 _RUN = ("run", "--output", "layout", "a", "--", "true")
 _IMPORT = ("base", "import", "base.tar", "--images", "images")
 _SHOW = ("smoke", "show", "report.json")
+_SCAN = ("scan", "layout:a", "--report", "scan.json")
 ESCAPE = "\x1b]0;owned\x07"
 
 
@@ -205,6 +207,26 @@ def report(change: Callable[[Any], object]) -> Callable[[], object]:
     return arrange
 
 
+def scan(told: Any) -> Callable[[], object]:
+    """An image, and *told* as the scan of it."""
+
+    def arrange() -> None:
+        build(Path.cwd())
+        Path("scan.json").write_text(json.dumps(told))
+
+    return arrange
+
+
+def tolerated(text: str) -> Callable[[], object]:
+    """An image, a scan, and *text* as the list of what may be."""
+
+    def arrange() -> None:
+        scan(by_trivy())()
+        Path("vulnerabilities.yaml").write_text(text)
+
+    return arrange
+
+
 def _twice(text: str) -> str:
     return text.replace('"schema": 1,', '"schema": 1,\n  "schema": 1,', 1)
 
@@ -298,5 +320,10 @@ CASES = (
     case("report: a verdict of its own", report(lambda d: {**d, "verdict": "splendid"}), _SHOW, 2, "verdict: 'splendid' is not known"),
     case("report: no JSON", report(lambda d: "PASS"), _SHOW, 2, "report.json: line 1: not JSON"),
     case("report: numbers that are none", report(lambda d: json.dumps({**d, "schema": float("inf")})), _SHOW, 2, "Infinity is no JSON"),
+    case("scan: a list of what is in the image", scan({"bomFormat": "CycloneDX"}), _SCAN, 12, "neither Trivy's report nor Grype's"),
+    case("scan: of a folder", scan(by_trivy(ArtifactType="filesystem")), _SCAN, 12, "must be 'container_image', not 'filesystem'"),
+    case("scan: of another image", scan(by_trivy()), _SCAN, 12, "is of another image"),
+    case("vulnerabilities: for ever", tolerated("- {id: CVE-2026-1, reason: it is fine so}"), _SCAN, 2, "the key 'until' is missing"),
+    case("vulnerabilities: everything", tolerated("- {id: '*', reason: it is fine so, until: 2026-12-24}"), _SCAN, 2, "'*' is not a vulnerability's name"),
 )
 # fmt: on

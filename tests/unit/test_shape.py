@@ -29,8 +29,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
             "allowed", "arch", "attestation", "bake", "cache", "claims", "clearance", "contrast",
             "difference", "explain", "facts", "gate", "hosts", "layering", "located", "lock", "lockfile",
             "matrix", "pick", "plan", "policy", "provenance", "render", "report", "resolve", "retraction",
-            "reuse", "select", "signature", "sigstore_bundle", "smoke", "standing", "statement", "suite",
-            "tags", "verdict",
+            "reuse", "scanned", "select", "signature", "sigstore_bundle", "smoke", "standing", "statement",
+            "suite", "tags", "tolerated", "verdict", "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
@@ -38,8 +38,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "kiln": frozenset(
         {
             "attached", "bundle", "catalog", "doctor", "foretold", "housekeeping", "keyless", "kiln",
-            "overlay", "pinned_wheels", "planning", "publication", "rebuilding", "retracting", "sealing",
-            "source", "survey", "trust", "verification",
+            "overlay", "pinned_wheels", "planning", "publication", "rebuilding", "retracting", "scanner",
+            "sealing", "source", "survey", "trust", "verification",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),

@@ -1,0 +1,100 @@
+"""A database for a real Trivy, with the few faults of `tests/scans.py`: then it needs no network.
+
+Trivy keeps its knowledge in a bbolt file (go.etcd.io/bbolt, page.go and bucket.go): pages of a size that the
+file itself names; two meta pages, a list of free pages, and here one leaf page that holds all buckets inline.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_PAGE = 1 << 16
+_META, _FREE, _LEAF = 0x04, 0x10, 0x02
+_DEBIAN, _PIP = "debian 12", "pip::GitHub Security Advisory Pip"
+_WILL_NOT_FIX = 5  # trivy-db, pkg/types/status.go
+
+Bucket = Mapping[str, "Bucket | bytes"]
+
+
+UPDATED = "2026-11-22T06:00:00Z"
+
+
+def write(cache: Path) -> None:
+    """Make *cache* a cache folder of Trivy's."""
+    (cache / "db").mkdir(parents=True)
+    (cache / "db" / "trivy.db").write_bytes(_database(_knowledge()))
+    about = {
+        "Version": 2,
+        "NextUpdate": "2099-01-01T00:00:00Z",
+        "UpdatedAt": UPDATED,
+        "DownloadedAt": UPDATED,
+    }
+    (cache / "db" / "metadata.json").write_text(json.dumps(about))
+
+
+def _knowledge() -> Bucket:
+    def told(**value: Any) -> bytes:
+        return json.dumps(value).encode()
+
+    def fault(severity: str, source: str, grade: int) -> bytes:
+        return told(Title="a title", Severity=severity, VendorSeverity={source: grade})
+
+    return {
+        _DEBIAN: {
+            "openssl": {"CVE-2024-13176": told(FixedVersion="3.0.15-1~deb12u2")},
+            "zlib": {"CVE-2023-45853": told(Status=_WILL_NOT_FIX)},
+        },
+        _PIP: {
+            "jinja2": {"CVE-2024-56326": told(PatchedVersions=["3.1.5"], VulnerableVersions=["<= 3.1.4"])},
+            "setuptools": {"CVE-2024-6345": told(PatchedVersions=["70.0.0"], VulnerableVersions=["< 70.0"])},
+        },
+        "data-source": {
+            _DEBIAN: told(ID="debian", Name="Debian Security Tracker"),
+            _PIP: told(ID="ghsa", Name="GitHub Security Advisory Pip"),
+        },
+        "vulnerability": {
+            "CVE-2024-13176": fault("MEDIUM", "nvd", 2),
+            "CVE-2023-45853": fault("CRITICAL", "nvd", 4),
+            "CVE-2024-56326": fault("HIGH", "ghsa", 2),
+            "CVE-2024-6345": fault("HIGH", "ghsa", 3),
+        },
+    }
+
+
+def _database(root: Bucket) -> bytes:
+    pages = [_meta(0), _meta(1), _page(2, _FREE, 0, b""), _leaf(3, root)]
+    assert all(len(page) <= _PAGE for page in pages)
+    return b"".join(page.ljust(_PAGE, b"\0") for page in pages)
+
+
+def _meta(number: int) -> bytes:
+    told = struct.pack("<IIIIQQQQQ", 0xED0CDAED, 2, _PAGE, 0, 3, 0, 2, 4, number)
+    return _page(number, _META, 0, told + struct.pack("<Q", _fnv(told)))
+
+
+def _page(number: int, kind: int, count: int, body: bytes) -> bytes:
+    return struct.pack("<QHHI", number, kind, count, 0) + body
+
+
+def _leaf(number: int, bucket: Bucket) -> bytes:
+    """Heads of 16 bytes, then keys and values; a bucket's value is 16 bytes of head and a leaf of its own."""
+    heads, data = b"", b""
+    for at, name in enumerate(sorted(bucket, key=str.encode)):
+        key, value = name.encode(), bucket[name]
+        inner = isinstance(value, Mapping)
+        stored = bytes(16) + _leaf(0, value) if isinstance(value, Mapping) else value
+        heads += struct.pack("<IIII", inner, (len(bucket) - at) * 16 + len(data), len(key), len(stored))
+        data += key + stored
+    return _page(number, _LEAF, len(bucket), heads + data)
+
+
+def _fnv(data: bytes) -> int:
+    """FNV-1a, 64 bits."""
+    found = 0xCBF29CE484222325
+    for byte in data:
+        found = (found ^ byte) * 0x100000001B3 & (1 << 64) - 1
+    return found
