@@ -20,8 +20,6 @@ from torchkiln.oci import tar
 from torchkiln.plan import plan
 from torchkiln.store import Store
 
-_BASE_TAR = tar.archive([OverlayFile(path="etc/os-release", mode=0o644, data=b"ID=none\n")], mtime=0)
-_BASE = gzip.compress(_BASE_TAR, mtime=0)
 CODE = b"def main():\n    return 0\n"
 
 
@@ -39,8 +37,19 @@ def noise(name: str, size: int) -> bytes:
     return hashlib.shake_128(name.encode()).digest(size)
 
 
-def small_wheels(folder: Path, version: str = "") -> list[Path]:
-    """Two that get layers of their own (see `planned_cell`), three that share one; *version* changes one."""
+def base_tar(salt: str = "") -> bytes:
+    """The base: one file, which hangs on *salt*."""
+    return tar.archive(
+        [OverlayFile(path="etc/os-release", mode=0o644, data=f"ID=none{salt}\n".encode())], mtime=0
+    )
+
+
+def small_wheels(folder: Path, version: str = "", salt: str = "") -> list[Path]:
+    """Two that get layers of their own (see `planned_cell`), three that share one.
+
+    :param version: changes one of them.
+    :param salt: changes all.
+    """
     specs = [
         WheelSpec(
             name=name,
@@ -49,7 +58,7 @@ def small_wheels(folder: Path, version: str = "") -> list[Path]:
                     path=f"{name}/__init__.py",
                     data=CODE + f"# {name}{version if name == 'sympy' else ''}\n".encode(),
                 ),
-                File(path=f"{name}/lib.so", data=noise(name, size), mode=0o755),
+                File(path=f"{name}/lib.so", data=noise(name + salt, size), mode=0o755),
             ),
             console=((name, f"{name}:main"),),
         )
@@ -64,16 +73,19 @@ def small_wheels(folder: Path, version: str = "") -> list[Path]:
     return [write_wheel(spec, folder) for spec in specs]
 
 
-def planned_cell(wheels: Iterable[Path], layers: tuple[LockedLayer, ...] = ()) -> ImagePlan:
+def planned_cell(
+    wheels: Iterable[Path], layers: tuple[LockedLayer, ...] = (), *, salt: str = ""
+) -> ImagePlan:
     """The plan of a lock of *wheels* in which 100 kB make a wheel big."""
-    cell = locked()
+    cell, unpacked = locked(), base_tar(salt)
+    packed = gzip.compress(unpacked, mtime=0)
     base = replace(
         cell.base,
         python=f"{sys.version_info[0]}.{sys.version_info[1]}.{sys.version_info[2]}",
-        digest=Digest(f"sha256:{hashlib.sha256(_BASE).hexdigest()}"),
-        diff_id=Digest(f"sha256:{hashlib.sha256(_BASE_TAR).hexdigest()}"),
-        size=len(_BASE),
-        unpacked=len(_BASE_TAR),
+        digest=Digest(f"sha256:{hashlib.sha256(packed).hexdigest()}"),
+        diff_id=Digest(f"sha256:{hashlib.sha256(unpacked).hexdigest()}"),
+        size=len(packed),
+        unpacked=len(unpacked),
     )
     named = tuple(sorted((locked_wheel(wheel) for wheel in wheels), key=lambda wheel: wheel.name))
     with patch("torchkiln.layering.BIG_WHEEL", 100_000):
@@ -82,11 +94,11 @@ def planned_cell(wheels: Iterable[Path], layers: tuple[LockedLayer, ...] = ()) -
         )
 
 
-def put_base(base: LockedBase, store: Store) -> None:
+def put_base(base: LockedBase, store: Store, salt: str = "") -> None:
     """The base of `planned_cell` in *store*."""
     if not store.has_blob(base.digest, base.size):
         temporary = store.temporary("base")
-        temporary.write_bytes(_BASE)
+        temporary.write_bytes(gzip.compress(base_tar(salt), mtime=0))
         store.adopt(temporary, store.blob(base.digest))
 
 

@@ -61,9 +61,12 @@ class Press:
         return Store(self.folder / "cache")
 
     def build(self, version: str = "") -> ImageOnDisk:
-        """The image of the lock with wheels of *version*, a word; its name in the layout is the tag."""
-        wheels = small_wheels(self.folder / f"wheels{version}", version)
-        locked = planned_cell(wheels).locked
+        """The image of the lock with wheels of *version*, a word; its name in the layout is the tag.
+
+        No other press has one of its blobs.
+        """
+        wheels = small_wheels(self.folder / f"wheels{version}", version, str(self.folder))
+        locked = planned_cell(wheels, salt=str(self.folder)).locked
         first = self._built(locked, wheels)
         recorded = tuple(
             LockedLayer(**{name: getattr(layer, name) for name in LockedLayer.__dataclass_fields__})
@@ -75,7 +78,7 @@ class Press:
     def _built(self, locked: LockedCell, wheels: list[Path]) -> BuiltImage:
         known = facts.load()
         plan = plan_locked(locked, matrix.read(ROOT / "matrix.yaml", known), known)
-        put_base(locked.base, self.store)
+        put_base(locked.base, self.store, str(self.folder))
         with interpreter():
             return embedded.build(
                 plan, self.store, self.layout, fetcher=FakeIndex(wheels), observer=Silent()
@@ -115,6 +118,15 @@ class Press:
         keys = ("--key", str(self.folder / "publisher.pem"), "--trust", str(self.folder / "lab.pub.pem"))
         return ["publish", TAG, "--to", to, *self.here, *keys, *more]
 
+    def command(self, *arguments: str) -> list[str]:
+        """The same in a process of its own, whose environment is `settings`."""
+        return [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py"), *arguments]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """For a process."""
+        return {**os.environ, **self.environ}
+
     @property
     def here(self) -> tuple[str, ...]:
         """Options by which commands find what is here."""
@@ -141,6 +153,7 @@ def press(folder: Path) -> Press:
         f"@pytest.mark.tier({tier})\ndef test_{name.replace('-', '_')}(measure): pass\n\n"
         for name, tier in TIERS.items()
     )
+    folder.mkdir(exist_ok=True)
     suite_with(folder / "suite", {"test_all.py": body})
     (folder / "publisher.pem").write_bytes(pem(PUBLISHER))
     (folder / "publisher.pem").chmod(0o600)

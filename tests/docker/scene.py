@@ -38,6 +38,11 @@ class Scene:
         cell = ("--torch", "2.7", "--cuda", "12.1", "--images", str(self.images))
         return self.command("build", *cell, *arguments, **environ)
 
+    def publish(self, target: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`publish TAG` under that tag alone, though nothing was proved."""
+        words = ("--images", str(self.images), "--to", target, "--tag", TAG, "--override", "a test")
+        return self.command("publish", TAG, *words, *arguments)
+
     def command(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Any command, in the folder that has `dist`."""
         return subprocess.run(

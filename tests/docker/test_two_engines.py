@@ -57,7 +57,7 @@ def test_what_one_pushed_the_other_pulls_and_runs(
     """Our own push, and Docker's of what was loaded: the digest stays, layers and configuration with it."""
     target = f"{registry.host}/moved/ours"
     assert scene.kiln("--load", "--quiet").returncode == 0
-    ran = scene.command("publish", TAG, "--to", target, "--override", "a test", "--json")
+    ran = scene.publish(target, "--json")
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
     scene.docker("tag", NAME, f"{registry.host}/moved/theirs:{TAG}")

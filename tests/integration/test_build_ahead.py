@@ -27,7 +27,7 @@ def test_publish_finds_every_layer_there(scene: Scene, registry: RunningRegistry
     assert all(registry.blob(layer["digest"]).stat().st_size == layer["size"] for layer in layers)
     assert registry.tags(f"ahead/{form}") == []
 
-    ran = scene.command("publish", TAG, "--output", form, "--to", target, "--override", "a test", "--json")
+    ran = scene.publish(target, "--output", form, "--json")
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
     config = open_layout(scene.images.parent / form).image(TAG).config_digest  # both forms have the same

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,46 +14,35 @@ import pytest
 from tests.engine.crane import RunningCrane, each_registry
 from tests.engine.registry import RunningRegistry
 from tests.faultproxy import Fault, FaultProxy
+from tests.press import Press, press
 from tests.pushing import SIZES, digests, has_all, image, push_to
+from tests.reports import TAG
 from tests.roots import tiny_root
+from torchkiln.errors import GateRefused
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.places import ROOT
 from torchkiln.store import Store
 
 __all__ = ["each_registry"]
 
-OVERRIDE = ("--override", "a test")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Desk:
-    """A layout, a cache and a Docker configuration of one test's own."""
-
-    folder: Path
-
-    def command(self, *arguments: str) -> list[str]:
-        """What a user types."""
-        python = str(ROOT / ".venv/bin/python")
-        return [python, str(ROOT / "build.py"), "publish", *arguments, "--output", str(self.folder / "dist")]
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        return {
-            **os.environ,
-            "TORCHKILN_CACHE": str(self.folder / "cache"),
-            "DOCKER_CONFIG": str(self.folder / "docker"),
-        }
-
-    def publish(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Its end."""
-        return subprocess.run(
-            self.command(*arguments), env=self.environ, capture_output=True, text=True, check=False
-        )
+OVERRIDE, V1 = ("--override", "a test"), ("--tag", "v1")
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(folder=tmp_path)
+def desk(tmp_path: Path) -> Press:
+    return press(tmp_path / "desk")
+
+
+def publishing(desk: Press, host: str, name: str, *more: str) -> list[str]:
+    """`publish TAG --to HOST/NAME` under the one tag v1, whatever the gate says."""
+    return desk.command(
+        *desk.publishing(f"{host}/{name}", *OVERRIDE, *(() if "--tag" in more else V1), *more)
+    )
+
+
+def published(desk: Press, host: str, name: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """Its end."""
+    argv = publishing(desk, host, name, *more)
+    return subprocess.run(argv, env=desk.settings, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -76,30 +63,30 @@ def proxy(registry: RunningRegistry) -> Iterator[FaultProxy]:
         yield found
 
 
-def test_the_reference_is_the_answer(
-    registry: RunningRegistry, desk: Desk, built: ImageOnDisk, name: str
-) -> None:
+def test_the_reference_is_the_answer(registry: RunningRegistry, desk: Press, name: str) -> None:
     """On stdout, by digest; all else is talk."""
-    ran = desk.publish("v1", "--to", f"{registry.host}/{name}", *OVERRIDE)
+    built = desk.build()
+    ran = published(desk, registry.host, name)
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == f"{registry.host}/{name}@{built.manifest}\n"
-    assert "publishing without the gate: a test\n" in ran.stderr
-    assert "4 blobs (4 sent, 0 mounted, 0 there)" in ran.stderr
+    assert "publishing in spite of the gate: a test\n" in ran.stderr
+    count = len(built.layers) + 1
+    assert f"{count} blobs ({count} sent, 0 mounted, 0 there)" in ran.stderr
     assert registry.tags(name) == ["v1"]
     assert has_all(registry, name, built)
 
 
-def test_the_answer_as_json(registry: RunningRegistry, desk: Desk, built: ImageOnDisk, name: str) -> None:
-    to = ("--to", f"{registry.host}/{name}")
-    ran = desk.publish("v1", *to, *OVERRIDE, "--json", "--quiet", "--tag", "a", "--tag", "b")
+def test_the_answer_as_json(registry: RunningRegistry, desk: Press, name: str) -> None:
+    built = desk.build()
+    ran = published(desk, registry.host, name, "--json", "--quiet", "--tag", "a", "--tag", "b")
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
 
     sizes = {digest: path.stat().st_size for digest, path in digests(built).items()}
     del sizes[built.manifest]
     assert told["reference"] == f"{registry.host}/{name}@{built.manifest}"
-    assert (told["image"], told["tags"], told["override"]) == ("v1", ["a", "b"], "a test")
+    assert (told["image"], told["tags"], told["override"]) == (TAG, ["a", "b"], "a test")
     assert told["bytes_sent"] == sum(sizes.values())
     assert {one["digest"]: (one["size"], one["how"], one["sent"]) for one in told["blobs"]} == {
         digest: (size, "sent", size) for digest, size in sizes.items()
@@ -107,14 +94,13 @@ def test_the_answer_as_json(registry: RunningRegistry, desk: Desk, built: ImageO
     assert registry.tags(name) == ["a", "b"]
 
 
-def test_nothing_is_published_that_nobody_answers_for(
-    registry: RunningRegistry, desk: Desk, built: ImageOnDisk, name: str
-) -> None:
-    ran = desk.publish("v1", "--to", f"{registry.host}/{name}")
+def test_nothing_is_published_that_is_not_proved(registry: RunningRegistry, desk: Press, name: str) -> None:
+    desk.build()
+    done = desk.publish(f"{registry.host}/{name}")
 
-    assert (ran.returncode, ran.stdout) == (7, "")
-    assert "that the gate has not cleared" in ran.stderr
-    assert "v1: not cleared" in ran.stderr
+    assert isinstance(done.exception, GateRefused)
+    assert ("import", "no report tells of it: it did not run") in done.exception.missing
+    assert done.stdout == ""
     assert registry.tags(name) == []
 
 
@@ -167,7 +153,7 @@ def test_a_neighbour_that_has_them_not_costs_nothing(
 
 
 def test_skopeo_gets_the_same_bytes(
-    registry: RunningRegistry, desk: Desk, built: ImageOnDisk, name: str, tmp_path: Path
+    registry: RunningRegistry, built: ImageOnDisk, name: str, tmp_path: Path
 ) -> None:
     if not shutil.which("skopeo"):
         pytest.skip("skopeo is not installed (apt-get install skopeo)")
@@ -202,7 +188,7 @@ def test_crane_finds_nothing_wrong_until_something_is(
 
 
 def test_docker_pulls_and_runs_it(
-    registry: RunningRegistry, engine: Mapping[str, str], desk: Desk, name: str, tmp_path: Path
+    registry: RunningRegistry, engine: Mapping[str, str], name: str, tmp_path: Path
 ) -> None:
     """An image of a shell and little else."""
     reference = _runnable(tmp_path, registry, name)
@@ -238,17 +224,17 @@ def _runnable(tmp_path: Path, registry: RunningRegistry, name: str) -> str:
 def test_a_signal_ends_it_though_the_registry_is_silent(
     registry: RunningRegistry,
     proxy: FaultProxy,
-    desk: Desk,
-    built: ImageOnDisk,
+    desk: Press,
     name: str,
     number: signal.Signals,
     code: int,
 ) -> None:
     """While all threads send to a server that reads nothing, which would be given two minutes each."""
     proxy.faults = [Fault("stall", "PATCH|PUT", times=100)]
-    argv = desk.command("v1", "--to", f"{proxy.host}/{name}", *OVERRIDE)
+    desk.build()
+    argv = publishing(desk, proxy.host, name)
     with subprocess.Popen(
-        argv, env=desk.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        argv, env=desk.settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             assert proxy.stalled.wait(60)
@@ -262,25 +248,26 @@ def test_a_signal_ends_it_though_the_registry_is_silent(
     assert registry.tags(name) == []
 
     proxy.faults = []
-    assert desk.publish("v1", "--to", f"{proxy.host}/{name}", *OVERRIDE).returncode == 0
+    assert published(desk, proxy.host, name).returncode == 0
     assert registry.tags(name) == ["v1"]
 
 
 def test_a_killed_push_leaves_no_tag_and_is_gone_on_with(
-    registry: RunningRegistry, proxy: FaultProxy, desk: Desk, built: ImageOnDisk, name: str
+    registry: RunningRegistry, proxy: FaultProxy, desk: Press, name: str
 ) -> None:
     """What got there whole is not sent again."""
     proxy.faults = [Fault("stall", "PUT", path="digest=", skip=2)]
-    argv = desk.command("v1", "--to", f"{proxy.host}/{name}", "--jobs", "1", *OVERRIDE)
-    with subprocess.Popen(argv, env=desk.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    built = desk.build()
+    argv = publishing(desk, proxy.host, name, "--jobs", "1")
+    with subprocess.Popen(argv, env=desk.settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert proxy.stalled.wait(60)
         process.kill()
     assert registry.tags(name) == []
 
-    again = desk.publish("v1", "--to", f"{proxy.host}/{name}", "--json", *OVERRIDE)
+    again = published(desk, proxy.host, name, "--json")
 
     told = json.loads(again.stdout)
-    assert (told["there"], told["sent"]) == (2, 2)
+    assert (told["there"], told["sent"]) == (2, len(built.layers) - 1)
     assert registry.tags(name) == ["v1"]
     assert has_all(registry, name, built)
 
@@ -288,23 +275,26 @@ def test_a_killed_push_leaves_no_tag_and_is_gone_on_with(
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (("v1", "--to", "team/app"), 2, "names no registry"),
-        (("v1", "--to", "{host}/team/app:v2"), 2, "without tag and digest"),
-        (("v1", "--to", "{host}/team/app", "--tag", "a b"), 2, "'a b' is no tag"),
+        ((TAG, "--to", "team/app"), 2, "names no registry"),
+        ((TAG, "--to", "{host}/team/app:v2"), 2, "without tag and digest"),
+        ((TAG, "--to", "{host}/team/app", "--tag", "a b"), 2, "'a b' is no tag"),
         (("v9", "--to", "{host}/team/app"), 2, "no image is called 'v9'"),
         (("--to", "{host}/team/app"), 2, "which image?"),
-        (("v1", "--to", "127.0.0.1:9/team/app"), 9, "nobody listens there, 3 times in a row"),
+        ((TAG, "--to", "127.0.0.1:9/team/app"), 9, "nobody listens there, 3 times in a row"),
     ],
 )
 def test_slips_are_told(
-    registry: RunningRegistry,
-    desk: Desk,
-    built: ImageOnDisk,
-    arguments: tuple[str, ...],
-    code: int,
-    told: str,
+    registry: RunningRegistry, desk: Press, arguments: tuple[str, ...], code: int, told: str
 ) -> None:
-    ran = desk.publish(*(word.format(host=registry.host) for word in arguments), *OVERRIDE)
+    desk.build()
+    words = (word.format(host=registry.host) for word in arguments)
+    ran = subprocess.run(
+        desk.command("publish", *words, *desk.here, *OVERRIDE),
+        env=desk.settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
     assert (ran.returncode, ran.stdout) == (code, "")
     assert told in ran.stderr

@@ -31,6 +31,7 @@ class Manners:
     refuses_manifests: str = ""  # an error's code
     redirects_heads_to: str = ""  # "http://host"
     short_by: int = 0  # bytes that a HEAD tells less
+    lists_referrers: bool = False  # as the specification has it from 1.1 on
     echo: bool = False  # a 403 for every PUT, which tells the login back
 
 
@@ -42,7 +43,19 @@ class Repository:
     @property
     def tags(self) -> list[str]:
         """The names that are no digests."""
-        return sorted(name for name in self.manifests if ":" not in name)
+        return sorted(name for name in self.manifests if ":" not in name and not name.startswith("sha256-"))
+
+    def referrers(self, digest: str) -> bytes:
+        """An index of the manifests whose subject is *digest*, as the specification describes it."""
+        found = []
+        for name, data in self.manifests.items():
+            told = json.loads(data)
+            if ":" in name and told.get("subject", {}).get("digest") == digest:
+                kind = told.get("artifactType") or told["config"]["mediaType"]
+                entry = {"mediaType": told["mediaType"], "digest": name, "size": len(data)}
+                found.append({**entry, "artifactType": kind, "annotations": told.get("annotations", {})})
+        kind = "application/vnd.oci.image.index.v1+json"
+        return json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": found}).encode()
 
 
 class _Server(ThreadingHTTPServer):
@@ -124,6 +137,12 @@ def _handler(server: RegistryServer) -> type[BaseHTTPRequestHandler]:
                 self.show(server.repository(found[1]).blobs.get(found[2]), found[2])
             elif found := re.fullmatch(r"/v2/(.+)/manifests/([\w.:-]+)", path):
                 self.manifest(found[1], found[2])
+            elif (found := re.fullmatch(r"/v2/(.+)/referrers/(sha256:\w+)", path)) and self.lists():
+                self.document(server.repository(found[1]).referrers(found[2]))
+            elif found := re.fullmatch(r"/v2/(.+)/tags/list", path):
+                self.document(
+                    json.dumps({"name": found[1], "tags": server.repository(found[1]).tags}).encode()
+                )
             else:
                 self.wrong(404, "NAME_UNKNOWN")
 
@@ -186,26 +205,40 @@ def _handler(server: RegistryServer) -> type[BaseHTTPRequestHandler]:
 
         def manifest(self, name: str, reference: str) -> None:
             repository, data = server.repository(name), bytearray()
+            if self.command == "DELETE":
+                self.answer(202 if repository.manifests.pop(reference, None) else 404)
+                return
             if self.command != "PUT":
-                self.show(repository.manifests.get(reference), reference)
+                there = repository.manifests.get(reference)
+                self.show(there, _digest(there or b""), json.loads(there or b"{}").get("mediaType", ""))
                 return
             self.read(data)
             document = json.loads(data)
-            wanted = {one["digest"] for one in (document["config"], *document["layers"])}
+            named = [document["config"], *document["layers"]] if "config" in document else []
+            wanted = {one["digest"] for one in named}
             if server.manners.refuses_manifests or not wanted <= repository.blobs.keys():
                 self.wrong(400, server.manners.refuses_manifests or "MANIFEST_BLOB_UNKNOWN", "no such blob")
                 return
             repository.manifests[reference] = repository.manifests[_digest(data)] = bytes(data)
-            self.answer(201, self.named(_digest(data)))
+            subject = document.get("subject", {}).get("digest", "")
+            heard = {"OCI-Subject": subject} if subject and self.lists() else {}
+            self.answer(201, self.named(_digest(data)) | heard)
 
-        def show(self, data: bytes | None, digest: str) -> None:
+        def lists(self) -> bool:
+            return server.manners.lists_referrers
+
+        def document(self, data: bytes) -> None:
+            self.answer(200, {"Content-Length": str(len(data))}, data)
+
+        def show(self, data: bytes | None, digest: str, kind: str = "") -> None:
             if server.manners.redirects_heads_to:
                 self.answer(307, {"Location": server.manners.redirects_heads_to + self.path})
             elif data is None:
                 self.wrong(404, "BLOB_UNKNOWN")
             else:
                 length = str(len(data) - server.manners.short_by)
-                self.answer(200, {**self.named(digest), "Content-Length": length}, data)
+                told = {"Content-Type": kind} if kind else {}
+                self.answer(200, {**self.named(digest), **told, "Content-Length": length}, data)
 
         def named(self, digest: str) -> dict[str, str]:
             return {"Docker-Content-Digest": digest} if server.manners.tells_digests else {}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +15,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.press import press
 from tests.pushing import image, push_to
 from tests.standin.registry_server import RegistryServer
 from torchkiln.errors import RegistryError
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.places import ROOT
 from torchkiln.registry.connections import Transport
 
 _DAY = datetime.timedelta(days=1)
@@ -76,26 +74,20 @@ def test_an_unknown_ca_is_told_with_what_to_do(secure: RegistryServer, built: Im
 
 
 def test_the_users_ca_bundle_is_the_one_of_the_package_index(
-    secure: RegistryServer, certificate: Path, built: ImageOnDisk, tmp_path: Path
+    secure: RegistryServer, certificate: Path, tmp_path: Path
 ) -> None:
-    argv = [sys.executable, str(ROOT / "build.py"), "publish", "v1", "--to", f"{secure.host}/team/app"]
-    environ = {
-        **os.environ,
-        "TORCHKILN_CACHE": str(tmp_path / "cache"),
-        "DOCKER_CONFIG": str(tmp_path),
-        "SSL_CERT_FILE": str(certificate),
-        "NO_PROXY": "0.0.0.0",
-    }
+    desk = press(tmp_path / "desk")
+    desk.build()
     done = subprocess.run(
-        [*argv, "--output", str(tmp_path / "dist"), "--override", "a test"],
-        env=environ,
+        desk.command(*desk.publishing(f"{secure.host}/team/app", "--tag", "v1", "--override", "a test")),
+        env={**desk.settings, "SSL_CERT_FILE": str(certificate), "NO_PROXY": "0.0.0.0"},
         capture_output=True,
         text=True,
         check=False,
     )
 
     assert done.returncode == 0, done.stderr
-    assert secure.repository("team/app").tags == ["v1"]
+    assert "v1" in secure.repository("team/app").tags
 
 
 def test_plain_http_is_spoken_only_where_it_is_asked_for(built: ImageOnDisk) -> None:
