@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -144,12 +145,36 @@ def test_a_server_that_never_answers_well_ends_the_run_and_keeps_what_came(bench
     assert "goes on from there" in caught.value.hint
 
 
+@pytest.mark.parametrize("who", ["index", "proxy"])
+def test_who_cannot_be_reached_is_told_and_no_empty_file_stays(who: str, bench: Bench) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        nowhere = f"http://127.0.0.1:{listening.getsockname()[1]}"  # where nobody listens in a moment
+    if who == "index":
+        place = replace(bench.pages.find_all([bench.wheel])[bench.wheel], url=f"{nowhere}/x.whl")
+        bench.pages.find = lambda *_, **__: place  # type: ignore[method-assign]
+    else:
+        bench.pages.find_all([bench.wheel])  # the pages are known, the file is to come
+        bench.pages.session.trust_env = False
+        bench.pages.session.proxies = {"http": nowhere}
+    with pytest.raises(BuildFailed, match=rf": the {who} cannot be reached: no connection") as caught:
+        bench.fetch()
+
+    assert "look at the network, the proxy (HTTPS_PROXY, pip's `proxy`) or the index" in caught.value.hint
+    assert not bench.part.exists()
+
+
+def test_who_gives_up_before_a_byte_came_leaves_no_file(bench: Bench) -> None:
+    bench.downloads.fetch(bench.wheel, bench.part, on_progress=bench.progress.append, cancelled=lambda: True)
+
+    assert not bench.part.exists()
+
+
 @pytest.mark.parametrize("extra", [b"x", b"y" * 2_000_000])
 def test_a_file_of_another_length_is_refused_before_its_body(bench: Bench, extra: bytes) -> None:
     bench.server.faults.extra = extra
     with pytest.raises(BadWheel, match="locked are"):
         bench.fetch()
-    assert bench.part.read_bytes() == b""
+    assert not bench.part.exists()
     with pytest.raises(BadWheel, match="locked are"):
         bench.downloads.tail(bench.wheel, 10)
 
