@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs_mmdebstrap
 from torchkiln.base import artefact, mmdebstrap
 from torchkiln.base.interpreter import Interpreter, interpreter
 from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR, build
@@ -27,8 +28,6 @@ from torchkiln.nouns import LockedBase
 from torchkiln.oci.gunzip import open_gzip
 from torchkiln.places import ROOT
 from torchkiln.store import Store
-
-needs_mmdebstrap = pytest.mark.skipif(not shutil.which("mmdebstrap"), reason="mmdebstrap is not installed")
 
 
 @pytest.fixture(scope="module")

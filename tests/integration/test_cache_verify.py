@@ -162,7 +162,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     if folder.stat().st_dev == tmp_path.stat().st_dev:
         folder.rmdir()
-        pytest.skip("there is but one file system")
+        pytest.skip("/dev/shm is on the file system of the temporary folder, and two are wanted")
     yield folder
     shutil.rmtree(folder)
 
