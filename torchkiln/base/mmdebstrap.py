@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from torchkiln.base.complaint import complaint
-from torchkiln.base.contents import inspect
+from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.recipe import BaseRecipe
 from torchkiln.errors import BuildFailed, ConfigError, ToolMissing
 from torchkiln.nouns import LockedBase
-from torchkiln.oci.encode import ENCODER, encode
+from torchkiln.oci.encode import encode
 from torchkiln.store import Store
 
 MIRROR = "TORCHKILN_DEBIAN_MIRROR"
@@ -93,16 +93,7 @@ def build(
         temporary.unlink(missing_ok=True)
     if not contents.python.startswith(f"{recipe.python}."):
         raise BuildFailed(f"{recipe.os} should bring Python {recipe.python} and has {contents.python}")
-    return LockedBase(
-        os=recipe.os,
-        python=contents.python,
-        digest=encoded.digest,
-        diff_id=encoded.diff_id,
-        size=encoded.size,
-        unpacked=encoded.unpacked,
-        encoder=ENCODER,
-        packages=contents.packages,
-    )
+    return locked_base(recipe.os, encoded, contents)
 
 
 def command(recipe: BaseRecipe, environ: Mapping[str, str], *, unprivileged: bool) -> list[str]:
