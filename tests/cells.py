@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,7 +15,7 @@ from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Fetcher, Silent
-from torchkiln.nouns import Digest, ImagePlan, LayerFormat, LockedBase, LockedLayer, OverlayFile
+from torchkiln.nouns import BuiltLayer, Digest, ImagePlan, LayerFormat, LockedBase, LockedLayer, OverlayFile
 from torchkiln.oci import tar
 from torchkiln.plan import plan
 from torchkiln.store import Store
@@ -62,6 +62,11 @@ def small_wheels(folder: Path, version: str = "") -> list[Path]:
         }.items()
     ]
     return [write_wheel(spec, folder) for spec in specs]
+
+
+def as_locked(layers: Iterable[BuiltLayer]) -> tuple[LockedLayer, ...]:
+    """What a lock records of *layers*."""
+    return tuple(LockedLayer(**asdict(layer)) for layer in layers)
 
 
 def planned_cell(wheels: Iterable[Path], layers: tuple[LockedLayer, ...] = ()) -> ImagePlan:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.registry import free_port
 from tests.needs import needs_mmdebstrap
 from torchkiln.base import artefact, mmdebstrap
 from torchkiln.base.interpreter import Interpreter, interpreter
@@ -189,8 +190,7 @@ def test_mmdebstraps_own_words_are_passed_on(tmp_path: Path) -> None:
 
 @needs_mmdebstrap
 def test_an_archive_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        nowhere = f"http://127.0.0.1:{listening.getsockname()[1]}/debian"  # nobody listens there in a moment
+    nowhere = f"http://127.0.0.1:{free_port()}/debian"
     said: list[str] = []
     with pytest.raises(BuildFailed) as caught:
         build(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.registry import free_port
 from tests.standin.index_server import IndexServer
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index import download
@@ -147,8 +147,7 @@ def test_a_server_that_never_answers_well_ends_the_run_and_keeps_what_came(bench
 
 @pytest.mark.parametrize("who", ["index", "proxy"])
 def test_who_cannot_be_reached_is_told_and_no_empty_file_stays(who: str, bench: Bench) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        nowhere = f"http://127.0.0.1:{listening.getsockname()[1]}"  # where nobody listens in a moment
+    nowhere = f"http://127.0.0.1:{free_port()}"
     if who == "index":
         place = replace(bench.pages.find_all([bench.wheel])[bench.wheel], url=f"{nowhere}/x.whl")
         bench.pages.find = lambda *_, **__: place  # type: ignore[method-assign]
