@@ -19,7 +19,8 @@ ALSO_NEEDED = ("platformdirs", "pypi_simple", "requests", "rich", "uv", "yaml")
 def main() -> None:
     """Run torchkiln with .venv's Python where there is one, else with this one if it has what is needed."""
     python = VENV / "bin" / "python"
-    if Path(sys.prefix).resolve() != VENV.resolve() and python.exists():
+    # os.access: it is False where .venv is another user's, for whom this Python may do.
+    if Path(sys.prefix).resolve() != VENV.resolve() and os.access(python, os.X_OK):
         os.execv(python, [str(python), *sys.argv])
     if missing := [name for name in (*NEEDED, *ALSO_NEEDED) if importlib.util.find_spec(name) is None]:
         print(

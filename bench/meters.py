@@ -71,15 +71,14 @@ def measure(
         looker.start()
         try:
             _, status, usage = os.wait4(process.pid, 0)
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
+            process.returncode = os.waitstatus_to_exitcode(status)
         finally:
             wall = time.perf_counter() - started
+            if process.returncode is None:  # we are leaving before it does
+                process.terminate()
+                process.wait()
             over.set()
             looker.join()
-        process.returncode = os.waitstatus_to_exitcode(status)
         for stream in (out, talk):
             stream.seek(0)
         if process.returncode:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from bench.markdown import table
 from bench.plot import Bar, bars, number
 from bench.results import STAGES, Figure, Outcome, Sample, Side, outcome_from_json
 
@@ -39,7 +40,7 @@ def page(document: Mapping[str, Any]) -> str:
     parts = [
         _HEAD,
         "## Targets\n",
-        _table(
+        table(
             ("what", "target", "median (least to most)", "met"),
             (_target_row(figure) for one, _ in outcomes for figure in one.figures if figure.target),
         ),
@@ -110,20 +111,20 @@ def run_line(run: Mapping[str, Any]) -> str:
 def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
     parts = [f"## {outcome.title}\n", f"State: {outcome.state}.\n"]
     if outcome.series:
-        parts.append(_table(outcome.series[0], outcome.series[1:]))
+        parts.append(table(outcome.series[0], outcome.series[1:]))
     elif outcome.sides:
         titles = ("side", "what", "rounds", "seconds", "core-seconds", "MB out", "peak, MiB")
-        parts.append(_table(titles, map(_side_row, outcome.sides)))
+        parts.append(table(titles, map(_side_row, outcome.sides)))
     if outcome.figures:
-        parts.append(_table(("figure", "median (least to most)"), map(_figure_row, outcome.figures)))
+        parts.append(table(("figure", "median (least to most)"), map(_figure_row, outcome.figures)))
     staged = [side for side in outcome.sides if _is_staged(side)] if not outcome.series else []
     if staged:
         parts.append("Core-seconds by stage (medians; by process and thread, seen from outside):\n")
-        parts.append(_table(("side", *STAGES), (_stage_row(side) for side in staged)))
+        parts.append(table(("side", *STAGES), (_stage_row(side) for side in staged)))
     legs = list(dict.fromkeys(leg for side in outcome.sides for one in side.samples for leg, _ in one.legs))
     if legs:
         parts.append("Seconds of each step (medians):\n")
-        parts.append(_table(("side", *legs), (_leg_row(side, legs) for side in outcome.sides)))
+        parts.append(table(("side", *legs), (_leg_row(side, legs) for side in outcome.sides)))
     parts += [f"{note}\n" for note in outcome.notes]
     parts.append(f"<sub>{run_line(run)}</sub>\n")
     return parts
@@ -180,13 +181,6 @@ def _leg_row(side: Side, legs: Sequence[str]) -> tuple[str, ...]:
 
 def _unmeasured(document: Mapping[str, Any]) -> Iterable[str]:
     yield from document["not_measured"]
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]
-    return (
-        "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines) + "\n"
-    )
 
 
 def _short(what: str) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
+from tests.needs import give_up
 from tests.workplace import Container
 
 PATIENCE = 60_000  # milliseconds
@@ -23,8 +22,7 @@ def browsing() -> Iterator[tuple[Page, set[str]]]:
     """An empty page of a browser that knows nothing yet, and the hosts that it will have asked."""
     program = shutil.which("chromium")
     if not program:
-        give_up = pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip
-        give_up("chromium is not installed (apt-get install chromium)")
+        give_up("chromium is not installed: apt-get install chromium")
     asked: set[str] = set()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)

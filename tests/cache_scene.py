@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from tests import company
@@ -58,20 +59,24 @@ class Scene:
         return max(self.files("blobs"), key=lambda path: path.stat().st_size)
 
 
-def build_once(folder: Path) -> Path:
-    """A scene in *folder*, to be copied."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built once for all tests of a module."""
+    folder = tmp_path_factory.mktemp("made")
     small_wheels(folder / "wheels")
     Scene(folder).build()
     return folder
 
 
-def copy_of(made: Path, folder: Path) -> Scene:
-    """The scene *made* in *folder*, its hard links as they were."""
-    subprocess.run(["cp", "-a", f"{made}/.", str(folder)], check=True)
-    scene = Scene(folder)
-    shutil.rmtree(scene.cache / "records" / "layouts")
-    remember_layout(Store(scene.cache), scene.layout)
-    return scene
+@pytest.fixture
+def scene(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """A copy, its hard links as they were, which each test may spoil."""
+    monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
+    subprocess.run(["cp", "-a", f"{made}/.", str(tmp_path)], check=True)
+    copied = Scene(tmp_path)
+    shutil.rmtree(copied.cache / "records" / "layouts")
+    remember_layout(Store(copied.cache), copied.layout)
+    return copied
 
 
 def damage(path: Path) -> None:

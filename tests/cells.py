@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,7 +15,7 @@ from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Fetcher, Silent
-from torchkiln.nouns import Digest, ImagePlan, LayerFormat, LockedBase, LockedLayer, OverlayFile
+from torchkiln.nouns import BuiltLayer, Digest, ImagePlan, LayerFormat, LockedBase, LockedLayer, OverlayFile
 from torchkiln.oci import tar
 from torchkiln.plan import plan
 from torchkiln.store import Store
@@ -37,11 +37,11 @@ def noise(name: str, size: int) -> bytes:
     return hashlib.shake_128(name.encode()).digest(size)
 
 
-def base_tar(salt: str = "") -> bytes:
-    """The base: one file, which hangs on *salt*."""
-    return tar.archive(
-        [OverlayFile(path="etc/os-release", mode=0o644, data=f"ID=none{salt}\n".encode())], mtime=0
-    )
+def base_of(salt: str = "") -> tuple[bytes, bytes]:
+    """The base, as a tar and as a blob: one file, which hangs on *salt*."""
+    release = OverlayFile(path="etc/os-release", mode=0o644, data=f"ID=none{salt}\n".encode())
+    unpacked = tar.archive([release], mtime=0)
+    return unpacked, gzip.compress(unpacked, mtime=0)
 
 
 def small_wheels(folder: Path, version: str = "", salt: str = "") -> list[Path]:
@@ -73,12 +73,17 @@ def small_wheels(folder: Path, version: str = "", salt: str = "") -> list[Path]:
     return [write_wheel(spec, folder) for spec in specs]
 
 
+def as_locked(layers: Iterable[BuiltLayer]) -> tuple[LockedLayer, ...]:
+    """What a lock records of *layers*."""
+    return tuple(LockedLayer(**asdict(layer)) for layer in layers)
+
+
 def planned_cell(
     wheels: Iterable[Path], layers: tuple[LockedLayer, ...] = (), *, salt: str = ""
 ) -> ImagePlan:
     """The plan of a lock of *wheels* in which 100 kB make a wheel big."""
-    cell, unpacked = locked(), base_tar(salt)
-    packed = gzip.compress(unpacked, mtime=0)
+    cell = locked()
+    unpacked, packed = base_of(salt)
     base = replace(
         cell.base,
         python=f"{sys.version_info[0]}.{sys.version_info[1]}.{sys.version_info[2]}",
@@ -98,7 +103,7 @@ def put_base(base: LockedBase, store: Store, salt: str = "") -> None:
     """The base of `planned_cell` in *store*."""
     if not store.has_blob(base.digest, base.size):
         temporary = store.temporary("base")
-        temporary.write_bytes(gzip.compress(base_tar(salt), mtime=0))
+        temporary.write_bytes(base_of(salt)[1])
         store.adopt(temporary, store.blob(base.digest))
 
 

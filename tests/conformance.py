@@ -87,7 +87,7 @@ def make(folder: Path) -> Conformance:
     wheels = [write_wheel(spec, folder / "wheels") for spec in SPECS]
     base_tar = tar_of(BASE)
     base_blob, _ = encode_bytes(base_tar)
-    with patch("tests.cells._BASE", base_blob), patch("tests.cells._BASE_TAR", base_tar):
+    with patch("tests.cells.base_of", lambda _salt="": (base_tar, base_blob)):
         cell = planned_cell(wheels)
         made: dict[LayerFormat, BuiltImage] = {}
         form: LayerFormat

@@ -14,10 +14,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import pytest
-
-needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc builds the driver: apt-get install gcc")
-
 _TOLD = """
 #include <signal.h>
 #include <stdint.h>

@@ -24,6 +24,7 @@ from workplace.machine import Machine
 PACKAGE = ROOTFS / "opt/torchkiln/workplace"
 HOPPER = Gpu(name="NVIDIA H100", capability=(9, 0), memory=80 << 30)
 _SSHD = Path("/usr/sbin/sshd")
+# Not among tools/system-packages: it would start a service on the host.
 needs_sshd = pytest.mark.skipif(
     not _SSHD.exists(), reason="the judge of what we write for sshd: apt-get install openssh-server"
 )

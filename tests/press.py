@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from click.testing import CliRunner, Result
 
-from tests.cells import HostPython, planned_cell, put_base, small_wheels
+from tests.cells import HostPython, as_locked, planned_cell, put_base, small_wheels
 from tests.keys import ED, P256, pem, public_pem
 from tests.reports import TAG, TIERS, report
 from tests.smoke_suites import suite_with
@@ -29,7 +29,7 @@ from torchkiln.cli.kept import Kept
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Silent
 from torchkiln.lock import save
-from torchkiln.nouns import BuiltImage, Digest, Finding, LockedCell, LockedLayer, SmokeReport
+from torchkiln.nouns import BuiltImage, Digest, Finding, LockedCell, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.places import ROOT
 from torchkiln.plan import IMAGE_JSON
@@ -68,10 +68,7 @@ class Press:
         wheels = small_wheels(self.folder / f"wheels{version}", version, str(self.folder))
         locked = planned_cell(wheels, salt=str(self.folder)).locked
         first = self._built(locked, wheels)
-        recorded = tuple(
-            LockedLayer(**{name: getattr(layer, name) for name in LockedLayer.__dataclass_fields__})
-            for layer in first.layers[1:-1]
-        )
+        recorded = as_locked(first.layers[1:-1])
         save(self.folder / "images", replace(locked, layers=recorded))
         return open_layout(self.layout).image(TAG)
 

@@ -8,7 +8,6 @@ A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`; W
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,18 +17,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench import markdown  # noqa: E402
 from bench.lines import figure, size  # noqa: E402
+from bench.markdown import table  # noqa: E402
 from bench.plot import number  # noqa: E402
 from tools.gpu_mutants import OUTCOMES  # noqa: E402
 from tools.gpu_pictures import BUSBW, GIB, all_reduces, pictures  # noqa: E402
 from tools.gpu_runs import PRECISIONS, Mutants, Run, lengths, mutants, runs  # noqa: E402
+from tools.kept import short  # noqa: E402
 from torchkiln.files import write_atomic  # noqa: E402
 from torchkiln.nouns import Finding  # noqa: E402
 from torchkiln.verdict import verdict  # noqa: E402
 
 DOCS = ROOT / "docs"
 PAGE = "gpu-proof.md"
-_PART = re.compile(r"(<!-- generated: (?P<what>\w+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 _NONE = "No report of such a run is kept here yet.\n"
 _EARLIER = "† a run of an earlier image: its lock gives another digest today\n"
 _SIGNS = {"at_least": "≥", "at_most": "≤", "equals": "="}
@@ -45,7 +46,7 @@ def filled(text: str, known: Sequence[Run], broken: Sequence[Mutants]) -> str:
         "benchmark": benchmark_part(known),
         "busbw": busbw_part(known),
     }
-    return _PART.sub(lambda part: f"{part[1]}{parts[part['what']] or _NONE}{part[4]}", text)
+    return markdown.filled(text, lambda what: parts[what] or _NONE)
 
 
 def runs_part(known: Sequence[Run]) -> str:
@@ -64,13 +65,13 @@ def runs_part(known: Sequence[Run]) -> str:
         for run in known
     ]
     head = ("report", "GPUs", "driver", "torch", "image", "runtime", "when", "verdict")
-    return _table(head, rows) + _footnote(known) if rows else ""
+    return table(head, rows) + _footnote(known) if rows else ""
 
 
 def _image(run: Run) -> str:
     if run.report.tag is None or not run.earlier:
         return run.report.tag or "none"
-    return f"{run.report.tag}, an earlier image, `{(run.report.image or '').removeprefix('sha256:')[:12]}` †"
+    return f"{run.report.tag}, an earlier image, `{short(run.report)}` †"
 
 
 def _footnote(told: Iterable[Run]) -> str:
@@ -86,7 +87,7 @@ def checks_part(known: Sequence[Run]) -> str:
         for check, tier in sorted(tiers.items(), key=lambda pair: (pair[1], pair[0]))
     ]
     head = ("tier", "check", *(run.title for run in known))
-    return _table(head, rows) + _footnote(known) if rows else ""
+    return table(head, rows) + _footnote(known) if rows else ""
 
 
 def _outcome(found: Finding | None) -> str:
@@ -107,7 +108,7 @@ def _mutants(one: Mutants) -> Iterator[str]:
     counted = {module: Counter(tests.values()) for module, tests in one.tests.items()}
     rows = [(f"`{module}.py`", *(str(count[what]) for what in OUTCOMES)) for module, count in counted.items()]
     total = sum(counted.values(), Counter[str]())
-    yield _table(
+    yield table(
         ("tests/smoke_mutants/", *OUTCOMES), [*rows, ("all", *(str(total[what]) for what in OUTCOMES))]
     )
 
@@ -133,7 +134,7 @@ def _benchmark(run: Run, values: Mapping[str, Any]) -> Iterator[str]:
     yield f"{run.told()}. Batch {values['batch']}, medians of {_counts(values, timed)} steps.\n"
     if run.earlier:
         yield _EARLIER
-    yield _table(
+    yield table(
         ("precision", *(title for _, title, _ in columns)),
         (
             (name, *(tell(values[key][precision]) for key, _, tell in columns))
@@ -141,7 +142,7 @@ def _benchmark(run: Run, values: Mapping[str, Any]) -> Iterator[str]:
         ),
     )
     bounds = run.bounds("benchmark")
-    yield _table(
+    yield table(
         ("AMP FP16", "measured", "gate"),
         ((what, figure(values[name]), _bound(bounds.get(name, {}))) for name, what in _gates(timed)),
     )
@@ -180,13 +181,8 @@ def busbw_part(known: Sequence[Run]) -> str:
         return ""
     told = "".join(f"- {run.title}: {run.told()}\n" for run, _, _ in series)
     told += _footnote(run for run, _, _ in series)
-    table = _table(("bytes", *(f"{run.title}: {label}, GB/s" for run, label, _ in series)), rows)
-    return f"{told}\n{table}\n![Bus bandwidth against message size]({BUSBW})\n"
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    body = [titles, ["---"] * len(titles), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in body)
+    speeds = table(("bytes", *(f"{run.title}: {label}, GB/s" for run, label, _ in series)), rows)
+    return f"{told}\n{speeds}\n![Bus bandwidth against message size]({BUSBW})\n"
 
 
 def stale(docs: Path) -> dict[str, str | None]:

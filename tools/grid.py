@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tools.kept import IMAGES, PROOFS, ROOT, latest_earlier, present, proofs, same_wheels
+from bench.markdown import table
+from tools.kept import IMAGES, PROOFS, latest_earlier, present, proofs, same_wheels, short
 from torchkiln import facts as facts_of
 from torchkiln import hosts
 from torchkiln import matrix as matrix_of
@@ -16,6 +17,7 @@ from torchkiln.errors import GateRefused
 from torchkiln.gate import clear, judge
 from torchkiln.lock import load_locked
 from torchkiln.nouns import Digest, LockedCell, Resolution, Source, Status, Witness
+from torchkiln.places import ROOT
 from torchkiln.policy import Policy
 from torchkiln.resolve import resolve
 from torchkiln.select import Selection, select
@@ -62,8 +64,7 @@ class Seen:
         best = self._best()
         gpus, day = hosts.kinds(json.loads(best.report.host)), (best.report.when or "").partition("T")[0]
         name = best.name.removesuffix(".dsse.json").removesuffix(".json")
-        short = (best.report.image or "").removeprefix("sha256:")[:12]
-        return f"{gpus}, [{day}](docs/proofs/{name}.json), `{short}`"
+        return f"{gpus}, [{day}](docs/proofs/{name}.json), `{short(best.report)}`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,12 +163,6 @@ def _was_cleared(reports: Sequence[Witness], policy: Policy, locked: LockedCell,
 def _failed(one: Witness) -> list[str]:
     """Ids of checks."""
     return sorted(finding.id for finding in one.report.findings if finding.outcome == "failed")
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """As Markdown has it."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _counts(squares: Sequence[Square]) -> str:

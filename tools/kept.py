@@ -21,10 +21,10 @@ from torchkiln.foretold import foretold
 from torchkiln.lock import load_locked
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import Digest, LockedCell, SmokeReport, Witness
+from torchkiln.places import ROOT
 from torchkiln.planning import plan_cell
 from torchkiln.tags import tag_of
 
-ROOT = Path(__file__).resolve().parent.parent
 IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
 ACCOUNTS = PROOFS / "accounts"  # each the image.json of an earlier image
 
@@ -54,6 +54,11 @@ def present(tag: str) -> Digest | None:
 def _tables() -> tuple[Matrix, Facts]:
     facts = facts_of.load()
     return matrix_of.read(ROOT / "matrix.yaml", facts), facts
+
+
+def short(report: SmokeReport) -> str:
+    """The digest of its image, as people read it: the first twelve digits; empty: it is of none."""
+    return (report.image or "").removeprefix("sha256:")[:12]
 
 
 def is_earlier(report: SmokeReport) -> bool:

@@ -19,21 +19,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.grid import grid, table  # noqa: E402
+from bench import markdown  # noqa: E402
+from bench.markdown import table  # noqa: E402
+from tools.grid import grid  # noqa: E402
 from torchkiln.files import write_atomic  # noqa: E402
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "image.md")
 TRANSCRIPTS = ROOT / "docs" / "transcripts"
 NUMBERS = ROOT / "docs" / "numbers.json"
 SETTINGS = ROOT / "rootfs/opt/torchkiln/workplace/settings.py"
-_PART = re.compile(r"(<!-- generated: (?P<what>.+?) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 _OUTPUT = re.compile(r"output of (?P<command>.+?)(; first (?P<count>\d+) lines)?")
 _WIDTH = 150  # characters; a longer line of output is cut, visibly
 
 
 def filled(text: str) -> str:
     """*text* with every generated part made anew."""
-    return _PART.sub(lambda part: f"{part[1]}{_made(part['what'])}{part[4]}", text)
+    return markdown.filled(text, _made)
 
 
 def _made(what: str) -> str:

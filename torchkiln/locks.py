@@ -137,19 +137,17 @@ def clear(path: Path) -> bool:
 
 def _try(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int | None:
     """The descriptor of the lock if it could be had at once."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    descriptor, ours = os.open(path, flags | os.O_CLOEXEC, 0o666), False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Who held it may have taken its name away since we opened it: then this lock keeps nobody out.
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            return descriptor
+        ours = os.path.samestat(os.fstat(descriptor), os.stat(path))
     except (BlockingIOError, FileNotFoundError):
         pass
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
+    finally:
+        if not ours:
+            os.close(descriptor)
+    return descriptor if ours else None
 
 
 def _parse(text: bytes) -> Holder:

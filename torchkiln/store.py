@@ -119,7 +119,7 @@ class Store:
         :raises BuildFailed: the cache cannot be written.
         """
         with contextlib.ExitStack() as stack:
-            with self._writable():
+            with self.writable():
                 stack.enter_context(
                     hold(
                         self._folder("locks") / name,
@@ -142,7 +142,7 @@ class Store:
         :raises BuildFailed: the cache cannot be written.
         """
         with contextlib.ExitStack() as stack:
-            with self.lock(_GATE, "looks for what may go"), self._writable():
+            with self.lock(_GATE, "looks for what may go"), self.writable():
                 name = f"{os.getpid()}-{secrets.token_hex(4)}"
                 stack.enter_context(hold(self._folder("claims") / name, what, needs=sorted(needs)))
             yield
@@ -170,7 +170,7 @@ class Store:
 
         :raises BuildFailed: the cache cannot be written.
         """
-        with self._writable():
+        with self.writable():
             return self._folder("tmp") / f"{self._token()}-{secrets.token_hex(4)}-{stem}"
 
     def sweep(self) -> int:
@@ -230,7 +230,7 @@ class Store:
         return folder
 
     @contextlib.contextmanager
-    def _writable(self) -> Iterator[None]:
+    def writable(self) -> Iterator[None]:
         """An OSError inside is the cache's: it says so, and what to do."""
         try:
             yield

@@ -82,8 +82,8 @@ class Workers:
         except (EOFError, OSError) as lost:
             self._own.connection = None
             raise WorkerDied from lost
-        except BaseException:
-            self._own.connection = None  # half an answer may be on the way
+        except BaseException:  # what cannot be pickled raises anything; half an answer may be on the way
+            self._own.connection = None
             raise
         if error is not None:
             raise error from _Remote(told)

@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from tests.engine.podman import podman_service
 from tests.engine.root import NoEngine, home
+from tests.needs import give_up
 
 _OLDEST = 25  # `docker load` reads OCI layouts from here on
 _LOOK = 0.2
@@ -33,7 +33,7 @@ def engine() -> Mapping[str, str]:
     try:
         return reach(_owner())
     except NoEngine as error:
-        _give_up(error)
+        give_up(str(error))
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def second_engine(engine: Mapping[str, str]) -> Mapping[str, str]:
     try:
         return reach(_owner(), "second")
     except NoEngine as error:
-        _give_up(error)
+        give_up(str(error))
 
 
 def reach(owner: int, name: str = "") -> Mapping[str, str]:
@@ -64,17 +64,13 @@ def podman(engine: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
         try:
             found = stack.enter_context(podman_service())
         except NoEngine as error:
-            _give_up(error)
+            give_up(str(error))
         yield {**engine, **found}
 
 
 def _owner() -> int:
     """The process whose end is the run's: pytest itself, or what its workers (pytest-xdist) stand under."""
     return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-
-
-def _give_up(error: NoEngine) -> NoReturn:
-    (pytest.fail if os.environ.get("TORCHKILN_NEEDS_ENGINE") else pytest.skip)(str(error))
 
 
 def _led_to(place: Path) -> Mapping[str, str]:

@@ -38,8 +38,8 @@ def main(owner: int, place: Path) -> None:
             environ = stack.enter_context(engine(place))
         except (NoEngine, OSError) as error:
             _tell(place / "failed", str(error))
-        except BaseException:
-            _tell(place / "failed", traceback.format_exc())  # somebody waits for one of the two files
+        except BaseException:  # SIGTERM's SystemExit too: somebody waits for one of the two files
+            _tell(place / "failed", traceback.format_exc())
             raise
         else:
             _tell(place / "ready", json.dumps(environ))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -16,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.base import artefact
+from tests.engine.registry import free_port
+from tests.needs import needs_mmdebstrap
+from torchkiln.base import artefact, mmdebstrap
 from torchkiln.base.interpreter import Interpreter, interpreter
-from torchkiln.base.mmdebstrap import MIRROR, build
+from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR, build
 from torchkiln.base.recipe import EPOCH, recipe
 from torchkiln.cli.options import cache_root
 from torchkiln.errors import BuildFailed
@@ -26,8 +29,6 @@ from torchkiln.nouns import LockedBase
 from torchkiln.oci.gunzip import open_gzip
 from torchkiln.places import ROOT
 from torchkiln.store import Store
-
-needs_mmdebstrap = pytest.mark.skipif(not shutil.which("mmdebstrap"), reason="mmdebstrap is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +186,39 @@ def test_mmdebstraps_own_words_are_passed_on(tmp_path: Path) -> None:
     assert "no-archive" in caught.value.message
     assert "running apt-get update..." in said
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@needs_mmdebstrap
+def test_an_archive_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}/debian"
+    said: list[str] = []
+    with pytest.raises(BuildFailed) as caught:
+        build(
+            recipe("debian12"),
+            Store(tmp_path),
+            environ={MIRROR: nowhere, SECURITY_MIRROR: nowhere, "no_proxy": "127.0.0.1"},
+            say=said.append,
+        )
+
+    first, *rest = caught.value.message.splitlines()
+    assert first == "the archive of debian12 cannot be reached:"
+    assert [line.startswith(f"  {nowhere}: ") and "connect" in line for line in rest] == [True]
+    assert "look at the network, and at the proxy" in caught.value.hint
+    assert not [line for line in said if "received signal" in line]
+
+
+@needs_mmdebstrap
+def test_a_full_cache_is_told_as_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as mmdebstrap's fault, which is ended."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(mmdebstrap, "encode", full)
+    with pytest.raises(BuildFailed, match=r"the cache .* cannot be written: No space left") as caught:
+        build(recipe("debian12"), Store(tmp_path), environ={MIRROR: f"file://{tmp_path}/no-archive"})
+
+    assert "torchkiln cache prune" in caught.value.hint
 
 
 @needs_mmdebstrap

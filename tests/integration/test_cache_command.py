@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import company
-from tests.cache_scene import Scene, build_once, copy_of
+from tests.cache_scene import Scene, made, scene
 from tests.unpublished import FakeIndex
 from torchkiln.cache import Policy
 from torchkiln.errors import BuildFailed, ConfigError
@@ -23,19 +23,7 @@ from torchkiln.runtimes.rootfs import using
 from torchkiln.store import Store
 from torchkiln.survey import Survey, survey
 
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built once for all."""
-    return build_once(tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture
-def scene(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """A copy, which each test may spoil."""
-    monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
-    return copy_of(made, tmp_path)
-
+__all__ = ["made", "scene"]
 
 # --- show -------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import company
-from tests.cache_scene import Scene, build_once, copy_of, damage
+from tests.cache_scene import Scene, damage, made, scene
 from tests.standin.index_server import IndexServer
 from tests.unpublished import FakeIndex
 from torchkiln.errors import VerificationFailed
@@ -20,19 +20,7 @@ from torchkiln.oci.unpack import LayerBlob, unpacked_root
 from torchkiln.oci.validate import validate
 from torchkiln.store import Store
 
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built once for all."""
-    return build_once(tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture
-def scene(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    """A copy, which each test may spoil."""
-    monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
-    return copy_of(made, tmp_path)
-
+__all__ = ["made", "scene"]
 
 # --- verify -----------------------------------------------------------------------------------------
 
@@ -162,7 +150,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     if folder.stat().st_dev == tmp_path.stat().st_dev:
         folder.rmdir()
-        pytest.skip("there is but one file system")
+        pytest.skip("/dev/shm is on the file system of the temporary folder, and two are wanted")
     yield folder
     shutil.rmtree(folder)
 

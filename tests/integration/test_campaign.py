@@ -51,6 +51,6 @@ def test_the_machine(reference: Reference) -> None:
     assert wrong(reference, disturbances, heal=False) == []
 
 
-@pytest.mark.skipif(not host.can_mount(), reason="no mounts without root")
+@pytest.mark.skipif(not host.can_mount(), reason="small and read-only disks take mounts, and mounts root")
 def test_mounts_are_possible() -> None:
     """Says visibly where the faults with small and read-only disks are left out."""

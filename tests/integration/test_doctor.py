@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.engine.place import shared
-from tests.fake_driver import fake_driver, needs_gcc
+from tests.fake_driver import fake_driver
+from tests.needs import needs_gcc
 from tests.workplace import Workplace
 
 __all__ = ["shared"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cells import build, planned_cell, small_wheels
+from tests.cells import as_locked, build, planned_cell, small_wheels
 from tests.hostile import KINDS, SPEC
 from tests.layers import tree_of_layer
 from tests.unpublished import FakeIndex, locked_wheel
@@ -18,7 +18,7 @@ from tests.wheels import write_wheel
 from torchkiln.engines.embedded import forecast
 from torchkiln.engines.kitchen import Kitchen, Order
 from torchkiln.errors import BadWheel, BuildFailed
-from torchkiln.nouns import Digest, LockedLayer
+from torchkiln.nouns import Digest
 from torchkiln.oci.layer import Written
 from torchkiln.oci.validate import validate
 from torchkiln.store import Store
@@ -277,16 +277,7 @@ def test_other_bytes_than_the_locked_ones(wheels: list[Path], tmp_path: Path) ->
 def test_a_layer_that_is_not_the_recorded_one(wheels: list[Path], tmp_path: Path) -> None:
     """A lock with recorded layers holds the build to them."""
     built = build(planned_cell(wheels), tmp_path / "cache", tmp_path / "layout", FakeIndex(wheels))
-    recorded = tuple(
-        LockedLayer(
-            title=layer.title,
-            digest=layer.digest,
-            diff_id=layer.diff_id,
-            size=layer.size,
-            unpacked=layer.unpacked,
-        )
-        for layer in built.image.layers
-    )
+    recorded = as_locked(built.image.layers)
     nobody = FakeIndex([])
     build(planned_cell(wheels, recorded), tmp_path / "cache", tmp_path / "layout2", nobody)
     wrong = (*recorded[:2], replace(recorded[2], digest=Digest("sha256:" + "0" * 64)), *recorded[3:])

@@ -11,12 +11,12 @@ from unittest.mock import patch
 import pytest
 from isal import igzip
 
-from tests.cells import build, planned_cell, small_wheels
+from tests.cells import as_locked, build, planned_cell, small_wheels
 from tests.unpublished import FakeIndex
 from torchkiln.engines.joining import join_layers
 from torchkiln.engines.observer import Silent, Work
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import BuiltLayer, LockedLayer
+from torchkiln.nouns import BuiltLayer
 from torchkiln.oci.join import join
 from torchkiln.oci.validate import validate
 from torchkiln.store import Store
@@ -111,16 +111,7 @@ def test_the_lock_speaks_of_plain_layers(
     wheels: list[Path], layers: tuple[BuiltLayer, ...], tmp_path: Path
 ) -> None:
     """Recorded digests are compared before joining: right ones pass, a wrong one stops the build."""
-    recorded = tuple(
-        LockedLayer(
-            title=layer.title,
-            digest=layer.digest,
-            diff_id=layer.diff_id,
-            size=layer.size,
-            unpacked=layer.unpacked,
-        )
-        for layer in layers[1:4]
-    )
+    recorded = as_locked(layers[1:4])
     index, cache = FakeIndex(wheels), tmp_path / "cache"
     good = planned_cell(wheels, recorded)
     bad = planned_cell(wheels, (replace(recorded[0], digest=recorded[1].digest), *recorded[1:]))

@@ -16,6 +16,7 @@ import requests
 from websockets.sync.client import connect
 
 from tests.engine.place import shared
+from tests.engine.registry import free_port
 from tests.workplace import Container, Workplace
 
 __all__ = ["shared"]
@@ -190,9 +191,7 @@ def as_a_browser(address: str) -> dict[str, str]:
 @contextmanager
 def nginx(folder: Path, port: int, host: str) -> Iterator[int]:
     """Debian's, in front of *port*, to which it says that it is *host*; the port on which it listens."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        own = found.getsockname()[1]
+    own = free_port()
     settings = folder / "nginx.conf"
     settings.write_text(NGINX.format(folder=folder, own=own, port=port, host=host))
     argv = ["/usr/sbin/nginx", "-c", str(settings), "-e", str(folder / "error.log")]

@@ -37,7 +37,9 @@ def test_locked_again_with_its_versions_it_is_the_same_bytes(tmp_path: Path) -> 
     assert to_json(again) == to_json(committed)
 
 
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="pip judges wheels by its own Python")
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="pip judges wheels by its own Python: run these tests by 3.11"
+)
 def test_pip_takes_the_requirements_with_their_hashes(tmp_path: Path) -> None:
     """The small wheels only: a dry run fetches what it checks."""
     committed = load_locked(IMAGES, TAG)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_driver import fake_driver, needs_gcc
+from tests.fake_driver import fake_driver
+from tests.needs import needs_gcc, needs_ldconfig, tool
 from tests.roots import tiny_root
 from torchkiln.errors import ToolMissing
 from torchkiln.runtimes.driver import Driver
@@ -31,8 +32,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=PROGRAMS)
 def runtime(request: pytest.FixtureRequest, root: Path) -> OciRuntime:
     found = OciRuntime(program=request.param, shm_size=3 << 20, hostname="inside")
-    if not shutil.which(found.program) or os.geteuid():
-        pytest.skip(f"{found.program} is not installed, or we are not root")
+    tool(found.program)
+    if os.geteuid():
+        pytest.skip(f"{found.program} takes root here, and this is none")
     try:
         shell(found, root, "true")
     except ToolMissing as error:  # crun on a host of both generations of cgroups
@@ -127,7 +129,7 @@ def test_a_driver_is_served(root: Path, runtime: OciRuntime, tmp_path: Path) -> 
     assert b"nvidia0" not in shell(runtime, root, "ls /dev").stdout
 
 
-@pytest.mark.skipif(not Path("/sbin/ldconfig").exists(), reason="this host has no ldconfig")
+@needs_ldconfig
 @needs_gcc
 def test_the_loader_of_the_image_knows_the_driver(runtime: OciRuntime, tmp_path: Path) -> None:
     """By its own cache, whatever the environment says; one that fails is told."""

@@ -6,7 +6,6 @@ The hard image and its truth are in tests/conformance.py, the readers in tests/r
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import zlib
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import pytest
 
 from tests import conformance
 from tests.conformance import Conformance
+from tests.needs import tool as needed
 from tests.oci_samples import BlobFolder, Member, digest, files, members_of, plan, tar_of
 from tests.readers import READERS, CannotRead, Reader
 from tests.trees import Tree, differences, tree_of_folder
@@ -41,8 +41,7 @@ TAG = "2.7.1-cuda12.1-runtime"
 
 def tool(*command: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a reader; skip, visibly, where it is not installed."""
-    if shutil.which(str(command[0])) is None:
-        pytest.skip(f"{command[0]} is not installed (apt-get install {command[0]})")
+    needed(str(command[0]))
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ import pytest
 from tests.engine.crane import RunningCrane, each_registry
 from tests.engine.registry import RunningRegistry
 from tests.faultproxy import Fault, FaultProxy
+from tests.needs import tool
 from tests.press import Press, press
 from tests.pushing import SIZES, digests, has_all, image, push_to
 from tests.reports import TAG
@@ -155,8 +155,7 @@ def test_a_neighbour_that_has_them_not_costs_nothing(
 def test_skopeo_gets_the_same_bytes(
     registry: RunningRegistry, built: ImageOnDisk, name: str, tmp_path: Path
 ) -> None:
-    if not shutil.which("skopeo"):
-        pytest.skip("skopeo is not installed (apt-get install skopeo)")
+    tool("skopeo")
     push_to(registry.host, name, built)
     source, target = f"docker://{registry.host}/{name}:v1", f"oci:{tmp_path}/copy:v1"
     subprocess.run(

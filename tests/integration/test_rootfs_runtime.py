@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_driver import fake_driver, needs_gcc
+from tests.fake_driver import fake_driver
+from tests.needs import needs_gcc, needs_ldconfig
 from tests.roots import tiny_root
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.runtimes import enter
@@ -200,7 +201,7 @@ def test_a_driver_is_served(image: Path, tmp_path: Path) -> None:
     assert "nvidia0" not in lines(sh(image, "ls /dev"))
 
 
-@pytest.mark.skipif(not Path("/sbin/ldconfig").exists(), reason="this host has no ldconfig")
+@needs_ldconfig
 @needs_gcc
 def test_the_loader_of_the_image_knows_the_driver(tmp_path: Path) -> None:
     """By its own cache, whatever the environment says; the image itself stays as it was."""
@@ -231,12 +232,12 @@ def test_faults_are_told_at_once(tmp_path: Path) -> None:
     assert len(caught.value.message.splitlines()) == 5
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become somebody else")
 def test_without_root_a_user_namespace_does(image: Path) -> None:
     """The same, as nobody; by a Python that nobody may read."""
     python = "/usr/bin/python3"
     if not os.access(python, os.X_OK):
-        pytest.skip("no Python outside root's home")
+        pytest.skip(f"no {python}, and nobody may not use root's own: apt-get install python3")
     folder = Path(tempfile.mkdtemp(prefix="torchkiln-test-"))
     try:
         folder.chmod(0o755)
@@ -263,7 +264,7 @@ def test_without_root_a_user_namespace_does(image: Path) -> None:
                 check=False,
             )
             if "Operation not permitted: 'unshare" in got.stderr:
-                pytest.skip("no user namespaces here")
+                pytest.skip(f"nobody has no user namespaces here: {got.stderr.strip()}")
             assert (got.stderr, got.stdout.split()) == ("", [str(uid), str(uid), "1"])
     finally:
         shutil.rmtree(folder)

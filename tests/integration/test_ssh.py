@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.place import shared
+from tests.engine.registry import free_port
 from tests.openssh import READY, Client
 from tests.sessions import sessions
 from tests.workplace import Workplace, key
@@ -92,10 +92,9 @@ def test_files_go_both_ways(client: Client, tmp_path: Path) -> None:
 
 
 def test_a_port_is_forwarded(client: Client) -> None:
-    """To Jupyter, which then need not be published."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    """To Jupyter, which then need not be published, and which comes up behind sshd."""
+    client.container.says("is running at")
+    port = free_port()
     asked = f"curl --silent --noproxy '*' http://127.0.0.1:{port}/api"
     argv = [
         "ssh",

@@ -9,11 +9,7 @@ import pytest
 from smoke_tests.applicable import not_applicable
 from smoke_tests.gpus import capability
 from smoke_tests.probe import probe
-from tests.smoke_mutants.mutant import PYTHON, environment, gpus
-
-needs_torch_alone = pytest.mark.skipif(
-    not PYTHON or gpus() > 0, reason="tries a check without a GPU: torch is missing, or a GPU is here"
-)
+from tests.smoke_mutants.mutant import environment
 
 
 def skip_unless_it_applies(check: str) -> None:

@@ -53,6 +53,12 @@ def environment() -> dict[str, Any]:
     return {"claims": json.loads(subprocess.check_output(asked)), "labels": {}, "wheels": []}
 
 
+without_gpu = pytest.mark.skipif(
+    gpus() > 0, reason="torch finds a GPU here, and it is tested what happens without"
+)
+on_cpu = (needs_torch, without_gpu)
+
+
 def needs_gpus(count: int) -> pytest.MarkDecorator:
     """A test that wants *count* GPUs: `make gpu-mutants` on a machine that has them."""
     return pytest.mark.skipif(

@@ -11,7 +11,10 @@ from tests.smoke_mutants.mutant import broken, check, gpus, needs_gpus, needs_to
 
 PRETEND = Path(__file__).with_name("pretend_ranks.py").read_text("utf-8")
 
-without_gpus = [needs_torch, pytest.mark.skipif(gpus() > 1, reason="real GPUs are here")]
+without_gpus = [
+    needs_torch,
+    pytest.mark.skipif(gpus() > 1, reason="torch finds several GPUs here, and ranks need not pretend"),
+]
 anywhere = pytest.mark.parametrize(
     "pretend",
     [

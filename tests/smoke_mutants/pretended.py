@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.smoke_mutants.mutant import broken, check, gpus, needs_gpus, needs_torch
+from tests.smoke_mutants.mutant import broken, check, needs_gpus, on_cpu
 
 PRETEND = Path(__file__).with_name("pretend_gpu.py").read_text("utf-8")
 # Where a mutant's code finds GradScaler: torch.amp has it from 2.3 on.
 SCALER = 'import torch\namp = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp\n'
 
-on_cpu = [needs_torch, pytest.mark.skipif(gpus() > 0, reason="a real GPU is here")]
 anywhere = pytest.mark.parametrize(
     "pretend",
     [pytest.param(True, marks=on_cpu, id="pretended"), pytest.param(False, marks=needs_gpus(1), id="gpu")],

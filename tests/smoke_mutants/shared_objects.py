@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
-
-import pytest
-
-needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc builds the mutants' libraries")
 
 _CUDNN = """
 #include <stddef.h>

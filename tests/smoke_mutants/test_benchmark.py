@@ -18,10 +18,10 @@ from tests.smoke_mutants.mutant import (
     alone,
     broken,
     check,
-    gpus,
     needs_gpus,
     needs_torch,
     pytest_folder,
+    without_gpu,
 )
 from tests.smoke_mutants.pretended import PRETEND
 from tests.smoke_suites import SUITE
@@ -197,7 +197,7 @@ print(json.dumps([told.measured, told.faults()]))
     ids=["sound", "no autocast", "TF32 left on", "no step"],
 )
 @needs_torch
-@pytest.mark.skipif(gpus() > 0, reason="a real GPU is here")
+@without_gpu
 def test_each_gate_breaks_on_a_small_gpu_that_is_none(mutant: str, names: list[str]) -> None:
     """All but what finds out that no GPU is there: the logits."""
     measured, faults = torch_says(SMALL_CHECK, PRETEND + SMALL_GPU + mutant)

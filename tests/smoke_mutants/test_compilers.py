@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.smoke_mutants.here import needs_torch_alone, skip_unless_it_applies
-from tests.smoke_mutants.mutant import broken, check, needs_gpus
+from tests.needs import needs_gcc
+from tests.smoke_mutants.here import skip_unless_it_applies
+from tests.smoke_mutants.mutant import broken, check, needs_gpus, needs_torch, without_gpu
 from tests.smoke_mutants.pretended import PRETEND
-from tests.smoke_mutants.shared_objects import needs_gcc, without_library
+from tests.smoke_mutants.shared_objects import without_library
 
 
 @needs_gpus(1)
@@ -44,7 +45,8 @@ def test_compile_gpu_fails_where_nothing_is_compiled(mutant: str, tmp_path: Path
     assert told["message"] == "new_cubins: 0 is not at least 1"
 
 
-@needs_torch_alone
+@needs_torch
+@without_gpu
 def test_compile_gpu_on_the_cpu_is_right_and_makes_no_cubin(tmp_path: Path) -> None:
     told = check("compile-gpu", tmp_path, PRETEND + NOT_COMPILED)
     assert told["message"] == "new_cubins: 0 is not at least 1"
@@ -87,7 +89,8 @@ def test_nvrtc_fails_without_one_of_its_libraries(part: str, tmp_path: Path) -> 
     assert "nvrtc" in told["message"].lower()
 
 
-@needs_torch_alone
+@needs_torch
+@without_gpu
 def test_nvrtc_on_the_cpu_is_right_and_compiles_nothing(tmp_path: Path) -> None:
     told = check("nvrtc", tmp_path, PRETEND + EAGER_SOURCE)
     assert broken(told) == ["source_compiled", "gcd_compiled"]

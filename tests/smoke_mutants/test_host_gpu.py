@@ -26,7 +26,7 @@ from tests.smoke_mutants.mutant import (
     environment,
     gpus,
     needs_gpus,
-    needs_torch,
+    on_cpu,
     pytest_folder,
 )
 from tests.smoke_suites import SUITE, findings, run_suite, suite_with
@@ -93,7 +93,6 @@ def sum(rank, world):
 """
 ON_ONE_GPU = "import torch\nreal = torch.cuda.set_device\ntorch.cuda.set_device = lambda number: real(0)\n"
 PRETEND = Path(__file__).with_name("pretend_ranks.py").read_text("utf-8")
-on_cpu = [needs_torch, pytest.mark.skipif(gpus() > 0, reason="a real GPU is here")]
 anywhere = pytest.mark.parametrize(
     "mutant",
     [

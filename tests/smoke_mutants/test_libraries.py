@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.smoke_mutants.here import needs_torch_alone, skip_unless_it_applies
-from tests.smoke_mutants.mutant import broken, check, environment, needs_gpus
+from tests.needs import needs_gcc
+from tests.smoke_mutants.here import skip_unless_it_applies
+from tests.smoke_mutants.mutant import broken, check, environment, needs_gpus, needs_torch, without_gpu
 from tests.smoke_mutants.pretended import PRETEND, anywhere, broken_by
-from tests.smoke_mutants.shared_objects import another_cudnn, needs_gcc, without_library
+from tests.smoke_mutants.shared_objects import another_cudnn, without_library
 
 
 @needs_gpus(1)
@@ -109,7 +110,8 @@ def test_sdpa_fails_where_the_future_is_not_masked(tmp_path: Path) -> None:
     assert set(broken(told)) == UNMASKED
 
 
-@needs_torch_alone
+@needs_torch
+@without_gpu
 def test_sdpa_on_the_cpu_holds_but_for_what_made_it(tmp_path: Path) -> None:
     """The CPU's flash is another one, and that one takes FP32."""
     others = {"float32_by_flash", "flash_full_made_by", "flash_causal_made_by"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import pytest
 from smoke_tests.allowed import LIST, allowed_unresolved
 from smoke_tests.elf import read_elf
 from smoke_tests.linkage import read_linkage, sonames
+from tests.needs import needs_gcc
 
-pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="gcc builds the samples: apt-get install gcc")
+pytestmark = needs_gcc
 
 
 def library(folder: Path, name: str, *needs: str, rpath: str = "") -> Path:
@@ -84,7 +84,7 @@ def test_a_program_is_held_to_what_the_loader_finds(tmp_path: Path) -> None:
 
 
 def test_our_reader_agrees_with_pyelftools(tmp_path: Path) -> None:
-    elffile = pytest.importorskip("elftools.elf.elffile")
+    elffile = pytest.importorskip("elftools.elf.elffile", reason="the other reader: pip install pyelftools")
     library(tmp_path, "a")
     path = library(tmp_path, "b", "a", rpath="$ORIGIN")
     with path.open("rb") as file:

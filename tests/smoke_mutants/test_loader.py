@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.smoke_mutants.here import needs_torch_alone
-from tests.smoke_mutants.mutant import broken, check, needs_gpus
+from tests.smoke_mutants.mutant import broken, check, needs_gpus, needs_torch, without_gpu
 from tests.smoke_mutants.pretended import PRETEND
 
 PINS_NOTHING = "import torch\ntorch.Tensor.pin_memory = lambda self, *device: self"
@@ -82,7 +81,8 @@ def test_loader_fails_where_pinning_does_nothing(tmp_path: Path) -> None:
     assert {"pinned", "batches_pinned"} <= set(broken(told))
 
 
-@needs_torch_alone
+@needs_torch
+@without_gpu
 @pytest.mark.parametrize(
     ("mutant", "names"),
     [("", []), (NO_WORKERS, ["workers"]), (OTHER_ORDER, ["batches_wrong"])],

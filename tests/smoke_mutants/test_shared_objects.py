@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.smoke_mutants.shared_objects import another_cudnn, needs_gcc, without_library
+from tests.needs import needs_gcc
+from tests.smoke_mutants.shared_objects import another_cudnn, without_library
 
 pytestmark = needs_gcc
 ASKED = (

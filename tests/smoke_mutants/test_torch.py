@@ -76,7 +76,7 @@ def test_a_cpu_build_of_torch_fails_archs_and_claims(tmp_path: Path) -> None:
     """Only where the interpreter's torch has no CUDA, which is itself the mutant."""
     code = "import torch, sys; sys.exit(torch.version.cuda is not None)"
     if subprocess.run([PYTHON, "-I", "-c", code], check=False).returncode:
-        pytest.skip("this torch is built for CUDA")
+        pytest.skip("this torch is built for CUDA: set TORCHKILN_TORCH_PYTHON to one that is not")
     (tmp_path / "archs").mkdir()
     assert (
         check("archs", tmp_path / "archs", facts=FACTS)["message"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import report
+from bench import markdown, report
 from bench.fetch import streams
 from bench.generated import Shape, named, write_wheel
 from bench.growth import Point, measured, table
@@ -244,3 +244,7 @@ def test_the_picture_of_a_document_has_a_bar_a_figure() -> None:
 )
 def test_numbers_have_three_figures(value: float, told: str) -> None:
     assert number(value) == told
+
+
+def test_a_bar_in_a_cell_ends_no_cell() -> None:
+    assert markdown.table(["a", "b"], [["1|2", "3"]]) == "| a | b |\n| --- | --- |\n| 1\\|2 | 3 |\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.registry import free_port
 from tests.standin.index_server import IndexServer
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index import download
@@ -144,12 +145,35 @@ def test_a_server_that_never_answers_well_ends_the_run_and_keeps_what_came(bench
     assert "goes on from there" in caught.value.hint
 
 
+@pytest.mark.parametrize("who", ["index", "proxy"])
+def test_who_cannot_be_reached_is_told_and_no_empty_file_stays(who: str, bench: Bench) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    if who == "index":
+        place = replace(bench.pages.find_all([bench.wheel])[bench.wheel], url=f"{nowhere}/x.whl")
+        bench.pages.find = lambda *_, **__: place  # type: ignore[method-assign]
+    else:
+        bench.pages.find_all([bench.wheel])  # the pages are known, the file is to come
+        bench.pages.session.trust_env = False
+        bench.pages.session.proxies = {"http": nowhere}
+    with pytest.raises(BuildFailed, match=rf": the {who} cannot be reached: no connection") as caught:
+        bench.fetch()
+
+    assert "look at the network, the proxy (HTTPS_PROXY, pip's `proxy`) or the index" in caught.value.hint
+    assert not bench.part.exists()
+
+
+def test_who_gives_up_before_a_byte_came_leaves_no_file(bench: Bench) -> None:
+    bench.downloads.fetch(bench.wheel, bench.part, on_progress=bench.progress.append, cancelled=lambda: True)
+
+    assert not bench.part.exists()
+
+
 @pytest.mark.parametrize("extra", [b"x", b"y" * 2_000_000])
 def test_a_file_of_another_length_is_refused_before_its_body(bench: Bench, extra: bytes) -> None:
     bench.server.faults.extra = extra
     with pytest.raises(BadWheel, match="locked are"):
         bench.fetch()
-    assert bench.part.read_bytes() == b""
+    assert not bench.part.exists()
     with pytest.raises(BadWheel, match="locked are"):
         bench.downloads.tail(bench.wheel, 10)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import without_gpus
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.runtimes.driver import Driver, driver_for, find_driver
 
@@ -85,7 +86,7 @@ def test_what_the_image_asks_for(host: Path, capabilities: str, libraries: set[s
     assert {name for name, _ in driver.libraries} - {"libnvidia-ptxjitcompiler.so.1"} == libraries
 
 
-@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host has GPUs")
+@without_gpus
 def test_what_was_wanted_and_is_not_there_is_told() -> None:
     """By --gpus all; what the image merely would take is done without."""
     assert driver_for({"NVIDIA_VISIBLE_DEVICES": "all"}, None) is None

@@ -102,10 +102,11 @@ def test_a_socket_that_one_may_not_use(tmp_path: Path) -> None:
     code = f"""
 import os, docker, docker.context
 from torchkiln.engines.daemon import find_engine
+from torchkiln.errors import KilnError
 os.setuid(65534)
 try:
     find_engine({{"DOCKER_HOST": "unix://{path}"}})
-except Exception as error:
+except KilnError as error:
     print(type(error).__name__, error.message, error.hint)
 """
     with socket.socket(socket.AF_UNIX) as listening:

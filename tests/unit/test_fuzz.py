@@ -47,7 +47,7 @@ def test_any_order_of_files(scratch: Path, data: bytes) -> None:
 def test_some_seconds_of_atheris(target: str) -> None:
     """Guided by coverage. The seed is fixed."""
     if importlib.util.find_spec("atheris") is None:
-        pytest.skip("atheris is not installed: no build of it for this Python")
+        pytest.skip("atheris is not installed: pip install atheris, which has builds for Python 3.11 to 3.13")
     figures = run(target, seed=1, runs=1500)
     assert figures["crashes"] == 0, figures.get("talk")
     assert int(figures["runs"]) >= 1500

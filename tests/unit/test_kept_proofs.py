@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from smoke_tests.allowed import allowed_unresolved
-from tools.kept import ACCOUNTS, IMAGES, PROOFS, present, proofs
+from tools.kept import ACCOUNTS, IMAGES, PROOFS, present, proofs, short
 from torchkiln import attestation, facts, matrix
 from torchkiln.errors import GateRefused
 from torchkiln.gate import clear, judge
@@ -74,8 +74,7 @@ def test_what_failed_is_known() -> None:
     found: dict[tuple[str, str], set[str]] = {}
     for one in ALL:
         wrong = {each.id for each in one.report.findings if each.outcome not in ("passed", "not-applicable")}
-        image = (one.report.image or "").removeprefix("sha256:")[:12]
-        found.setdefault((one.report.tag or "", image), set()).update(wrong)
+        found.setdefault((one.report.tag or "", short(one.report)), set()).update(wrong)
     assert {image: wrong for image, wrong in found.items() if wrong} == FAILED
 
 
@@ -135,7 +134,7 @@ def test_each_account_is_of_an_image_of_which_a_report_is_kept() -> None:
     told = {
         (
             json.loads(one.report.host)["image_json_sha256"],
-            f"{one.report.tag}-{(one.report.image or '').removeprefix('sha256:')[:12]}.image.json",
+            f"{one.report.tag}-{short(one.report)}.image.json",
         )
         for one in ALL
     }

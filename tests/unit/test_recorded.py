@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cells import build, planned_cell, small_wheels
+from tests.cells import as_locked, build, planned_cell, small_wheels
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.engines import conversion
@@ -173,16 +173,7 @@ def arriving(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 def recorded_layers(built: Build) -> tuple[LockedLayer, ...]:
-    return tuple(
-        LockedLayer(
-            title=layer.title,
-            digest=layer.digest,
-            diff_id=layer.diff_id,
-            size=layer.size,
-            unpacked=layer.unpacked,
-        )
-        for layer in built.image.layers[1:-1]
-    )
+    return as_locked(built.image.layers[1:-1])
 
 
 def test_a_build_from_a_recorded_lock(tmp_path: Path) -> None:

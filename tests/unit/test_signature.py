@@ -137,7 +137,9 @@ def test_no_two_messages_share_an_encoding(one: tuple[str, bytes], other: tuple[
 # --- against openssl, which shares no code with the envelope ----------------------------------------
 
 
-needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="apt-get install openssl")
+needs_openssl = pytest.mark.skipif(
+    not shutil.which("openssl"), reason="the other reader: apt-get install openssl"
+)
 
 
 def openssl(*arguments: str, cwd: Path, given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:

@@ -15,7 +15,8 @@ from smoke_tests import host as host_module
 from smoke_tests.gpus import capability, lacking, serves
 from smoke_tests.host import fault, host_texts, without_uuids
 from smoke_tests.probe import probe
-from tests.fake_driver import fake_driver, needs_gcc
+from tests.fake_driver import fake_driver
+from tests.needs import needs_gcc
 from tests.smoke_suites import CLAIMS, SUITE
 from torchkiln.facts import load
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.fake_driver import fake_driver, has_libcuda, needs_gcc
+from tests.fake_driver import fake_driver, has_libcuda
 from tests.mounts import dev
+from tests.needs import needs_gcc
 from tests.smoke_suites import CLAIMS, FACTS, suite_with
 from torchkiln.facts import load
 from torchkiln.nouns import BuiltImage, Digest, SmokeReport

@@ -206,7 +206,7 @@ def test_the_dockerfile_s_own_command_in_a_real_venv(tmp_path: Path, pip: RealPi
     if subprocess.run(
         [*unshare, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False
     ).returncode:
-        pytest.skip("no mount namespaces here")
+        pytest.skip("no mount namespaces here: takes root, or user namespaces for everybody")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
     environment |= {"LC_ALL": "C.UTF-8", "PIP_CONFIG_FILE": os.devnull}
     done = subprocess.run(

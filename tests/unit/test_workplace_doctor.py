@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.examined import Place, place
-from tests.fake_driver import needs_gcc
 from tests.inside import HOPPER, driver, image, machine, says
+from tests.needs import needs_gcc
 from workplace import checks, health
 from workplace.checks import Line
 from workplace.driver import Gpu

@@ -9,7 +9,8 @@ import stat
 import pytest
 
 from tests.examined import Place, place
-from tests.fake_driver import fake_driver, needs_gcc
+from tests.fake_driver import fake_driver
+from tests.needs import needs_gcc
 from workplace import doctor
 
 __all__ = ["place"]

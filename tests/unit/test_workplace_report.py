@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.fake_driver import fake_driver, needs_gcc
+from tests.fake_driver import fake_driver
 from tests.inside import HOPPER, driver, image, machine
+from tests.needs import needs_gcc
 from workplace import driver as module
 from workplace import greeting, helping, report
 from workplace.driver import Gpu

@@ -19,7 +19,9 @@ from workplace import ssh
 from workplace.settings import Ssh
 from workplace.ssh import KINDS, NoSsh, Prepared, prepare
 
-pytestmark = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="apt-get install openssh-client")
+pytestmark = pytest.mark.skipif(
+    not shutil.which("ssh-keygen"), reason="ssh-keygen makes the keys: apt-get install openssh-client"
+)
 
 UNKNOWN = 54321
 

@@ -15,13 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from torchkiln.base.contents import inspect
+from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR, build
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.files import pretty_json, write_atomic
 from torchkiln.nouns import LockedBase, OsPackage
-from torchkiln.oci.encode import ENCODER, encode
+from torchkiln.oci.encode import encode
 from torchkiln.oci.gunzip import open_gzip
 from torchkiln.schema import sentences, shipped
 from torchkiln.store import Store
@@ -182,16 +182,7 @@ def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None =
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
-    return locked or LockedBase(
-        os=os_name,
-        python=contents.python,
-        digest=encoded.digest,
-        diff_id=encoded.diff_id,
-        size=encoded.size,
-        unpacked=encoded.unpacked,
-        encoder=ENCODER,
-        packages=contents.packages,
-    )
+    return locked or locked_base(os_name, encoded, contents)
 
 
 def _bounded(tar: BinaryIO, file: Path, locked: LockedBase | None) -> BinaryIO:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import OsPackage
+from torchkiln.nouns import LockedBase, OsPackage
+from torchkiln.oci.encode import ENCODER, Encoded
 from torchkiln.oci.gunzip import open_gzip
 from torchkiln.oci.read_tar import open_tar
 
@@ -29,6 +30,20 @@ class Contents:
 
     python: str  # full version of /usr/bin/python3, "3.11.2"
     packages: tuple[OsPackage, ...]  # sorted by name
+
+
+def locked_base(os_name: str, encoded: Encoded, contents: Contents) -> LockedBase:
+    """What a lock says of the base of *os_name* with these bytes and this content."""
+    return LockedBase(
+        os=os_name,
+        python=contents.python,
+        digest=encoded.digest,
+        diff_id=encoded.diff_id,
+        size=encoded.size,
+        unpacked=encoded.unpacked,
+        encoder=ENCODER,
+        packages=contents.packages,
+    )
 
 
 def inspect(blob: Path, *, name: str = "") -> Contents:

@@ -18,15 +18,17 @@ from io import RawIOBase
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
-from torchkiln.base.contents import inspect
+from torchkiln.base.complaint import complaint
+from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.recipe import BaseRecipe
 from torchkiln.errors import BuildFailed, ConfigError, ToolMissing
 from torchkiln.nouns import LockedBase
-from torchkiln.oci.encode import ENCODER, encode
+from torchkiln.oci.encode import encode
 from torchkiln.store import Store
 
 MIRROR = "TORCHKILN_DEBIAN_MIRROR"
 SECURITY_MIRROR = "TORCHKILN_DEBIAN_SECURITY_MIRROR"
+_ELSEWHERE = f"another archive can be set by {MIRROR}; a base made elsewhere can be given by --base FILE"
 
 # All that the build sees of the caller's environment: how to reach the archive and where scratch space is.
 # Locale, umask and the like would leak into the result.
@@ -49,6 +51,7 @@ _CHATTER = (
     "I: removing",
     "I: done",
     "I: success",
+    "I: main() received signal",
 )
 
 
@@ -81,24 +84,16 @@ def build(
                 "SOURCE_DATE_EPOCH": str(recipe.epoch),
                 "DEBIAN_FRONTEND": "noninteractive",
             }
-            with _running(argv, env, say) as tar:
+            with _running(argv, env, recipe.os, say) as tar, store.writable():
                 encoded = encode(cast(BinaryIO, _Prefixed(_dev_folder(recipe.epoch), tar)), temporary)
         contents = inspect(temporary)
-        store.adopt(temporary, store.blob(encoded.digest))
+        with store.writable():
+            store.adopt(temporary, store.blob(encoded.digest))
     finally:
         temporary.unlink(missing_ok=True)
     if not contents.python.startswith(f"{recipe.python}."):
         raise BuildFailed(f"{recipe.os} should bring Python {recipe.python} and has {contents.python}")
-    return LockedBase(
-        os=recipe.os,
-        python=contents.python,
-        digest=encoded.digest,
-        diff_id=encoded.diff_id,
-        size=encoded.size,
-        unpacked=encoded.unpacked,
-        encoder=ENCODER,
-        packages=contents.packages,
-    )
+    return locked_base(recipe.os, encoded, contents)
 
 
 def command(recipe: BaseRecipe, environ: Mapping[str, str], *, unprivileged: bool) -> list[str]:
@@ -182,12 +177,14 @@ class _Prefixed(RawIOBase):
 
 
 @contextlib.contextmanager
-def _running(argv: list[str], env: Mapping[str, str], say: Callable[[str], None]) -> Iterator[IO[bytes]]:
+def _running(
+    argv: list[str], env: Mapping[str, str], os_name: str, say: Callable[[str], None]
+) -> Iterator[IO[bytes]]:
     """mmdebstrap's stdout while it runs; however the block ends, nothing of it runs on.
 
-    :raises BuildFailed: it failed; its last lines are told.
+    :raises BuildFailed: it failed; why is told.
     """
-    last: deque[str] = deque(maxlen=12)
+    last: deque[str] = deque(maxlen=60)
     # A session of its own: Ctrl-C comes to us alone, and we end the whole group.
     with subprocess.Popen(
         argv,
@@ -205,17 +202,14 @@ def _running(argv: list[str], env: Mapping[str, str], say: Callable[[str], None]
         listener.start()
         try:
             yield process.stdout
-            code = process.wait()
-        except BaseException:
-            _end(process)
-            raise
+            process.wait()
         finally:
+            if process.returncode is None:  # we are leaving before it does
+                _end(process)
             listener.join()
-    if code:
-        raise BuildFailed(
-            "\n".join((f"mmdebstrap ended with code {code}; it said last:", *(f"  {line}" for line in last))),
-            hint=f"another archive can be set by {MIRROR}; a base made elsewhere can be given by --base FILE",
-        )
+    if code := process.returncode:
+        where = str(Path(env["TMPDIR"]).parent)  # the scratch folder itself is as good as gone
+        raise complaint(code, last, os_name=os_name, scratch=where, elsewhere=_ELSEWHERE)
 
 
 def _listen(stream: IO[bytes], last: deque[str], say: Callable[[str], None]) -> None:

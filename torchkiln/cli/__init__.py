@@ -41,6 +41,15 @@ INTERRUPTED = 130
 TERMINATED = 128 + signal.SIGTERM
 # What threads and libraries say when a limit leaves them no memory.
 _STARVED = ("start new thread", "failed to map segment", "Cannot allocate memory")
+# By what the system refused.
+_HINTS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room, or set TORCHKILN_CACHE and --output elsewhere"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "look at its owner and permissions, or name another place (TORCHKILN_CACHE, --output)",
+    ),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit: ulimit -n"),
+}
 
 
 class Commands(click.Group):
@@ -160,17 +169,9 @@ def _code(args: list[str] | None, stop: _Stop) -> int:
         return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full and not where:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not where:
             where = "the cache or the output: "
-        _tell(
-            f"{where}{error.strerror or error}",
-            "make room, or set TORCHKILN_CACHE and --output elsewhere"
-            if full
-            else "raise the limit: ulimit -n"
-            if error.errno in (errno.EMFILE, errno.ENFILE)
-            else "",
-        )
+        _tell(f"{where}{error.strerror or error}", _HINTS.get(error.errno or 0, ""))
         return BuildFailed.exit_code
     return result if isinstance(result, int) else 0
 

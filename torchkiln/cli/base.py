@@ -94,7 +94,9 @@ def export(file: Path, os_name: str, images: Path) -> None:
         shutil.copyfile(store.blob(locked.digest), temporary)
         temporary.replace(file)
     except OSError as error:
-        raise BuildFailed(f"{file} cannot be written: {error.strerror}") from error
+        raise BuildFailed(
+            f"{file} cannot be written: {error.strerror}", hint="name another place, or make room there"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
     click.echo(locked.digest)

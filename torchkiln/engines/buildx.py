@@ -87,7 +87,7 @@ def build(
         try:
             for found in _told(process.stdout):
                 story.hear(found)
-        except BaseException:
+        except BaseException:  # Ctrl-C too; not `finally`, for a client at its end must come to its exit code
             process.terminate()  # and the engine ends the step
             raise
     if process.returncode:

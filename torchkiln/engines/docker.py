@@ -137,9 +137,8 @@ def _fetched(
         futures = [pool.submit(source.fetch_wheel, wheel, store, observer) for wheel in ordered]
         try:
             return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        finally:
+            pool.shutdown(cancel_futures=True)  # after a failure the others are not begun
 
 
 def _folder(folder: Path, files: Mapping[str, bytes]) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 
 from torchkiln.engines.conversion import cores
@@ -34,22 +34,22 @@ def join_layers(layers: Sequence[BuiltLayer], store: Store, observer: Observer) 
     """
     cancelled = threading.Event()
 
-    def checked(layer: BuiltLayer) -> BuiltLayer:
-        try:
-            return _joined(layer, store, observer, cancelled)
-        except BaseException:
+    def call_off(future: Future[BuiltLayer]) -> None:
+        if future.exception():
             cancelled.set()
-            raise
 
     largest_first = sorted(set(layers), key=lambda layer: (-layer.size, layer.digest))
     with ThreadPoolExecutor(cores(), "join") as pool:
         try:
-            running = {layer: pool.submit(checked, layer) for layer in largest_first}
+            running = {
+                layer: pool.submit(_joined, layer, store, observer, cancelled) for layer in largest_first
+            }
+            for future in running.values():
+                future.add_done_callback(call_off)
             # Who merely heard that all is off says nothing: the cause will.
             failed = [error for future in running.values() if (error := future.exception())]
-        except BaseException:
-            cancelled.set()
-            raise
+        finally:
+            cancelled.set()  # for those that still work when we are interrupted: the pool waits for them
     if failed:
         raise next((error for error in failed if not isinstance(error, _Cancelled)), failed[0])
     return tuple(running[layer].result() for layer in layers)

@@ -121,7 +121,7 @@ class Kitchen:
 
     def _see_through(self, slot: int, order: Order) -> tuple[Written, Path]:
         """One order from its wheels' download to its blob."""
-        out = self._store.temporary("layer")
+        out, whole = self._store.temporary("layer"), False
         self._outs.append(out)
         try:
             with ExitStack() as locks:
@@ -132,18 +132,20 @@ class Kitchen:
                 for wheel in order.wheels:
                     if not self._store.has_wheel(wheel):
                         self._store.adopt(self._store.part(wheel), self._store.wheel(wheel))
+            whole = True
             return written, out
-        except BaseException as error:
-            out.unlink(missing_ok=True)
-            self._cancelled.set()
-            if isinstance(error, BadWheel):
-                self._forget(order, error.wheel)
-            if isinstance(error, WorkerDied):
-                raise BuildFailed(
-                    f"a worker died while it made layer {order.title!r}",
-                    hint="probably for want of memory: dmesg tells",
-                ) from error
+        except BadWheel as error:
+            self._forget(order, error.wheel)
             raise
+        except WorkerDied as error:
+            raise BuildFailed(
+                f"a worker died while it made layer {order.title!r}",
+                hint="probably for want of memory: dmesg tells",
+            ) from error
+        finally:
+            if not whole:
+                out.unlink(missing_ok=True)
+                self._cancelled.set()
 
     def _made_with_patience(self, slot: int, order: Order, out: Path) -> Written:
         """As `_made`; what an earlier run left may be at fault, so the server gets one more chance."""
@@ -188,8 +190,8 @@ class Kitchen:
             future = self._submit(slot, order, [arriving], out) if tail else None
             try:
                 self._fetch(wheel)
-            except BaseException:
-                self._cancelled.set()  # the converter must not wait for bytes that do not come
+            except BaseException:  # whatever it is, the converter must not wait for bytes that do not come
+                self._cancelled.set()
                 if future is not None:
                     concurrent.futures.wait([future])
                 raise

@@ -65,7 +65,8 @@ class Downloads:
         from the middle sends the beginning again, which is passed over.
 
         :param on_progress: gets the bytes that came to be there, first those that were there already.
-        :param cancelled: once it is true, `fetch` returns early and leaves what it has.
+        :param cancelled: once it is true, `fetch` returns early and leaves what it has; no file if that is
+            nothing.
         :raises BuildFailed: the file is not to be had, has another size, or cannot be written here.
         """
         try:
@@ -79,9 +80,13 @@ class Downloads:
             if have:
                 on_progress(have)
             stream = _Stream(wheel, path, out, have, on_progress, cancelled)
-            if not stream.over():
-                self._persist(wheel, lambda place: self._pour(place, stream), stream)
-            stream.check()
+            try:
+                if not stream.over():
+                    self._persist(wheel, lambda place: self._pour(place, stream), stream)
+                stream.check()
+            finally:
+                if not stream.have:  # nothing to go on from
+                    path.unlink(missing_ok=True)
 
     def fetch_wheel(
         self,

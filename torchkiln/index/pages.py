@@ -156,8 +156,8 @@ class Pages:
 
 def _unreachable(reason: str) -> Unresolvable:
     return Unresolvable(
-        f"PyTorch's index cannot be reached: {reason}",
-        hint=f"these wheels are nowhere else; look at {PYTORCH_VARIABLE} and the network",
+        f"PyTorch's index gives no answer: {reason}",
+        hint=f"these wheels are nowhere else; look at {PYTORCH_VARIABLE}, the network and the proxy",
     )
 
 

@@ -87,7 +87,8 @@ def ask(session: requests.Session, method: str, url: str, **kwargs: Any) -> requ
             f"{redact(url)}: redirected in a circle", hint="the index is at fault; try another one"
         ) from error
     except requests.RequestException as error:
-        raise Transient(f"no connection ({type(error).__name__})") from error
+        who = "the proxy" if isinstance(error, requests.exceptions.ProxyError) else "the index"
+        raise Transient(f"{who} cannot be reached: no connection ({type(error).__name__})") from error
     if response.status_code in AGAIN:
         response.close()
         raise Transient(f"HTTP {response.status_code}", retry_after(response.headers))
@@ -172,7 +173,8 @@ def lost(url: str, reason: str) -> BuildFailed:
     """The error for a server that gave no lasting answer."""
     return BuildFailed(
         f"{redact(url)}: {reason}, {ATTEMPTS} times in a row",
-        hint="look at the network or the index; what was fetched is kept, so the next run goes on from there",
+        hint="look at the network, the proxy (HTTPS_PROXY, pip's `proxy`) or the index; "
+        "what was fetched is kept, so the next run goes on from there",
     )
 
 

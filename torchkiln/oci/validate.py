@@ -82,7 +82,7 @@ def _inspect_all(blobs: Mapping[_Key, Path], workers: int) -> dict[_Key, LayerFa
             try:
                 tasks = {key: pool.submit(_inspect, blobs[key], key[1]) for key in longest_first}
                 return {key: task.result() for key, task in tasks.items()}
-            except BaseException:
+            except BaseException:  # Ctrl-C too: leaving the context would wait for layers of gigabytes
                 pool.kill()
                 raise
     except WorkerDied as error:

@@ -1,0 +1,57 @@
+"""What mmdebstrap said last → BuildFailed: the lines that tell why, and what to do about it.
+
+mmdebstrap passes on all that apt and dpkg say, and then what each program thinks of the failure of the one
+below it. Whoever reads wants the cause alone. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from torchkiln.errors import BuildFailed
+
+_MOST = 3  # lines; the first are the cause, the others follow from it
+_UNFETCHED = re.compile(
+    r"E: Failed to fetch (?P<scheme>\w+://)(?:[^/@\s]*@)?(?P<archive>\S+?)/(?:dists|pool)/\S* +(?P<why>.+)"
+)
+# apt's words when it got no answer at all; an answer that it does not like is another matter.
+_NO_ANSWER = re.compile(
+    r"resolv|could not connect|unable to connect|cannot initiate the connection|connection (failed|timed out)"
+    r"|network is unreachable|error reading from server|from proxy",
+    re.IGNORECASE,
+)
+_FULL = re.compile(r"No space left on device|Disk quota exceeded|enough free space")
+# What says no more than that something failed.
+_EMPTY = re.compile(
+    r"E: (mmdebstrap failed to run|Some index files failed|(apt-get|env|chroot|run_\w+) .*failed)"
+)
+
+
+def complaint(code: int, lines: Iterable[str], *, os_name: str, scratch: str, elsewhere: str) -> BuildFailed:
+    """The error for an mmdebstrap that ended with *code* and said *lines* last.
+
+    :param scratch: the folder in which it worked.
+    :param elsewhere: how another archive is named; ends the hint.
+    """
+    said = list(dict.fromkeys(lines))
+    if any(_FULL.search(line) for line in said):
+        return BuildFailed(
+            f"no room is left in {scratch}, where the base of {os_name} is made",
+            hint="make room there (it takes 800 MB), or set TMPDIR to another folder",
+        )
+    unfetched = [found for line in said if (found := _UNFETCHED.fullmatch(line))]
+    if silent := [found for found in unfetched if _NO_ANSWER.search(found["why"])]:
+        why = {found["scheme"] + found["archive"]: found["why"].strip(" :") for found in silent}
+        return BuildFailed(
+            "\n".join(
+                (f"the archive of {os_name} cannot be reached:", *(f"  {at}: {why[at]}" for at in why))
+            ),
+            hint=f"look at the network, and at the proxy (http_proxy, or apt's own); {elsewhere}",
+        )
+    errors = [line for line in said if line.startswith(("E: ", "dpkg: error")) and not _EMPTY.match(line)]
+    telling = errors[:_MOST] or said[-1:] or ["nothing"]
+    return BuildFailed(
+        "\n".join((f"mmdebstrap ended with code {code}; it said:", *(f"  {line}" for line in telling))),
+        hint=elsewhere,
+    )
