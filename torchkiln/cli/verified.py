@@ -144,7 +144,7 @@ def _tell(reference: Reference, image: ImageOnDisk, points: list[Point], wish: W
             "\n".join(
                 (
                     f"{reference} ({image.manifest[:19]}) is not what it should be:",
-                    *(f"  {one.what}: {one.text}" for one in bad),
+                    *(f"  {one.what}: {one.text}".replace("\n", "\n    ") for one in bad),
                 )
             ),
             hint="do not run it; ask who published it, or take another tag: `catalog` lists them",

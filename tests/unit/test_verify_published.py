@@ -1,0 +1,281 @@
+"""`verify REGISTRY/REPOSITORY:TAG`: what was tampered with is seen, each way of it; what was not, passes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.keys import ED, P256, STRANGER, public_pem
+from tests.press import interpreter, press
+from tests.reports import TAG, found
+from tests.standin.registry_server import RegistryServer, Repository
+from torchkiln.attestation import attest
+from torchkiln.errors import VerificationFailed
+
+SMOKE, PROVENANCE = "urn:torchkiln:smoke-report:2", "https://slsa.dev/provenance/v1"
+KIND = "dev.sigstore.bundle.predicateType"
+
+
+class Scene:
+    """A published image in a registry in memory, where anything can be changed."""
+
+    def __init__(self, folder: Path, server: RegistryServer) -> None:
+        self.desk, self.server, self.target = press(folder), server, f"{server.host}/team/app"
+        self.image = self.desk.build()
+
+    @property
+    def there(self) -> Repository:
+        return self.server.repository("team/app")
+
+    def publish(self, *more: str, report: str = "") -> None:
+        signed = report or self.desk.signed(self.desk.report(self.image))
+        done = self.desk.publish(self.target, "--report", signed, "--dated", "20261122", *more)
+        assert done.exit_code == 0, done.exception
+
+    def verify(self, *more: str, keys: tuple[str, ...] | None = None) -> Any:
+        trusted = self.desk.keys if keys is None else keys
+        return self.desk.run(
+            "verify", f"{self.target}:{TAG}", *trusted, "--suite", str(self.desk.suite), *more
+        )
+
+    def refused(self, *more: str) -> str:
+        """What is wrong."""
+        done = self.verify(*more)
+        assert isinstance(done.exception, VerificationFailed), done.exception or done.stdout
+        assert (done.exception.exit_code, done.stdout) == (12, "")
+        return done.exception.message
+
+    def attached(self, kind: str) -> tuple[str, dict[str, Any]]:
+        """The manifest, by digest, of what goes with the image and is of that *kind*."""
+        for name, data in self.there.manifests.items():
+            told = json.loads(data)
+            if ":" in name and told.get("annotations", {}).get(KIND) == kind:
+                return name, told
+        raise AssertionError(kind)
+
+    def bundle(self, kind: str) -> dict[str, Any]:
+        """What it holds."""
+        return dict(json.loads(self.there.blobs[self.attached(kind)[1]["layers"][0]["digest"]]))
+
+    def replace(self, kind: str, bundle: bytes) -> None:
+        """Put *bundle* in its place, with digests that fit, as whoever can write to the registry could."""
+        name, told = self.attached(kind)
+        told["layers"][0] |= {"digest": sha256(bundle), "size": len(bundle)}
+        manifest = json.dumps(told).encode()
+        del self.there.manifests[name]
+        self.there.blobs[sha256(bundle)] = bundle
+        self.there.manifests[sha256(manifest)] = manifest
+        tag = self.image.manifest.replace(":", "-")
+        if tag in self.there.manifests:
+            listed = json.loads(self.there.manifests[tag])
+            for entry in listed["manifests"]:
+                if entry["digest"] == name:
+                    entry |= {"digest": sha256(manifest), "size": len(manifest)}
+            self.there.manifests[tag] = json.dumps(listed).encode()
+
+
+def sha256(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+@pytest.fixture(params=[True, False], ids=["referrers", "by a tag"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+    with RegistryServer() as server:
+        server.manners.lists_referrers = request.param
+        yield Scene(tmp_path / "desk", server)
+
+
+def test_what_nobody_touched_passes(scene: Scene) -> None:
+    scene.publish()
+    done = scene.verify("--full", "--json")
+    assert done.exit_code == 0, done.exception
+    told = json.loads(done.stdout)
+
+    assert (told["digest"], told["verified"]) == (scene.image.manifest, True)
+    assert {point["what"] for point in told["points"]} >= {
+        "signatures",
+        "provenance",
+        "lock",
+        "smoke",
+        "layers",
+    }
+    assert (scene.image.manifest.replace(":", "-") in scene.there.manifests) is not (
+        scene.server.manners.lists_referrers
+    )
+
+
+def test_publishing_again_adds_nothing(scene: Scene) -> None:
+    """Though an ECDSA signature of the same bytes is another one each time."""
+    scene.publish()
+    before = (set(scene.there.blobs), set(scene.there.manifests))
+    scene.publish()
+
+    assert (set(scene.there.blobs), set(scene.there.manifests)) == before
+
+
+def test_a_flipped_byte_in_a_layer(scene: Scene) -> None:
+    """Seen by who fetches it: the rest is proved without."""
+    scene.publish()
+    layer = max(scene.image.layers, key=lambda one: one.size)
+    data = bytearray(scene.there.blobs[layer.digest])
+    data[len(data) // 2] ^= 1
+    scene.there.blobs[layer.digest] = bytes(data)
+
+    assert f"layers: {scene.target}: blob {layer.digest[:19]}: other bytes" in scene.refused("--full")
+    assert scene.verify().exit_code == 0
+
+
+def test_a_flipped_byte_in_the_manifest_or_the_config(scene: Scene) -> None:
+    scene.publish()
+    config = scene.there.blobs[scene.image.config_digest]
+    scene.there.blobs[scene.image.config_digest] = config.replace(b"linux", b"linuy")
+    assert "other bytes than its digest says" in scene.refused()
+
+    scene.there.blobs[scene.image.config_digest] = config
+    scene.there.manifests[TAG] = scene.there.manifests[TAG].replace(
+        b'"schemaVersion":2', b'"schemaVersion": 2'
+    )
+    assert "no trusted key signed it" in scene.refused()
+
+
+def test_a_report_whose_words_were_changed(scene: Scene) -> None:
+    """With the signature that it had."""
+    scene.publish()
+    bundle = scene.bundle(SMOKE)
+    statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
+    statement["predicate"]["checks"][0]["seconds"] = 0.5
+    bundle["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(statement).encode()).decode()
+    scene.replace(SMOKE, json.dumps(bundle).encode())
+
+    told = scene.refused()
+    assert "statements: referrer sha256:" in told
+    assert "does not fit: something in the file was changed" in told
+    assert "import: no report tells of it" in told
+
+
+def test_a_report_by_another_key(scene: Scene) -> None:
+    scene.publish()
+    bundle = scene.bundle(SMOKE)
+    bundle["dsseEnvelope"] = json.loads(attest(scene.desk.report(scene.image), STRANGER))
+    scene.replace(SMOKE, json.dumps(bundle).encode())
+
+    assert "import: no report tells of it: it did not run" in scene.refused()
+    stranger = scene.desk.write(public_pem(STRANGER), "stranger.pem")
+    assert scene.verify("--key", stranger).exit_code == 0
+
+
+def test_a_report_for_a_sibling_image(scene: Scene) -> None:
+    """By the laboratory's own key, put beside this image."""
+    scene.publish()
+    sibling = scene.desk.build("2")
+    bundle = scene.bundle(SMOKE)
+    bundle["dsseEnvelope"] = json.loads(attest(scene.desk.report(sibling), ED))
+    scene.replace(SMOKE, json.dumps(bundle).encode())
+
+    assert f"tells of {sibling.manifest}, not of this image" in scene.refused()
+
+
+def test_the_provenance_of_a_sibling(scene: Scene) -> None:
+    """Signed for this image by the publisher, and its lock gives another."""
+    from torchkiln.lock import load_locked
+    from torchkiln.provenance import provenance
+    from torchkiln.sealing import ByKey
+
+    scene.publish()
+    scene.desk.build("2")
+    other = load_locked(scene.desk.folder / "images", TAG)
+    lie = ByKey(P256).seal(provenance(other, scene.image.manifest, source=None))
+    scene.replace(PROVENANCE, lie.data)
+
+    assert "lock: other layers than its lock gives" in scene.refused()
+
+
+def test_a_stale_referrer(scene: Scene) -> None:
+    """Listed, and gone; or of another image."""
+    scene.publish()
+    name, told = scene.attached(SMOKE)
+    if not scene.server.manners.lists_referrers:
+        gone = scene.there.manifests.pop(name)
+        assert "is listed and not there" in scene.refused()
+        scene.there.manifests[name] = gone
+    blob = told["layers"][0]["digest"]
+    scene.there.blobs[blob] = scene.there.blobs[blob][:-1]
+    assert "other bytes than its digest says" in scene.refused()
+
+
+def test_what_nobody_signed(scene: Scene) -> None:
+    """It can be looked at; who trusts a key is not content with it."""
+    scene.desk.keep(scene.desk.report(scene.image))
+    argv = ["publish", TAG, "--to", scene.target, *scene.desk.here]
+    done = scene.desk.run(*argv)
+    assert done.exit_code == 0, done.exception
+    assert "unsigned: whoever can write to the registry" in done.stderr
+
+    looked = scene.verify(keys=())
+    assert looked.exit_code == 0, looked.exception
+    assert "signatures were not looked at" in looked.stderr
+    told = scene.refused()
+    assert "signatures: no trusted key signed it" in told
+    assert "provenance: none is there that counts" in told
+
+
+def test_what_was_published_in_spite_of_the_gate(scene: Scene) -> None:
+    failed = scene.desk.report(scene.image, found("cuda", "failed", "is 0"), verdict="fail")
+    scene.publish("--override", "for CPUs only", report=scene.desk.signed(failed))
+
+    told = scene.refused()
+    assert "smoke: published in spite of the gate: for CPUs only" in told
+    assert "cuda: failed: is 0 (report 1)" in told
+
+
+def test_another_suite_made_the_reports(scene: Scene) -> None:
+    """Who looks later has a later suite: the decision says what the one held by which the checks ran."""
+    scene.publish()
+    (scene.desk.suite / "test_more.py").write_text("# one more\n")
+
+    done = scene.verify()
+    assert done.exit_code == 0, done.exception
+    assert "by another suite than the one that is here" in done.stderr
+
+
+def test_the_policy_is_that_of_who_looks(scene: Scene) -> None:
+    from torchkiln.places import ROOT
+
+    scene.publish()
+    text = (ROOT / "matrix.yaml").read_text().replace("gpus: []", 'gpus: ["10.0"]')
+    policy = scene.desk.write(text.encode(), "matrix.yaml")
+
+    assert "smoke: GPU 10.0: no report on such GPUs proves" in scene.refused("--policy", policy)
+
+
+def test_it_is_built_again(scene: Scene) -> None:
+    """From the lock in the provenance, on the base in the image; by no file of whoever published it."""
+    scene.publish()
+    for folder in ("images", "dist"):
+        (scene.desk.folder / folder).rename(scene.desk.folder / f"{folder}-away")
+    with interpreter():
+        done = scene.verify("--rebuild")
+    assert done.exit_code == 0, done.exception
+    assert f"rebuild     built again from its lock: {scene.image.manifest}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ref", "code", "told"),
+    [
+        ("{host}/team/app:v9", 2, "there is no v9"),
+        ("{host}/team/none", 2, "there is no latest"),
+        ("127.0.0.1:9/team/app:v1", 9, "nobody listens there"),
+        ("no-such-folder", 2, "no such folder, and no reference in a registry"),
+    ],
+)
+def test_slips(scene: Scene, ref: str, code: int, told: str) -> None:
+    done = scene.desk.run("verify", ref.format(host=scene.server.host))
+
+    assert getattr(done.exception, "exit_code", None) == code, done.exception
+    assert told in str(done.exception)
