@@ -1,0 +1,89 @@
+"""`torchkiln sbom`: what is in an image, as SPDX or CycloneDX; or whether a document tells it truly."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from torchkiln import __version__
+from torchkiln.cli.console import say, waiting
+from torchkiln.cli.options import cache_root, images_folder, layout_option, matrix_option
+from torchkiln.errors import ConfigError, VerificationFailed
+
+
+@click.command("sbom")
+@click.argument("tag")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["spdx", "cyclonedx"]),
+    default="spdx",
+    show_default=True,
+    help="SPDX 2.3 or CycloneDX 1.6, JSON both",
+)
+@click.option(
+    "--check",
+    "document",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="hold this document, of either format, against the image; write none",
+)
+@matrix_option
+@images_folder
+@layout_option()
+def sbom(tag: str, form: str, document: Path | None, matrix_file: Path, images: Path, output: Path) -> None:
+    """Print the SBOM of the image TAG of the layout: every wheel and OS package, hash, licence, package URL.
+
+    From the lock and from what the image's layers say; a layer that was read once is not read again. Ends
+    with 12 where the image is not what its lock says, or --check's document not what the image is.
+    """
+    from torchkiln.engines.evidence import read_evidence
+    from torchkiln.oci.layout import open_layout
+    from torchkiln.store import Store
+
+    store = Store(cache_root(), on_wait=waiting)
+    found = open_layout(output).image(tag)
+    start = time.monotonic()
+    evidence = read_evidence(found, store)
+    if document is not None:
+        from torchkiln.sbom.listed import LIMIT
+        from torchkiln.sbom.matches import items_of, matches
+        from torchkiln.strict import read_file
+
+        try:
+            data = read_file(document, LIMIT)
+        except OSError as error:
+            raise ConfigError(f"{document}: {error.strerror}", hint="name what `sbom` wrote") from error
+        items = items_of(evidence)
+        if wrong := [f"  {one}" for one in matches(data, found.manifest, items, where=document.name)]:
+            raise VerificationFailed(
+                "\n".join([f"{document.name} is not what is in {tag}:", *wrong]),
+                hint="make it anew from the image that it is about: torchkiln sbom",
+            )
+        say(f"{document.name}: all {len(items)} packages of {tag} are in it, and no others")
+        click.echo(found.manifest)
+        return
+    from torchkiln import facts, matrix
+    from torchkiln.base.archive import read_files
+    from torchkiln.lock import load_locked
+    from torchkiln.sbom.bill import bill_of
+
+    labels = found.config.get("config", {}).get("Labels") or {}
+    locked = load_locked(images, labels.get("org.opencontainers.image.version", tag))
+    bill = bill_of(
+        locked,
+        found.manifest,
+        evidence,
+        files=read_files(images, locked.base, store),
+        name=matrix.read(matrix_file, facts.load()).repository,
+        tool=__version__,
+    )
+    for note in bill.notes:
+        say(f"sbom: {note}")
+    say(f"sbom: {tag}: {len(bill.components)} components, layers read in {time.monotonic() - start:.1f} s")
+    if form == "spdx":
+        from torchkiln.sbom.spdx import spdx as write
+    else:
+        from torchkiln.sbom.cyclonedx import cyclonedx as write
+    click.echo(write(bill), nl=False)
