@@ -35,6 +35,7 @@ def _layer(layer: LayerOnDisk, store: Store) -> LayerContents:
     key = layer.diff_id.removeprefix("sha256:")
     known = _contents(store.record(RECORDS, key) or {})
     if known is not None:
+        store.touch(store.root / "records" / RECORDS / f"{key}.json")
         return known
     found = contents_of(layer, is_evidence)
     texts = {path: shortened(path, text) for path, text in found.texts.items()}

@@ -19,7 +19,7 @@ from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchkiln.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
-from torchkiln.errors import VerificationFailed
+from torchkiln.errors import VerificationFailed, printable
 from torchkiln.recipe import PREFIX
 from torchkiln.sbom.licences import Licence, of_debian, of_expression, of_words
 from torchkiln.strict import json_of
@@ -35,6 +35,8 @@ _ARCHITECTURE = re.compile(r"[a-z0-9-]{1,40}")
 _SOURCE = re.compile(r"([a-z0-9][a-z0-9+.-]{0,200})(?: \(([A-Za-z0-9.+:~-]{1,200})\))?")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _FIRST = 8  # faults that are told
+_LONGEST = 1 << 20  # bytes of what a package says of itself; a licence's whole text has some thousands
+_MOST = 1000  # licences that one copyright file names; perl's names thirty
 _UNKNOWN = frozenset({"", "UNKNOWN"})  # what setuptools wrote where nobody had said anything
 
 
@@ -112,7 +114,11 @@ def _distributions(texts: Mapping[str, str], faults: list[str]) -> Iterator[Dist
     for path, text in texts.items():
         if not _METADATA.fullmatch(path):
             continue
-        raw, _ = parse_email(shortened(path, text))
+        head = shortened(path, text)
+        if len(head) > _LONGEST or printable(path) != path:
+            faults.append(f"{path[:200]}: says {len(head)} characters, or lies where nothing can be shown")
+            continue
+        raw, _ = parse_email(head)
         try:
             name = canonicalize_name(raw.get("name", ""), validate=True)
             version = str(Version(raw.get("version", "")))
@@ -182,7 +188,7 @@ def _copyright(package: str, texts: Mapping[str, str], links: Mapping[str, str])
 
 def _said_in_debian(text: str) -> tuple[Licence, ...]:
     """Each licence that a machine-readable copyright file names for files; nothing of another file."""
-    if not _MACHINE_READABLE.search(text[:2000]):
+    if len(text) > _LONGEST or not _MACHINE_READABLE.search(text[:2000]):
         return ()
     try:
         first, *others = paragraphs(text.split("\n"))
@@ -198,7 +204,8 @@ def _said_in_debian(text: str) -> tuple[Licence, ...]:
             spelled.setdefault(" ".join(synopsis.split()), _unfolded(words))
         if synopsis and (fields is first or "files" in fields):
             named.append(synopsis)
-    return tuple(of_debian(one, spelled) for one in sorted({" ".join(one.split()) for one in named}))
+    names = sorted({" ".join(one.split()) for one in named})
+    return tuple(of_debian(one, spelled) for one in names) if len(names) <= _MOST else ()
 
 
 def _unfolded(words: str) -> str:

@@ -81,7 +81,7 @@ def of_debian(synopsis: str, texts: Mapping[str, str]) -> Licence:
         if part
     )
     references = tuple(reference for one in found for reference in one.references)
-    return Licence(said=words, expression=expression, references=references)
+    return Licence(said=words or "unnamed", expression=expression, references=references)
 
 
 def joined(licences: Iterable[Licence]) -> str:
