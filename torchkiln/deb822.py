@@ -13,10 +13,11 @@ VERSION = re.compile(r"[A-Za-z0-9.+:~-]{1,200}")
 INSTALLED = "install ok installed"  # the Status of a package that is there, whole
 
 
-def paragraphs(lines: Iterable[str]) -> Iterator[dict[str, str]]:
+def paragraphs(lines: Iterable[str], *, repeated: frozenset[str] = frozenset()) -> Iterator[dict[str, str]]:
     """The paragraphs in *lines*, which end as a file's do or not at all. Names of fields are in lower case.
 
-    A value of several lines keeps them, without the blank that each began with.
+    A value of several lines keeps them, without the blank that each began with. Of *repeated* fields, which
+    may stand twice in a paragraph, the last is told.
 
     :raises ValueError: a line is none of this format, or a field stands twice; tells which line.
     """
@@ -37,7 +38,7 @@ def paragraphs(lines: Iterable[str]) -> Iterator[dict[str, str]]:
             last = name.lower()
             if not colon or not name or " " in name:
                 raise ValueError(f"line {number}: no field: {line[:80]!r}")
-            if last in fields:
+            if last in fields and last not in repeated:
                 raise ValueError(f"line {number}: the field {name[:80]!r} stands twice in one paragraph")
             fields[last] = value.strip()
     if fields:

@@ -128,6 +128,23 @@ def test_many_faults_are_counted() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        f"{sboms.FORMAT}\nFiles: *\nLicense: MIT\nComment: a\nComment: b\n",
+        "Format: http://www.example.org/deps/dep5\nName: x\n\nFiles: *\nCopyright: me\nLicense: MIT\n",
+        "format: http://www.example.org/deps/dep5/\nlicense: MIT\n",
+        f"# a comment\n{sboms.FORMAT}\n# another\nFiles: *\nLicense: MIT\n",
+    ],
+    ids=["two comments", "older format", "small letters", "comments"],
+)
+def test_copyright_files_as_people_write_them(text: str) -> None:
+    found = sboms.evidence(**{"usr/share/doc/tini/copyright": text})
+    tini = next(one for one in found.packages if one.name == "tini")
+
+    assert [one.expression for one in tini.licences] == ["MIT"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "License: MIT\n",  # not of that format
         "Format: of ours\nLicense: MIT\n",
         f"{sboms.FORMAT}no field\n",

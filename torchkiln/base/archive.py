@@ -86,6 +86,12 @@ def without_file(locked: LockedBase, files: BaseFiles) -> tuple[str, ...]:
     )
 
 
+def together(noted: BaseFiles | None, now: BaseFiles) -> BaseFiles:
+    """What was *noted* of a base before and is told of it *now*: an archive forgets, but changes nothing."""
+    debs = {(deb.name, deb.version): deb for one in (now, noted) if one for deb in one.debs}
+    return BaseFiles(base=now.base, debs=tuple(debs[key] for key in sorted(debs)))
+
+
 def files_path(images: Path, os_name: str) -> Path:
     """Where under *images* it is noted."""
     return images / f"base-{os_name}" / "debs.json"

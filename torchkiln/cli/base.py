@@ -57,15 +57,16 @@ def build(os_name: str, images: Path, relock: bool) -> None:
 def files(os_name: str, images: Path) -> None:
     """Note of which .deb files the locked base was made, for SBOMs; print where.
 
-    The archive is asked as it is now: what it has no more stays without a hash. A base that is built here is
-    noted by itself.
+    The archive is asked as it is now: what it has no more, and what was not noted before, stays without a
+    hash. A base that is built here is noted by itself.
     """
     from torchkiln.base import archive
     from torchkiln.base.mmdebstrap import ask_archive
     from torchkiln.base.recipe import recipe
 
     locked = _locked(images, os_name)
-    found = ask_archive(recipe(os_name), locked, environ=os.environ, say=_say)
+    noted = archive.read_files(images, locked, Store(cache_root(), on_wait=waiting))
+    found = archive.together(noted, ask_archive(recipe(os_name), locked, environ=os.environ, say=_say))
     for package in archive.without_file(locked, found):
         _say(f"the archive no longer has {package}: no hash of it")
     path = archive.write_files(images, os_name, found)

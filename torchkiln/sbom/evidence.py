@@ -30,10 +30,11 @@ _METADATA = re.compile(r"(?P<place>.*)/[^/]+\.(dist-info/METADATA|egg-info/PKG-I
 _COPYRIGHT = re.compile(r"usr/share/doc/(?P<package>[^/]+)/copyright")
 _DOC = re.compile(r"usr/share/doc/[^/]+(/copyright)?")
 _SITE = re.compile(re.escape(PREFIX.strip("/")) + r"/lib/python3\.\d+/site-packages")
-_MACHINE_READABLE = re.compile(r"copyright-format/1\.|/dep5(/|$)")
+_MACHINE_READABLE = re.compile(r"copyright-format/1\.|/dep5(/|$)", re.MULTILINE)
 _ARCHITECTURE = re.compile(r"[a-z0-9-]{1,40}")
 _SOURCE = re.compile(r"([a-z0-9][a-z0-9+.-]{0,200})(?: \(([A-Za-z0-9.+:~-]{1,200})\))?")
 _HEX = re.compile(r"[0-9a-f]{64}")
+_UNREAD = frozenset({"comment", "copyright"})  # fields of a copyright file, in which somebody wrote two
 _FIRST = 8  # faults that are told
 _LONGEST = 1 << 20  # bytes of what a package says of itself; a licence's whole text has some thousands
 _MOST = 1000  # licences that one copyright file names; perl's names thirty
@@ -191,7 +192,7 @@ def _said_in_debian(text: str) -> tuple[Licence, ...]:
     if len(text) > _LONGEST or not _MACHINE_READABLE.search(text[:2000]):
         return ()
     try:
-        first, *others = paragraphs(text.split("\n"))
+        first, *others = paragraphs(text.split("\n"), repeated=_UNREAD)
     except ValueError:  # people write these files, and nobody's build fails by them
         return ()
     if not _MACHINE_READABLE.search(first.get("format", "")):
