@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,14 @@ from click.testing import CliRunner
 
 from tests import sboms
 from tests.roots import entry, layer, minimal_layout
+from torchkiln.base.archive import write_files
 from torchkiln.cli.sbom import sbom
 from torchkiln.errors import ConfigError, Stale, VerificationFailed
+from torchkiln.lock import save
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.oci.unpack import LayerBlob
+from torchkiln.sbom.listed import listed
+from torchkiln.tags import tag_of
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +130,34 @@ def test_the_command_holds_a_document_against_an_image(tmp_path: Path) -> None:
             check(image, mine)
     with pytest.raises(ConfigError, match="No such file"):
         check(image, tmp_path / "none")
+
+
+@pytest.mark.parametrize("form", ["spdx", "cyclonedx"])
+def test_the_command_writes_the_document_and_nothing_else(tmp_path: Path, form: str) -> None:
+    """Which its --check then takes; notes are on stderr."""
+    images, cell = tmp_path / "images", sboms.locked()
+    save(images, cell)
+    write_files(images, "debian12", sboms.files(cell))
+    image = sboms.image(tmp_path / "a", ref=tag_of(cell.resolution))
+    where = ["--output", str(tmp_path / "a/dist"), "--images", str(images)]
+    done = CliRunner().invoke(sbom, [image.ref, *where, "--format", form], catch_exceptions=False)
+    (tmp_path / "it.json").write_text(done.stdout)
+
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)
+    assert listed(done.stdout_bytes).image == image.manifest
+    assert "2 packages of the OS tell their licence in words" in done.stderr
+    assert check(image, tmp_path / "it.json") == f"{image.manifest}\n"
+
+
+def test_an_image_of_another_lock_has_no_sbom(tmp_path: Path) -> None:
+    cell = sboms.locked()
+    save(tmp_path / "images", replace(cell, wheels=cell.wheels[1:]))
+    image = sboms.image(tmp_path / "a", ref=tag_of(cell.resolution))
+    where = ["--output", str(tmp_path / "a/dist"), "--images", str(tmp_path / "images")]
+
+    with pytest.raises(VerificationFailed, match="wheel jupyterlab: locked none"):
+        CliRunner().invoke(sbom, [image.ref, *where], catch_exceptions=False)
 
 
 def test_an_image_without_a_lock_has_no_sbom(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "engines": frozenset({"engines"}),
     "kiln": frozenset(
         {
-            "attached", "bundle", "catalog", "doctor", "foretold", "housekeeping", "keyless", "kiln",
+            "attached", "billing", "bundle", "catalog", "doctor", "foretold", "housekeeping", "keyless", "kiln",
             "overlay", "pinned_wheels", "planning", "publication", "rebuilding", "retracting", "scanner",
             "sealing", "source", "survey", "trust", "verification",
         }
