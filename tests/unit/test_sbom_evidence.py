@@ -118,6 +118,23 @@ def test_what_names_no_package_is_refused(path: str, text: str, told: str) -> No
     assert "\x1b" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        INSIDE,
+        f"{sboms.SITE}/odd-1.0.dist-info",
+        f"{sboms.SITE}/odd.egg-info",
+        sboms.STATUS,
+        "var/lib/dpkg",
+    ],
+)
+def test_what_is_installed_does_not_hide_behind_links(path: str) -> None:
+    """Nobody who installs makes one there, and what it leads to may not be read."""
+    assert is_evidence(path)
+    with pytest.raises(VerificationFailed, match="is a link"):
+        evidence_of(sboms.texts(sboms.locked()), {**sboms.LINKS, path: "elsewhere"})
+
+
 def test_many_faults_are_counted() -> None:
     broken = {f"{sboms.SITE}/x{number}-1.dist-info/METADATA": "" for number in range(20)}
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from tarfile import LNKTYPE, SYMTYPE, TarInfo
 
 import pytest
 from click.testing import CliRunner
@@ -28,10 +29,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def upper(folder: Path, image: ImageOnDisk, *more: tuple[str, bytes]) -> ImageOnDisk:
+def upper(folder: Path, image: ImageOnDisk, *more: tuple[TarInfo, bytes]) -> ImageOnDisk:
     """*image* with a layer on top that holds *more*."""
     folder.mkdir()
-    top = layer(folder, *(entry(path, data) for path, data in more))
+    top = layer(folder, *more)
     layers = [LayerBlob(path=one.path, diff_id=one.diff_id) for one in image.layers]
     return open_layout(minimal_layout(folder / "dist", [*layers, top], {}, "upper")).image("upper")
 
@@ -54,7 +55,7 @@ def test_a_sibling_reads_its_own_layers_only(tmp_path: Path, cache: Path) -> Non
     image = sboms.image(tmp_path / "a")
     sboms.read(image, cache)
     path = f"{sboms.SITE}/more-1.dist-info/METADATA"
-    other = upper(tmp_path / "b", image, (path, sboms.metadata("more", "1").encode()))
+    other = upper(tmp_path / "b", image, entry(path, sboms.metadata("more", "1").encode()))
     for one in other.layers[:-1]:
         one.path.write_bytes(b"not looked at")
 
@@ -73,10 +74,24 @@ def test_a_record_of_another_form_is_not_used(tmp_path: Path, cache: Path) -> No
 
 def test_what_an_upper_layer_deletes_is_gone(tmp_path: Path, cache: Path) -> None:
     folder, name = f"{sboms.SITE}/tqdm-4.67.1.dist-info".rsplit("/", 1)
-    other = upper(tmp_path / "b", sboms.image(tmp_path / "a"), (f"{folder}/.wh.{name}", b""))
+    other = upper(tmp_path / "b", sboms.image(tmp_path / "a"), entry(f"{folder}/.wh.{name}"))
     found = sboms.read(other, cache)
 
     assert "tqdm" not in {one.name for one in found.distributions}
+
+
+@pytest.mark.parametrize("kind", [LNKTYPE, SYMTYPE], ids=["hard", "symbolic"])
+def test_links_are_seen(tmp_path: Path, cache: Path, kind: bytes) -> None:
+    """A METADATA that is one is refused; of a copyright file it is followed."""
+    there, here = "usr/share/doc/gcc-12-base/copyright", "usr/share/doc/tini/copyright"
+    target = there if kind == LNKTYPE else "../gcc-12-base/copyright"
+    one = upper(tmp_path / "b", sboms.image(tmp_path / "a"), entry(here, kind=kind, to=target))
+    other = upper(tmp_path / "c", one, entry(f"{sboms.SITE}/x-1.dist-info/METADATA", kind=kind, to="etc/x"))
+
+    tini = next(package for package in sboms.read(one, cache).packages if package.name == "tini")
+    assert tini.copyright == there
+    with pytest.raises(VerificationFailed, match=r"x-1\.dist-info/METADATA: is a link"):
+        sboms.read(other, cache)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "swapped"])

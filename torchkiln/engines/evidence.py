@@ -47,12 +47,7 @@ def _layer(layer: LayerOnDisk, store: Store) -> LayerContents:
 
 
 def _contents(record: Mapping[str, Any]) -> LayerContents | None:
-    if record.get("form") != _FORM:
+    told = {key: record.get(key) for key in ("files", "bytes", "texts", "links", "deleted")}
+    if record.get("form") != _FORM or None in told.values():
         return None
-    return LayerContents(
-        files=record["files"],
-        bytes=record["bytes"],
-        texts=record["texts"],
-        links=record["links"],
-        deleted=tuple(record["deleted"]),
-    )
+    return LayerContents(**told | {"deleted": tuple(record["deleted"])})

@@ -30,7 +30,7 @@ def texts_of(layers: Sequence[LayerContents]) -> Mapping[str, str]:
 
 
 def links_of(layers: Sequence[LayerContents]) -> Mapping[str, str]:
-    """The symbolic links likewise."""
+    """Links likewise."""
     return {path: thing for path, (kind, thing) in _seen(layers).items() if kind == "link"}
 
 

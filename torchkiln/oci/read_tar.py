@@ -76,6 +76,8 @@ def layer_contents(stream: BinaryIO, wanted: Wanted) -> LayerContents:
                     texts[path] = _content(tar, member, keep=True)[1]
             elif member.issym() and wanted(path):
                 links[path] = member.linkname
+            elif member.islnk() and wanted(path):
+                links[path] = "/" + member.linkname.lstrip("/")
     return LayerContents(files=files, bytes=size, texts=texts, deleted=tuple(deleted), links=links)
 
 

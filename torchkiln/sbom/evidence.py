@@ -28,6 +28,7 @@ IMAGE_JSON = "etc/torchkiln/image.json"
 _STATUS = "var/lib/dpkg/status"
 _METADATA = re.compile(r"(?P<place>.*)/[^/]+\.(dist-info/METADATA|egg-info/PKG-INFO|egg-info)")
 _COPYRIGHT = re.compile(r"usr/share/doc/(?P<package>[^/]+)/copyright")
+_NEVER_LINKS = re.compile(r".*\.(dist-info|egg-info)(/METADATA|/PKG-INFO)?|var/lib/dpkg(/status)?")
 _DOC = re.compile(r"usr/share/doc/[^/]+(/copyright)?")
 _SITE = re.compile(re.escape(PREFIX.strip("/")) + r"/lib/python3\.\d+/site-packages")
 _MACHINE_READABLE = re.compile(r"copyright-format/1\.|/dep5(/|$)", re.MULTILINE)
@@ -80,8 +81,8 @@ class Evidence:
 
 
 def is_evidence(path: str) -> bool:
-    """Whether the file (or symbolic link) *path* of a layer is read for an SBOM."""
-    return path in (_STATUS, IMAGE_JSON) or bool(_METADATA.fullmatch(path) or _DOC.fullmatch(path))
+    """Whether the file or link *path* of a layer is read for an SBOM."""
+    return path == IMAGE_JSON or any(one.fullmatch(path) for one in (_METADATA, _DOC, _NEVER_LINKS))
 
 
 def shortened(path: str, text: str) -> str:
@@ -90,11 +91,11 @@ def shortened(path: str, text: str) -> str:
 
 
 def evidence_of(texts: Mapping[str, str], links: Mapping[str, str]) -> Evidence:
-    """What the files *texts*, by path, say; *links* are symbolic links on the way to copyright files.
+    """What the files *texts*, by path, say; *links* may be on the way to copyright files, and nowhere else.
 
     :raises VerificationFailed: one of them cannot be what it should be, or two speak for one package.
     """
-    faults: list[str] = []
+    faults = [f"{path}: is a link" for path in sorted(links) if _NEVER_LINKS.fullmatch(path)]
     distributions = tuple(sorted(_distributions(texts, faults), key=lambda one: (one.name, one.path)))
     packages = tuple(sorted(_packages(texts, links, faults), key=lambda one: (one.name, one.architecture)))
     wheels = _wheels(texts, faults)
