@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests import sboms
 from tests.document_strategies import FEW, answer
 from torchkiln.errors import VerificationFailed
-from torchkiln.sbom.evidence import evidence_of, is_evidence
+from torchkiln.sbom.evidence import evidence_of, is_evidence, shortened
 
 INSIDE = f"{sboms.SITE}/odd-1.0.dist-info/METADATA"
 _PIECES = ["Name: odd\n", "Version: 1\n", "License", ":", "\n", " x\n", "\r", "Format: copyright-format/1.0"]
@@ -41,6 +41,15 @@ def test_a_description_says_nothing() -> None:
 
     assert "not this one" not in said
     assert "BSD" in said
+
+
+def test_a_description_may_be_of_any_length() -> None:
+    """It is neither kept nor counted."""
+    text = sboms.metadata("odd", "1.0") + "x" * (2 << 20)
+
+    assert len(shortened(INSIDE, text)) < 100
+    assert "odd" in {one.name for one in sboms.evidence(**{INSIDE: text}).distributions}
+    assert shortened(sboms.STATUS, text) == text
 
 
 @pytest.mark.parametrize(

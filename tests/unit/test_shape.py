@@ -29,16 +29,16 @@ GROUPS: Mapping[str, frozenset[str]] = {
             "allowed", "arch", "attestation", "bake", "cache", "claims", "clearance", "contrast",
             "difference", "explain", "facts", "gate", "hosts", "layering", "located", "lock", "lockfile",
             "matrix", "pick", "plan", "policy", "provenance", "render", "report", "resolve", "retraction",
-            "reuse", "sbom", "scanned", "select", "signature", "sigstore_bundle", "smoke", "standing", "statement",
-            "suite", "tags", "tolerated", "verdict", "vulnerabilities",
+            "reuse", "sbom", "scanned", "select", "signature", "sigstore_bundle", "smoke", "standing",
+            "statement", "suite", "tags", "tolerated", "verdict", "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
     "engines": frozenset({"engines"}),
     "kiln": frozenset(
         {
-            "attached", "billing", "bundle", "catalog", "doctor", "foretold", "housekeeping", "keyless", "kiln",
-            "overlay", "pinned_wheels", "planning", "publication", "rebuilding", "retracting", "scanner",
+            "attached", "billing", "bundle", "catalog", "doctor", "foretold", "housekeeping", "keyless",
+            "kiln", "overlay", "pinned_wheels", "planning", "publication", "rebuilding", "retracting", "scanner",
             "sealing", "source", "survey", "trust", "verification",
         }
     ),
