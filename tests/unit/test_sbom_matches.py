@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import sboms
+from tests import planned, sboms
 from tests.document_strategies import FEW, answer, json_bytes, mutated, spoiled
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import Digest
+from torchkiln.nouns import Digest, LockedCell, OsPackage
 from torchkiln.sbom.cyclonedx import cyclonedx
 from torchkiln.sbom.evidence import Evidence
 from torchkiln.sbom.listed import listed
-from torchkiln.sbom.matches import items_of, items_of_bill, matches
+from torchkiln.sbom.matches import items_of, items_of_bill, matches, matches_lock
 from torchkiln.sbom.spdx import spdx
 
 BILL = sboms.bill()
@@ -121,6 +121,63 @@ def test_another_hash_of_a_package_is_seen_with_the_lock_at_hand(document: bytes
     assert told.startswith("package tini:amd64 0.19.0-1+b3: the SBOM has the hash 0")
 
 
+def locked(**changed: Any) -> LockedCell:
+    return replace(sboms.locked(), **changed)
+
+
+CELL = sboms.locked()
+BASE = CELL.base
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        pytest.param(CELL, (), id="the lock"),
+        pytest.param(
+            locked(wheels=CELL.wheels[1:]),
+            ("Python package jupyterlab 4.5.0: in the SBOM, and not in the image",),
+            id="a wheel that was not locked",
+        ),
+        pytest.param(
+            locked(wheels=(replace(CELL.wheels[0], sha256="f" * 64), *CELL.wheels[1:])),
+            (
+                f"Python package jupyterlab 4.5.0: the SBOM has the hash {CELL.wheels[0].sha256},"
+                f" the image {'f' * 64}",
+            ),
+            id="another hash",
+        ),
+        pytest.param(
+            locked(wheels=(*CELL.wheels, planned.wheel("zipp", "3", megabytes=1))),
+            ("Python package zipp 3: in the image, and not in the SBOM",),
+            id="a wheel that is not told",
+        ),
+        pytest.param(
+            locked(base=replace(BASE, packages=(OsPackage(name="tini", version="1"), *BASE.packages[:2]))),
+            (
+                "package tini: the SBOM has 0.19.0-1+b3, the image 1",
+                "package tzdata 2025b-0+deb12u2: in the SBOM, and not in the image",
+            ),
+            id="the OS",
+        ),
+    ],
+)
+def test_a_document_is_held_against_a_lock_without_any_layer(
+    document: bytes, cell: LockedCell, told: tuple[str, ...]
+) -> None:
+    """What lies inside of wheels (idna) is no lock's affair."""
+    assert matches_lock(document, sboms.IMAGE, cell) == told
+
+
+def test_hashes_of_the_os_are_held_against_what_was_noted(document: bytes) -> None:
+    noted = sboms.files(CELL)
+    forged = replace(noted, debs=(replace(noted.debs[0], sha256="e" * 64), *noted.debs[1:]))
+
+    assert matches_lock(document, sboms.IMAGE, CELL, noted) == ()
+    (told,) = matches_lock(document, sboms.IMAGE, CELL, forged)
+    assert told.startswith("package gcc-12-base 12.2.0-14+deb12u1: the SBOM has the hash 0")
+    assert matches_lock(document, sboms.IMAGE, CELL, replace(forged, base=sboms.IMAGE)) == ()
+
+
 def torch_of(told: Told) -> Told:
     parts = told.get("packages") or told["components"]
     return next(one for one in parts if one["name"] == "torch")  # type: ignore[no-any-return]
@@ -193,6 +250,16 @@ def test_a_document_that_can_be_read_in_two_ways_is_refused(
         listed(json.dumps(told).encode(), where="x.json")
     assert caught.value.message.startswith("x.json: ")
     assert caught.value.hint
+
+
+def test_a_document_that_describes_something_else_is_refused() -> None:
+    told = json.loads(DOCUMENTS["spdx"])
+    for one in told["relationships"]:
+        if one["relationshipType"] == "DESCRIBES":
+            one["relatedSpdxElement"] = "SPDXRef-wheel-torch"
+
+    with pytest.raises(VerificationFailed, match="does not describe the image that is in it"):
+        listed(json.dumps(told).encode())
 
 
 def nested(depth: int) -> bytes:

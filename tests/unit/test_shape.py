@@ -38,8 +38,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "kiln": frozenset(
         {
             "attached", "billing", "bundle", "catalog", "doctor", "foretold", "housekeeping", "keyless",
-            "kiln", "overlay", "pinned_wheels", "planning", "publication", "rebuilding", "retracting", "scanner",
-            "sealing", "source", "survey", "trust", "verification",
+            "kiln", "overlay", "pinned_wheels", "planning", "publication", "rebuilding", "retracting",
+            "scanner", "sealing", "source", "survey", "trust", "verification",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),

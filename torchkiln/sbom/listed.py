@@ -19,7 +19,6 @@ from torchkiln.strict import json_of
 
 LIMIT = 64 << 20  # bytes of a document; that of 2.7.1 has less than one million
 _MOST = 100_000  # components
-_DEPTH = 20  # of components inside of components
 _HEX = re.compile(r"[0-9a-f]{64}")
 _HINT = "get the document again from where the image is; do not use this one"
 System = Literal["python", "os", "other"]
@@ -104,18 +103,17 @@ def _cyclonedx(told: Mapping[str, Any]) -> Listed:
         raise ValueError("describes no image")
     items = [
         _item(one, "version", _text(one, "purl"), _hash(one, "hashes", "SHA-256", "content"))
-        for one in _components(told, 0)
+        for one in _components(told)
         if one.get("type") != "operating-system"
     ]
     return Listed(image=_image(_hash(image, "hashes", "SHA-256", "content")), items=tuple(items))
 
 
-def _components(told: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
-    if depth > _DEPTH:
-        raise ValueError(f"components within components, more than {_DEPTH} deep")
+def _components(told: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Those within others too; `json_of` has seen to it that they are not deep."""
     for one in _mappings(told, "components"):
         yield one
-        yield from _components(one, depth + 1)
+        yield from _components(one)
 
 
 def _item(component: Mapping[str, Any], version_key: str, purl: str, sha256: str) -> Item:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from torchkiln.nouns import Digest
+from torchkiln.nouns import BaseFiles, Digest, LockedCell
 from torchkiln.sbom.bill import Bill
 from torchkiln.sbom.evidence import Evidence
 from torchkiln.sbom.listed import Item, Listed, System, listed
@@ -23,6 +24,30 @@ def matches(document: bytes, image: Digest, found: Iterable[Item], *, where: str
     """
     told = listed(document, where=where)
     return tuple(_differences(told, image, found))
+
+
+def matches_lock(
+    document: bytes, image: Digest, locked: LockedCell, files: BaseFiles | None = None, *, where: str = "SBOM"
+) -> tuple[str, ...]:
+    """In what *document* differs from what *image* was built from: no layer is read.
+
+    A lock does not know what lies inside of wheels: Python packages without a hash are passed over.
+
+    :param files: what was noted of the base's files; without it hashes of the OS's packages are passed over.
+    :raises VerificationFailed: *document* cannot be read.
+    """
+    told = listed(document, where=where)
+    items = tuple(replace(one, architecture="") for one in told.items if one.system != "python" or one.sha256)
+    noted = files.debs if files and files.base == locked.base.digest else ()
+    hashes = {(deb.name, deb.version): deb.sha256 for deb in noted}
+    wheels = (
+        Item(system="python", name=one.name, version=one.version, sha256=one.sha256) for one in locked.wheels
+    )
+    os = (
+        Item(system="os", name=name, version=version, sha256=hashes.get((name, version), ""))
+        for name, version in ((one.name, one.version) for one in locked.base.packages)
+    )
+    return tuple(_differences(replace(told, items=items), image, (*wheels, *os)))
 
 
 def items_of(evidence: Evidence) -> tuple[Item, ...]:
@@ -106,4 +131,4 @@ def _by_key(items: Iterable[Item]) -> dict[_Key, list[Item]]:
 
 def _called(key: _Key) -> str:
     system, name, architecture = key
-    return f"package {name}:{architecture}" if system == "os" else f"Python package {name}"
+    return f"package {name}:{architecture}".rstrip(":") if system == "os" else f"Python package {name}"
