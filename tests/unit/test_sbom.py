@@ -198,7 +198,9 @@ def test_cyclonedx_names_what_is_no_expression() -> None:
     assert of_cyclonedx("nvidia-nccl-cu12")["licenses"][0]["license"]["id"] == "BSD-3-Clause"
     (told,) = of_cyclonedx("jupyterlab")["licenses"]
     assert told["license"]["name"] == "BSD"
-    assert [one["license"].get("id") for one in of_cyclonedx("tini")["licenses"]] == ["MIT", None]
+    mit, either = (one["license"] for one in of_cyclonedx("tini")["licenses"])
+    assert (mit["id"], either["name"]) == ("MIT", "GPL-2+ or Artistic")
+    assert either["text"]["content"] == "The text of it.\n\nIts end."
     assert "licenses" not in of_cyclonedx("triton")
 
 
