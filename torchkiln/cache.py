@@ -25,13 +25,14 @@ Kind = Literal[
     "unpacked images",
     "pytest",
     "index pages",
+    "layer texts",
     "leftovers",
     "not ours",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of a listing
 DAY = 86400.0
 # Made again at little cost, and large, or of little use when old: days without use after which they go.
-SHORT_LIVED: dict[Kind, float] = {"unpacked images": 7, "index pages": 30, "pytest": 30}
+SHORT_LIVED: dict[Kind, float] = {"unpacked images": 7, "index pages": 30, "layer texts": 30, "pytest": 30}
 _NAMED = 2  # names in a reason, before it counts
 
 Sort = Literal["process", "tag", "lock"]

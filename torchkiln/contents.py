@@ -47,6 +47,7 @@ class LayerContents:
     bytes: int  # of files' contents
     texts: Mapping[str, str]
     deleted: tuple[str, ...]  # paths; one that ends in a slash means all that is in that folder
+    links: Mapping[str, str] = field(default_factory=dict)  # those among the paths that were wanted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -169,7 +169,7 @@ def _fault(store: Store, one: Judged, advanced: Callable[[int], None]) -> str:
             if record and (size, files) != (record["bytes"], record["files"]):
                 was = f"{record['files']} files, {record['bytes']} bytes"
                 return f"{files} files, {size} bytes, and it was unpacked as {was}"
-        case "index pages":
+        case "index pages" | "layer texts":
             return _record_fault(path, None)
         case "leftovers" if item.path.startswith(("records/layers/", "records/bases/")):
             return "names a blob that is not there"

@@ -137,6 +137,26 @@ class LockedBase:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DebFile:
+    """The file in which a package of the base came, as the archive's signed index tells it."""
+
+    name: str
+    version: str
+    architecture: str
+    source: str  # "gcc-12 (12.2.0-14)"; the source's name alone where its version is the package's
+    size: int
+    sha256: str  # hex
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaseFiles:
+    """Which files a base was made of; it is about that base and no other."""
+
+    base: Digest
+    debs: tuple[DebFile, ...]  # sorted by name; what the archive did not tell is absent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LockedLayer:
     """A layer that was built once from this lock: later builds must give the same."""
 

@@ -201,6 +201,7 @@ class _Scan:
         yield from self._folders()
         yield from self._files("records/pages", ".json", "index pages")
         yield from self._files("records/urls", ".json", "index pages")
+        yield from self._files("records/evidence", ".json", "layer texts")
         yield from self._leftovers()
         for path in sorted(self._root.glob("*")):
             if path.name not in _OURS:

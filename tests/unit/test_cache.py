@@ -185,3 +185,10 @@ def test_ages_and_sizes_as_people_write_them() -> None:
     for text in ("big", "", "-1GB", "20 GBs", "1e9"):
         with pytest.raises(ConfigError, match="is no size"):
             parse_bytes(text)
+
+
+def test_what_layers_say_goes_when_nobody_asked_for_long() -> None:
+    """It is read again from the layers, in seconds."""
+    said = (item("layer texts", "said", days=29), item("layer texts", "said long ago", days=31))
+
+    assert [one.item.path for one in expendable(judge(said, ()), Policy(), now=NOW)] == ["said long ago"]

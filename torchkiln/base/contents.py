@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from torchkiln.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
 from torchkiln.errors import BuildFailed
 from torchkiln.nouns import LockedBase, OsPackage
 from torchkiln.oci.encode import ENCODER, Encoded
@@ -17,8 +18,6 @@ from torchkiln.oci.read_tar import open_tar
 
 _STATUS = "var/lib/dpkg/status"
 _LIMIT = 64 << 20  # bytes of it; Debian's whole archive has as much
-_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]{0,200}")
-_VERSION = re.compile(r"[A-Za-z0-9.+:~-]{1,200}")
 _FORBIDDEN = re.compile(
     r"etc/(machine-id|resolv\.conf|hostname|hosts|ssh/ssh_host_.*)|var/lib/dbus/machine-id|\.dockerenv"
 )
@@ -76,21 +75,18 @@ def inspect(blob: Path, *, name: str = "") -> Contents:
 def parse_status(text: str) -> tuple[OsPackage, ...]:
     """The installed packages of a dpkg status file, sorted by name.
 
-    :raises BuildFailed: a name or a version is none.
+    :raises BuildFailed: it is no such file, or a name or a version is none.
     """
     found = []
-    for paragraph in text.split("\n\n"):
-        fields = dict(
-            line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " "
-        )
-        if fields.get("Status") == "install ok installed":
-            name, version = fields.get("Package", ""), fields.get("Version", "")
-            if not (_PACKAGE.fullmatch(name) and _VERSION.fullmatch(version)):
-                raise BuildFailed(
-                    f"dpkg's status names no package: {name[:80]!r} {version[:80]!r}",
-                    hint="make a base with: torchkiln base build",
-                )
-            found.append(OsPackage(name=name, version=version))
+    try:
+        for fields in paragraphs(text.split("\n")):
+            if fields.get("status") == INSTALLED:
+                name, version = fields.get("package", ""), fields.get("version", "")
+                if not (PACKAGE.fullmatch(name) and VERSION.fullmatch(version)):
+                    raise ValueError(f"names no package: {name[:80]!r} {version[:80]!r}")
+                found.append(OsPackage(name=name, version=version))
+    except ValueError as error:
+        raise BuildFailed(f"dpkg's status: {error}", hint="make a base with: torchkiln base build") from None
     return tuple(sorted(found, key=lambda package: (package.name, package.version)))
 
 

@@ -18,11 +18,12 @@ from io import RawIOBase
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
+from torchkiln.base.archive import note_files, read_lists
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.recipe import BaseRecipe
 from torchkiln.errors import BuildFailed, ConfigError, ToolMissing
-from torchkiln.nouns import LockedBase
+from torchkiln.nouns import BaseFiles, LockedBase
 from torchkiln.oci.encode import encode
 from torchkiln.store import Store
 
@@ -47,6 +48,9 @@ _CHATTER = (
     "I: chroot arch",
     "I: skipping",
     "I: running --",
+    "I: running special",
+    "I: nothing to",
+    "I: no essential",
     "I: using",
     "I: removing",
     "I: done",
@@ -71,24 +75,17 @@ def build(
     :raises ConfigError: a mirror is not an address.
     :raises BuildFailed: mmdebstrap failed, or its result is not fit to be a base.
     """
-    argv = command(recipe, environ, unprivileged=os.geteuid() != 0)
-    _require(recipe)
     temporary = store.temporary(f"base-{recipe.os}")
     try:
-        with tempfile.TemporaryDirectory(prefix="torchkiln-base-", ignore_cleanup_errors=True) as scratch:
-            os.chmod(scratch, 0o755)  # apt and the namespace's root are other users
-            env = {name: environ[name] for name in _PASSED_ON if name in environ}
-            env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": scratch, "TMPDIR": scratch}
-            env |= {
-                "LC_ALL": "C.UTF-8",
-                "SOURCE_DATE_EPOCH": str(recipe.epoch),
-                "DEBIAN_FRONTEND": "noninteractive",
-            }
+        with _scratch(recipe, environ) as (env, lists):
+            argv = command(recipe, environ, unprivileged=os.geteuid() != 0, lists=lists)
             with _running(argv, env, recipe.os, say) as tar, store.writable():
                 encoded = encode(cast(BinaryIO, _Prefixed(_dev_folder(recipe.epoch), tar)), temporary)
-        contents = inspect(temporary)
+            contents = inspect(temporary)
+            debs = read_lists(lists, contents.packages)
         with store.writable():
             store.adopt(temporary, store.blob(encoded.digest))
+            note_files(store, BaseFiles(base=encoded.digest, debs=debs))
     finally:
         temporary.unlink(missing_ok=True)
     if not contents.python.startswith(f"{recipe.python}."):
@@ -96,29 +93,58 @@ def build(
     return locked_base(recipe.os, encoded, contents)
 
 
-def command(recipe: BaseRecipe, environ: Mapping[str, str], *, unprivileged: bool) -> list[str]:
+def ask_archive(
+    recipe: BaseRecipe,
+    locked: LockedBase,
+    *,
+    environ: Mapping[str, str],
+    say: Callable[[str], None] = lambda _: None,
+) -> BaseFiles:
+    """What the archive's signed index says now of the packages of *locked*, with no base built: seconds.
+
+    :raises KilnError: as for `build`.
+    """
+    with _scratch(recipe, environ) as (env, lists):
+        argv = command(recipe, environ, unprivileged=os.geteuid() != 0, lists=lists, bare=True)
+        with _running(argv, env, recipe.os, say) as tar:
+            while tar.read(1 << 20):
+                pass
+        return BaseFiles(base=locked.digest, debs=read_lists(lists, locked.packages))
+
+
+def command(
+    recipe: BaseRecipe,
+    environ: Mapping[str, str],
+    *,
+    unprivileged: bool,
+    lists: Path | None = None,
+    bare: bool = False,
+) -> list[str]:
     """mmdebstrap's argv; the tar goes to its stdout. Pure.
 
+    :param lists: a folder outside that gets what apt knows of the archive, when all is installed.
+    :param bare: install nothing.
     :raises ConfigError: a mirror is not an address.
     """
     setup, restore = _mirror_hooks(environ)
+    noted = (f"sync-out /var/lib/apt/lists {shlex.quote(str(lists))}",) if lists else ()
+    installs = ("--variant=minbase", f"--include={','.join(recipe.packages)}")
     # As root it would mount /proc and /sys in the host's own namespace, and killed, would leave them there.
     alone = [] if unprivileged else ["unshare", "--mount", "--propagation=private", "--"]
     return [
         *alone,
         "mmdebstrap",
         f"--mode={'unshare' if unprivileged else 'root'}",
-        "--variant=minbase",
+        *(("--variant=custom",) if bare else installs),
         "--architectures=amd64",
         "--format=tar",
         f"--keyring={recipe.keyring}",
         f"--components={','.join(recipe.components)}",
-        f"--include={','.join(recipe.packages)}",
         *(f"--dpkgopt={option}" for option in recipe.dpkg_options),
         # The keyring is named above; whether sources.list names it too would hang on what the host trusts.
         "--skip=check/signed-by,output/dev",
         *(f"--setup-hook={hook}" for hook in setup),
-        *(f"--customize-hook={hook}" for hook in (*restore, *recipe.hooks)),
+        *(f"--customize-hook={hook}" for hook in (*restore, *(() if bare else recipe.hooks), *noted)),
         recipe.suite,
         "-",
     ]
@@ -141,6 +167,27 @@ def _mirror_hooks(environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[st
     there, aside = '"$1/etc/apt/sources.list"', '"$1/etc/apt/sources.list.default"'
     script = shlex.quote("\n".join(lines))
     return (f"cp -p {there} {aside} && sed -i {script} {there}",), (f"mv {aside} {there}",)
+
+
+@contextlib.contextmanager
+def _scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Path]]:
+    """mmdebstrap's environment, and an empty folder for apt's lists.
+
+    :raises ToolMissing: mmdebstrap or the archive's keyring is not here.
+    """
+    _require(recipe)
+    with tempfile.TemporaryDirectory(prefix="torchkiln-base-", ignore_cleanup_errors=True) as scratch:
+        os.chmod(scratch, 0o755)  # apt and the namespace's root are other users
+        env = {name: environ[name] for name in _PASSED_ON if name in environ}
+        env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": scratch, "TMPDIR": scratch}
+        env |= {
+            "LC_ALL": "C.UTF-8",
+            "SOURCE_DATE_EPOCH": str(recipe.epoch),
+            "DEBIAN_FRONTEND": "noninteractive",
+        }
+        lists = Path(scratch, "lists")
+        lists.mkdir()
+        yield env, lists
 
 
 def _require(recipe: BaseRecipe) -> None:

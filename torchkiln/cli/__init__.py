@@ -29,6 +29,7 @@ COMMANDS = {
     "diff": ("torchkiln.cli.diff", "diff"),
     "smoke": ("torchkiln.cli.smoke", "smoke"),
     "gate": ("torchkiln.cli.gate", "gate"),
+    "sbom": ("torchkiln.cli.sbom", "sbom"),
     "scan": ("torchkiln.cli.scan", "scan"),
     "publish": ("torchkiln.cli.publish", "publish"),
     "verify": ("torchkiln.cli.verify", "verify"),

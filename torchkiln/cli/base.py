@@ -39,16 +39,47 @@ def build(os_name: str, images: Path, relock: bool) -> None:
     from torchkiln.base.recipe import recipe
 
     locked = artefact.read_lock(images, os_name)
-    built = artefact.rebuild(
-        recipe(os_name), Store(cache_root(), on_wait=waiting), environ=os.environ, locked=locked, say=_say
-    )
+    store = Store(cache_root(), on_wait=waiting)
+    built = artefact.rebuild(recipe(os_name), store, environ=os.environ, locked=locked, say=_say)
     if locked is None or (relock and built != locked):
         _say(f"locked in {artefact.write_lock(images, built)}")
+        note_beside(images, built, store)
     if locked is not None and built.digest != locked.digest:
         _say(f"differs from the lock ({locked.digest})")
         for change in artefact.moved(locked.packages, built.packages):
             _say(f"  {change}")
     click.echo(built.digest)
+
+
+@base.command("files")
+@_os
+@images_folder
+def files(os_name: str, images: Path) -> None:
+    """Note of which .deb files the locked base was made, for SBOMs; print where.
+
+    The archive is asked as it is now: what it has no more, and what was not noted before, stays without a
+    hash. A base that is built here is noted by itself.
+    """
+    from torchkiln.base import archive
+    from torchkiln.base.mmdebstrap import ask_archive
+    from torchkiln.base.recipe import recipe
+
+    locked = _locked(images, os_name)
+    noted = archive.read_files(images, locked, Store(cache_root(), on_wait=waiting))
+    found = archive.together(noted, ask_archive(recipe(os_name), locked, environ=os.environ, say=_say))
+    for package in archive.without_file(locked, found):
+        _say(f"the archive no longer has {package}: no hash of it")
+    path = archive.write_files(images, os_name, found)
+    _say(f"{len(found.debs)} of {len(locked.packages)} packages")
+    click.echo(path)
+
+
+def note_beside(images: Path, locked: LockedBase, store: Store) -> None:
+    """What was noted of the files of *locked* when it was built, beside its lock."""
+    from torchkiln.base import archive
+
+    if noted := archive.read_files(images, locked, store):
+        archive.write_files(images, locked.os, noted)
 
 
 @base.command("show")

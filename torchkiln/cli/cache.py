@@ -113,8 +113,8 @@ def prune(
     """Delete what neither a tag of a known layout nor a lock has a use for.
 
     That is: layers and overlays of no tag, wheels and byte-code of no lock, unpacked images that were not
-    used for 7 days, index pages for 30, and what interrupted runs left. Never what a tag needs, nor what a
-    running build needs; builds go on meanwhile.
+    used for 7 days, index pages and what layers say of packages for 30, and what interrupted runs left. Never
+    what a tag needs, nor what a running build needs; builds go on meanwhile.
     """
     from torchkiln import housekeeping
     from torchkiln.cache import KINDS, Policy, parse_age, parse_bytes, together

@@ -233,6 +233,7 @@ class _Locking:
         """The locked base of *os_name*; built where there is none yet, or anew when asked."""
         from torchkiln.base import artefact
         from torchkiln.base.recipe import recipe
+        from torchkiln.cli.base import note_beside
 
         if os_name not in self._bases:
             base = artefact.read_lock(self._images, os_name)
@@ -245,6 +246,7 @@ class _Locking:
                     say=lambda line: click.echo(f"lock: {line}", err=True),
                 )
                 artefact.write_lock(self._images, base)
+                note_beside(self._images, base, self._store)
             self._bases[os_name] = base
         return self._bases[os_name]
 

@@ -21,18 +21,28 @@ def names_packages(path: str) -> bool:
 
 def packages_of(layers: Sequence[LayerContents]) -> tuple[Package, ...]:
     """What *layers*, lowest first, install together; a file that names no package is passed over."""
-    return tuple(sorted(_packages(_seen(layers)), key=lambda one: (one.system, one.place, one.name)))
+    return tuple(sorted(_packages(texts_of(layers)), key=lambda one: (one.system, one.place, one.name)))
 
 
-def _seen(layers: Sequence[LayerContents]) -> Mapping[str, str]:
-    """The texts that are there when all layers lie one on the other."""
-    seen: dict[str, str] = {}
+def texts_of(layers: Sequence[LayerContents]) -> Mapping[str, str]:
+    """The texts that are there when all *layers*, lowest first, lie one on the other."""
+    return {path: thing for path, (kind, thing) in _seen(layers).items() if kind == "text"}
+
+
+def links_of(layers: Sequence[LayerContents]) -> Mapping[str, str]:
+    """Links likewise."""
+    return {path: thing for path, (kind, thing) in _seen(layers).items() if kind == "link"}
+
+
+def _seen(layers: Sequence[LayerContents]) -> Mapping[str, tuple[str, str]]:
+    seen: dict[str, tuple[str, str]] = {}
     for layer in layers:
         for gone in layer.deleted:
             inside = gone.rstrip("/") + "/"
             for path in [path for path in seen if path == gone or path.startswith(inside)]:
                 del seen[path]
-        seen |= layer.texts
+        seen |= {path: ("text", text) for path, text in layer.texts.items()}
+        seen |= {path: ("link", target) for path, target in layer.links.items()}
     return seen
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol, cast
 
-from torchkiln.contents import Layer, LayeredImage, Thing, WholeImage
+from torchkiln.contents import Layer, LayerContents, LayeredImage, Thing, WholeImage
 from torchkiln.difference import settings_of
 from torchkiln.engines.daemon import Engine, connected
 from torchkiln.engines.packages import names_packages, packages_of
@@ -66,6 +66,15 @@ def layered_images(a: Source, b: Source) -> tuple[LayeredImage, LayeredImage]:
     return left, b.layered({layer.diff_id: layer for layer in left.layers})
 
 
+def contents_of(layer: LayerOnDisk, wanted: Wanted) -> LayerContents:
+    """What *layer* holds; of paths that are *wanted* the text.
+
+    :raises VerificationFailed: it is damaged or not what its diff_id says.
+    """
+    with _opened(layer) as stream:
+        return layer_contents(stream, wanted)
+
+
 @dataclass(frozen=True, slots=True)
 class InLayout:
     """An image of an OCI layout. Its layers' digests are computed as they pass."""
@@ -95,8 +104,7 @@ class InLayout:
             if layer.diff_id in known:
                 contents = known[layer.diff_id].contents
             else:
-                with _opened(layer) as stream:
-                    contents = layer_contents(stream, names_packages)
+                contents = contents_of(layer, names_packages)
             layers.append(Layer(diff_id=layer.diff_id, title=title, size=layer.size, contents=contents))
         return _layered(self.image.manifest, self._settings(), layers)
 

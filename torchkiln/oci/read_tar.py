@@ -21,6 +21,7 @@ DAMAGED = (tarfile.TarError, OSError, EOFError, ValueError, OverflowError)
 
 _PIECE = 1 << 20
 _TEXT_LIMIT = 64 << 20  # bytes of a file that is kept whole; dpkg's status of all Debian has as much
+_TEXTS_LIMIT = 256 << 20  # bytes of all that are kept of one layer; those of our base have three million
 _GONE, _OPAQUE = ".wh.", ".wh..wh..opq"
 _XATTR = "SCHILY.xattr."
 
@@ -55,12 +56,12 @@ def grow(tree: dict[str, Thing], stream: BinaryIO, wanted: Wanted = lambda _: Fa
 
 
 def layer_contents(stream: BinaryIO, wanted: Wanted) -> LayerContents:
-    """What the layer in *stream* holds and deletes; of paths that are *wanted* the text.
+    """What the layer in *stream* holds and deletes; of paths that are *wanted* the text, or where they lead.
 
     :raises DAMAGED: see there.
     """
-    files = size = 0
-    texts, deleted = {}, []
+    files = size = kept = 0
+    texts, links, deleted = {}, {}, []
     with open_tar(stream) as tar:
         for member in tar:
             path = path_of(member)
@@ -69,8 +70,15 @@ def layer_contents(stream: BinaryIO, wanted: Wanted) -> LayerContents:
             elif member.isreg():
                 files, size = files + 1, size + member.size
                 if wanted(path):
+                    kept += member.size
+                    if kept > _TEXTS_LIMIT:
+                        raise tarfile.ReadError(f"its texts have more than {_TEXTS_LIMIT >> 20} MiB")
                     texts[path] = _content(tar, member, keep=True)[1]
-    return LayerContents(files=files, bytes=size, texts=texts, deleted=tuple(deleted))
+            elif member.issym() and wanted(path):
+                links[path] = member.linkname
+            elif member.islnk() and wanted(path):
+                links[path] = "/" + member.linkname.lstrip("/")
+    return LayerContents(files=files, bytes=size, texts=texts, deleted=tuple(deleted), links=links)
 
 
 @contextmanager

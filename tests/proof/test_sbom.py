@@ -1,0 +1,154 @@
+"""The SBOM of the real image, held against the lock as plain JSON, dpkg-query and what tar unpacks."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+from tests.proof.conftest import SITE, TAG
+from torchkiln.places import ROOT
+
+pytestmark = pytest.mark.proof
+
+
+def sbom(image: dict[str, Any], *more: str) -> str:
+    command = [sys.executable, str(ROOT / "build.py"), "sbom", TAG, "--output", image["layout"], *more]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def spdx(image: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(sbom(image))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def cyclonedx(image: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(sbom(image, "--format", "cyclonedx"))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def lock() -> dict[str, Any]:
+    return json.loads((ROOT / "images" / TAG / "lock.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def root(image: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the layers say of packages, unpacked by tar."""
+    folder = tmp_path_factory.mktemp("root")
+    for layer in image["layers"]:
+        blob = Path(image["layout"]) / "blobs/sha256" / layer["digest"].removeprefix("sha256:")
+        wanted = ["*.dist-info/METADATA", "*var/lib/dpkg/*", "*usr/share/doc/*"]
+        command = ["tar", "-xzf", str(blob), "-C", str(folder), "--wildcards", *wanted]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0 or "Not found in archive" in done.stderr, done.stderr
+    return folder
+
+
+def components(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for one in told.get("components", []):
+        yield one
+        yield from components(one)
+
+
+def test_both_are_valid_by_their_own_validators(spdx: dict[str, Any], cyclonedx: dict[str, Any]) -> None:
+    assert validate_full_spdx_document(JsonLikeDictParser().parse(spdx), "SPDX-2.3") == []
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(cyclonedx)) is None
+
+
+def test_every_wheel_of_the_lock(
+    spdx: dict[str, Any], cyclonedx: dict[str, Any], lock: dict[str, Any]
+) -> None:
+    wheels = {
+        (f"pkg:pypi/{one['name']}@{one['version']}?file_name={one['filename']}", one["sha256"])
+        for one in lock["wheels"]
+    }
+    in_spdx = {
+        (purl, one["checksums"][0]["checksumValue"])
+        for one in spdx["packages"]
+        if "file_name=" in (purl := one["externalRefs"][0]["referenceLocator"])
+    }
+    in_cyclonedx = {
+        (one["purl"], one["hashes"][0]["content"])
+        for one in components(cyclonedx)
+        if "file_name=" in one.get("purl", "")
+    }
+
+    assert len(wheels) > 100
+    assert {(purl.replace("%2B", "+"), sha256) for purl, sha256 in in_spdx} == wheels
+    assert in_cyclonedx == in_spdx
+
+
+def test_every_package_that_dpkg_tells_of(
+    spdx: dict[str, Any], cyclonedx: dict[str, Any], root: Path
+) -> None:
+    """With the hash of the file that it came in."""
+    form = "${Package}\t${Version}\t${Architecture}\t${source:Package} ${source:Version}\n"
+    command = ["dpkg-query", f"--admindir={root}/var/lib/dpkg", "-W", "-f", form]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    debs = {
+        (one["name"], one["versionInfo"]): one
+        for one in spdx["packages"]
+        if one["SPDXID"].startswith("SPDXRef-os-")
+    }
+    files = json.loads((ROOT / "images/base-debian12/debs.json").read_text())["debs"]
+    hashes = {(one["name"], one["version"]): one["sha256"] for one in files}
+
+    assert len(told) == len(debs) > 200
+    for name, version, architecture, source in (line.split("\t") for line in told):
+        one = debs[name, version]
+        assert one["sourceInfo"] == f"built from: {source}"
+        assert f"?arch={architecture}&distro=debian-12" in one["externalRefs"][0]["referenceLocator"]
+        assert one["checksums"][0]["checksumValue"] == hashes[name, version]
+        assert one["licenseDeclared"] != "NOASSERTION" or "copyright" in one["comment"]
+    also = {(one["name"], one["version"]) for one in components(cyclonedx) if one["bom-ref"][:3] == "os-"}
+    assert also == debs.keys()
+
+
+def test_licences_are_those_of_the_files(spdx: dict[str, Any], root: Path) -> None:
+    """What METADATA has as an expression; what names itself in a copyright file."""
+    wheels = {one["name"]: one for one in spdx["packages"] if one["SPDXID"].startswith("SPDXRef-wheel-")}
+    seen = 0
+    for path in (root / SITE).glob("*.dist-info/METADATA"):
+        head = path.read_text().partition("\n\n")[0]
+        name = re.sub(r"[-_.]+", "-", re.findall(r"^Name: (.*)", head, re.M)[0]).lower()
+        if expression := re.findall(r"^License-Expression: (.*)", head, re.M):
+            assert wheels[name]["licenseDeclared"].lower() == expression[0].lower()
+            seen += 1
+        elif re.search("^License", head, re.M):
+            assert wheels[name]["licenseDeclared"] != "NOASSERTION"
+    assert seen > 40
+    debs = {one["name"]: one for one in spdx["packages"] if one["SPDXID"].startswith("SPDXRef-os-")}
+    declared = [one for one in debs.values() if one["licenseDeclared"] != "NOASSERTION"]
+    assert len(declared) > 140
+    for name, one in debs.items():
+        text = (root / f"usr/share/doc/{name}/copyright").read_text(errors="replace")
+        if text.startswith("Format"):
+            short = set(re.findall(r"^License: *GPL-(\d)\+ *$", text, re.M))
+            assert all(f"GPL-{version}.0-or-later" in one["licenseDeclared"] for version in short), name
+
+
+def test_cuda_cudnn_and_nccl_are_named(cyclonedx: dict[str, Any], lock: dict[str, Any]) -> None:
+    build = lock["resolution"]["build"]
+    found = {one["name"]: one["version"] for one in components(cyclonedx) if one["bom-ref"][:8] == "library-"}
+
+    assert found == {"CUDA": build["cuda"], "cuDNN": build["cudnn"], "NCCL": build["nccl"]}
+
+
+def test_the_documents_match_the_image(image: dict[str, Any], tmp_path: Path) -> None:
+    for form in ("spdx", "cyclonedx"):
+        document = tmp_path / form
+        document.write_text(sbom(image, "--format", form))
+        assert sbom(image, "--check", str(document)).startswith("sha256:")

@@ -1,0 +1,175 @@
+"""Of which .deb files a base was made: from an archive's indexes, noted beside the lock, of that base."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+
+from tests import sboms
+from tests.document_strategies import FEW, answer, json_bytes, mutated
+from torchkiln.base.archive import (
+    files_path,
+    from_json,
+    note_files,
+    read_files,
+    read_lists,
+    to_json,
+    together,
+    without_file,
+    write_files,
+)
+from torchkiln.base.artefact import read_lock, write_lock
+from torchkiln.base.mmdebstrap import command
+from torchkiln.base.recipe import recipe
+from torchkiln.cli.base import base
+from torchkiln.deb822 import paragraphs
+from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.nouns import BaseFiles, OsPackage
+from torchkiln.places import ROOT
+from torchkiln.store import Store
+
+BASE = sboms.locked().base
+FILES = sboms.files(sboms.locked())
+PACKAGES = """\
+Package: tini
+Source: tini (0.19.0-1)
+Version: 0.19.0-1+b3
+Architecture: amd64
+Description: a small init
+ with more words
+Size: 248
+SHA256: {0:064x}
+
+Package: tini
+Version: 0.18
+Architecture: amd64
+Size: 1
+SHA256: {1:064x}
+
+Package: other
+Version: 1
+SHA256: {1:064x}
+"""
+
+
+def lists(folder: Path, **texts: str) -> Path:
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / f"mirror.test_{name}_Packages").write_text(text)
+    (folder / "mirror.test_InRelease").write_text("no field at all")
+    return folder
+
+
+def test_an_index_tells_the_file_of_the_very_version(tmp_path: Path) -> None:
+    wanted = (OsPackage(name="tini", version="0.19.0-1+b3"), OsPackage(name="gone", version="1"))
+    (found,) = read_lists(lists(tmp_path / "lists", main=PACKAGES.format(10, 11)), wanted)
+
+    assert (found.name, found.version, found.architecture) == ("tini", "0.19.0-1+b3", "amd64")
+    assert (found.source, found.size, found.sha256) == ("tini (0.19.0-1)", 248, f"{10:064x}")
+    told = BaseFiles(base=BASE.digest, debs=(found,))
+    assert without_file(replace(BASE, packages=wanted), told) == ("gone 1",)
+
+
+def test_an_index_that_is_none_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BuildFailed, match="security_Packages cannot be read: line 1: no field"):
+        read_lists(lists(tmp_path / "lists", main="", security="<html>\n"), BASE.packages)
+
+
+def test_what_is_noted_reads_back() -> None:
+    assert from_json(to_json(FILES)) == FILES
+    assert from_json(to_json(replace(FILES, debs=()))) == replace(FILES, debs=())
+
+
+@FEW
+@given(mutated(json.loads(to_json(FILES))))
+def test_any_other_file_is_read_or_refused(told: Any) -> None:
+    answer(lambda: from_json(json_bytes(told)))
+
+
+def test_it_is_about_one_base_and_no_other(tmp_path: Path) -> None:
+    store, images = Store(tmp_path / "cache"), tmp_path / "images"
+    other = replace(BASE, digest=sboms.IMAGE)
+    assert read_files(images, BASE, store) is None
+
+    write_files(images, BASE.os, FILES)
+    assert read_files(images, BASE, store) == FILES
+    assert read_files(images, other, store) is None
+
+    note_files(store, replace(FILES, base=other.digest))
+    assert read_files(images, other, store) == replace(FILES, base=other.digest)
+
+
+def test_a_broken_note_is_named(tmp_path: Path) -> None:
+    path = write_files(tmp_path, BASE.os, FILES)
+    path.write_text(path.read_text().replace("amd64", "a m d"))
+
+    with pytest.raises(ConfigError, match=r"debs\.json: debs\[0\]\.architecture"):
+        read_files(tmp_path, BASE, Store(tmp_path / "cache"))
+
+
+def test_an_archive_forgets_and_the_note_does_not() -> None:
+    now = replace(FILES, debs=FILES.debs[:1])
+
+    assert together(FILES, now) == FILES
+    assert together(None, now) == now
+
+
+def test_the_base_is_built_as_before_and_apts_lists_are_copied_out() -> None:
+    """The hook only reads, comes last, and goes to a folder outside."""
+    plain = command(recipe("debian12"), {}, unprivileged=False)
+    noted = command(recipe("debian12"), {}, unprivileged=False, lists=Path("/tmp/x y"))
+
+    more = [argument for argument in noted if argument not in plain]
+    assert more == ["--customize-hook=sync-out /var/lib/apt/lists '/tmp/x y'"]
+    assert [argument for argument in noted if argument not in more] == plain
+    assert [argument for argument in noted if "-hook=" in argument][-1] == more[0]
+
+
+def test_asking_installs_nothing() -> None:
+    bare = command(recipe("debian12"), {}, unprivileged=False, lists=Path("/tmp/x"), bare=True)
+
+    assert "--variant=custom" in bare
+    assert not [argument for argument in bare if argument.startswith("--include")]
+    assert len([argument for argument in bare if "-hook=" in argument]) == 1
+
+
+def test_the_command_notes_what_the_archive_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And names what it has no more."""
+    told = sboms.files(sboms.locked(), without=["tini"])
+    monkeypatch.setattr("torchkiln.base.mmdebstrap.ask_archive", lambda *_, **__: told)
+    monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
+    write_lock(tmp_path, BASE)
+    done = CliRunner().invoke(base, ["files", "--images", str(tmp_path)], catch_exceptions=False)
+
+    assert done.stdout == f"{files_path(tmp_path, 'debian12')}\n"
+    assert "the archive no longer has tini 0.19.0-1+b3: no hash of it" in done.stderr
+    assert "3 of 4 packages" in done.stderr
+    assert from_json(files_path(tmp_path, "debian12").read_bytes()) == told
+
+
+def test_the_committed_note_is_of_the_committed_base(tmp_path: Path) -> None:
+    """Every package has its file."""
+    locked = read_lock(ROOT / "images", "debian12")
+    assert locked is not None
+    found = read_files(ROOT / "images", locked, Store(tmp_path))
+
+    assert found is not None
+    assert without_file(locked, found) == ()
+    assert len({deb.sha256 for deb in found.debs}) == len(found.debs) == len(locked.packages)
+
+
+def test_paragraphs() -> None:
+    text = "A: 1\n# a comment\nb:  2 \n three\n .\n\n\n\nC:\n"
+
+    assert list(paragraphs(["A: 1", "A: 2"], repeated=frozenset("a"))) == [{"a": "2"}]
+    assert list(paragraphs(text.split("\n"))) == [{"a": "1", "b": "2\nthree\n."}, {"c": ""}]
+    faults = {"x\n": "line 1: no field", "A: 1\na: 2": "line 2: .* twice", " x": "none before"}
+    for wrong, told in faults.items():
+        with pytest.raises(ValueError, match=told):
+            list(paragraphs(wrong.split("\n")))

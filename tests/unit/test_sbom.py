@@ -1,0 +1,264 @@
+"""SPDX and CycloneDX of a small image: valid by the formats' own validators, and true by another reading."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packaging.licenses import canonicalize_license_expression
+from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+from tests import sboms
+from torchkiln.errors import VerificationFailed
+from torchkiln.nouns import OsPackage
+from torchkiln.places import ROOT
+from torchkiln.sbom.bill import Bill, bill_of
+from torchkiln.sbom.cyclonedx import cyclonedx
+from torchkiln.sbom.spdx import spdx
+
+BILL = sboms.bill()
+SPDX: dict[str, Any] = json.loads(spdx(BILL))
+CYCLONEDX: dict[str, Any] = json.loads(cyclonedx(BILL))
+
+
+def flat(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """CycloneDX's components, those within others too."""
+    for one in told.get("components", []):
+        yield one
+        yield from flat(one)
+
+
+def of_spdx(name: str) -> dict[str, Any]:
+    (found,) = [one for one in SPDX["packages"] if one["name"] == name]
+    return found
+
+
+def of_cyclonedx(name: str) -> dict[str, Any]:
+    (found,) = [one for one in flat(CYCLONEDX) if one["name"] == name]
+    return found
+
+
+def without_hashes() -> Bill:
+    cell = sboms.locked()
+    return bill_of(cell, sboms.IMAGE, sboms.evidence(), files=None, name="pytorch-cuda", tool="0.1.0")
+
+
+@pytest.mark.parametrize("bill", [BILL, without_hashes()], ids=["all", "no hashes of the OS"])
+def test_spdx_is_valid_by_its_own_validator(bill: Bill) -> None:
+    document = JsonLikeDictParser().parse(json.loads(spdx(bill)))
+
+    assert validate_full_spdx_document(document, "SPDX-2.3") == []
+
+
+@pytest.mark.parametrize("bill", [BILL, without_hashes()], ids=["all", "no hashes of the OS"])
+def test_cyclonedx_is_valid_by_its_schema(bill: Bill) -> None:
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(cyclonedx(bill).decode()) is None
+
+
+def test_the_validators_would_tell() -> None:
+    """Else the two tests above say nothing."""
+    broken = json.loads(spdx(BILL))
+    broken["packages"][3]["licenseDeclared"] = "No-Such-Licence"
+    document = JsonLikeDictParser().parse(broken)
+    other = json.loads(cyclonedx(BILL)) | {"serialNumber": "it"}
+
+    assert validate_full_spdx_document(document, "SPDX-2.3") != []
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(other)) is not None
+
+
+@pytest.mark.parametrize("form", ["spdx", "cyclonedx"])
+def test_the_same_image_gives_the_same_bytes_in_any_process(form: str) -> None:
+    """Whatever the time, the order of hashing, the zone."""
+    program = (
+        f"from tests import sboms; from torchkiln.sbom.{form} import {form};"
+        f"import sys; sys.stdout.buffer.write({form}(sboms.bill()))"
+    )
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "TZ": zone, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed, zone in (("1", "UTC"), ("2", "Asia/Tokyo"))
+    }
+
+    assert told == {{"spdx": spdx, "cyclonedx": cyclonedx}[form](BILL)}
+
+
+def test_another_content_has_another_name() -> None:
+    """Two documents with one name would be two truths; times are the lock's, not a clock's."""
+    other = json.loads(spdx(without_hashes()))
+
+    assert other["documentNamespace"] != SPDX["documentNamespace"]
+    assert SPDX["documentNamespace"].removeprefix("urn:uuid:") not in CYCLONEDX["serialNumber"]
+    assert SPDX["creationInfo"]["created"] == "2026-11-21T00:00:00Z"
+    assert CYCLONEDX["metadata"]["timestamp"].startswith("2026-11-21T00:00:00")
+
+
+def test_every_locked_wheel_is_in_it_with_its_hash() -> None:
+    """Read as plain JSON beside the lock."""
+    wheels = {(one.name, one.version, one.sha256) for one in sboms.locked().wheels}
+    in_spdx = {
+        (one["name"], one["versionInfo"], one["checksums"][0]["checksumValue"])
+        for one in SPDX["packages"]
+        if one["SPDXID"].startswith("SPDXRef-wheel-")
+    }
+    in_cyclonedx = {
+        (one["name"], one["version"], one["hashes"][0]["content"])
+        for one in flat(CYCLONEDX)
+        if one["bom-ref"].startswith("wheel-")
+    }
+
+    assert in_spdx == in_cyclonedx == wheels
+    purl = of_spdx("torch")["externalRefs"][0]["referenceLocator"]
+    assert purl == "pkg:pypi/torch@2.7.1?file_name=torch-2.7.1-py3-none-any.whl"
+    assert of_cyclonedx("torch")["purl"] == purl
+
+
+def test_every_package_of_the_os_is_in_it_with_its_hash() -> None:
+    debs = {(name, told[0], f"{number:064x}") for number, (name, told) in enumerate(sboms.DEBS.items(), 1)}
+    in_spdx = {
+        (one["name"], one["versionInfo"], one["checksums"][0]["checksumValue"])
+        for one in SPDX["packages"]
+        if one["SPDXID"].startswith("SPDXRef-os-")
+    }
+
+    assert in_spdx == debs
+    assert {one["name"] for one in flat(CYCLONEDX)} >= sboms.DEBS.keys()
+    purl = "pkg:deb/debian/libstdc%2B%2B6@12.2.0-14%2Bdeb12u1?arch=amd64&distro=debian-12"
+    assert of_cyclonedx("libstdc++6")["purl"] == purl
+    assert of_spdx("tini")["sourceInfo"] == "built from: tini 0.19.0-1"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "carrier"),
+    [
+        ("CUDA", "12.6", "nvidia-cuda-runtime-cu12"),
+        ("cuDNN", "9.5.1.17", "nvidia-cudnn-cu12"),
+        ("NCCL", "2.26.2", "nvidia-nccl-cu12"),
+    ],
+)
+def test_libraries_within_wheels_are_named(name: str, version: str, carrier: str) -> None:
+    """And say which wheel they are in."""
+    (relation,) = [one for one in SPDX["relationships"] if one["relatedSpdxElement"].endswith(f"-{name}")]
+
+    assert of_spdx(name)["versionInfo"] == version
+    assert relation["relationshipType"] == "CONTAINS"
+    assert relation["spdxElementId"] == f"SPDXRef-wheel-{carrier}"
+    assert [one["name"] for one in of_cyclonedx(carrier)["components"]] == [name]
+
+
+def test_a_library_without_a_wheel_of_its_own_is_in_torch() -> None:
+    """As in the wheels of PyTorch's own index."""
+    cell = sboms.locked()
+    wheels = tuple(one for one in cell.wheels if not one.name.startswith("nvidia-nccl"))
+    cell = replace(cell, wheels=wheels)
+    found = sboms.bill(sboms.evidence_of(sboms.texts(cell), sboms.LINKS), cell)
+
+    (nccl,) = [one for one in found.components if one.name == "NCCL"]
+    assert (nccl.carrier, nccl.version, nccl.licences) == ("torch", "2.26.2", ())
+
+
+def test_a_copy_within_a_wheel_is_named_with_its_place() -> None:
+    assert "idna" in {one["name"] for one in of_cyclonedx("pip")["components"]}
+    assert of_spdx("idna")["comment"].startswith(f"a copy in /{sboms.SITE}/pip/_vendor;")
+
+
+def test_licences_are_expressions_or_words_with_their_text() -> None:
+    extracted = {one["licenseId"]: one for one in SPDX["hasExtractedLicensingInfos"]}
+    declared = {one["name"]: one["licenseDeclared"] for one in SPDX["packages"]}
+
+    for expression in set(declared.values()) - {"NOASSERTION"}:
+        assert canonicalize_license_expression(expression) == expression
+    assert declared["numpy"] == "BSD-3-Clause AND (0BSD OR LicenseRef-Own)"
+    assert declared["pillow"] == "MIT-CMU"
+    assert declared["triton"] == "NOASSERTION"
+    assert declared["gcc-12-base"] == declared["libstdc++6"] == "NOASSERTION"
+    assert declared["tini"].startswith("MIT AND (GPL-2.0-or-later OR LicenseRef-Artistic-")
+    assert extracted["LicenseRef-Own"]["licenseId"]
+    artistic = next(one for one in extracted.values() if one["name"] == "Artistic")
+    assert artistic["extractedText"] == "The text of it.\n\nIts end."
+    assert not [one for one in extracted.values() if one["name"] == "Unused"]
+    assert extracted[declared["tqdm"]]["extractedText"] == "Copyright (c) 2013\nMIT, in many\nwords"
+    assert extracted[declared["pip"]]["name"] == "License :: OSI Approved :: MIT License"
+
+
+def test_cyclonedx_names_what_is_no_expression() -> None:
+    assert of_cyclonedx("nvidia-nccl-cu12")["licenses"][0]["license"]["id"] == "BSD-3-Clause"
+    (told,) = of_cyclonedx("jupyterlab")["licenses"]
+    assert told["license"]["name"] == "BSD"
+    mit, either = (one["license"] for one in of_cyclonedx("tini")["licenses"])
+    assert (mit["id"], either["name"]) == ("MIT", "GPL-2+ or Artistic")
+    assert either["text"]["content"] == "The text of it.\n\nIts end."
+    assert "licenses" not in of_cyclonedx("triton")
+
+
+def test_what_is_not_known_is_said() -> None:
+    cell = sboms.locked()
+    some = bill_of(cell, sboms.IMAGE, sboms.evidence(), files=sboms.files(cell, ["tini"]), name="x", tool="0")
+    other = bill_of(
+        cell,
+        sboms.IMAGE,
+        sboms.evidence(),
+        files=replace(sboms.files(cell), base=sboms.IMAGE),
+        name="x",
+        tool="0",
+    )
+
+    assert "Nobody noted which files the base was made of" in json.loads(spdx(without_hashes()))["comment"]
+    assert "no hash here: tini." in " ".join(some.notes)
+    assert other.notes == without_hashes().notes
+    assert not [one for one in other.components if one.kind == "os" and one.sha256]
+
+
+def other_lock(**base: tuple[OsPackage, ...]) -> Any:
+    cell = sboms.locked()
+    return replace(cell, base=replace(cell.base, **base))
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        pytest.param(
+            replace(sboms.locked(), wheels=sboms.locked().wheels[1:]),
+            "wheel jupyterlab: locked none, in the image 4.5.0",
+            id="a wheel more",
+        ),
+        pytest.param(
+            replace(
+                sboms.locked(),
+                wheels=(
+                    replace(sboms.locked().wheels[0], sha256="f" * 64),
+                    *sboms.locked().wheels[1:],
+                ),
+            ),
+            f"hash of jupyterlab: locked {'f' * 64}",
+            id="another hash",
+        ),
+        pytest.param(
+            other_lock(packages=sboms.locked().base.packages[1:]),
+            "package gcc-12-base: locked none",
+            id="a package more",
+        ),
+        pytest.param(
+            other_lock(packages=(*sboms.locked().base.packages, OsPackage(name="zsh", version="5"))),
+            "package zsh: locked 5, in the image none",
+            id="a package less",
+        ),
+    ],
+)
+def test_there_is_no_bill_of_an_image_that_is_not_its_locks(cell: Any, told: str) -> None:
+    with pytest.raises(VerificationFailed, match="is not what its lock says") as caught:
+        sboms.bill(cell=cell)
+    assert told in caught.value.message

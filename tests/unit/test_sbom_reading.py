@@ -1,0 +1,183 @@
+"""An image in a layout -> its evidence: each layer read once, and its bytes checked; the command over it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from tarfile import LNKTYPE, SYMTYPE, TarInfo
+
+import pytest
+from click.testing import CliRunner
+
+from tests import sboms
+from tests.roots import entry, layer, minimal_layout
+from torchkiln.base.archive import write_files
+from torchkiln.cli.sbom import sbom
+from torchkiln.errors import ConfigError, Stale, VerificationFailed
+from torchkiln.lock import save
+from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.oci.unpack import LayerBlob
+from torchkiln.sbom.listed import listed
+from torchkiln.tags import tag_of
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHKILN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def upper(folder: Path, image: ImageOnDisk, *more: tuple[TarInfo, bytes]) -> ImageOnDisk:
+    """*image* with a layer on top that holds *more*."""
+    folder.mkdir()
+    top = layer(folder, *more)
+    layers = [LayerBlob(path=one.path, diff_id=one.diff_id) for one in image.layers]
+    return open_layout(minimal_layout(folder / "dist", [*layers, top], {}, "upper")).image("upper")
+
+
+def test_layers_say_what_the_files_say(tmp_path: Path, cache: Path) -> None:
+    assert sboms.read(sboms.image(tmp_path / "a"), cache) == sboms.evidence()
+
+
+def test_a_layer_is_read_once(tmp_path: Path, cache: Path) -> None:
+    """The second time its blob may be gone."""
+    image = sboms.image(tmp_path / "a")
+    first = sboms.read(image, cache)
+    for one in image.layers:
+        one.path.unlink()
+
+    assert sboms.read(image, cache) == first
+
+
+def test_a_sibling_reads_its_own_layers_only(tmp_path: Path, cache: Path) -> None:
+    image = sboms.image(tmp_path / "a")
+    sboms.read(image, cache)
+    path = f"{sboms.SITE}/more-1.dist-info/METADATA"
+    other = upper(tmp_path / "b", image, entry(path, sboms.metadata("more", "1").encode()))
+    for one in other.layers[:-1]:
+        one.path.write_bytes(b"not looked at")
+
+    assert "more" in {one.name for one in sboms.read(other, cache).distributions}
+
+
+def test_a_record_of_another_form_is_not_used(tmp_path: Path, cache: Path) -> None:
+    image = sboms.image(tmp_path / "a")
+    sboms.read(image, cache)
+    for path in (cache / "records/evidence").iterdir():
+        path.chmod(0o644)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"form": 0, "texts": {}}))
+
+    assert sboms.read(image, cache) == sboms.evidence()
+
+
+def test_what_an_upper_layer_deletes_is_gone(tmp_path: Path, cache: Path) -> None:
+    folder, name = f"{sboms.SITE}/tqdm-4.67.1.dist-info".rsplit("/", 1)
+    other = upper(tmp_path / "b", sboms.image(tmp_path / "a"), entry(f"{folder}/.wh.{name}"))
+
+    for found in (sboms.read(other, cache), sboms.read(other, cache)):  # from its layers, then by heart
+        assert "tqdm" not in {one.name for one in found.distributions}
+
+
+@pytest.mark.parametrize("kind", [LNKTYPE, SYMTYPE], ids=["hard", "symbolic"])
+def test_links_are_seen(tmp_path: Path, cache: Path, kind: bytes) -> None:
+    """A METADATA that is one is refused; of a copyright file it is followed."""
+    there, here = "usr/share/doc/gcc-12-base/copyright", "usr/share/doc/tini/copyright"
+    target = there if kind == LNKTYPE else "../gcc-12-base/copyright"
+    one = upper(tmp_path / "b", sboms.image(tmp_path / "a"), entry(here, kind=kind, to=target))
+    other = upper(tmp_path / "c", one, entry(f"{sboms.SITE}/x-1.dist-info/METADATA", kind=kind, to="etc/x"))
+
+    tini = next(package for package in sboms.read(one, cache).packages if package.name == "tini")
+    assert tini.copyright == there
+    with pytest.raises(VerificationFailed, match=r"x-1\.dist-info/METADATA: is a link"):
+        sboms.read(other, cache)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "swapped"])
+def test_a_layer_that_is_not_what_it_should_be(tmp_path: Path, cache: Path, damage: str) -> None:
+    """It is refused, and nothing is noted of it."""
+    image = sboms.image(tmp_path / "a")
+    path = image.layers[1].path
+    data = path.read_bytes()
+    if damage == "flipped":
+        path.write_bytes(data[:-40] + bytes([data[-40] ^ 1]) + data[-39:])
+    elif damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        shutil.copy(image.layers[2].path, path)
+
+    with pytest.raises(VerificationFailed, match=r"layer sha256:\w+ (cannot be read|holds sha256)"):
+        sboms.read(image, cache)
+    noted = {one.stem for one in (cache / "records/evidence").glob("*")}
+    assert image.layers[1].diff_id.removeprefix("sha256:") not in noted
+
+
+def test_texts_of_a_layer_are_bounded(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small layer may unpack to many of them."""
+    monkeypatch.setattr("torchkiln.oci.read_tar._TEXTS_LIMIT", 1000)
+
+    with pytest.raises(VerificationFailed, match="its texts have more than"):
+        sboms.read(sboms.image(tmp_path / "a"), cache)
+
+
+def check(image: ImageOnDisk, document: Path) -> str:
+    """What `sbom --check` prints."""
+    layout = image.manifest_path.parents[2]
+    arguments = [image.ref, "--output", str(layout), "--check", str(document)]
+    done = CliRunner().invoke(sbom, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def test_the_command_holds_a_document_against_an_image(tmp_path: Path) -> None:
+    from torchkiln.sbom.cyclonedx import cyclonedx
+    from torchkiln.sbom.spdx import spdx
+
+    image = sboms.image(tmp_path / "a")
+    bill = sboms.bill()
+    for write in (spdx, cyclonedx):
+        mine = tmp_path / write.__name__
+        mine.write_bytes(write(bill).replace(bill.image[7:].encode(), image.manifest[7:].encode()))
+        assert check(image, mine) == f"{image.manifest}\n"
+        mine.write_bytes(write(bill))
+        with pytest.raises(VerificationFailed, match="is not what is in it:\n  the SBOM is of "):
+            check(image, mine)
+    with pytest.raises(ConfigError, match="No such file"):
+        check(image, tmp_path / "none")
+
+
+@pytest.mark.parametrize("form", ["spdx", "cyclonedx"])
+def test_the_command_writes_the_document_and_nothing_else(tmp_path: Path, form: str) -> None:
+    """Which its --check then takes; notes are on stderr."""
+    images, cell = tmp_path / "images", sboms.locked()
+    save(images, cell)
+    write_files(images, "debian12", sboms.files(cell))
+    image = sboms.image(tmp_path / "a", ref=tag_of(cell.resolution))
+    where = ["--output", str(tmp_path / "a/dist"), "--images", str(images)]
+    done = CliRunner().invoke(sbom, [image.ref, *where, "--format", form], catch_exceptions=False)
+    (tmp_path / "it.json").write_text(done.stdout)
+
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)
+    assert listed(done.stdout_bytes).image == image.manifest
+    assert "2 packages of the OS tell their licence in words" in done.stderr
+    assert check(image, tmp_path / "it.json") == f"{image.manifest}\n"
+
+
+def test_an_image_of_another_lock_has_no_sbom(tmp_path: Path) -> None:
+    cell = sboms.locked()
+    save(tmp_path / "images", replace(cell, wheels=cell.wheels[1:]))
+    image = sboms.image(tmp_path / "a", ref=tag_of(cell.resolution))
+    where = ["--output", str(tmp_path / "a/dist"), "--images", str(tmp_path / "images")]
+
+    with pytest.raises(VerificationFailed, match="wheel jupyterlab: locked none"):
+        CliRunner().invoke(sbom, [image.ref, *where], catch_exceptions=False)
+
+
+def test_an_image_without_a_lock_has_no_sbom(tmp_path: Path) -> None:
+    image = sboms.image(tmp_path / "a", ref="9.9.9-cuda12.1-cudnn9-runtime")
+    arguments = [image.ref, "--output", str(tmp_path / "a/dist"), "--images", str(tmp_path)]
+
+    with pytest.raises(Stale, match="not locked yet"):
+        CliRunner().invoke(sbom, arguments, catch_exceptions=False)

@@ -1,0 +1,165 @@
+"""An archive's signed indexes, a base's packages -> BaseFiles: in which .deb each of them came.
+
+apt has checked the indexes' signatures before they lie in its lists. A base has no lists, so what they said
+is noted when it is built: in the store, and beside its lock in ``images/base-<os>/debs.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torchkiln.deb822 import PACKAGE, VERSION, paragraphs
+from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.files import write_atomic
+from torchkiln.nouns import BaseFiles, DebFile, LockedBase, OsPackage, parse_digest
+from torchkiln.schema import sentences
+from torchkiln.store import Store
+from torchkiln.strict import json_of, read_file
+
+SCHEMA = 1
+_RECORDS = "debs"
+_LIMIT = 4 << 20  # bytes of debs.json; it has sixty thousand
+_HEX = re.compile(r"[0-9a-f]{64}")
+_TEXT = {"type": "string", "minLength": 1, "maxLength": 400}
+_DEB = {
+    "name": {"type": "string", "pattern": f"^{PACKAGE.pattern}$"},
+    "version": {"type": "string", "pattern": f"^{VERSION.pattern}$"},
+    "architecture": {"type": "string", "pattern": "^[a-z0-9-]{1,40}$"},
+    "source": _TEXT,
+    "size": {"type": "integer", "minimum": 1, "maximum": 1 << 40},
+    "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+}
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["schema", "base", "debs"],
+    "additionalProperties": False,
+    "properties": {
+        "schema": {"const": SCHEMA},
+        "base": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+        "debs": {
+            "type": "array",
+            "maxItems": 10_000,
+            "items": {
+                "type": "object",
+                "required": list(_DEB),
+                "additionalProperties": False,
+                "properties": _DEB,
+            },
+        },
+    },
+}
+
+
+def read_lists(lists: Path, packages: Iterable[OsPackage]) -> tuple[DebFile, ...]:
+    """What the Packages files in apt's folder *lists* say of *packages*, by name and version.
+
+    :raises BuildFailed: an index cannot be read.
+    """
+    wanted = {(package.name, package.version) for package in packages}
+    found: dict[tuple[str, str], DebFile] = {}
+    for path in sorted(lists.glob("*_Packages")):
+        try:
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                for fields in paragraphs(lines):
+                    key = (fields.get("package", ""), fields.get("version", ""))
+                    if key in wanted and _HEX.fullmatch(fields.get("sha256", "")):
+                        found.setdefault(key, _deb(fields))
+        except (OSError, ValueError) as error:
+            raise BuildFailed(
+                f"the archive's index {path.name} cannot be read: {error}", hint="build the base again"
+            ) from error
+    return tuple(found[key] for key in sorted(found))
+
+
+def without_file(locked: LockedBase, files: BaseFiles) -> tuple[str, ...]:
+    """The packages of *locked* of which *files* says nothing, a phrase each."""
+    told = {(deb.name, deb.version) for deb in files.debs}
+    return tuple(
+        f"{package.name} {package.version}"
+        for package in locked.packages
+        if (package.name, package.version) not in told
+    )
+
+
+def together(noted: BaseFiles | None, now: BaseFiles) -> BaseFiles:
+    """What was *noted* of a base before and is told of it *now*: an archive forgets, but changes nothing."""
+    debs = {(deb.name, deb.version): deb for one in (now, noted) if one for deb in one.debs}
+    return BaseFiles(base=now.base, debs=tuple(debs[key] for key in sorted(debs)))
+
+
+def files_path(images: Path, os_name: str) -> Path:
+    """Where under *images* it is noted."""
+    return images / f"base-{os_name}" / "debs.json"
+
+
+def to_json(files: BaseFiles) -> bytes:
+    """The committed form: a file a line, for the sake of diffs."""
+    debs = ",\n".join(f"    {json.dumps(asdict(deb))}" for deb in files.debs)
+    inner = f"[\n{debs}\n  ]" if debs else "[]"
+    return f'{{\n  "schema": {SCHEMA},\n  "base": "{files.base}",\n  "debs": {inner}\n}}\n'.encode()
+
+
+def from_json(data: bytes, *, where: str = "debs.json") -> BaseFiles:
+    """The inverse of `to_json`.
+
+    :raises ConfigError: *data* is nothing of the kind; names *where*.
+    """
+    hint = "make it anew: torchkiln base files"
+    try:
+        value = json_of(data)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}", hint=hint) from error
+    if wrong := sentences(value, _SCHEMA, where):
+        raise ConfigError.of(wrong, hint=hint)
+    debs = tuple(DebFile(**deb) for deb in value["debs"])
+    return BaseFiles(base=parse_digest(value["base"]), debs=debs)
+
+
+def note_files(store: Store, files: BaseFiles) -> None:
+    """Keep *files* for whoever asks for that base's."""
+    store.put_record(_RECORDS, files.base.removeprefix("sha256:"), json.loads(to_json(files)))
+
+
+def read_files(images: Path, base: LockedBase, store: Store) -> BaseFiles | None:
+    """What is noted of *base*: beside its lock, or here when it was built; None where nothing is.
+
+    :raises ConfigError: the committed file is broken.
+    """
+    path = files_path(images, base.os)
+    try:
+        committed = from_json(read_file(path, _LIMIT), where=str(path))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint=f"restore it: git checkout -- {path}") from error
+    else:
+        if committed.base == base.digest:
+            return committed
+    record = store.record(_RECORDS, base.digest.removeprefix("sha256:"))
+    try:
+        return from_json(json.dumps(record).encode()) if record else None
+    except ConfigError:  # written by another release of ours
+        return None
+
+
+def write_files(images: Path, os_name: str, files: BaseFiles) -> Path:
+    """Note *files* beside the lock of *os_name*'s base."""
+    path = files_path(images, os_name)
+    write_atomic(path, to_json(files))
+    return path
+
+
+def _deb(fields: dict[str, str]) -> DebFile:
+    return DebFile(
+        name=fields["package"],
+        version=fields["version"],
+        architecture=fields.get("architecture", ""),
+        source=fields.get("source", fields["package"]),
+        size=int(fields.get("size", "0")),
+        sha256=fields["sha256"],
+    )

@@ -1,0 +1,31 @@
+"""An image of a layout, its lock -> Bill: what its layers say, and what was noted of its base's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchkiln import __version__
+from torchkiln.base.archive import read_files
+from torchkiln.engines.evidence import read_evidence
+from torchkiln.nouns import LockedCell
+from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.sbom.bill import Bill, bill_of
+from torchkiln.store import Store
+
+
+def bill_of_image(image: ImageOnDisk, locked: LockedCell, images: Path, store: Store, *, name: str) -> Bill:
+    """The bill of *image*, built from *locked*; layers that *store* knows are not read.
+
+    :param images: the folder of locks.
+    :param name: the repository's, "pytorch-cuda".
+    :raises VerificationFailed: a layer is damaged, or the image is not what the lock says.
+    :raises ConfigError: the committed note of the base's files is broken.
+    """
+    return bill_of(
+        locked,
+        image.manifest,
+        read_evidence(image, store),
+        files=read_files(images, locked.base, store),
+        name=name,
+        tool=__version__,
+    )
