@@ -20,6 +20,12 @@ from torchkiln.oci import tar
 from torchkiln.plan import plan
 from torchkiln.store import Store
 
+_STATUS = """\
+Package: tini
+Status: install ok installed
+Architecture: amd64
+Version: 0.19.0-1
+"""
 CODE = b"def main():\n    return 0\n"
 
 
@@ -38,9 +44,10 @@ def noise(name: str, size: int) -> bytes:
 
 
 def base_of(salt: str = "") -> tuple[bytes, bytes]:
-    """The base, as a tar and as a blob: one file, which hangs on *salt*."""
-    release = OverlayFile(path="etc/os-release", mode=0o644, data=f"ID=none{salt}\n".encode())
-    unpacked = tar.archive([release], mtime=0)
+    """The base, as a tar and as a blob: a name, which hangs on *salt*, and the lock's one package."""
+    contents = {"etc/os-release": f"ID=none{salt}\n", "var/lib/dpkg/status": _STATUS}
+    files = [OverlayFile(path=path, mode=0o644, data=text.encode()) for path, text in contents.items()]
+    unpacked = tar.archive(files, mtime=0)
     return unpacked, gzip.compress(unpacked, mtime=0)
 
 

@@ -24,9 +24,13 @@ from torchkiln.publication import SIGNATURE
 from torchkiln.recipe import RECIPE
 from torchkiln.registry.reading import Reading
 from torchkiln.retraction import RETRACTION, reason_of
+from torchkiln.sbom.matches import matches_lock
+from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.sealing import Opened
 from torchkiln.suite import Suite
 from torchkiln.tags import tag_of
+
+_MOST = 20  # differences of an SBOM that are told
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,11 +48,7 @@ class Verification:
 
     points: tuple[Point, ...]
     origin: Origin | None
-    statements: Mapping[str, tuple[Opened, ...]]  # by kind, what counts
-
-    @property
-    def good(self) -> bool:
-        return all(point.good for point in self.points)
+    there: Attached
 
 
 def verify(
@@ -72,8 +72,11 @@ def verify(
     if told is not None:
         points.append(_of_lock(told, image, planned))
         points.append(_of_reports(statements, told.locked, image.manifest, policy, suite, opener))
+        points.append(
+            of_sboms(there, lambda data, name: matches_lock(data, image.manifest, told.locked, where=name))
+        )
     points += _of_retractions(statements)
-    return Verification(points=tuple(points), origin=told, statements=statements)
+    return Verification(points=tuple(points), origin=told, there=there)
 
 
 def _of_signatures(there: Attached, opener: Opener) -> Iterator[Point]:
@@ -183,6 +186,24 @@ def _decision(statements: Mapping[str, Sequence[Opened]]) -> tuple[Decision | No
     if not found:
         return None, ["no decision of the gate is there that counts"]
     return [*(one for one in found if one.override), *(one for one in found if not one.override)][-1], []
+
+
+def of_sboms(there: Attached, differences: Callable[[bytes, str], Sequence[str]]) -> Point:
+    """Both documents, each held by *differences* against what is known of the image."""
+    wrong: list[str] = []
+    for kind, name in ((SPDX, "SPDX"), (CYCLONEDX, "CycloneDX")):
+        documents = there.all(kind)
+        if not documents:
+            wrong.append(f"no {name} is there that counts")
+        for told in documents:
+            try:
+                wrong += [f"{name}: {one}" for one in differences(document_of(told), name)]
+            except KilnError as error:
+                wrong.append(error.message)
+    if wrong:
+        more = [f"and {len(wrong) - _MOST} more"] if len(wrong) > _MOST else []
+        return Point(what="sbom", good=False, text="\n".join([*wrong[:_MOST], *more]))
+    return Point(what="sbom", good=True, text="SPDX and CycloneDX tell what is in it")
 
 
 def _of_retractions(statements: Mapping[str, Sequence[Opened]]) -> Iterator[Point]:

@@ -15,7 +15,7 @@ from torchkiln.cli import console
 from torchkiln.cli.checks import image_and_lock
 from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.clearing import Bench, bench_of, reports_option, show
-from torchkiln.cli.options import images_folder, layout_option
+from torchkiln.cli.options import cache_root, images_folder, layout_option
 from torchkiln.cli.registry import history, registry_of
 from torchkiln.cli.reports import trust
 from torchkiln.cli.sealer import sealer_of, sealer_options
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torchkiln.registry.reference import Repository
     from torchkiln.registry.session import Registry
     from torchkiln.sealing import Sealer
+    from torchkiln.statement import Statement
 
 
 @click.command("publish", options_metavar="[OPTIONS]")
@@ -166,7 +167,7 @@ class _Way:
             published = publish(
                 cleared,
                 image,
-                _statements(image, locked),
+                _statements(image, locked, self.images, self.repository.name),
                 self.sealer,
                 self.registry,
                 self.repository,
@@ -203,12 +204,17 @@ class _Way:
         return Names(dated=f"{tag}-{self.day}", moving=(tag, *aliases))
 
 
-def _statements(image: ImageOnDisk, locked: LockedCell) -> Sequence[Any]:
+def _statements(image: ImageOnDisk, locked: LockedCell, images: Path, name: str) -> Sequence[Statement]:
     """What is said of it beside what the gate says."""
+    from torchkiln.billing import bill_of_image
     from torchkiln.provenance import provenance
+    from torchkiln.sbom.statements import sboms
     from torchkiln.source import source_of
+    from torchkiln.store import Store
 
-    return [provenance(locked, image.manifest, source=source_of())]
+    store = Store(cache_root(), on_wait=console.waiting)
+    bill = bill_of_image(image, locked, images, store, name=name)
+    return [provenance(locked, image.manifest, source=source_of()), *sboms(bill)]
 
 
 def _summary(ref: str, published: PublishedImage) -> str:

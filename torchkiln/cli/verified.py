@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torchkiln.oci.layout import ImageOnDisk
     from torchkiln.registry.reading import Reading
     from torchkiln.registry.reference import Reference
-    from torchkiln.verification import Point
+    from torchkiln.verification import Point, Verification
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,27 +78,36 @@ def verify_published(reference: Reference, wish: Wish) -> None:
         )
         points = list(looked.points)
         if wish.full:
-            points.append(_layers(reading, image, observer))
+            points += _full(reading, image, looked, observer)
         if wish.rebuild and looked.origin:
             points.append(_rebuilt(reading, image, looked.origin.locked, grid, known, observer))
     _tell(reference, image, points, wish)
 
 
-def _layers(reading: Reading, image: ImageOnDisk, observer: Observer) -> Point:
-    """Each layer, byte for byte: digest, diff_id, each file in it."""
+def _full(reading: Reading, image: ImageOnDisk, looked: Verification, observer: Observer) -> Iterator[Point]:
+    """Each layer, byte for byte: digest, diff_id, each file in it; and what the SBOM says of them."""
+    from torchkiln.engines.evidence import read_evidence
     from torchkiln.oci.validate import validate
     from torchkiln.registry import pulling
-    from torchkiln.verification import Point
+    from torchkiln.sbom.matches import items_of, matches
+    from torchkiln.store import Store
+    from torchkiln.verification import Point, of_sboms
 
+    layout = image.manifest_path.parents[2]
     try:
         pulling.layers(reading, image, observer)
+        faults = validate(layout, image.manifest)
+        told = "\n".join(map(str, faults))
     except VerificationFailed as error:
-        return Point(what="layers", good=False, text=error.message)
-    layout = image.manifest_path.parents[2]
-    if faults := validate(layout, image.manifest):
-        return Point(what="layers", good=False, text="\n".join(map(str, faults)))
+        told = error.message
+    if told:
+        yield Point(what="layers", good=False, text=told)
+        return
     size = console.size(sum(layer.size for layer in image.layers))
-    return Point(what="layers", good=True, text=f"{len(image.layers)} layers, {size}, every file looked at")
+    yield Point(what="layers", good=True, text=f"{len(image.layers)} layers, {size}, every file looked at")
+    items = items_of(read_evidence(image, Store(layout.with_name("cache"))))  # nothing that was read before
+    found = of_sboms(looked.there, lambda data, name: matches(data, image.manifest, items, where=name))
+    yield replace(found, what="contents")
 
 
 def _rebuilt(
