@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass
 from datetime import datetime, timedelta
 
+from torchkiln import hosts
 from torchkiln.claims import facts_of
 from torchkiln.errors import ConfigError, GateRefused
 from torchkiln.lock import lock_digest
@@ -49,6 +50,12 @@ class Judgement:
         """The demanded checks that do not apply, each with the fact for which."""
         found = (one for one in self.standings if one.required and one.outcome == "not-applicable")
         return tuple((one.check, one.fact) for one in found)
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Of the reports on the image, "2 × NVIDIA H200" each."""
+        ours = (one.report for one in self.witnesses if one.report.image == self.image)
+        return tuple(dict.fromkeys(filter(None, (hosts.kinds(json.loads(report.host)) for report in ours))))
 
     @property
     def signers(self) -> tuple[str, ...]:

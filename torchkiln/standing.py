@@ -30,7 +30,7 @@ class Standing:
     required: bool
     outcome: Literal["passed", "not-applicable", "missing", "refused"]
     measured: str  # the values that have a bound, as the first report tells them in which it passed
-    where: tuple[str, ...]  # the reports that say so, each with its GPUs
+    where: tuple[str, ...]  # names of the reports that say so
     fact: str  # for which it does not apply; else empty
     lacks: tuple[str, ...]  # why it is no proof, and which report says so
     capabilities: tuple[str, ...]  # of the GPUs on which it passed or does not apply, "9.0"
@@ -87,7 +87,7 @@ def standing(
         required=required,
         outcome=outcome,  # type: ignore[arg-type]
         measured=values(said[0].finding) if outcome == "passed" else "",
-        where=tuple(_where(word.witness) for word in said),
+        where=tuple(word.witness.name for word in said),
         fact=left_out[0].text if outcome == "not-applicable" else "",
         lacks=tuple(lacks) if outcome in ("refused", "missing") else (),
         capabilities=tuple(sorted({_capability(word.witness) for word in (*passed, *left_out)} - {""})),
@@ -130,11 +130,6 @@ def _wrongs(
         yield f"failed: {_first(finding.message)}"
     else:
         yield f"its outcome is {finding.outcome!r}, which is none"
-
-
-def _where(witness: Witness) -> str:
-    gpus = hosts.kinds(json.loads(witness.report.host))
-    return f"{witness.name} ({gpus})" if gpus else witness.name
 
 
 def _capability(witness: Witness) -> str:

@@ -172,8 +172,7 @@ def _of_reports(
         wrong.insert(0, f"published in spite of the gate: {decided.override}")
     if wrong:
         return Point(what="smoke", good=False, text="\n".join(wrong))
-    gpus = sorted({place for one in judged.standings for place in one.where if "(" in place})
-    text = f"{len(judged.passed)} checks passed{also}; {', '.join(gpus) or 'no GPU'}"
+    text = f"{len(judged.passed)} checks passed{also}; on {', '.join(judged.gpus) or 'no GPU'}"
     return Point(what="smoke", good=True, text=text)
 
 

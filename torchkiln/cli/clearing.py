@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from torchkiln.suite import Suite
 
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
-_WIDTH = 60  # characters of measured values
+_WIDTH = 70  # characters of measured values
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -115,25 +116,30 @@ def bench_of(
 
 
 def show(judged: Judgement) -> None:
-    """On stderr: whose reports, then the checks, a line each."""
+    """On stderr: whose reports, by number, then the checks, a line each."""
+    from torchkiln import hosts
     from torchkiln.errors import printable
 
-    for witness in judged.witnesses:
+    numbers = {}
+    for number, witness in enumerate(judged.witnesses, start=1):
+        numbers[witness.name] = str(number)
+        gpus = hosts.kinds(json.loads(witness.report.host)) or "no GPU"
         own = ", a run of this machine" if witness.own else ""
-        click.echo(f"gate: {witness.name}: {signature_line(witness)}{own}", err=True)
+        told = f"report {number}: {witness.name}: {gpus}, {signature_line(witness)}{own}"
+        click.echo(printable(told), err=True)
     table(
-        ("CHECK", "TIER", "DEMANDED", "OUTCOME", "MEASURED", "WHERE"),
-        [[printable(text) for text in _row(one)] for one in judged.standings],
+        ("CHECK", "TIER", "DEMANDED", "OUTCOME", "REPORT", "MEASURED"),
+        [[printable(text) for text in _row(one, numbers)] for one in judged.standings],
         styles=_STYLES,
         err=True,
     )
 
 
-def _row(one: Standing) -> tuple[str, ...]:
+def _row(one: Standing, numbers: Mapping[str, str]) -> tuple[str, ...]:
     told = one.measured or one.fact or (one.lacks[0] if one.required else "")
     short = told if len(told) <= _WIDTH else f"{told[: _WIDTH - 1]}…"
-    demanded = "yes" if one.required else "no"
-    return one.check, str(one.tier), demanded, one.outcome, short, ", ".join(one.where)
+    where = ", ".join(numbers[name] for name in one.where) or "-"
+    return one.check, str(one.tier), "yes" if one.required else "no", one.outcome, where, short
 
 
 def reports_option(command: F) -> F:
