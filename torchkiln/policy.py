@@ -36,6 +36,14 @@ class Exceptional:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TrustedKey:
+    """A public key that the policy names."""
+
+    file: str  # PEM, beside matrix.yaml
+    until: str | None = None  # the last day, in UTC, on which its signatures count, "2027-03-31"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
     """What must have been seen before an image may be published."""
 
@@ -45,7 +53,7 @@ class Policy:
     signed: bool = False  # each report by a trusted key, also of this machine's own runs
     report_age: int = 0  # days after a run for which its report proves something; 0: for ever
     suites: tuple[Digest, ...] = ()  # whose reports count beside those by the suite that is here
-    keys: tuple[str, ...] = ()  # PEM files, beside matrix.yaml, of those whose signatures count
+    keys: tuple[TrustedKey, ...] = ()  # whose signatures count
     cells: tuple[Exceptional, ...] = ()
     strangers: bool = False  # reports that nobody signed whom we trust: for who only wants to look
     age: int = 30  # days for which `smoke` takes a run that passed for one that would be the same
@@ -65,7 +73,12 @@ def policy_of(data: Mapping[str, Any]) -> Policy:
     return Policy(
         **dict(_demands(data)),
         suites=tuple(parse_digest(text) for text in data.get("suites", ())),
-        keys=tuple(data.get("keys", ())),
+        keys=tuple(
+            TrustedKey(file=one)
+            if isinstance(one, str)
+            else TrustedKey(file=one["file"], until=one.get("until"))
+            for one in data.get("keys", ())
+        ),
         cells=tuple(_exceptional(cell) for cell in data.get("cells", ())),
         age=data.get("age", default.age),
     )

@@ -49,6 +49,7 @@ def test_it_tells_what_a_run_here_tells_and_signs_it(bundle: Path, scene: Scene,
     """An image whose torch is none: the same findings, by the same suite, of the same digest."""
     key = Ed25519PrivateKey.generate()
     (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (tmp_path / "key.pem").chmod(0o600)
     (tmp_path / "pub.pem").write_bytes(
         key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     )

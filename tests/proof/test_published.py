@@ -1,4 +1,4 @@
-"""The real 2.7.1 with its GPU report into a registry; verified with an empty cache, pulled and run by Docker."""
+"""The real 2.7.1 with its GPU report in a registry; verified with an empty cache, pulled, run by Docker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Shelf:
 @pytest.fixture(scope="module")
 def shelf(
     image: dict[str, Any], registry: RunningRegistry, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Shelf]:
+) -> Shelf:
     """Published once; with the reports of two GPUs, by the laboratory's key that is kept."""
     reports = kept(image, current=True)
     if not reports:
@@ -70,7 +70,7 @@ def shelf(
     )
     done = shelf.command(*shelf.arguments, "--to", shelf.repository)
     assert done.returncode == 0, done.stderr
-    yield Shelf(
+    return Shelf(
         folder=folder,
         repository=shelf.repository,
         told=json.loads(done.stdout),

@@ -76,6 +76,13 @@ def test_an_environment_has_nothing_to_be_signed_for() -> None:
         attest(report(image=None, tag=None), ED)
 
 
+def secret(folder: Path, data: bytes) -> Path:
+    """A private key's file, as openssl leaves it."""
+    path = written(folder, data, "key.pem")
+    path.chmod(0o600)
+    return path
+
+
 # --- what is refused --------------------------------------------------------------------------------
 
 
@@ -246,7 +253,7 @@ def test_what_a_run_writes_is_signed_and_holds_no_secret(
 ) -> None:
     """As `smoke --report r.json --key key.pem` ends: report, statement beside it, verdict on stdout."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
-    key = reports.private_key(written(tmp_path, pem(ED, SECRET), "key.pem"))
+    key = reports.private_key(secret(tmp_path, pem(ED, SECRET)))
     to = reports.Forms(report=tmp_path / "r.json", junit=tmp_path / "r.xml", markdown=None, as_json=False)
     reports.publish(report(nonce="request-0001"), to, key)
 
@@ -266,7 +273,7 @@ def test_the_pass_phrase_leaves_the_environment_when_it_is_read(
 ) -> None:
     """No process of an image under test is a child of one that still has it."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
-    reports.private_key(written(tmp_path, pem(ED, SECRET), "key.pem"))
+    reports.private_key(secret(tmp_path, pem(ED, SECRET)))
 
     told = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
     assert PASSPHRASE not in told
@@ -278,3 +285,14 @@ def test_a_pass_phrase_is_no_argument() -> None:
     options = [name for command in smoke.commands.values() for one in command.params for name in one.opts]
 
     assert not [name for name in options if "pass" in name]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
+def test_a_private_key_that_others_may_read_signs_nothing(tmp_path: Path, mode: int) -> None:
+    key = secret(tmp_path, pem(ED))
+    assert reports.private_key(key)
+    key.chmod(mode)
+
+    with pytest.raises(ConfigError, match=f"that others may read \\(mode {mode:04o}\\)") as refused:
+        reports.private_key(key)
+    assert refused.value.hint.startswith(f"chmod 600 {key}")

@@ -215,3 +215,9 @@ def test_keys_can_stand_in_the_policy(scene: Scene) -> None:
     scene.file(public_pem(ED), "lab.pub.pem")
     assert scene.ask([signed], "--matrix", matrix).exit_code == 0
     assert isinstance(scene.ask([signed]).exception, GateRefused)
+
+    for until, counts in (("2020-01-31", False), ("2999-12-31", True)):
+        dated = text.replace("keys: []", f'keys: [{{file: lab.pub.pem, until: "{until}"}}]')
+        done = scene.ask([signed], "--matrix", scene.file(dated.encode(), "matrix.yaml"))
+        assert (done.exit_code == 0) is counts
+        assert ("lab.pub.pem: this key was trusted until 2020-01-31" in done.stderr) is not counts

@@ -14,6 +14,7 @@ import click
 from torchkiln.cli.options import cache_root
 from torchkiln.cli.reports import public_keys, signature_line
 from torchkiln.cli.tables import table
+from torchkiln.cli.trusting import policy_keys
 from torchkiln.errors import ConfigError, KilnError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def bench_of(
     from torchkiln.cli.checks import suite_of
 
     policy = matrix.read(matrix_file, facts.load()).policy
-    trusted = public_keys([*(matrix_file.parent / name for name in policy.keys), *trust])
+    trusted = [*policy_keys(policy, matrix_file), *public_keys(trust)]
     if policy.signed and not trusted:
         raise ConfigError(
             f"the policy in {matrix_file} demands signed reports, and no key is trusted",

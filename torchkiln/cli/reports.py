@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,9 +167,21 @@ def demand(value: str | None, name: str) -> None:
 
 
 def private_key(path: Path) -> PrivateKey:
-    """The key in *path*; its pass phrase leaves the environment here, so that no child process has it."""
+    """The key in *path*; its pass phrase leaves the environment here, so that no child process has it.
+
+    :raises ConfigError: it is none, or others may read it.
+    """
     from torchkiln import signature
 
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="a key is a file in PEM form") from None
+    if stat.S_ISREG(mode) and mode & 0o077:
+        raise ConfigError(
+            f"{path}: a private key that others may read (mode {stat.S_IMODE(mode):04o})",
+            hint=f"chmod 600 {path}; if somebody else could have read it, make a new one",
+        )
     passphrase = os.environ.pop(signature.PASSPHRASE, "")
     return signature.private_key(_pem(path), passphrase or None, where=str(path))
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from torchkiln.cli import console
 from torchkiln.cli.reports import THERE, public_keys
 
 if TYPE_CHECKING:
     from torchkiln.policy import Policy
+    from torchkiln.signature import PublicKey
     from torchkiln.trust import Trust
 
 _GITHUB = "https://token.actions.githubusercontent.com"
@@ -50,6 +53,16 @@ def trust_of(
     from torchkiln.sealing import Signer
     from torchkiln.trust import Trust
 
-    own = [matrix_file.parent / name for name in policy.keys]
     signer = Signer(identity=identity, issuer=issuer) if identity else None
-    return Trust(keys=tuple(public_keys([*own, *keys])), signer=signer)
+    return Trust(keys=(*policy_keys(policy, matrix_file), *public_keys(keys)), signer=signer)
+
+
+def policy_keys(policy: Policy, matrix_file: Path) -> list[PublicKey]:
+    """The keys that the policy names; one whose time is over is left out, with a line that says so."""
+    today, good = f"{datetime.now(timezone.utc):%Y-%m-%d}", []
+    for one in policy.keys:
+        if one.until and one.until < today:
+            console.say(f"{one.file}: this key was trusted until {one.until}: its signatures do not count")
+        else:
+            good.append(matrix_file.parent / one.file)
+    return public_keys(good)
