@@ -15,9 +15,9 @@ from torchkiln.oci.layout import open_layout
 pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
 
 
-@pytest.mark.parametrize("form", ["gzip", "gzip-joined"])
+@pytest.mark.parametrize("form", ["gzip", "gzip-joined", "zstd"])
 def test_publish_finds_every_layer_there(scene: Scene, registry: RunningRegistry, form: str) -> None:
-    """Layers made now, made before, and joined ones; no tag before `publish` sets it."""
+    """Layers made now, made before, joined and compressed ones; no tag before `publish` sets it."""
     target = f"{registry.host}/ahead/{form}"
     ran = scene.kiln("--output", form, "--layer-format", form, "--ahead", target, "--json")
     assert ran.returncode == 0, ran.stderr
@@ -30,7 +30,7 @@ def test_publish_finds_every_layer_there(scene: Scene, registry: RunningRegistry
     ran = scene.publish(target, "--output", form, "--json")
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
-    config = open_layout(scene.images.parent / form).image(TAG).config_digest  # both forms have the same
+    config = open_layout(scene.images.parent / form).image(TAG).config_digest  # all forms have the same
     assert {blob["digest"] for blob in told["blobs"] if blob["sent"]} <= {config}
     assert registry.tags(f"ahead/{form}") == [TAG]
 
