@@ -139,7 +139,7 @@ def test_the_lock_speaks_of_plain_layers(
         build(bad, cache, tmp_path / "bad", index, layer_format=named)
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "swap"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "swap", "forge"])
 def test_a_damaged_blob_is_refused(
     damage: str, form: Form, layers: tuple[BuiltLayer, ...], tmp_path: Path
 ) -> None:
@@ -152,6 +152,10 @@ def test_a_damaged_blob_is_refused(
         data[len(data) // 2] ^= 1
     elif damage == "cut":
         data = data[:-9]
+    elif damage == "forge":  # a whole member, of the right length
+        tar = bytearray(gzip.decompress(data))
+        tar[len(tar) // 2] ^= 1
+        data = bytearray(gzip.compress(tar, mtime=0))
     else:  # whole members, but of another layer
         data = bytearray(store.blob(layers[1].digest).read_bytes())
     blob.write_bytes(data)
@@ -159,11 +163,12 @@ def test_a_damaged_blob_is_refused(
     with pytest.raises(BuildFailed, match=f"{layers[2].title!r}: .*{blob.name}") as refused:
         bring_into(form, layers, store, Silent())
 
-    if form.work == "join":
-        reason = "not hold what its digest promised" if damage == "swap" else "gzip member at byte"
-    else:
-        reason = "it holds less than" if damage == "swap" else "it is damaged"
-    assert reason in refused.value.message
+    joins, another = form.work == "join", "not hold what its digest promised"
+    reasons = {
+        "swap": another if joins else "it holds less than",
+        "forge": another,
+    }
+    assert reasons.get(damage, "gzip member at byte" if joins else "it is damaged") in refused.value.message
     assert "cache is damaged" in refused.value.hint
     assert store.record(form.records, form_key(layers[2].digest, form.encoder)) is None
     assert leftovers(tmp_path / "cache") == []

@@ -32,6 +32,7 @@ from torchkiln.oci.image import INDEX_TYPE
 from torchkiln.oci.index import index_of
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.oci.zstd import compress
+from torchkiln.places import ROOT
 
 pytestmark = pytest.mark.network  # Debian's packages, where the roots are not there
 
@@ -165,3 +166,13 @@ def test_ctr_of_debian_testing_takes_either(offer: Offer, tmp_path: Path) -> Non
 
     assert alone == _ZSTD
     assert all(of_index)
+
+
+def test_the_page_has_it_as_a_table() -> None:
+    page = (ROOT / "docs" / "layer-formats.md").read_text()
+    rows = [
+        " | ".join((f"| {name}", *(" and ".join(sorted(taken)) or "fails" for taken in takes))) + " |"
+        for name, (_, takes) in ENGINES.items()
+    ]
+
+    assert [row for row in rows if row not in page] == []

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.oci_samples import digest, files, tar_of
 from tests.zstd_frames import SHAPES, program, run_frame
 from torchkiln.errors import ToolMissing
+from torchkiln.oci import inspect_layer as inspect_module
 from torchkiln.oci import zstd
 from torchkiln.oci.inspect_layer import GZIP_TYPE, TAR_TYPE, ZSTD_TYPE, inspect_layer
 from torchkiln.oci.layer import Written
@@ -121,6 +122,18 @@ def test_frames_of_others(kind: str, tmp_path: Path) -> None:
     if path.stat().st_size:  # an empty file is a file of no frames, and no tar
         with pytest.raises((OSError, EOFError)), open_zstd(path) as stream:
             stream.read()
+
+
+@pytest.mark.parametrize("read", [1, 3, 37])
+def test_a_frame_may_begin_anywhere(read: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Magic numbers that reads cut in two."""
+    monkeypatch.setattr(inspect_module, "_READ", read)
+    (tmp_path / "blob").write_bytes(
+        b"".join(program(SMALL[at : at + 700]) for at in range(0, len(SMALL), 700))
+    )
+    facts = inspect_layer(tmp_path / "blob", ZSTD_TYPE)
+
+    assert (facts.faults, facts.diff_id) == ((), digest(SMALL))
 
 
 @given(cut=st.integers(1, 10_000), at=st.integers(0, 10_000), flip=st.integers(1, 255))

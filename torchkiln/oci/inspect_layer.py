@@ -110,8 +110,7 @@ class _Source:
 
     def peek(self, most: int) -> memoryview:
         """The next bytes, at least the four of a magic number; fewer only at the end."""
-        if len(self._held) < 4:
-            more = self._file.read(_READ)
+        while len(self._held) < 4 and (more := self._file.read(_READ)):
             self.hash.update(more)
             self.size += len(more)
             self._held = memoryview(bytes(self._held) + more)
