@@ -28,9 +28,8 @@ from tests.needs import give_up
 from tests.pushing import push_to
 from tests.roots import LayerBlob, entry, layer, minimal_layout, tiny_layers
 from torchkiln.oci.gunzip import open_gzip
-from torchkiln.oci.image import INDEX_TYPE
 from torchkiln.oci.index import index_of
-from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, open_layout
 from torchkiln.oci.zstd import compress
 from torchkiln.places import ROOT
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.roots import entry, tar_of
-from tests.zstd_frames import program
+from tests.zstd_frames import program, raw_frame
 from torchkiln.engines.saved import read_saved, stream_of
 from torchkiln.oci.read_tar import DAMAGED
 
@@ -77,7 +77,7 @@ def test_layers_in_the_manifests_order(
         (tar_of([entry("a", b"{}")]), "lacks 'manifest.json'"),
         (saved(LOWER, UPPER, documents_last=True, layers=("one/layer.tar",)), "longer"),
         (saved(LOWER, UPPER, documents_last=True, layers=("x", "y", "z")), "lacks 'x'"),
-        (saved(program(LOWER)[:-9], UPPER, documents_last=True, layers=ORDER), "before the end"),
+        (saved(raw_frame(LOWER)[:-9], UPPER, documents_last=True, layers=ORDER), "before the end"),
         (saved(gzip.compress(LOWER)[:-9], UPPER, documents_last=True, layers=ORDER), None),
         (b"", None),
     ],

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, Literal, Protocol
 from torchkiln.errors import BuildFailed
 from torchkiln.files import replacing
 from torchkiln.nouns import BuiltImage, Digest
-from torchkiln.oci.image import INDEX_TYPE, MANIFEST_TYPE, PLATFORM, canonical_json, descriptor
-from torchkiln.oci.layout import REF_NAME, VERSION, ImageOnDisk, open_layout
+from torchkiln.oci.image import MANIFEST_TYPE, PLATFORM, canonical_json, descriptor
+from torchkiln.oci.layout import INDEX_TYPE, REF_NAME, VERSION, ImageOnDisk, open_layout
 
 ArchiveFormat = Literal["oci-archive", "docker-archive"]
 

@@ -13,7 +13,6 @@ from torchkiln.nouns import BuiltLayer, Digest, Healthcheck, ImageConfig, ImageP
 
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
-INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 _GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
 LAYER_TYPES: Mapping[LayerFormat, str] = {
     "gzip": _GZIP,

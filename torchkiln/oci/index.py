@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchkiln.oci.image import (
-    INDEX_TYPE,
     LAYER_TYPES,
     MANIFEST_TYPE,
     PLATFORM,
@@ -19,6 +18,7 @@ from torchkiln.oci.image import (
     descriptor,
     digest_of,
 )
+from torchkiln.oci.layout import INDEX_TYPE
 
 _PREFERRED = "io.github.containers.compression.zstd"  # containers/image's mark: only the text "true" counts
 

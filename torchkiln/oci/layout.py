@@ -23,7 +23,6 @@ from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.nouns import BuiltImage, BuiltLayer, Digest, ImagePlan, LayerFormat, parse_digest
 from torchkiln.oci.documents import descriptors, diff_ids, plain_file, read_document
 from torchkiln.oci.image import (
-    INDEX_TYPE,
     MANIFEST_TYPE,
     PLATFORM,
     canonical_json,
@@ -32,6 +31,7 @@ from torchkiln.oci.image import (
     digest_of,
 )
 
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
 VERSION = {"imageLayoutVersion": "1.0.0"}
 

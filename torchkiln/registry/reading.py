@@ -15,7 +15,8 @@ from urllib.parse import urljoin
 from torchkiln.errors import ConfigError, RegistryError, VerificationFailed
 from torchkiln.files import replacing
 from torchkiln.nouns import Digest, parse_digest
-from torchkiln.oci.image import INDEX_TYPE, MANIFEST_TYPE, digest_of
+from torchkiln.oci.image import MANIFEST_TYPE, digest_of
+from torchkiln.oci.layout import INDEX_TYPE
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Refused, Registry

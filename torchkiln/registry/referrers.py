@@ -13,7 +13,8 @@ from typing import Any
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.nouns import Digest, parse_digest
 from torchkiln.oci.artifact import EMPTY, Artifact, Referrer, manifest_of
-from torchkiln.oci.image import INDEX_TYPE, MANIFEST_TYPE, canonical_json, descriptor, digest_of
+from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
+from torchkiln.oci.layout import INDEX_TYPE
 from torchkiln.registry.body import Held
 from torchkiln.registry.delivery import Delivery
 from torchkiln.registry.naming import put
