@@ -1,7 +1,7 @@
 """Manifests of one image in several forms → the index that holds them all, each client's form where it looks.
 
 Which one a client takes is nowhere specified. Seen (docs/layer-formats.md): Docker and containerd take the
-first that fits their platform, so gzip stands before zstd; Podman, from 4.7 or so on, prefers what is marked.
+first that fits their platform, so gzip stands before zstd; newer Podman prefers what is marked.
 """
 
 from __future__ import annotations
