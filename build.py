@@ -13,7 +13,23 @@ from pathlib import Path  # noqa: E402
 HERE = Path(__file__).resolve().parent
 VENV = HERE / ".venv"
 NEEDED = ("click", "deflate", "filelock", "isal", "jinja2", "jsonschema", "packaging")
-ALSO_NEEDED = ("platformdirs", "pypi_simple", "requests", "rich", "uv", "yaml")
+ALSO_NEEDED = (
+    *(() if sys.version_info >= (3, 14) else ("backports.zstd",)),
+    "platformdirs",
+    "pypi_simple",
+    "requests",
+    "rich",
+    "uv",
+    "yaml",
+)
+
+
+def is_there(name: str) -> bool:
+    """Whether the module *name* can be imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # not even its package
+        return False
 
 
 def main() -> None:
@@ -22,7 +38,7 @@ def main() -> None:
     # os.access: it is False where .venv is another user's, for whom this Python may do.
     if Path(sys.prefix).resolve() != VENV.resolve() and os.access(python, os.X_OK):
         os.execv(python, [str(python), *sys.argv])
-    if missing := [name for name in (*NEEDED, *ALSO_NEEDED) if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in (*NEEDED, *ALSO_NEEDED) if not is_there(name)]:
         print(
             f"error: not installed: {', '.join(missing)}", "hint: run: make setup", sep="\n", file=sys.stderr
         )

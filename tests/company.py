@@ -21,6 +21,7 @@ from tests.unpublished import FakeIndex
 from torchkiln import facts, kiln, matrix
 from torchkiln.engines.embedded import Build
 from torchkiln.engines.observer import Fetcher, Silent
+from torchkiln.nouns import LayerFormat
 from torchkiln.places import ROOT
 from torchkiln.store import Store
 from torchkiln.survey import build_needs
@@ -47,6 +48,7 @@ def build(
     *,
     ref: str = "",
     store: Store | None = None,
+    layer_format: LayerFormat = "gzip",
 ) -> Build:
     """Build a cell of *wheels* in *cache* into *layout*, as `torchkiln build` does."""
     store = store or Store(cache)
@@ -62,7 +64,7 @@ def build(
             layout=layout,
             fetcher=fetcher,
             observer=Silent(),
-            options=kiln.Options(refs=(ref,) if ref else ()),
+            options=kiln.Options(refs=(ref,) if ref else (), layer_format=layer_format),
         )
 
 

@@ -184,6 +184,9 @@ class FaultProxy:
 def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        default_request_version = (
+            "HTTP/1.0"  # who tries TLS first is answered as by any server: with a status line
+        )
         disable_nagle_algorithm = True
         got = 0
 

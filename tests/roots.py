@@ -64,7 +64,12 @@ def tiny_root(into: Path) -> Path:
 
 
 def tiny_layout(folder: Path, config: dict[str, object], ref: str) -> Path:
-    """An OCI layout in *folder*/dist: `tiny_root` and a layer over it with /etc/upper."""
+    """An OCI layout in *folder*/dist: the layers of `tiny_layers`."""
+    return minimal_layout(folder / "dist", tiny_layers(folder), config, ref)
+
+
+def tiny_layers(folder: Path) -> list[LayerBlob]:
+    """In *folder*: `tiny_root` and a layer over it with /etc/upper."""
     root = tiny_root(folder / "root")
     entries = []
     for path in sorted(root.rglob("*")):
@@ -76,7 +81,7 @@ def tiny_layout(folder: Path, config: dict[str, object], ref: str) -> Path:
         else:
             entries.append(entry(name, path.read_bytes()))
     upper = layer(folder, entry("etc/upper", b"from the upper layer\n"))
-    return minimal_layout(folder / "dist", [layer(folder, *entries), upper], config, ref)
+    return [layer(folder, *entries), upper]
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -85,8 +90,10 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy(source, target)
 
 
-def minimal_layout(folder: Path, layers: list[LayerBlob], config: dict[str, object], ref: str) -> Path:
-    """An OCI layout of one image, written by hand."""
+def minimal_layout(
+    folder: Path, layers: list[LayerBlob], config: dict[str, object], ref: str, kind: str = "gzip"
+) -> Path:
+    """An OCI layout of one image, written by hand; its layers are of that *kind*."""
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 
@@ -103,7 +110,7 @@ def minimal_layout(folder: Path, layers: list[LayerBlob], config: dict[str, obje
         "schemaVersion": 2,
         "mediaType": f"{prefix}manifest.v1+json",
         "config": put(json.dumps(document).encode(), f"{prefix}config.v1+json"),
-        "layers": [put(blob.path.read_bytes(), f"{prefix}layer.v1.tar+gzip") for blob in layers],
+        "layers": [put(blob.path.read_bytes(), f"{prefix}layer.v1.tar+{kind}") for blob in layers],
     }
     named = put(json.dumps(manifest).encode(), f"{prefix}manifest.v1+json")
     named["annotations"] = {"org.opencontainers.image.ref.name": ref}

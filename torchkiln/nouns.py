@@ -13,7 +13,7 @@ from typing import Literal, NewType
 
 Digest = NewType("Digest", str)
 Flavor = Literal["runtime", "devel"]
-LayerFormat = Literal["gzip", "gzip-joined"]  # many gzip members a layer, or one
+LayerFormat = Literal["gzip", "gzip-joined", "zstd"]  # many gzip members a layer, one, or a zstd frame
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 

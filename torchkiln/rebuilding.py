@@ -12,7 +12,10 @@ from torchkiln.errors import KilnError
 from torchkiln.facts import Facts
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import LockedCell
+from torchkiln.oci.encode import encode
+from torchkiln.oci.image import LAYER_TYPES
 from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.oci.opening import open_layer
 from torchkiln.registry.reading import Reading
 from torchkiln.store import Store
 from torchkiln.verification import Point
@@ -32,20 +35,33 @@ def rebuilt(
 ) -> Point:
     """Build *locked* on the base that is the image's own lowest layer, and compare the digests.
 
+    Where that layer is in another form than the lock has it, it is compressed anew by the lock's encoder.
+
     :raises RegistryError: the registry refuses, or cannot be reached.
     """
     base = image.layers[0]
-    if base.digest != locked.base.digest:
-        text = f"its lowest layer is {base.digest[:19]}, and the lock's base {locked.base.digest[:19]}"
+    if base.diff_id != locked.base.diff_id:
+        text = f"its lowest layer is {base.diff_id[:19]}, and the lock's base {locked.base.diff_id[:19]}"
         return Point(what="rebuild", good=False, text=text)
     store.root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rebuild-", dir=store.root) as folder:
         blob = Path(folder, "base.tar.gz")
-        if not store.has_blob(base.digest, base.size):
+        if not store.has_blob(locked.base.digest, locked.base.size):
+            fetched = blob if base.digest == locked.base.digest else Path(folder, "base")
             observer.begin("download", "base", base.size)
-            reading.fetch(base.digest, base.size, blob, lambda n: observer.advance("download", "base", n))
+            reading.fetch(base.digest, base.size, fetched, lambda n: observer.advance("download", "base", n))
             observer.end("download", "base")
-        options = kiln.Options(base_file=blob if blob.exists() else None, locked_only=True)
+            if fetched != blob:
+                try:
+                    with open_layer(fetched) as stream:
+                        encode(stream, blob)
+                except (OSError, EOFError, ValueError) as error:
+                    return Point(what="rebuild", good=False, text=f"its lowest layer cannot be read: {error}")
+        options = kiln.Options(
+            base_file=blob if blob.exists() else None,
+            locked_only=True,
+            layer_format="zstd" if base.media_type == LAYER_TYPES["zstd"] else "gzip",
+        )
         try:
             built = kiln.build(
                 locked,

@@ -11,11 +11,13 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from torchkiln.base import artefact
 from torchkiln.cache import Item, Kind, Needer
-from torchkiln.engines.keys import layer_key
+from torchkiln.engines.keys import FORM_RECORDS, layer_key, source_of
 from torchkiln.errors import KilnError
 from torchkiln.files import tree_size
 from torchkiln.layering import wheel_layers
@@ -112,7 +114,7 @@ def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[
     try:
         refs = open_layout(layout.path).refs()
         images = [layout.image(ref) for ref in refs]
-        joined = {_blob_path(str(told.get("digest"))): key for key, told in store.records("joined")}
+        other = {_blob_path(str(told.get("digest"))): key for key, told in _other_forms(store)}
     except (KilnError, OSError) as error:
         unread.append(f"{layout.path}: {error}")
         here = (layout.path / "blobs" / "sha256").glob("*")
@@ -125,13 +127,17 @@ def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[
         made = store.record("images", key) or {}
         wheels = dict(made.get("wheels", {}))
         needed = {_blob_path(layer.digest) for layer in image.layers}
-        plain = {_blob_path(joined[path]) for path in needed if path in joined}
+        plain = {_blob_path(source_of(other[path])) for path in needed if path in other}
         yield Needer(
             sort="tag",
             name=f"{image.ref} in {layout.path}",
             needs=frozenset(needed | {_record_path("images", key)}),
             sources=frozenset({*plain, *wheels, *wheels.values(), f"interpreters/{made.get('base')}"}),
         )
+
+
+def _other_forms(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
+    return chain.from_iterable(store.records(kind) for kind in FORM_RECORDS)
 
 
 def _locks(images: Path, unread: list[str]) -> tuple[list[Needer], set[str], dict[str, LockedWheel]]:
@@ -186,7 +192,7 @@ class _Scan:
             self._titles |= {pack: Path(wheel).name for wheel, pack in dict(image.get("wheels", {})).items()}
             for name in (*image.get("layers", {}), image.get("base")):
                 self._used[name] = max(self._used.get(name, 0.0), used)
-        for kind in ("layers", "bases", "joined"):
+        for kind in ("layers", "bases", *FORM_RECORDS):
             for key, record in store.records(kind):
                 name = str(record.get("digest")).removeprefix("sha256:")
                 self._records.setdefault(name, []).append(_record_path(kind, key))

@@ -19,9 +19,9 @@ import pytest
 from tests.engine.registry import RunningRegistry, free_port, had, serving
 from tests.engine.root import home, made, runnable
 
-_SUITE = "forky"
+SUITE = "forky"
 # A mirror may be a week behind: what is asked here is whether Debian signed it.
-_OLD_TOO = 'Acquire::Check-Valid-Until "false"'
+OLD_TOO = '--aptopt=Acquire::Check-Valid-Until "false"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def crane_registry(folder: Path) -> Iterator[RunningCrane]:
     :raises NoEngine: it cannot be had on this machine.
     """
     # A program of its own for each process: a file that runs cannot be written.
-    root = made(home() / "crane", _SUITE, ["crane"], "--variant=extract", f"--aptopt={_OLD_TOO}")
+    root = made(home() / "crane", SUITE, ["crane"], "--variant=extract", OLD_TOO)
     program, host = runnable(root, "usr/bin/crane", folder / "crane"), f"127.0.0.1:{free_port()}"
     (folder / "blobs").mkdir()
     argv = ["setpriv", "--pdeathsig", "KILL", str(program), "registry", "serve", "--address", host]

@@ -1,6 +1,6 @@
-"""First process of the engine's own mount, pid and cgroup namespaces: arranges the root, becomes dockerd.
+"""First process of the engine's own mount, pid and cgroup namespaces: arranges the root, becomes the daemon.
 
-`python inside.py ROOT PLACE`; PLACE holds data/, sock/, daemon.json, and files for the root's etc/.
+`python inside.py ROOT PLACE DAEMON ...`; the daemon finds PLACE as /srv, and PLACE/etc over the root's own.
 Nothing of these mounts is seen outside; all of it ends with this process.
 """
 
@@ -16,7 +16,7 @@ def mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], check=True)
 
 
-def main(root: str, place: str) -> None:
+def main(root: str, place: str, *daemon: str) -> None:
     mount("--bind", root, root)
     os.chdir(root)
     for kernel in ("dev", "sys"):
@@ -36,10 +36,7 @@ def main(root: str, place: str) -> None:
     subprocess.run(["umount", "-l", "/run/old"], check=True)
     environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
     environ |= {name: os.environ[name] for name in _KEPT if name in os.environ}
-    argv = ["tini-static", "--", "dockerd", "--config-file", "/srv/daemon.json"]
-    os.execvpe(
-        "tini-static", [*argv, "-H", "unix:///srv/sock/docker.sock", "--pidfile", "/run/docker.pid"], environ
-    )
+    os.execvpe("tini-static", ["tini-static", "--", *daemon], environ)
 
 
 def own_cgroups() -> None:

@@ -16,12 +16,17 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.engine.namespaces import start, stop
 from tests.engine.network import Network, network, sweep
 from tests.engine.root import NoEngine, client, ensure, home
 
+DOCKERD = (
+    *("dockerd", "--config-file", "/srv/daemon.json"),
+    *("-H", "unix:///srv/sock/docker.sock", "--pidfile", "/run/docker.pid"),
+)
 _PATIENCE = 60.0  # seconds until dockerd must answer
 _LOOK = 0.2
 _CGROUP = f"torchkiln-engine-{os.getpid()}"
@@ -59,15 +64,7 @@ def engine(place: Path) -> Iterator[dict[str, str]]:
     sweep(root)
     with network(root) as net:
         _arrange(place, net)
-        flags = ["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
-        if not Path("/sys/fs/cgroup/cgroup.controllers").exists():
-            flags.append("--cgroup")
-        inside = Path(__file__).with_name("inside.py")
-        argv = ["setpriv", "--pdeathsig", "KILL", "unshare", *flags, sys.executable, "-I", str(inside)]
-        with (place / "log").open("wb") as log:
-            daemon = subprocess.Popen(
-                [*argv, str(root), str(place)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        daemon = start(root, place, DOCKERD)
         environ = {
             "DOCKER_HOST": f"unix://{place}/sock/docker.sock",
             "DOCKER_CONFIG": str(place / "config"),
@@ -77,7 +74,7 @@ def engine(place: Path) -> Iterator[dict[str, str]]:
             _await(daemon, environ, place)
             yield environ
         finally:
-            _stop(daemon)
+            stop(daemon, _CGROUP)
 
 
 def _arrange(place: Path, net: Network) -> None:
@@ -115,26 +112,6 @@ def _await(daemon: subprocess.Popen[bytes], environ: dict[str, str], place: Path
         time.sleep(_LOOK)
     last = (place / "log").read_text(errors="replace")[-1200:]
     raise NoEngine(f"dockerd did not come up: {last}")
-
-
-def _stop(daemon: subprocess.Popen[bytes]) -> None:
-    """Kill the namespaces' first process, and with it all containers; nobody wants their data."""
-    daemon.kill()  # unshare --kill-child
-    daemon.wait()
-    end = time.monotonic() + _PATIENCE
-    while time.monotonic() < end and not _cgroups_gone():
-        time.sleep(_LOOK)  # the kernel is still ending processes
-
-
-def _cgroups_gone() -> bool:
-    """Whether the folders that containers leave could be removed."""
-    left = [found for found in Path("/sys/fs/cgroup").glob(f"**/{_CGROUP}") if found.is_dir()]
-    for cgroups in left:
-        folders = [folder for folder in cgroups.rglob("*") if folder.is_dir()]
-        for folder in (*sorted(folders, key=lambda found: -len(found.parts)), cgroups):
-            with suppress(OSError):
-                folder.rmdir()
-    return not any(found.exists() for found in left)
 
 
 def _docker(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

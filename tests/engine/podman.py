@@ -18,7 +18,7 @@ from tests.engine.root import NoEngine
 _PATIENCE = 60  # seconds; the first start lays the storage out
 # No more than root of this host has, whom a sandbox may give little. And by runc, which takes
 # the hybrid cgroups of older hosts; crun does not.
-_SETTINGS = """
+SETTINGS = """
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 [engine]
@@ -41,7 +41,7 @@ def podman_service() -> Iterator[Mapping[str, str]]:
         )
     with tempfile.TemporaryDirectory(prefix="pod") as short:  # podman takes at most 50 characters here
         folder = Path(short)
-        (folder / "conf").write_text(_SETTINGS)
+        (folder / "conf").write_text(SETTINGS)
         environ = {**os.environ, "CONTAINERS_CONF": str(folder / "conf"), "TMPDIR": short}
         place = ["podman", "--root", f"{short}/root", "--runroot", f"{short}/run"]
         with (folder / "log").open("wb") as log:

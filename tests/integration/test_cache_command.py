@@ -16,6 +16,7 @@ from tests.unpublished import FakeIndex
 from torchkiln.cache import Policy
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.housekeeping import prune
+from torchkiln.nouns import LayerFormat
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, unpacked_root
 from torchkiln.oci.validate import validate
@@ -76,6 +77,23 @@ def test_prune_leaves_what_a_tag_or_a_lock_has_use_for(scene: Scene) -> None:
     index = FakeIndex([])
     company.build(scene.wheels, scene.cache, scene.layout, index)
     assert index.fetched == []
+
+
+@pytest.mark.parametrize("form", ["gzip-joined", "zstd"])
+def test_prune_and_another_form_of_layers(scene: Scene, form: LayerFormat) -> None:
+    """The tag needs its own blobs; the plain ones only make them again, and go with --all."""
+    index = FakeIndex(scene.wheels)
+    built = company.build(scene.wheels, scene.cache, scene.layout, index, ref="t", layer_format=form).image
+    for path in scene.cache.rglob("*"):
+        os.utime(path, (0, 0))
+    plain = len(scene.files("blobs")) - len(built.layers)
+
+    assert plain == len(built.layers)
+    assert not {"layers", "other blobs", "bases"} & {one["kind"] for one in scene.told("prune")["gone"]}
+    scene.told("prune", "--all")
+    assert {path.name for path in scene.files("blobs")} == {layer.digest[7:] for layer in built.layers}
+    assert len(scene.files(f"records/{'joined' if form == 'gzip-joined' else 'zstd'}")) == len(built.layers)
+    assert validate(scene.layout) == ()
 
 
 def test_prune_when_the_layout_is_gone(scene: Scene) -> None:

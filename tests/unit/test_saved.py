@@ -6,10 +6,12 @@ import gzip
 import io
 import json
 import tarfile
+from collections.abc import Callable
 
 import pytest
 
 from tests.roots import entry, tar_of
+from tests.zstd_frames import program, raw_frame
 from torchkiln.engines.saved import read_saved, stream_of
 from torchkiln.oci.read_tar import DAMAGED
 
@@ -45,11 +47,13 @@ ORDER = ("one/layer.tar", "two/layer.tar", "three/layer.tar")
 
 
 @pytest.mark.parametrize("documents_last", [False, True])
-@pytest.mark.parametrize("zipped", [False, True], ids=["tar", "gzip"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, program], ids=["tar", "gzip", "zstd"])
 @pytest.mark.parametrize("piece", [1, 700, 1 << 20])
-def test_layers_in_the_manifests_order(documents_last: bool, zipped: bool, piece: int) -> None:
+def test_layers_in_the_manifests_order(
+    documents_last: bool, pack: Callable[[bytes], bytes], piece: int
+) -> None:
     """Whatever their order in the archive, and however its bytes arrive."""
-    blobs = [gzip.compress(layer) if zipped else layer for layer in (LOWER, UPPER)]
+    blobs = [pack(layer) for layer in (LOWER, UPPER)]
     data = saved(*blobs, documents_last=documents_last, layers=ORDER)
 
     pieces = (part for at in range(0, len(data), piece) for part in (b"", data[at : at + piece]))
@@ -61,7 +65,9 @@ def test_layers_in_the_manifests_order(documents_last: bool, zipped: bool, piece
     assert [(layer.contents.files, layer.contents.bytes) for layer in layers] == [(2, 3), (1, 3), (2, 3)]
     assert layers[1].contents.deleted == ("a",)
     assert layers[1].contents.texts == {"c": "333"}
-    assert [layer.size for layer in layers[:2]] == ([len(blob) for blob in blobs] if zipped else [None, None])
+    assert [layer.size for layer in layers[:2]] == (
+        [None, None] if pack is bytes else [len(blob) for blob in blobs]
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +77,7 @@ def test_layers_in_the_manifests_order(documents_last: bool, zipped: bool, piece
         (tar_of([entry("a", b"{}")]), "lacks 'manifest.json'"),
         (saved(LOWER, UPPER, documents_last=True, layers=("one/layer.tar",)), "longer"),
         (saved(LOWER, UPPER, documents_last=True, layers=("x", "y", "z")), "lacks 'x'"),
-        (saved(b"\x28\xb5\x2f\xfd" + bytes(600), UPPER, documents_last=True, layers=ORDER), "zstd"),
+        (saved(raw_frame(LOWER)[:-9], UPPER, documents_last=True, layers=ORDER), "before the end"),
         (saved(gzip.compress(LOWER)[:-9], UPPER, documents_last=True, layers=ORDER), None),
         (b"", None),
     ],

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.roots import entry, layer, tar_of
+from tests.zstd_frames import program
 from torchkiln.errors import KilnError, VerificationFailed
 from torchkiln.nouns import Digest
 from torchkiln.oci.unpack import LayerBlob, unpack, unpacked_root
@@ -109,6 +111,28 @@ def test_many_members_and_foreign_compressors_are_read(tmp_path: Path) -> None:
     unpack([good], tmp_path / "root")
 
     assert (tmp_path / "root/x").read_bytes() == b"y" * 3000
+
+
+@pytest.mark.parametrize("pack", [bytes, program, lambda tar: program(tar[:700]) + program(tar[700:])])
+def test_a_layer_is_read_whichever_way_it_is_compressed(
+    pack: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    good = layer(tmp_path, entry("x", b"y" * 3000))
+    good.path.write_bytes(pack(tar_of([entry("x", b"y" * 3000)])))
+
+    unpack([good], tmp_path / "root")
+
+    assert (tmp_path / "root/x").read_bytes() == b"y" * 3000
+
+
+def test_a_zstd_layer_that_is_cut_is_refused(tmp_path: Path) -> None:
+    good = layer(tmp_path, entry("x", b"1"))
+    good.path.write_bytes(program(tar_of([entry("x", b"1")]))[:-5])
+
+    with pytest.raises(VerificationFailed, match="is damaged"):
+        unpack([good], tmp_path / "roots" / "r")
+
+    assert list((tmp_path / "roots").iterdir()) == []
 
 
 def test_an_image_is_unpacked_once(tmp_path: Path) -> None:

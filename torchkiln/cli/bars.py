@@ -22,6 +22,7 @@ _LABELS: dict[Work, str] = {
     "download": "download",
     "convert": "convert",
     "join": "join",
+    "compress": "compress",
     "load": "load",
     "push": "push",
 }

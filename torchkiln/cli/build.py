@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torchkiln.nouns import Cell, SmokeReport
 
 _FORMATS = ("oci", "oci-archive", "docker-archive")
-_LAYER_FORMATS: tuple[LayerFormat, ...] = ("gzip", "gzip-joined")
+_LAYER_FORMATS: tuple[LayerFormat, ...] = ("gzip", "gzip-joined", "zstd")
+_THEN = {"gzip-joined": "joined into one gzip member", "zstd": "compressed by zstd"}
 _ONLY = {
     "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
     "docker": ("builder", "cache_from", "cache_to"),
@@ -68,7 +69,8 @@ _ONLY = {
     type=click.Choice(_LAYER_FORMATS),
     default="gzip",
     show_default=True,
-    help="gzip-joined: for readers that take only a layer's first gzip member; other digests, same content",
+    help="zstd: smaller, pulled faster; gzip-joined: for readers that take only a layer's first gzip member; "
+    "both: other digests, same content",
 )
 @click.option(
     "--base",
@@ -239,5 +241,5 @@ def _tell(told: dict[str, Any], as_json: bool) -> None:
     for step in told["layers"]:
         click.echo(f"  {step['do']:<8} {console.size(step['bytes']):>9}  {step['what']}")
     click.echo(f"  to download: {console.size(told['download_bytes'])} in {told['downloads']} wheels")
-    if told["layer_format"] == "gzip-joined":
-        click.echo("  then each layer is joined into one gzip member, but for those the cache has joined")
+    if told["layer_format"] in _THEN:
+        click.echo(f"  then each layer is {_THEN[told['layer_format']]}, but for those that the cache has so")

@@ -63,6 +63,8 @@ class Plain:
             say(f"layer {name}: {size(total)} of wheels")
         elif work == "join":
             say(f"layer {name}: {size(total)} joined")
+        elif work == "compress":
+            say(f"layer {name}: {size(total)} compressed by zstd")
         elif work == "push":
             say(f"{name[:19]}: {size(total)} there")
         elif work == "step":

@@ -65,7 +65,8 @@ def build(
     """Build *plan* into *layout* under *refs* (the plan's tag when none).
 
     :param base_moved: what `base.artefact.ensure` told; the base's blob is in *store*.
-    :param layer_format: with "gzip-joined", layers are made as ever, compared with the lock, and then joined.
+    :param layer_format: other than "gzip": layers are made as ever, compared with the lock, then
+        brought into it.
     :param on_layer: hears of each layer of the image as soon as its blob is in *store*.
     :raises BuildFailed: a wheel is refused or cannot be had, a layer is not the recorded one, no space.
     """
@@ -77,8 +78,7 @@ def build(
         if known is not None:
             built[spec] = known
             reused.append(spec.title)
-    joins = layer_format == "gzip-joined"
-    tell: Callable[[BuiltLayer], None] = (lambda _: None) if joins else on_layer
+    tell: Callable[[BuiltLayer], None] = on_layer if layer_format == "gzip" else (lambda _: None)
     for layer in built.values():
         tell(layer)
     missing = [spec for spec in plan.layers if spec not in built]
@@ -90,18 +90,19 @@ def build(
     layers = tuple(built[spec] for spec in plan.layers)
     _compare_with_lock(layers, plan)
     with ExitStack() as claims:
-        if joins:
-            from torchkiln.engines.joining import join_layers, joined_records  # only here: slow to load
+        if layer_format != "gzip":
+            from torchkiln.engines.forms import FORMS, bring_into, records_of  # only here: slow to load
 
-            joining = time.monotonic()
-            claims.enter_context(store.claim(f"joins the layers of {plan.tag}", joined_records(layers)))
-            layers = join_layers(layers, store, observer)
+            began, form = time.monotonic(), FORMS[layer_format]
+            what = f"wants the layers of {plan.tag} {form.done}"
+            claims.enter_context(store.claim(what, records_of(layers, form)))
+            layers = bring_into(form, layers, store, observer)
             for layer in layers:
                 on_layer(layer)
-            seconds = {**seconds, "join": time.monotonic() - joining}
+            seconds = {**seconds, form.work: time.monotonic() - began}
         writing = time.monotonic()
         observer.begin("write", "layout", len(layers))
-        image = write_image(layout, plan, layers, store.blob, refs=refs)
+        image = write_image(layout, plan, layers, store.blob, refs=refs, layer_format=layer_format)
         observer.end("write", "layout")
     now = time.monotonic()
     return Build(

@@ -1,4 +1,8 @@
-"""Wheels, Python and recipe → the key of what they give: a statement of what decides its bytes, as a hash."""
+"""What decides a layer's bytes → its key in the cache.
+
+Of a wheel layer: wheels, Python and recipe, as a hash. Of another form of a layer: that one's digest and
+the encoder, to be read.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from torchkiln.nouns import LockedWheel
+from torchkiln.nouns import Digest, LockedWheel
 from torchkiln.oci.encode import ENCODER
 from torchkiln.recipe import PREFIX, RECIPE
 
@@ -21,3 +25,17 @@ def layer_key(wheels: Iterable[LockedWheel], python: str) -> str:
         "encoder": ENCODER,
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+FORM_RECORDS = ("joined", "zstd")
+"""The kinds of records that name another form of a layer."""
+
+
+def form_key(layer: Digest, encoder: str) -> str:
+    """Of *layer* as *encoder* writes it; one that only copies is "", and takes no part."""
+    return "-".join(filter(None, (layer.removeprefix("sha256:"), encoder)))
+
+
+def source_of(key: str) -> str:
+    """The hex of the layer that a `form_key` was made of."""
+    return key.partition("-")[0]

@@ -18,8 +18,8 @@ from torchkiln.engines.daemon import Engine, connected
 from torchkiln.engines.packages import names_packages, packages_of
 from torchkiln.engines.saved import read_saved, stream_of, titles_of
 from torchkiln.errors import ConfigError, ToolMissing, VerificationFailed
-from torchkiln.oci.gunzip import open_gzip
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
+from torchkiln.oci.opening import open_layer
 from torchkiln.oci.read_tar import DAMAGED, Wanted, grow, layer_contents
 
 #: What an engine puts into every container, over whatever the image has there.
@@ -200,8 +200,7 @@ def _platform(told: Mapping[str, Any], system: str, processor: str) -> str:
 def _opened(layer: LayerOnDisk) -> Iterator[BinaryIO]:
     """The tar in *layer*, whose digest must be right when it was read to its end."""
     try:
-        plain = layer.media_type.endswith("tar")
-        with layer.path.open("rb") if plain else open_gzip(layer.path) as stream:
+        with open_layer(layer.path) as stream:
             hashed = _Hashed(stream)
             yield cast(BinaryIO, hashed)
             found = hashed.digest()

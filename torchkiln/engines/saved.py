@@ -1,7 +1,7 @@
 """What a Docker engine sends (`docker save`, `docker export`) → streams, and the layers in a saved image.
 
-A saved image is a tar: layers, each a tar or a tar+gzip; then, or before, the documents that tell their
-order. It is read once, as it comes, and nothing of it goes to the disk.
+A saved image is a tar: layers, each a tar, a tar+gzip or a tar+zstd; then, or before, the documents that
+tell their order. It is read once, as it comes, and nothing of it goes to the disk.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from torchkiln.contents import Layer, LayerContents
-from torchkiln.oci.gunzip import open_gzip
+from torchkiln.oci.opening import GZIP_MAGIC, ZSTD_MAGIC, opened
 from torchkiln.oci.read_tar import Wanted, layer_contents, open_tar, path_of
 
 _DOCUMENT = 4 << 20  # bytes of a JSON document
-_GZIP, _ZSTD, _TAR = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"ustar"
+_TAR = b"ustar"
 _HEAD = 512
 
 
@@ -47,10 +47,8 @@ def read_saved(stream: BinaryIO, wanted: Wanted) -> list[Layer]:
                 continue
             blob = io.BufferedReader(cast(io.RawIOBase, content), 1 << 20)
             head = blob.peek(_HEAD)[:_HEAD]
-            if head.startswith(_ZSTD):
-                raise ValueError("its layers are zstd, which cannot be read here")
-            if head.startswith(_GZIP):
-                with open_gzip(cast(BinaryIO, blob)) as inflated:
+            if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
+                with opened(cast(BinaryIO, blob), head) as inflated:
                     layers[path] = (member.size, layer_contents(inflated, wanted))
             elif head[257:262] == _TAR:
                 layers[path] = (None, layer_contents(cast(BinaryIO, blob), wanted))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from torchkiln.nouns import BuiltLayer, Digest, Healthcheck, ImageConfig, ImagePlan
+from torchkiln.nouns import BuiltLayer, Digest, Healthcheck, ImageConfig, ImagePlan, LayerFormat
 
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
-LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
+_GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
+LAYER_TYPES: Mapping[LayerFormat, str] = {
+    "gzip": _GZIP,
+    "gzip-joined": _GZIP,
+    "zstd": "application/vnd.oci.image.layer.v1.tar+zstd",
+}
 PLATFORM = {"architecture": "amd64", "os": "linux"}
 
 _ANNOTATED = "org.opencontainers.image."
@@ -38,8 +43,10 @@ class ImageDocuments:
         return digest_of(self.manifest)
 
 
-def describe(plan: ImagePlan, layers: Sequence[BuiltLayer]) -> ImageDocuments:
-    """Config and manifest of *plan* with its *layers*, lowest first.
+def describe(
+    plan: ImagePlan, layers: Sequence[BuiltLayer], layer_format: LayerFormat = "gzip"
+) -> ImageDocuments:
+    """Config and manifest of *plan* with its *layers*, lowest first, all of them in one format.
 
     Neither tag nor alias goes in: a re-tag moves no byte.
     """
@@ -48,7 +55,7 @@ def describe(plan: ImagePlan, layers: Sequence[BuiltLayer]) -> ImageDocuments:
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "config": descriptor(CONFIG_TYPE, digest_of(config), len(config)),
-        "layers": [descriptor(LAYER_TYPE, layer.digest, layer.size) for layer in layers],
+        "layers": [descriptor(LAYER_TYPES[layer_format], layer.digest, layer.size) for layer in layers],
         "annotations": _annotations(plan),
     }
     return ImageDocuments(config=config, manifest=canonical_json(manifest))

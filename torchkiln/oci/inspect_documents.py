@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from torchkiln.oci.inspect_layer import GZIP_TYPE, TAR_TYPE
+from torchkiln.oci.inspect_layer import LAYER_TYPES
 from torchkiln.strict import json_of, read_file
 
 _INDEX = "application/vnd.oci.image.index.v1+json"
@@ -186,7 +186,7 @@ class DocumentInspector:
             if layer is None:
                 continue
             layers.append(layer)
-            if is_image and layer.media_type not in (GZIP_TYPE, TAR_TYPE):
+            if is_image and layer.media_type not in LAYER_TYPES:
                 self._add(
                     name, f"wrong media type: {_short(layer.media_type)} is no layer that can be checked"
                 )

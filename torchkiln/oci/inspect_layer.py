@@ -7,6 +7,7 @@ the blob, the names of the layer, a score of faults.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,21 @@ from isal import isal_zlib
 
 from torchkiln.oci.inspect_tar import TarInspector
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 GZIP_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
 TAR_TYPE = "application/vnd.oci.image.layer.v1.tar"
+ZSTD_TYPE = "application/vnd.oci.image.layer.v1.tar+zstd"
+LAYER_TYPES = (GZIP_TYPE, TAR_TYPE, ZSTD_TYPE)
 
 _ISAL_ERROR = cast(type[Exception], isal_zlib.error)  # its stub calls the class an instance
 _MAGIC = b"\x1f\x8b"
+_FRAME = b"\x28\xb5\x2f\xfd"
+_SKIPPED = b"\x2a\x4d\x18"  # behind a byte from 0x50 to 0x5f: a frame of zstd's that holds nothing
+_WINDOW_LOG = 27  # 128 MiB: the most that zstd's own program takes unasked
 _READ = 1 << 20  # bytes asked of the file at once
 _FIRST = 1 << 14  # fed to a new member: most are small, and what is behind one is copied back
 _NEXT = 1 << 18
@@ -51,12 +62,15 @@ def inspect_layer(path: Path, media_type: str) -> LayerFacts:
     tar = TarInspector()
     with path.open("rb") as file:
         source = _Source(file)
-        if media_type in (GZIP_TYPE, TAR_TYPE):
-            zipped = bytes(source.peek(2)) == _MAGIC
-            if zipped and media_type == TAR_TYPE:
-                faults.append(f"wrong media type: {media_type!r}, but the blob is gzip")
+        if media_type in LAYER_TYPES:
+            found = _type_of(bytes(source.peek(4)))
+            if found not in (TAR_TYPE, media_type):
+                name = found.rpartition("+")[2]
+                faults.append(f"wrong media type: {media_type!r}, but the blob is {name}")
+            # What has no magic number is read as what it is called, which says what is there instead.
+            read = _READERS[media_type if found == TAR_TYPE else found]
             try:
-                for piece in _inflated(source) if zipped or media_type == GZIP_TYPE else _plain(source):
+                for piece in read(source):
                     unpacked.update(piece)
                     size += len(piece)
                     tar.feed(piece)
@@ -66,7 +80,7 @@ def inspect_layer(path: Path, media_type: str) -> LayerFacts:
         source.drain()
     return LayerFacts(
         digest=f"sha256:{source.hash.hexdigest()}",
-        diff_id=f"sha256:{unpacked.hexdigest()}" if media_type in (GZIP_TYPE, TAR_TYPE) else None,
+        diff_id=f"sha256:{unpacked.hexdigest()}" if media_type in LAYER_TYPES else None,
         size=source.size,
         unpacked=size,
         faults=(*faults, *tar.faults()),
@@ -95,9 +109,8 @@ class _Source:
         return self.size - len(self._held)
 
     def peek(self, most: int) -> memoryview:
-        """The next bytes, at least the two of a magic number; fewer only at the end."""
-        if len(self._held) < 2:
-            more = self._file.read(_READ)
+        """The next bytes, at least the four of a magic number; fewer only at the end."""
+        while len(self._held) < 4 and (more := self._file.read(_READ)):
             self.hash.update(more)
             self.size += len(more)
             self._held = memoryview(bytes(self._held) + more)
@@ -111,6 +124,17 @@ class _Source:
         """Hash what nobody took."""
         while self._held or self.peek(1):
             self._held = memoryview(b"")
+
+
+def _type_of(head: bytes) -> str:
+    """The media type that a blob with this *head* should have."""
+    if head[:2] == _MAGIC:
+        return GZIP_TYPE
+    return ZSTD_TYPE if _is_frame(head) else TAR_TYPE
+
+
+def _is_frame(head: bytes) -> bool:
+    return head == _FRAME or (head[1:] == _SKIPPED and head[0] >> 4 == 5)
 
 
 def _plain(source: _Source) -> Iterator[bytes]:
@@ -149,3 +173,32 @@ def _member(source: _Source, piece: memoryview) -> Iterator[bytes]:
         piece = source.peek(_NEXT)
         if not piece:
             raise _Broken(f"the gzip member at byte {start} is cut off")
+
+
+def _decompressed(source: _Source) -> Iterator[bytes]:
+    """The content of all zstd frames, one behind the other."""
+    while head := source.peek(4):
+        start = source.position
+        if not _is_frame(bytes(head)):
+            where = "behind the last zstd frame" if start else "at the start"
+            raise _Broken(f"trailing bytes: what is {where} (byte {start}) is no zstd frame")
+        try:
+            yield from _frame(source)
+        except zstd.ZstdError as error:
+            raise _Broken(f"the zstd frame at byte {start} is damaged: {error}") from error
+
+
+def _frame(source: _Source) -> Iterator[bytes]:
+    start = source.position
+    decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
+    while piece := source.peek(_NEXT):
+        yield decompressor.decompress(piece, _OUT)
+        while not decompressor.eof and not decompressor.needs_input:
+            yield decompressor.decompress(b"", _OUT)
+        source.take(len(piece) - len(decompressor.unused_data))
+        if decompressor.eof:
+            return
+    raise _Broken(f"the zstd frame at byte {start} is cut off")
+
+
+_READERS = {GZIP_TYPE: _inflated, TAR_TYPE: _plain, ZSTD_TYPE: _decompressed}

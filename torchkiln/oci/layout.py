@@ -20,9 +20,16 @@ from typing import Any
 from filelock import FileLock
 
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
-from torchkiln.nouns import BuiltImage, BuiltLayer, Digest, ImagePlan, parse_digest
+from torchkiln.nouns import BuiltImage, BuiltLayer, Digest, ImagePlan, LayerFormat, parse_digest
 from torchkiln.oci.documents import descriptors, diff_ids, plain_file, read_document
-from torchkiln.oci.image import MANIFEST_TYPE, PLATFORM, canonical_json, describe, descriptor, digest_of
+from torchkiln.oci.image import (
+    MANIFEST_TYPE,
+    PLATFORM,
+    canonical_json,
+    describe,
+    descriptor,
+    digest_of,
+)
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
@@ -60,6 +67,7 @@ def write_image(
     blob_path: Callable[[Digest], Path],
     *,
     refs: Sequence[str] = (),
+    layer_format: LayerFormat = "gzip",
 ) -> BuiltImage:
     """Put the image into *layout* (made when missing) under each of *refs*; none: under the plan's tag.
 
@@ -70,7 +78,7 @@ def write_image(
     :raises VerificationFailed: the folder is there, but no layout that can be read.
     """
     names = tuple(refs) or (plan.tag,)
-    documents = describe(plan, layers)
+    documents = describe(plan, layers, layer_format)
     try:
         with _locked(layout):
             target = _create(layout)

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from torchkiln.errors import BuildFailed, ToolMissing, VerificationFailed
 from torchkiln.files import remove_tree, tree_size
 from torchkiln.nouns import Digest
-from torchkiln.oci.gunzip import open_gzip_ahead
+from torchkiln.oci.opening import open_layer
 from torchkiln.oci.tarscan import Entry, TarScan
 from torchkiln.store import Store
 
@@ -25,7 +25,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerBlob:
-    """A tar+gzip blob on disk and the digest of the tar in it."""
+    """A blob on disk and the digest of the tar in it."""
 
     path: Path
     diff_id: Digest
@@ -108,7 +108,7 @@ def _unpack_layer(layer: LayerBlob, root: Path, links: set[str]) -> None:
     with contextlib.suppress(OSError):  # a user may own only so many pages of pipes
         fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIECE)
     try:
-        with open_gzip_ahead(layer.path) as stream:
+        with open_layer(layer.path, ahead=True) as stream:
             while piece := stream.read(_PIECE):
                 for entry in scan.feed(piece):
                     _check(entry, links)

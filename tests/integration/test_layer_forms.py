@@ -1,4 +1,4 @@
-"""`--layer-format gzip-joined` through the engine: compared with the lock first, made once, kept, refused."""
+"""`--layer-format` through the engine: compared with the lock first, made once, kept, refused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 from unittest.mock import patch
 
 import pytest
@@ -13,31 +14,45 @@ from isal import igzip
 
 from tests.cells import as_locked, build, planned_cell, small_wheels
 from tests.unpublished import FakeIndex
-from torchkiln.engines.joining import join_layers
+from torchkiln.engines.forms import FORMS, Form, bring_into
+from torchkiln.engines.keys import form_key
 from torchkiln.engines.observer import Silent, Work
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import BuiltLayer
+from torchkiln.nouns import BuiltLayer, LayerFormat
 from torchkiln.oci.join import join
 from torchkiln.oci.validate import validate
 from torchkiln.store import Store
 
 
 class Heard(Silent):
-    """Remembers which layers were joined, and how many bytes of them."""
+    """Remembers which layers were worked on, and how many bytes of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: Form) -> None:
+        self.form = form
         self.begun: list[str] = []
-        self.bytes = 0
+        self.bytes = self.total = 0
         self._guard = threading.Lock()
 
     def begin(self, work: Work, name: str, total: int) -> None:
-        assert work == "join"
+        assert work == self.form.work
+        self.total += total
         with self._guard:
             self.begun.append(name)
 
     def advance(self, work: Work, name: str, count: int) -> None:
         with self._guard:
             self.bytes += count
+
+
+@pytest.fixture(params=["gzip-joined", "zstd"])
+def named(request: pytest.FixtureRequest) -> LayerFormat:
+    found: LayerFormat = request.param
+    return found
+
+
+@pytest.fixture
+def form(named: Literal["gzip-joined", "zstd"]) -> Form:
+    return FORMS[named]
 
 
 @pytest.fixture
@@ -55,74 +70,79 @@ def leftovers(cache: Path) -> list[str]:
     return [str(path) for path in (cache / "tmp").rglob("*") if path.is_file()]
 
 
-def test_each_layer_is_joined_once(layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
+def test_each_layer_is_made_once(form: Form, layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
     """All of them, with progress of every byte; the second time the cache has them; a lost blob is remade."""
-    store, first, second, third = Store(tmp_path / "cache"), Heard(), Heard(), Heard()
-    joined = join_layers(layers, store, first)
-    assert join_layers(layers, store, second) == joined
-    store.blob(joined[1].digest).unlink()
-    assert join_layers(layers, store, third) == joined
+    store, first, second, third = Store(tmp_path / "cache"), Heard(form), Heard(form), Heard(form)
+    made = bring_into(form, layers, store, first)
+    assert bring_into(form, layers, store, second) == made
+    store.blob(made[1].digest).unlink()
+    assert bring_into(form, layers, store, third) == made
 
     assert sorted(first.begun) == sorted(layer.title for layer in layers)
-    assert first.bytes == sum(layer.size for layer in layers)
+    assert first.bytes == first.total == sum(form.length(layer) for layer in layers)
     assert second.begun == []
     assert third.begun == [layers[1].title]
-    assert [layer.diff_id for layer in joined] == [layer.diff_id for layer in layers]
-    assert not {layer.digest for layer in joined} & {layer.digest for layer in layers}
-    assert all(store.has_blob(layer.digest, layer.size) for layer in joined)
+    assert [layer.diff_id for layer in made] == [layer.diff_id for layer in layers]
+    assert not {layer.digest for layer in made} & {layer.digest for layer in layers}
+    assert all(store.has_blob(layer.digest, layer.size) for layer in made)
     assert leftovers(tmp_path / "cache") == []
 
 
-def test_prune_leaves_what_is_being_joined(wheels: list[Path], tmp_path: Path) -> None:
-    """From the first join until the layout has its links, a claim names the records of all joined layers."""
+def test_prune_leaves_what_is_being_made(
+    named: LayerFormat, form: Form, wheels: list[Path], tmp_path: Path
+) -> None:
+    """From the first layer until the layout has its links, a claim names the records of all of them."""
     cache = tmp_path / "cache"
     claimed: list[int] = []
 
     class Watching(Silent):
         def begin(self, work: Work, name: str, total: int) -> None:
-            if work in ("join", "write"):
+            if work in (form.work, "write"):
                 needs = {need for claim in Store(cache).claims() for need in claim.needs or ()}
-                claimed.append(sum(need.startswith("records/joined/") for need in needs))
+                claimed.append(sum(need.startswith(f"records/{form.records}/") for need in needs))
 
     with patch("tests.cells.Silent", Watching):
-        build(planned_cell(wheels), cache, tmp_path / "out", FakeIndex(wheels), layer_format="gzip-joined")
+        build(planned_cell(wheels), cache, tmp_path / "out", FakeIndex(wheels), layer_format=named)
 
     assert claimed == [5] * 6
     assert Store(cache).claims() == ()
 
 
-def test_joined_layers_are_the_same_everywhere(wheels: list[Path], tmp_path: Path) -> None:
+def test_they_are_the_same_everywhere(
+    named: LayerFormat, form: Form, wheels: list[Path], tmp_path: Path
+) -> None:
     """Two builds with nothing in common; the other format beside it, under its own name, stays as it was."""
     cell, index = planned_cell(wheels), FakeIndex(wheels)
     one, two = (
-        build(cell, tmp_path / way, tmp_path / f"{way} layout", index, layer_format="gzip-joined")
-        for way in "ab"
+        build(cell, tmp_path / way, tmp_path / f"{way} layout", index, layer_format=named) for way in "ab"
     )
     plain = build(cell, tmp_path / "a", tmp_path / "plain", index)
 
-    assert (one.layer_format, plain.layer_format) == ("gzip-joined", "gzip")
+    assert (one.layer_format, plain.layer_format) == (named, "gzip")
     assert one.image.manifest == two.image.manifest != plain.image.manifest
     assert one.image.config == plain.image.config
-    assert dict(one.seconds).keys() - dict(plain.seconds).keys() >= {"join"}
+    assert dict(one.seconds).keys() - dict(plain.seconds).keys() >= {form.work}
     assert validate(tmp_path / "a layout") == validate(tmp_path / "plain") == ()
 
 
 def test_the_lock_speaks_of_plain_layers(
-    wheels: list[Path], layers: tuple[BuiltLayer, ...], tmp_path: Path
+    named: LayerFormat, wheels: list[Path], layers: tuple[BuiltLayer, ...], tmp_path: Path
 ) -> None:
-    """Recorded digests are compared before joining: right ones pass, a wrong one stops the build."""
+    """Recorded digests are compared before: right ones pass, a wrong one stops the build."""
     recorded = as_locked(layers[1:4])
     index, cache = FakeIndex(wheels), tmp_path / "cache"
     good = planned_cell(wheels, recorded)
     bad = planned_cell(wheels, (replace(recorded[0], digest=recorded[1].digest), *recorded[1:]))
 
-    build(good, cache, tmp_path / "good", index, layer_format="gzip-joined")
+    build(good, cache, tmp_path / "good", index, layer_format=named)
     with pytest.raises(BuildFailed, match="the lock has"):
-        build(bad, cache, tmp_path / "bad", index, layer_format="gzip-joined")
+        build(bad, cache, tmp_path / "bad", index, layer_format=named)
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "swap"])
-def test_a_damaged_blob_is_refused(damage: str, layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["flip", "cut", "swap", "forge"])
+def test_a_damaged_blob_is_refused(
+    damage: str, form: Form, layers: tuple[BuiltLayer, ...], tmp_path: Path
+) -> None:
     """By layer, file and reason; nothing of it stays, and nothing of the others in tmp/."""
     store = Store(tmp_path / "cache")
     blob = store.blob(layers[2].digest)
@@ -132,21 +152,29 @@ def test_a_damaged_blob_is_refused(damage: str, layers: tuple[BuiltLayer, ...], 
         data[len(data) // 2] ^= 1
     elif damage == "cut":
         data = data[:-9]
+    elif damage == "forge":  # a whole member, of the right length
+        tar = bytearray(gzip.decompress(data))
+        tar[len(tar) // 2] ^= 1
+        data = bytearray(gzip.compress(tar, mtime=0))
     else:  # whole members, but of another layer
         data = bytearray(store.blob(layers[1].digest).read_bytes())
     blob.write_bytes(data)
 
     with pytest.raises(BuildFailed, match=f"{layers[2].title!r}: .*{blob.name}") as refused:
-        join_layers(layers, store, Silent())
+        bring_into(form, layers, store, Silent())
 
-    reason = "not hold what its digest promised" if damage == "swap" else "gzip member at byte"
-    assert reason in refused.value.message
+    joins, another = form.work == "join", "not hold what its digest promised"
+    reasons = {
+        "swap": another if joins else "it holds less than",
+        "forge": another,
+    }
+    assert reasons.get(damage, "gzip member at byte" if joins else "it is damaged") in refused.value.message
     assert "cache is damaged" in refused.value.hint
-    assert store.record("joined", blob.name) is None
+    assert store.record(form.records, form_key(layers[2].digest, form.encoder)) is None
     assert leftovers(tmp_path / "cache") == []
 
 
-def test_an_interrupt_ends_all_of_it(layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
+def test_an_interrupt_ends_all_of_it(form: Form, layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
     """What an observer raises, as Ctrl-C would, comes through, and the others stop."""
 
     class Impatient(Silent):
@@ -154,16 +182,18 @@ def test_an_interrupt_ends_all_of_it(layers: tuple[BuiltLayer, ...], tmp_path: P
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        join_layers(layers, Store(tmp_path / "cache"), Impatient())
+        bring_into(form, layers, Store(tmp_path / "cache"), Impatient())
 
     assert leftovers(tmp_path / "cache") == []
 
 
-def test_two_at_once_join_each_layer_once(layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
-    heard = [Heard(), Heard()]
+def test_two_at_once_make_each_layer_once(form: Form, layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
+    heard = [Heard(form), Heard(form)]
     found: list[tuple[BuiltLayer, ...]] = []
     threads = [
-        threading.Thread(target=lambda o=o: found.append(join_layers(layers, Store(tmp_path / "cache"), o)))
+        threading.Thread(
+            target=lambda o=o: found.append(bring_into(form, layers, Store(tmp_path / "cache"), o))
+        )
         for o in heard
     ]
     for thread in threads:

@@ -1,0 +1,165 @@
+"""Engines of other versions and kinds out of a Debian root, each in namespaces of its own, for one process.
+
+Unlike the keeper's engine they have no network: what they pull from is on this machine, and containers
+need none. Images in a registry on 127.0.0.1 are theirs to reach, for its network is the host's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.engine.crane import OLD_TOO, SUITE
+from tests.engine.keeper import DOCKERD
+from tests.engine.namespaces import start, stop
+from tests.engine.podman import SETTINGS
+from tests.engine.root import NoEngine, home, made
+
+_ENGINES = ("docker.io", "containerd", "podman", "runc", "iptables", "ca-certificates", "tini")
+_PATIENCE, _LOOK = 60.0, 0.1  # seconds
+_CONTAINERD = ("containerd", "--root", "/srv/data", "--state", "/run/containerd", "-a", "/srv/sock/ctrd.sock")
+
+
+def old_engines() -> Path:
+    """Debian 12's: Docker 20.10, containerd 1.6, Podman 4.3 (25 seconds, 550 MB on the disk).
+
+    :raises NoEngine: this user or this machine cannot make the root.
+    """
+    return made(home() / "bookworm", "bookworm", _ENGINES, "--variant=minbase")
+
+
+def new_engines() -> Path:
+    """Debian testing's, whichever they are (in November 2026 Docker 28.5, containerd 2.1, Podman 5.8).
+
+    :raises NoEngine: this user or this machine cannot make the root.
+    """
+    return made(home() / SUITE, SUITE, (*_ENGINES, "docker-cli", "netavark"), "--variant=minbase", OLD_TOO)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """How an engine's client is spoken to."""
+
+    client: tuple[str, ...]
+    pull: tuple[str, ...]
+    run: tuple[str, ...]
+    name: tuple[str, ...] = ()  # of a container, where one must have it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """An engine that answers; its client runs where it does."""
+
+    pid: int  # the namespaces' first process
+    words: Words
+
+    def pull(self, image: str) -> subprocess.CompletedProcess[str]:
+        """As its client fetches *image* from a registry without TLS."""
+        return self.client(*self.words.pull, image)
+
+    def run(self, image: str) -> subprocess.CompletedProcess[str]:
+        """The image's own command in a container."""
+        return self.client(*self.words.run, image, *self.words.name)
+
+    def client(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Whatever its client does with *arguments*."""
+        inside = ["nsenter", f"--target={self.pid}", "--mount", "--pid", "--root", "--wd"]
+        argv = [*inside, *self.words.client, *arguments]
+        environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=300, check=False)
+
+
+@contextmanager
+def dockerd(root: Path, place: Path, **features: bool) -> Iterator[Apart]:
+    """The Docker engine of *root*, with its data in *place*, while the context lasts.
+
+    :raises NoEngine: it does not come up.
+    """
+    settings = {
+        "features": {name.replace("_", "-"): on for name, on in features.items()},
+        "data-root": "/srv/data",
+        "exec-opts": ["native.cgroupdriver=cgroupfs"],
+        "cgroup-parent": f"/{_cgroup(place)}",
+        **dict.fromkeys(("iptables", "ip6tables", "ip-forward", "ip-masq"), False),
+        "bridge": "none",
+    }
+    words = Words(
+        client=("docker", "-H", "unix:///srv/sock/docker.sock"),
+        pull=("pull",),
+        run=("run", "--rm", "--network=none"),
+    )
+    with _daemon(root, place, settings, DOCKERD, words) as found:
+        yield found
+
+
+@contextmanager
+def containerd(root: Path, place: Path) -> Iterator[Apart]:
+    """The containerd of *root* and its client `ctr`, as `dockerd`.
+
+    :raises NoEngine: it does not come up.
+    """
+    words = Words(
+        client=("ctr", "--address", "/srv/sock/ctrd.sock"),
+        pull=("images", "pull", "--plain-http"),
+        run=("run", "--rm", "--cgroup="),
+        name=("once",),
+    )
+    with _daemon(root, place, {}, _CONTAINERD, words) as found:
+        yield found
+
+
+@contextmanager
+def podman(root: Path, place: Path) -> Iterator[Apart]:
+    """Podman of *root*, which needs no daemon, as `dockerd`.
+
+    :raises NoEngine: it does not run.
+    """
+    storage = ("--root", "/srv/data", "--runroot", "/run/podman", "--storage-driver", "vfs")
+    words = Words(
+        client=("env", "CONTAINERS_CONF=/srv/settings", "podman", *storage),
+        pull=("pull", "--tls-verify=false"),
+        run=("run", "--rm", "--network=none", f"--cgroup-parent=/{_cgroup(place)}"),
+    )
+    with _daemon(root, place, {}, ("sleep", "infinity"), words) as found:
+        yield found
+
+
+@contextmanager
+def _daemon(
+    root: Path, place: Path, settings: object, daemon: Sequence[str], words: Words
+) -> Iterator[Apart]:
+    if os.geteuid():
+        raise NoEngine(f"{daemon[0]} takes root")
+    for folder in ("data", "sock"):
+        (place / folder).mkdir(parents=True)
+    (place / "daemon.json").write_text(json.dumps(settings))
+    (place / "settings").write_text(SETTINGS)  # Podman's
+    process = start(root, place, daemon)
+    try:
+        yield _awaited(process, words, place)
+    finally:
+        stop(process, _cgroup(place))
+
+
+def _awaited(process: subprocess.Popen[bytes], words: Words, place: Path) -> Apart:
+    end = time.monotonic() + _PATIENCE
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while time.monotonic() < end and process.poll() is None:
+        with suppress(OSError):  # it ends
+            for pid in children.read_text().split():
+                found = Apart(pid=int(pid), words=words)
+                arranged = Path(f"/proc/{pid}/comm").read_text().startswith("tini")
+                if arranged and not found.client("version").returncode:
+                    return found
+        time.sleep(_LOOK)
+    raise NoEngine(f"it did not come up: {(place / 'log').read_text(errors='replace')[-1200:]}")
+
+
+def _cgroup(place: Path) -> str:
+    return f"torchkiln-{os.getpid()}-{place.name}"

@@ -1,0 +1,177 @@
+"""What real engines make of zstd layers, and which form they take from an index that holds both.
+
+A small image, its layers once gzip and once zstd, in a real registry behind a proxy that sees what is
+fetched. One layer repeats itself 50 MiB further on, so that the window is used in full.
+
+docs/layer-formats.md has what is asserted here as a table.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cells import noise
+from tests.engine import apart
+from tests.engine.apart import Apart, new_engines, old_engines
+from tests.engine.registry import RunningRegistry
+from tests.engine.root import NoEngine, ensure, home
+from tests.faultproxy import FaultProxy
+from tests.needs import give_up
+from tests.pushing import push_to
+from tests.roots import LayerBlob, entry, layer, minimal_layout, tiny_layers
+from torchkiln.oci.gunzip import open_gzip
+from torchkiln.oci.index import index_of
+from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, open_layout
+from torchkiln.oci.zstd import compress
+from torchkiln.places import ROOT
+
+pytestmark = pytest.mark.network  # Debian's packages, where the roots are not there
+
+_NAME = "team/both"
+_FAR = 50 << 20  # bytes
+_SAID = f"from the upper layer\n{_FAR + 4_000_000}\n"
+_CONFIG: dict[str, object] = {
+    "Cmd": ["/bin/sh", "-c", "cat /etc/upper; wc -c < /opt/far"],
+    "Env": ["PATH=/bin"],
+}
+
+
+_GZIP, _ZSTD, _BOTH, _NONE = (frozenset(kinds.split()) for kinds in ("gzip", "zstd", "gzip zstd", ""))
+_TAGS = ("zstd", "gzip-first", "zstd-first")
+_FIRST = (_ZSTD, _GZIP, _ZSTD)
+_Bring = Callable[[Path], AbstractContextManager[Apart]]
+
+
+def _own() -> Path:
+    return ensure(home())
+
+
+def _docker(root: Callable[[], Path], *, containerd: bool) -> _Bring:
+    return lambda place: apart.dockerd(root(), place, containerd_snapshotter=containerd)
+
+
+def _ctr(root: Callable[[], Path]) -> _Bring:
+    return lambda place: apart.containerd(root(), place)
+
+
+def _podman(root: Callable[[], Path]) -> _Bring:
+    return lambda place: apart.podman(root(), place)
+
+
+# What each takes for each of _TAGS.
+ENGINES: Mapping[str, tuple[_Bring, tuple[frozenset[str], ...]]] = {
+    # No zstd in it: it takes such a layer for a tar.
+    "Docker 20.10": (_docker(old_engines, containerd=False), (_NONE, _GZIP, _NONE)),
+    "Docker 26.1": (_docker(_own, containerd=False), _FIRST),
+    "Docker 26.1, containerd's store": (_docker(_own, containerd=True), _FIRST),
+    "Docker of Debian testing": (_docker(new_engines, containerd=False), _FIRST),
+    "Docker of Debian testing, containerd's store": (_docker(new_engines, containerd=True), _FIRST),
+    "Podman 4.3": (_podman(old_engines), _FIRST),
+    # It prefers what is marked.
+    "Podman of Debian testing": (_podman(new_engines), (_ZSTD, _ZSTD, _ZSTD)),
+    # They fetch all that fits their platform, and unpack one.
+    "ctr 1.6": (_ctr(old_engines), (_ZSTD, _BOTH, _BOTH)),
+    "ctr 1.7": (_ctr(_own), (_ZSTD, _BOTH, _BOTH)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """The image in a registry: tags zstd, gzip-first and zstd-first."""
+
+    registry: RunningRegistry
+    forms: dict[str, frozenset[str]]  # → the digests of its layers
+
+
+@pytest.fixture(scope="module")
+def offer(tmp_path_factory: pytest.TempPathFactory, registry: RunningRegistry) -> Offer:
+    folder = tmp_path_factory.mktemp("both")
+    piece = noise("far", 2_000_000)
+    layers = [*tiny_layers(folder), layer(folder, entry("opt/far", piece + bytes(_FAR) + piece))]
+    pushed: dict[str, ImageOnDisk] = {}
+    for kind, blobs in {"gzip": layers, "zstd": [_by_zstd(blob) for blob in layers]}.items():
+        layout = minimal_layout(folder / kind, blobs, _CONFIG, kind, kind)
+        pushed[kind] = open_layout(layout).image(kind)
+        push_to(registry.host, _NAME, pushed[kind], tags=(kind,))
+    index = index_of([pushed["zstd"].manifest_path.read_bytes(), pushed["gzip"].manifest_path.read_bytes()])
+    _put(registry, "gzip-first", index)
+    turned = json.loads(index)
+    turned["manifests"].reverse()
+    _put(registry, "zstd-first", json.dumps(turned).encode())
+    forms = {kind: frozenset(layer.digest for layer in image.layers) for kind, image in pushed.items()}
+    return Offer(registry=registry, forms=forms)
+
+
+def _by_zstd(blob: LayerBlob) -> LayerBlob:
+    with open_gzip(blob.path) as stream:
+        tar = stream.read()
+    out = io.BytesIO()
+    written = compress(io.BytesIO(tar), out, unpacked=len(tar))
+    path = blob.path.with_name(written.digest.removeprefix("sha256:"))
+    path.write_bytes(out.getvalue())
+    return LayerBlob(path=path, diff_id=written.diff_id)
+
+
+def _put(registry: RunningRegistry, tag: str, index: bytes) -> None:
+    asked = urllib.request.Request(
+        f"http://{registry.host}/v2/{_NAME}/manifests/{tag}",
+        data=index,
+        method="PUT",
+        headers={"Content-Type": INDEX_TYPE},
+    )
+    urllib.request.urlopen(asked, timeout=30).close()
+
+
+def _taken(bring: _Bring, offer: Offer, tag: str, place: Path) -> frozenset[str]:
+    """Which forms an engine fetches that has nothing yet; none: it cannot use what it fetched."""
+    with bring(place) as engine, FaultProxy(offer.registry.host) as proxy:
+        name = f"{proxy.host}/{_NAME}:{tag}"
+        pulled = engine.pull(name)
+        if pulled.returncode:
+            assert "invalid tar header" in pulled.stdout + pulled.stderr
+            return _NONE
+        ran = engine.run(name)
+        assert (ran.returncode, ran.stdout) == (0, _SAID), ran.stderr
+        fetched = {one.path.rpartition("/")[2] for one in proxy.asked if one.method == "GET"}
+        return frozenset(kind for kind, layers in offer.forms.items() if layers <= fetched)
+
+
+def _all_taken(bring: _Bring, offer: Offer, folder: Path) -> tuple[frozenset[str], ...]:
+    try:
+        return tuple(_taken(bring, offer, tag, folder / tag) for tag in _TAGS)
+    except NoEngine as error:
+        give_up(str(error))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_an_engine_takes(name: str, offer: Offer, tmp_path: Path) -> None:
+    """And that a container of it says what it should, whichever it was."""
+    bring, takes = ENGINES[name]
+
+    assert _all_taken(bring, offer, tmp_path) == takes
+
+
+def test_ctr_of_debian_testing_takes_either(offer: Offer, tmp_path: Path) -> None:
+    """Whichever manifest comes first, it seems; the container runs in any case."""
+    alone, *of_index = _all_taken(_ctr(new_engines), offer, tmp_path)
+
+    assert alone == _ZSTD
+    assert all(of_index)
+
+
+def test_the_page_has_it_as_a_table() -> None:
+    page = (ROOT / "docs" / "layer-formats.md").read_text()
+    rows = [
+        " | ".join((f"| {name}", *(" and ".join(sorted(taken)) or "fails" for taken in takes))) + " |"
+        for name, (_, takes) in ENGINES.items()
+    ]
+
+    assert [row for row in rows if row not in page] == []

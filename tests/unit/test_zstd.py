@@ -1,0 +1,208 @@
+"""tar → tar+zstd and back: the zstd program is the oracle; no frame makes a reader stumble or grow."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.oci_samples import digest, files, tar_of
+from tests.zstd_frames import SHAPES, program, run_frame
+from torchkiln.errors import ToolMissing
+from torchkiln.oci import inspect_layer as inspect_module
+from torchkiln.oci import zstd
+from torchkiln.oci.inspect_layer import GZIP_TYPE, TAR_TYPE, ZSTD_TYPE, inspect_layer
+from torchkiln.oci.layer import Written
+from torchkiln.oci.opening import open_layer
+from torchkiln.oci.zstd import NotCompressible, compress, open_zstd
+from torchkiln.places import ROOT
+
+NOISE = random.Random(7).randbytes(1_500_000)
+TAR = tar_of(files(opt__noise=NOISE, opt__same=NOISE, opt__text=b"import torch\n" * 90_000))
+PIECE = 1 << 20
+
+
+def compressed(tar: bytes, source: io.RawIOBase | io.BytesIO | None = None) -> tuple[bytes, Written]:
+    out = io.BytesIO()
+    written = compress(source or io.BytesIO(tar), out, unpacked=len(tar))  # type: ignore[arg-type]
+    return out.getvalue(), written
+
+
+class Dribble(io.BytesIO):
+    """Hands over less than it is asked for."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(min(size or 1, 70_001) if size != -1 else -1)
+
+
+def test_the_zstd_program_reads_it(tmp_path: Path) -> None:
+    """And sees the length, the checksum and the one frame; what was written is what is told."""
+    blob, written = compressed(TAR)
+    (tmp_path / "blob.zst").write_bytes(blob)
+    listed = subprocess.run(
+        ["zstd", "-lv", tmp_path / "blob.zst"], capture_output=True, text=True, check=True
+    )
+
+    assert program(blob, "-d") == TAR
+    assert (written.digest, written.diff_id) == (digest(blob), digest(TAR))
+    assert (written.size, written.unpacked) == (len(blob), len(TAR))
+    assert len(blob) < len(NOISE) + 100_000  # the second noise is the first once more, 1.5 MB further on
+    assert f"({len(TAR)} B)" in listed.stdout
+    assert re.search(r"Check: XXH64", listed.stdout)
+
+
+@pytest.mark.parametrize("tar", [b"", b"x", bytes(PIECE), TAR[:PIECE], TAR[: PIECE + 1]], ids=len)
+def test_any_length_goes_there_and_back(tar: bytes, tmp_path: Path) -> None:
+    blob, written = compressed(tar)
+    (tmp_path / "blob").write_bytes(blob)
+
+    with open_layer(tmp_path / "blob") as stream:
+        assert stream.read() == tar
+    assert program(blob, "-d") == tar
+    assert written.diff_id == digest(tar)
+
+
+def test_the_bytes_are_a_golden() -> None:
+    """Of libzstd's version, level and window: whoever changes one changes every zstd image's digest."""
+    blob, _ = compressed(TAR)
+
+    assert digest(blob) == "sha256:6743bc0048e8e12584b55cb850f5ad5787126dbf8226130e28308167635200ee"
+    assert zstd.ENCODER == "zstd-1.5.7-level-3-long-26"
+
+
+def test_pieces_of_the_source_change_nothing() -> None:
+    """However it comes, and in another process too."""
+    blob, _ = compressed(TAR)
+    code = (
+        "import io, sys; from torchkiln.oci.zstd import compress; tar = sys.stdin.buffer.read(); "
+        "compress(io.BytesIO(tar), sys.stdout.buffer, unpacked=len(tar))"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code], input=TAR, capture_output=True, check=True, cwd=ROOT
+    ).stdout
+
+    assert compressed(TAR, Dribble(TAR))[0] == blob == other
+
+
+@pytest.mark.parametrize(("wrong", "told"), [(-1, "more"), (1, "less")])
+def test_another_length_than_told_is_refused(wrong: int, told: str) -> None:
+    with pytest.raises(NotCompressible, match=f"it holds {told} than {len(TAR) + wrong} bytes"):
+        compress(io.BytesIO(TAR), io.BytesIO(), unpacked=len(TAR) + wrong)
+
+
+def test_another_libzstd_is_refused() -> None:
+    with patch.object(zstd.zstd, "zstd_version", "1.4.8"), pytest.raises(ToolMissing, match=r"1\.4\.8"):
+        compressed(TAR)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_frames_of_others(kind: str, tmp_path: Path) -> None:
+    """What is whole is read, by both readers; what is not is told by the oracle, and a file's error."""
+    tar, shape = tar_of(files(etc__motd=b"hi\n")), SHAPES[kind]
+    path = tmp_path / "blob"
+    path.write_bytes(shape.pack(tar))
+    facts = inspect_layer(path, ZSTD_TYPE)
+
+    assert facts.digest == digest(path.read_bytes())
+    if not shape.fault:
+        assert (facts.faults, facts.diff_id, facts.unpacked) == ((), digest(tar), len(tar))
+        with open_zstd(path) as stream:
+            assert stream.read() == tar
+        return
+    assert re.search(shape.fault, facts.faults[0]), facts.faults
+    if path.stat().st_size:  # an empty file is a file of no frames, and no tar
+        with pytest.raises((OSError, EOFError)), open_zstd(path) as stream:
+            stream.read()
+
+
+@pytest.mark.parametrize("read", [1, 3, 37])
+def test_a_frame_may_begin_anywhere(read: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Magic numbers that reads cut in two."""
+    monkeypatch.setattr(inspect_module, "_READ", read)
+    (tmp_path / "blob").write_bytes(
+        b"".join(program(SMALL[at : at + 700]) for at in range(0, len(SMALL), 700))
+    )
+    facts = inspect_layer(tmp_path / "blob", ZSTD_TYPE)
+
+    assert (facts.faults, facts.diff_id) == ((), digest(SMALL))
+
+
+@given(cut=st.integers(1, 10_000), at=st.integers(0, 10_000), flip=st.integers(1, 255))
+def test_no_bytes_make_a_reader_stumble(cut: int, at: int, flip: int) -> None:
+    """A blob that is cut, or with one byte changed: what comes out is the tar, or an error of a file's."""
+    blob = bytearray(BLOB)
+    blob[at % len(blob)] ^= flip
+    for bad in (bytes(blob), BLOB[: -(cut % len(BLOB)) or None]):
+        try:
+            with open_zstd(io.BytesIO(bad)) as stream:
+                assert stream.read() == SMALL
+        except (OSError, EOFError):
+            pass
+
+
+SMALL = tar_of(files(etc__motd=b"hello\n" * 300))
+BLOB = compressed(SMALL)[0]
+
+
+@pytest.mark.parametrize(
+    ("called", "held", "fault"),
+    [
+        (GZIP_TYPE, "zstd", "wrong media type: .*gzip.*, but the blob is zstd"),
+        (TAR_TYPE, "zstd", "wrong media type: .*tar'.*, but the blob is zstd"),
+        (ZSTD_TYPE, "gzip", "wrong media type: .*zstd.*, but the blob is gzip"),
+        (ZSTD_TYPE, "tar", "what is at the start .* is no zstd frame"),
+    ],
+)
+def test_a_wrong_media_type_is_told(called: str, held: str, fault: str, tmp_path: Path) -> None:
+    """And the blob is looked into all the same, as what it is."""
+    blob = {"zstd": program(SMALL), "gzip": gzip.compress(SMALL), "tar": SMALL}[held]
+    (tmp_path / "blob").write_bytes(blob)
+    facts = inspect_layer(tmp_path / "blob", called)
+
+    assert re.search(fault, facts.faults[0])
+    assert (facts.diff_id == digest(SMALL)) == (held != "tar")
+
+
+MEASURE = """
+import io, sys
+from pathlib import Path
+from torchkiln.oci.inspect_layer import ZSTD_TYPE, inspect_layer
+from torchkiln.oci.opening import open_layer
+from torchkiln.oci.zstd import compress
+def peak():
+    (found,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return int(found) // 1024
+path, read = Path(sys.argv[1]), 0
+before = peak()
+with open_layer(path) as stream:
+    while piece := stream.read(1 << 20):
+        read += len(piece)
+opened = peak()
+facts = inspect_layer(path, ZSTD_TYPE)
+inspected = peak()
+with open_layer(path) as stream, open("/dev/null", "wb") as out:
+    compress(stream, out, unpacked=read)
+print(read, facts.unpacked, opened - before, inspected - opened, peak() - inspected)
+"""
+
+
+def test_a_bomb_takes_little_memory(tmp_path: Path) -> None:
+    """2 GiB of zeros in 64 KiB: read, inspected and compressed anew, in pieces."""
+    path = tmp_path / "bomb"
+    path.write_bytes(run_frame(16_384))
+    argv = [sys.executable, "-c", MEASURE, str(path)]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    read, unpacked, opened, inspected, made = map(int, told.split())
+
+    assert read == unpacked == 2 << 30
+    assert max(opened, inspected) < 16, told  # MiB
+    assert made < 100, told

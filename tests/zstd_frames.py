@@ -1,0 +1,112 @@
+"""zstd frames of every legal and broken shape, made by the zstd program and by hand, never with ours."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tests.needs import tool
+
+MAGIC = b"\x28\xb5\x2f\xfd"
+NOISE_LIMIT = 128 << 10  # bytes of one block
+CHECKSUM = 4  # bytes at a frame's end
+
+
+def program(data: bytes, *options: str) -> bytes:
+    """What the zstd program makes of *data*; with `-d`, the way back. Skips where it is not installed."""
+    tool("zstd")
+    return subprocess.run(["zstd", "-q", "-c", *options], input=data, capture_output=True, check=True).stdout
+
+
+def skippable(data: bytes, kind: int = 0) -> bytes:
+    """A frame that holds nothing for a reader (RFC 8878, 3.1.2)."""
+    return struct.pack("<II", 0x184D2A50 + kind, len(data)) + data
+
+
+def raw_frame(data: bytes, *, told: int | None = None, window_log: int | None = None) -> bytes:
+    """One frame of one raw block, that says it has *told* bytes, or does not say, and wants that window.
+
+    RFC 8878, 3.1.1: without a window the frame is a single segment, whose length it must say.
+    """
+    if window_log is None:
+        head = bytes([0b11_1_00000]) + struct.pack("<Q", len(data) if told is None else told)
+    else:
+        head = bytes([0b00_0_00000 if told is None else 0b11_0_00000, window_log - 10 << 3])
+        head += b"" if told is None else struct.pack("<Q", told)
+    return MAGIC + head + struct.pack("<I", len(data) << 3 | 1)[:3] + data
+
+
+def run_frame(blocks: int) -> bytes:
+    """One frame of zeros, 128 KiB for each four bytes of it."""
+    block = struct.pack("<I", NOISE_LIMIT << 3 | 0b010)[:3] + b"\0"
+    return MAGIC + bytes([0, 10 << 3]) + block * blocks + b"\x01\0\0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How a blob differs from one whole frame: what is made of the tar, and what the oracle says of it."""
+
+    pack: Callable[[bytes], bytes]
+    fault: str = ""  # none: it is read
+
+
+SHAPES: Mapping[str, Shape] = {
+    "the program's": Shape(pack=lambda tar: program(tar, "-19")),
+    "no length, no checksum": Shape(pack=lambda tar: program(tar, "--no-check", "--no-content-size")),
+    "of threads": Shape(pack=lambda tar: program(tar, "-T4")),
+    "a window of 128 MiB": Shape(pack=lambda tar: program(tar, "--long=27", "--no-content-size")),
+    "frames": Shape(pack=lambda tar: program(tar[:100]) + program(tar[100:600]) + program(tar[600:])),
+    "an empty frame": Shape(pack=lambda tar: program(tar) + program(b"")),
+    "skippable frames": Shape(
+        pack=lambda tar: skippable(b"?" * 9) + program(tar) + skippable(b"", 15) + skippable(MAGIC * 1000)
+    ),
+    "raw": Shape(pack=raw_frame),
+    "nothing": Shape(pack=lambda tar: b"", fault="does not end with two zero blocks"),
+    "cut": Shape(pack=lambda tar: program(tar)[:-9], fault="the zstd frame at byte 0 is cut off"),
+    "without its checksum": Shape(
+        pack=lambda tar: program(tar)[:-CHECKSUM], fault="the zstd frame at byte 0 is cut off"
+    ),
+    "cut in the second": Shape(
+        pack=lambda tar: program(tar) + program(tar)[:7], fault=r"the zstd frame at byte [1-9]\d+ is cut off"
+    ),
+    "cut in what is skipped": Shape(
+        pack=lambda tar: program(tar) + skippable(b"x" * 9)[:-1],
+        fault=r"the zstd frame at byte [1-9]\d+ is cut off",
+    ),
+    "a wrong checksum": Shape(
+        pack=lambda tar: program(tar)[:-CHECKSUM] + bytes(CHECKSUM),
+        fault="the zstd frame at byte 0 is damaged",
+    ),
+    "more than told": Shape(
+        pack=lambda tar: raw_frame(tar, told=len(tar) - 1, window_log=20),
+        fault="the zstd frame at byte 0 is damaged",
+    ),
+    "less than told": Shape(
+        pack=lambda tar: raw_frame(tar, told=len(tar) + 1, window_log=20),
+        fault="the zstd frame at byte 0 is damaged",
+    ),
+    "a huge window": Shape(
+        pack=lambda tar: raw_frame(tar, window_log=28), fault="the zstd frame at byte 0 is damaged"
+    ),
+    "a huge segment": Shape(
+        pack=lambda tar: raw_frame(tar, told=1 << 40), fault="the zstd frame at byte 0 is damaged"
+    ),
+    "garbage behind": Shape(
+        pack=lambda tar: program(tar) + b"garbage", fault="what is behind the last zstd frame"
+    ),
+    "zeros behind": Shape(
+        pack=lambda tar: program(tar) + bytes(9), fault="what is behind the last zstd frame"
+    ),
+    "one byte behind": Shape(
+        pack=lambda tar: program(tar) + MAGIC[:1], fault="what is behind the last zstd frame"
+    ),
+    "gzip behind": Shape(
+        pack=lambda tar: program(tar) + b"\x1f\x8b\x08\0", fault="what is behind the last zstd frame"
+    ),
+    "a dictionary": Shape(
+        pack=lambda tar: MAGIC + b"\x01\x50\x07" + program(tar)[6:],
+        fault="the zstd frame at byte 0 is damaged",
+    ),
+}
