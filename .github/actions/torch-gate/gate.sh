@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# $SCRIPT in $IMAGE, in the folder that this starts in; ends as the script does. With $KEY or $IDENTITY the image
+# is verified first, from the registry alone: that it was published after passing on GPUs, and by whom.
+set -euo pipefail
+
+fail() {
+  echo "::error title=torch-gate::$1"
+  exit 2
+}
+
+[[ $IMAGE =~ ^[^@]+@sha256:[0-9a-f]{64}$ ]] || fail "$IMAGE: not by digest (REPOSITORY@sha256:…); a tag can move"
+
+if [ -n "$KEY$IDENTITY" ]; then
+  here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+  torchkiln=$here/.venv/bin/torchkiln
+  [ -x "$torchkiln" ] || torchkiln=$(command -v torchkiln) || fail "no torchkiln here to verify with: make setup"
+  if [ -n "$KEY" ]; then
+    "$torchkiln" verify "$IMAGE" --key "$KEY"
+  else
+    "$torchkiln" verify "$IMAGE" --identity "$IDENTITY" --issuer "$ISSUER"
+  fi
+fi
+
+line=(docker run --rm --shm-size "$SHM_SIZE" --volume "$PWD:/workspace" --workdir /workspace --user "$(id -u):$(id -g)")
+[ "$GPUS" = none ] || line+=(--gpus "$GPUS")
+exec "${line[@]}" "$IMAGE" bash -euo pipefail -c "$SCRIPT"
