@@ -11,9 +11,7 @@ fail() {
 [[ $IMAGE =~ ^[^@]+@sha256:[0-9a-f]{64}$ ]] || fail "$IMAGE: not by digest (REPOSITORY@sha256:…); a tag can move"
 
 if [ -n "$KEY$IDENTITY" ]; then
-  here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
-  torchkiln=$here/.venv/bin/torchkiln
-  [ -x "$torchkiln" ] || torchkiln=$(command -v torchkiln) || fail "no torchkiln here to verify with: make setup"
+  torchkiln=$(dirname "${BASH_SOURCE[0]}")/../../../.venv/bin/torchkiln
   if [ -n "$KEY" ]; then
     "$torchkiln" verify "$IMAGE" --key "$KEY"
   else
