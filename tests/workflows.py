@@ -11,8 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,37 +158,3 @@ class Runner:
         else:
             assert name in ("actions/checkout", "actions/cache"), f"what does {name} do?"
         return []
-
-
-_STAND_IN = """#!{python}
-import json, os, subprocess, sys
-name, arguments = os.path.basename(sys.argv[0]), sys.argv[1:]
-with open({log!r}, "a") as log:
-    log.write(json.dumps([name, *arguments]) + "\\n")
-if name == "sudo":
-    rest = [one for one in arguments if not one.startswith("--preserve-env")]
-    os.execvp(rest[0], rest)
-script = {folder!r} + "/" + name + ".py"
-if os.path.exists(script):
-    sys.argv[0] = script
-    exec(compile(open(script).read(), script, "exec"))
-"""
-
-
-def stand_ins(folder: Path, names: Sequence[str]) -> Path:
-    """Programs that note their arguments in *folder*/log; NAME.py in it is what one does beside."""
-    folder.mkdir()
-    for name in names:
-        program = folder / name
-        program.write_text(
-            _STAND_IN.format(python=sys.executable, log=str(folder / "log"), folder=str(folder))
-        )
-        program.chmod(0o755)
-    return folder
-
-
-def asked(folder: Path, name: str = "") -> list[list[str]]:
-    """What the stand-ins in *folder* were asked, in order: program and arguments; or *name*'s arguments."""
-    log = folder / "log"
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    return [line[1:] for line in lines if line[0] == name] if name else lines
