@@ -1,4 +1,4 @@
-"""A checkout for workflows on trial: small locks, a fresh clone for each job, stand-ins for what costs hours."""
+"""A checkout for workflows on trial: small locks, a clone for each job, stand-ins for what costs hours."""
 
 from __future__ import annotations
 

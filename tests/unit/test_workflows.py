@@ -237,7 +237,7 @@ def test_the_night_rebuilds_what_the_registry_has(played: Played) -> None:
 
 
 def test_newer_packages_are_proposed_with_what_they_are(played: Played) -> None:
-    """A branch, one commit of generated files, and the diff as the body; the base by digest in the release."""
+    """A branch, one commit of generated files, the diff as the body; the base by digest in the release."""
     place = played.scene
     body = (place.folder / "state/proposal").read_text()
     changed = git(place.origin, "diff", "--name-only", "main", "relock").splitlines()
