@@ -16,6 +16,7 @@ from tests.workflows import ACTION, GITHUB, Ran, Values, evaluate, jobs, loaded
 
 REGISTRY = "registry.example/team/pytorch-cuda"
 IMAGE = f"{REGISTRY}@sha256:{'e' * 64}"
+ISSUER = "https://token.actions.githubusercontent.com"
 IDENTITY = "https://github.example/octo/kiln/.github/workflows/publish.yml@refs/heads/main"
 # `run:` lines that no story runs, with the reason.
 NOT_RUN: dict[str, str] = {}
@@ -42,7 +43,6 @@ COMMON = {
     "vars.TORCHKILN_KEY_FILE": "/secret/kiln.pem",
     "vars.TORCHKILN_TRUSTED": "-----BEGIN PUBLIC KEY-----\nabc\n-----END PUBLIC KEY-----",
     "vars.TORCHKILN_REPOSITORY": REGISTRY,
-    "vars.TORCHKILN_ISSUER": "https://issuer.example",
     "secrets.TORCHKILN_KEY_PASSPHRASE": "word",
     "secrets.TORCHKILN_REGISTRY_TOKEN": "",
     "secrets.TORCHKILN_RELOCK_TOKEN": "relock-token",
@@ -205,7 +205,7 @@ def test_publishing_asks_the_gate_then_publishes_then_verifies(played: Played) -
     assert last == [
         ["gate", TAG, "--output", "bundle/layout", *report],
         ["publish", TAG, "--output", "bundle/layout", "--to", REGISTRY, *report, "--keyless"],
-        ["verify", f"{REGISTRY}:{TAG}", "--identity", IDENTITY, "--issuer", "https://issuer.example"],
+        ["verify", f"{REGISTRY}:{TAG}", "--identity", IDENTITY, "--issuer", ISSUER],
     ]
     login = ["login", "--username", "octocat", "--password-stdin", "registry.example", "<", "gh-token"]
     assert login in played.scene.asked("docker")
@@ -232,7 +232,7 @@ def test_without_a_proof_nothing_is_published(tmp_path: Path) -> None:
 
 
 def test_the_night_rebuilds_what_the_registry_has(played: Played) -> None:
-    signed = ["--identity", IDENTITY, "--issuer", "https://issuer.example"]
+    signed = ["--identity", IDENTITY, "--issuer", ISSUER]
     assert played.scene.asked("torchkiln", "verify")[1] == [f"{REGISTRY}:{TAG}", *signed, "--rebuild"]
 
 
