@@ -25,8 +25,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--to", required=True, metavar="REGISTRY/REPOSITORY")
     parser.add_argument("--key", required=True, metavar="KEY.pem", type=Path, help="signs what is published")
-    parser.add_argument("--since", metavar="GIT_REF", help="cells that changed since; else all that are locked")
-    parser.add_argument("--reports", type=Path, metavar="FOLDER", help="of runs elsewhere; nothing is run here")
+    parser.add_argument(
+        "--since", metavar="GIT_REF", help="cells that changed since; else all that are locked"
+    )
+    parser.add_argument(
+        "--reports", type=Path, metavar="FOLDER", help="of runs elsewhere; nothing is run here"
+    )
     parser.add_argument("--trust", action="append", default=[], metavar="PUB.pem", help="who signed those")
     parser.add_argument("--tier", default="2", help="of the checks that are run here")
     asked = parser.parse_args(arguments)
@@ -48,17 +52,17 @@ def main(arguments: Sequence[str]) -> int:
 
 def release(cell: dict[str, str], asked: argparse.Namespace, public: Path) -> int:
     """The exit code of the first step that fails, else 0."""
-    tag, reports = cell["tag"], []
+    tag, keys, reports = cell["tag"], (public, *asked.trust), []
     chosen = [word for name in ("torch", "cuda", "flavor", "os") for word in (f"--{name}", cell[name])]
     steps = [["build", *chosen, "--locked"]]
     if asked.reports:
         reports = ["--report", str(asked.reports)]
-        reports += [word for key in (public, *asked.trust) for word in ("--trust", str(key))]
+        reports += [word for key in keys for word in ("--trust", str(key))]
     else:  # and the gate takes this machine's own run
         steps.append(["smoke", "run", tag, "--tier", asked.tier])
     steps.append(["gate", tag, *reports])
     steps.append(["publish", tag, "--to", asked.to, *reports, "--key", str(asked.key)])
-    steps.append(["verify", f"{asked.to}:{tag}", "--key", str(public)])
+    steps.append(["verify", f"{asked.to}:{tag}", *(word for key in keys for word in ("--key", str(key)))])
     for step in steps:
         say(f"{tag}: {step[0]}")
         if code := subprocess.run([*KILN, *step], check=False).returncode:

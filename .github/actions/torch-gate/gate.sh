@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# $SCRIPT in $IMAGE, in the folder that this starts in; ends as the script does. With $KEY or $IDENTITY the image
-# is verified first, from the registry alone: that it was published after passing on GPUs, and by whom.
+# $SCRIPT in $IMAGE, in the folder that this starts in; ends as the script does. With $KEYS or $IDENTITY the
+# image is verified first, from the registry alone: that it was published after passing on GPUs, and by whom.
 set -euo pipefail
 
 fail() {
@@ -10,13 +10,12 @@ fail() {
 
 [[ $IMAGE =~ ^[^@]+@sha256:[0-9a-f]{64}$ ]] || fail "$IMAGE: not by digest (REPOSITORY@sha256:…); a tag can move"
 
-if [ -n "$KEY$IDENTITY" ]; then
-  torchkiln=$(dirname "${BASH_SOURCE[0]}")/../../../.venv/bin/torchkiln
-  if [ -n "$KEY" ]; then
-    "$torchkiln" verify "$IMAGE" --key "$KEY"
-  else
-    "$torchkiln" verify "$IMAGE" --identity "$IDENTITY" --issuer "$ISSUER"
-  fi
+if [ -n "$KEYS$IDENTITY" ]; then
+  signers=(${IDENTITY:+--identity "$IDENTITY"} ${ISSUER:+--issuer "$ISSUER"})
+  while read -r key; do
+    [ -z "$key" ] || signers+=(--key "$key")
+  done <<< "$KEYS"
+  "$(dirname "${BASH_SOURCE[0]}")/../../../.venv/bin/torchkiln" verify "$IMAGE" "${signers[@]}"
 fi
 
 line=(docker run --rm --shm-size "$SHM_SIZE" --volume "$PWD:/workspace" --workdir /workspace --user "$(id -u):$(id -g)")
