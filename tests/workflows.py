@@ -23,6 +23,7 @@ from torchkiln.places import ROOT
 GITHUB = ROOT / ".github"
 FILES = sorted((GITHUB / "workflows").glob("*.yml"))
 ACTION = GITHUB / "actions/torch-gate/action.yml"
+GITLAB = ROOT / "docs/ci/gitlab-ci.yml"
 _EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
 _NAME = re.compile(
     r"(?P<text>'(?:[^']|'')*')|(?P<name>[A-Za-z_][\w-]*(?:\.[\w-]+)*)(?P<call>\()?|\|\||&&|!(?!=)"

@@ -121,11 +121,16 @@ def test_a_lock_that_nobody_can_read_any_more_counts_as_changed(images: Path, th
     assert tags(images, "--changed-since", was) == [(TAG, "lock")]
 
 
-@pytest.mark.parametrize("name", ["gone", "0" * 40, "--all", "HEAD:images", ""])
+@pytest.mark.parametrize("name", ["gone", "f" * 40, "0" * 39, "--all", "HEAD:images", ""])
 def test_a_revision_that_git_does_not_know_is_an_error(images: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="git knows no such commit") as told:
         rows(images, f"--changed-since={name}")
     assert "--unshallow" in told.value.hint
+
+
+def test_before_the_first_commit_there_was_nothing(images: Path) -> None:
+    """Forges write it so for a new branch."""
+    assert [reason for _, reason in tags(images, "--changed-since", "0" * 40)] == ["new", "new"]
 
 
 def test_outside_of_a_checkout_there_is_no_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

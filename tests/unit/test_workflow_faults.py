@@ -13,10 +13,9 @@ import pytest
 import yaml
 
 from tests.actionlint import actionlint
-from tests.workflows import ACTION, FILES, GITHUB, loaded
+from tests.workflows import ACTION, FILES, GITHUB, GITLAB, loaded
 from torchkiln.places import ROOT
 
-GITLAB = ROOT / "docs/ci/gitlab-ci.yml"
 EXAMPLES = [ROOT / "docs/gpu-hosts/github-actions.yml"]
 Plant = Callable[[str], str]
 
@@ -115,17 +114,21 @@ def test_actionlint_sees(file: str, plant: Plant, words: str) -> None:
 def test_the_schemas_say_nothing() -> None:
     assert schema("github-workflows", *FILES, *EXAMPLES) == ""
     assert schema("github-actions", ACTION) == ""
+    assert schema("gitlab-ci", GITLAB) == ""
 
 
 @pytest.mark.parametrize(
     ("kind", "file", "plant"),
     [
-        ("github-workflows", "ci.yml", swap("runs-on", "run-on")),
-        ("github-actions", "action.yml", swap("using: composite", "using: composit")),
+        ("github-workflows", GITHUB / "workflows/ci.yml", swap("runs-on", "run-on")),
+        ("github-actions", ACTION, swap("using: composite", "using: composit")),
+        ("gitlab-ci", GITLAB, swap("stage: test", "stag: test")),
+        ("gitlab-ci", GITLAB, swap("- make check test", "- {make: test}")),
     ],
 )
-def test_the_schemas_see(tmp_path: Path, kind: str, file: str, plant: Plant) -> None:
-    assert "errors were encountered" in schema(kind, copied(tmp_path, file, plant))
+def test_the_schemas_see(tmp_path: Path, kind: str, file: Path, plant: Plant) -> None:
+    (tmp_path / file.name).write_text(plant(file.read_text()))
+    assert "errors were encountered" in schema(kind, tmp_path / file.name)
 
 
 def test_called_workflows_and_the_action_are_given_what_they_take() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.checkouts import git
 from tests.commands import demand_parses
 from tests.workflow_scene import TAG, Scene, scene
-from tests.workflows import ACTION, GITHUB, Ran, Values, evaluate, jobs, loaded
+from tests.workflows import ACTION, GITHUB, GITLAB, Ran, Values, evaluate, jobs, loaded
 
 REGISTRY = "registry.example/team/pytorch-cuda"
 IMAGE = f"{REGISTRY}@sha256:{'e' * 64}"
@@ -320,3 +320,33 @@ def test_an_unknown_name_in_an_expression_is_an_error() -> None:
     assert evaluate("inputs.a != '' && !cancelled()", values) is True
     with pytest.raises(KeyError):
         evaluate("inputs.b", values)
+
+
+def test_gitlabs_lines_run(tmp_path: Path) -> None:
+    """Each job's script, in a clone of its own, with the variables that GitLab would give."""
+    place = scene(tmp_path)
+    given = {
+        "CI_MERGE_REQUEST_DIFF_BASE_SHA": place.first,
+        "CI_COMMIT_BEFORE_SHA": place.first,
+        "CI_REGISTRY": "registry.example",
+        "CI_REGISTRY_IMAGE": REGISTRY,
+        "CI_REGISTRY_USER": "ci",
+        "CI_REGISTRY_PASSWORD": "word",
+        "KILN_KEY": "/secret/kiln.pem",
+    }
+    for name, job in loaded(GITLAB).items():
+        if "script" in job:
+            runner = place.runner()
+            ran = [runner.line({"run": line}, given) for line in job["script"]]
+            assert [one for one in ran if one.code] == [], name
+            if name == "locks":
+                assert f"| {TAG} | new |" in (runner.clone / "locks.md").read_text()
+
+    assert place.asked("docker") == [
+        [*("login", "--username", "ci", "--password-stdin", "registry.example"), "<", "word"]
+    ]
+    assert place.asked("make") == [
+        ["check", "test"],
+        ["setup"],
+        ["release", f"TO={REGISTRY}", "KEY=/secret/kiln.pem", f"SINCE={place.first}"],
+    ]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+# How git writes "no commit"; forges tell it as the commit before a branch's first. Everything is new then.
+_NO_COMMIT = re.compile(r"0{40}|0{64}")
 
 if TYPE_CHECKING:
     from torchkiln.fanout import Known
@@ -32,6 +36,8 @@ def _then(tags: Sequence[str], images: Path, since: str) -> dict[str, Known]:
     from torchkiln.fanout import known
     from torchkiln.revision import open_revision
 
+    if _NO_COMMIT.fullmatch(since):
+        return {}
     revision = open_revision(since, images)
     there = revision.names()
     found = {}
