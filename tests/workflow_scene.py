@@ -16,9 +16,11 @@ from torchkiln.nouns import Digest, LockedCell
 from torchkiln.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
-_COPIED = (".github", "tools/ci", "matrix.yaml", "Makefile", ".gitignore")
+_COPIED = (".github", "tools/ci", "tools/release.py", "matrix.yaml", "Makefile", ".gitignore")
 _TOOLS = ("docker", "gh", "make", "sudo", "chown", "torchkiln")
 _PROGRAM = '#!/bin/sh\nexec {python} -m tests.standin.ci_tools {name} "$@"\n'
+
+_BUILD = 'import sys\nfrom tests.standin.ci_tools import main\nsys.exit(main("torchkiln", *sys.argv[1:]))\n'
 
 
 def upgraded(cell: LockedCell) -> LockedCell:
@@ -84,6 +86,7 @@ def scene(folder: Path) -> Scene:
     """The scene in the empty *folder*."""
     origin = folder / "origin"
     for name in _COPIED:
+        (origin / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, origin / name)
         else:
@@ -93,6 +96,7 @@ def scene(folder: Path) -> Scene:
         (origin / name).write_text("generated\n")
     (origin / "tools/system-packages").write_text("#!/bin/sh\n")  # the real one would ask apt
     (origin / "tools/system-packages").chmod(0o755)
+    (origin / "build.py").write_text(_BUILD)
     put(origin / "images", locked("2.8.0"))
     artefact.write_lock(origin / "images", locked().base)
     first = commit(origin)

@@ -16,6 +16,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from torchkiln.errors import KilnError
+from torchkiln.signature import PASSPHRASE, private_key
+
 ROOT = Path(__file__).resolve().parent.parent
 KILN = [sys.executable, str(ROOT / "build.py")]
 
@@ -35,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tier", default="2", help="of the checks that are run here")
     asked = parser.parse_args(arguments)
     since = ["--changed-since", asked.since] if asked.since else []
+    # As a person would in between: every step is a command that can be repeated alone.
     listed = subprocess.run([*KILN, "list", "--all", "--github", *since], stdout=subprocess.PIPE, check=False)
     if listed.returncode:
         return listed.returncode
@@ -43,7 +49,10 @@ def main(arguments: Sequence[str]) -> int:
         say("no cell to release")
     with tempfile.TemporaryDirectory() as folder:
         public = Path(folder) / "public.pem"
-        public.write_bytes(public_half(asked.key))
+        try:
+            public.write_bytes(public_half(asked.key))
+        except (OSError, KilnError) as error:
+            parser.error(f"--key {asked.key}: {error}")
         ended = {cell["tag"]: release(cell, asked, public) for cell in cells}
     for tag, code in ended.items():
         say(f"{tag}: {f'failed ({code})' if code else 'published and verified'}")
@@ -72,10 +81,6 @@ def release(cell: dict[str, str], asked: argparse.Namespace, public: Path) -> in
 
 def public_half(key: Path) -> bytes:
     """PEM of the public key that belongs to the private one in the file *key*."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    from torchkiln.signature import PASSPHRASE, private_key
-
     # Not taken out of the environment: `publish` asks for it too.
     found = private_key(key.read_bytes(), os.environ.get(PASSPHRASE) or None, where=str(key))
     return found.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

@@ -40,9 +40,10 @@ def value(words: Sequence[str], option: str) -> str:
 
 def smoke(words: Sequence[str]) -> None:
     """The files that a run of the checks leaves."""
-    for option in ("--report", "--junit", "--markdown"):
+    for option in {"--report", "--junit", "--markdown"} & set(words):
         Path(value(words, option)).write_text(f"what {option} has")
-    Path(value(words, "--report")).with_suffix(".dsse.json").write_text("signed")
+    if "--key" in words:
+        Path(value(words, "--report")).with_suffix(".dsse.json").write_text("signed")
 
 
 def bundle(place: Path) -> None:
@@ -58,6 +59,8 @@ def _kiln(words: list[str]) -> int:
     if any(words[: len(real)] == real for real in REAL):
         os.execv(sys.executable, [sys.executable, "-m", "torchkiln", *words])
     match words:
+        case [command, *_] if os.environ.get("CI_TOOLS_FAIL", "nothing") in " ".join(words):
+            return {"build": 6, "gate": 7}.get(command, 1)
         case ["build", *_]:
             Path("dist").mkdir(exist_ok=True)
         case ["smoke", "run", *_] if "--bundle" in words:
