@@ -1,4 +1,4 @@
-"""`make release` for real, but for the build and the GPUs: the gate, a registry, and verification from it alone."""
+"""`make release` for real, but for the GPUs: the gate, a registry, and verification from it alone."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def desk(tmp_path: Path) -> Press:
     return made
 
 
-def release(desk: Press, registry: RunningRegistry, *more: str) -> subprocess.CompletedProcess[str]:
+def release(desk: Press, to: str) -> subprocess.CompletedProcess[str]:
     """`make release`, the reports in reports/, signed by the laboratory."""
     variables = [
-        f"TO={registry.host}/team/release",
+        f"TO={to}",
         "KEY=publisher.pem",
         "REPORTS=reports",
         "TRUST=lab.pub.pem",
     ]
     return subprocess.run(
-        ["make", "--silent", "--old-file=.venv/.ready", "release", *variables, *more],
+        ["make", "--silent", "--old-file=.venv/.ready", "release", *variables],
         cwd=desk.folder,
         env={**os.environ, **desk.environ, "PYTHONPATH": str(desk.folder)},
         capture_output=True,
@@ -62,29 +62,29 @@ def release(desk: Press, registry: RunningRegistry, *more: str) -> subprocess.Co
     )
 
 
-def tags(registry: RunningRegistry) -> set[str]:
+def tags(registry: RunningRegistry, name: str) -> set[str]:
     """As the registry lists them, but for those under which referrers hang."""
-    with urllib.request.urlopen(f"http://{registry.host}/v2/team/release/tags/list", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{registry.host}/v2/{name}/tags/list", timeout=30) as answer:
         return {name for name in json.loads(answer.read())["tags"] if not name.startswith("sha256-")}
 
 
 def test_what_was_proved_elsewhere_is_released_and_verified(registry: RunningRegistry, desk: Press) -> None:
     image = open_layout(desk.layout).image(TAG)
     desk.signed(desk.report(image), "reports/report.dsse.json")
-    done = release(desk, registry)
+    done = release(desk, f"{registry.host}/team/released")
 
     assert done.returncode == 0, done.stderr
-    assert f"{registry.host}/team/release@{image.manifest}\n" in done.stdout
+    assert f"{registry.host}/team/released@{image.manifest}\n" in done.stdout
     assert done.stderr.splitlines()[-1] == f"release: {TAG}: published and verified"
-    assert {TAG, "2.7-cuda12.1-runtime", "v2.7"} < tags(registry)
+    assert {TAG, "2.7-cuda12.1-runtime", "v2.7"} < tags(registry, "team/released")
 
 
 def test_what_failed_elsewhere_is_not_released(registry: RunningRegistry, desk: Press) -> None:
     image = open_layout(desk.layout).image(TAG)
-    desk.signed(desk.report(image, found("gpu", "failed", "no")), "reports/report.dsse.json")
-    done = release(desk, registry)
+    desk.signed(desk.report(image, found("cuda", "failed", "no")), "reports/report.dsse.json")
+    done = release(desk, f"{registry.host}/team/refused")
 
     assert done.returncode != 0
     assert f"release: {TAG}: failed (7)" in done.stderr
     with pytest.raises(urllib.error.HTTPError):
-        tags(registry)
+        tags(registry, "team/refused")
