@@ -56,7 +56,7 @@ def bundle(place: Path) -> None:
 
 
 def _kiln(words: list[str]) -> int:
-    if any(words[: len(real)] == real for real in REAL):
+    if any(words[: len(real)] == real for real in REAL) or words[0] in os.environ.get("CI_TOOLS_REAL", ""):
         os.execv(sys.executable, [sys.executable, "-m", "torchkiln", *words])
     match words:
         case [command, *_] if os.environ.get("CI_TOOLS_FAIL", "nothing") in " ".join(words):
