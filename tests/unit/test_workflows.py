@@ -12,7 +12,7 @@ import pytest
 from tests.checkouts import git
 from tests.commands import demand_parses
 from tests.workflow_scene import TAG, Scene, scene
-from tests.workflows import ACTION, GITHUB, GITLAB, Ran, Values, evaluate, jobs, loaded
+from tests.workflows import ACTION, GITHUB, GITLAB, Ran, Values, evaluate, filled, jobs, loaded
 
 REGISTRY = "registry.example/team/pytorch-cuda"
 IMAGE = f"{REGISTRY}@sha256:{'e' * 64}"
@@ -143,6 +143,23 @@ def test_cells_are_those_whose_lock_changed(played: Played, since: str, tags: li
     assert evaluate(condition, {"needs.cells.outputs.count": told["count"]}) is bool(tags)
     later = loaded(GITHUB / "workflows/publish.yml")["jobs"]["publish"]["if"][3:-2]
     assert evaluate(later, {"needs.build.outputs.count": told["count"]}) is bool(tags)
+
+
+@pytest.mark.parametrize("file", ["publish.yml", "build.yml", "gpu-proof.yml"])
+def test_no_publication_gives_way_to_a_later_one(file: str) -> None:
+    """GitHub drops a waiting run when a third comes into its group: here each run has its own."""
+    group = loaded(GITHUB / "workflows" / file)["concurrency"]["group"]
+    push = {"github.event_name": "push", "github.ref": "refs/heads/main", "inputs.run-id": ""}
+    first, second = (filled(group, {**push, "github.run_id": number}) for number in ("1", "2"))
+    assert first != second
+
+
+def test_of_a_pull_request_only_the_newest_state_is_built() -> None:
+    concurrency = loaded(GITHUB / "workflows/build.yml")["concurrency"]
+    values = {"github.event_name": "pull_request", "github.ref": "refs/pull/7/merge"}
+    first, second = (filled(concurrency["group"], {**values, "github.run_id": n}) for n in ("1", "2"))
+    assert first == second
+    assert filled(concurrency["cancel-in-progress"], values) == "True"
 
 
 def test_a_commit_that_is_not_there_ends_the_job(played: Played) -> None:
