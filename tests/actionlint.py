@@ -65,7 +65,14 @@ def _package() -> Path:
 
 def _fetched(folder: Path) -> Path:
     packed = subprocess.run(
-        [_program("npm"), "pack", f"{_PACKAGE}@{_VERSION}", "--pack-destination", str(folder), "--silent"],
+        [
+            _program("npm"),
+            "pack",
+            f"{_PACKAGE}@{_VERSION}",
+            "--pack-destination",
+            str(folder),
+            "--loglevel=error",
+        ],
         cwd=folder,
         capture_output=True,
         text=True,
