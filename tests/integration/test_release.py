@@ -68,7 +68,7 @@ def release(desk: Press, to: str) -> subprocess.CompletedProcess[str]:
 
 
 def gated(desk: Press, image: str, *keys: str) -> subprocess.CompletedProcess[str]:
-    """Another repository's gate: its own script, in *image*, which *keys* vouch for; `docker` only notes it."""
+    """Another repository's gate: a script of its own, in *image*, for which *keys* vouch; no real `docker`."""
     told = {"IMAGE": image, "SCRIPT": "python train.py", "GPUS": "all", "SHM_SIZE": "8g"}
     told |= {"KEYS": "\n".join(keys), "IDENTITY": "", "ISSUER": ""}
     return subprocess.run(
@@ -94,9 +94,7 @@ def tags(registry: RunningRegistry, name: str) -> set[str]:
         return {name for name in json.loads(answer.read())["tags"] if not name.startswith("sha256-")}
 
 
-def test_what_was_proved_elsewhere_is_released_and_verified_by_others(
-    registry: RunningRegistry, desk: Press
-) -> None:
+def test_what_was_proved_elsewhere_is_released_and_verified(registry: RunningRegistry, desk: Press) -> None:
     image = open_layout(desk.layout).image(TAG)
     desk.signed(desk.report(image), "reports/report.dsse.json")
     done = release(desk, f"{registry.host}/team/released")
