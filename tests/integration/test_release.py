@@ -68,7 +68,7 @@ def release(desk: Press, to: str) -> subprocess.CompletedProcess[str]:
 
 
 def gated(desk: Press, image: str, *keys: str) -> subprocess.CompletedProcess[str]:
-    """Another repository's gate: a script of its own, in *image*, for which *keys* vouch; no real `docker`."""
+    """Another repository's gate: a script of its own in *image*, for which *keys* vouch; no real `docker`."""
     told = {"IMAGE": image, "SCRIPT": "python train.py", "GPUS": "all", "SHM_SIZE": "8g"}
     told |= {"KEYS": "\n".join(keys), "IDENTITY": "", "ISSUER": ""}
     return subprocess.run(
