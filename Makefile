@@ -5,7 +5,7 @@ VENV := .venv
 STAMP := $(VENV)/.ready
 RUN := $(VENV)/bin/python -m
 
-.PHONY: help setup test-packages image test proof gpu-mutants check format golden bench clean
+.PHONY: help setup test-packages image release test proof gpu-mutants check format golden bench clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -23,6 +23,10 @@ test-packages: $(STAMP)
 
 image: $(STAMP)  ## the main job: torch 2.7.1 for CUDA 12.1, from real packages, into dist/
 	@$(VENV)/bin/python build.py --torch 2.7 --cuda 12.1
+
+release: $(STAMP)  ## build, prove, publish, verify: TO=REGISTRY/REPOSITORY KEY=KEY.pem [SINCE=GIT_REF REPORTS=FOLDER TRUST=PUB.pem TIER=2]
+	$(VENV)/bin/python tools/release.py --to "$(TO)" --key "$(KEY)" $(if $(SINCE),--since "$(SINCE)") \
+	  $(if $(REPORTS),--reports "$(REPORTS)") $(if $(TRUST),--trust "$(TRUST)") $(if $(TIER),--tier "$(TIER)")
 
 test: test-packages  ## all tests but the proof (at most 10 minutes)
 	$(RUN) pytest -m "not proof" -n auto --no-loadscope-reorder

@@ -76,7 +76,7 @@ def contrast(a: LayeredImage, b: LayeredImage) -> Contrast:
         shared=Share(layers=tuple(layer for layer in a.layers if layer.diff_id not in alone)),
         only_a=Share(layers=only_a),
         only_b=Share(layers=only_b),
-        packages=_packages(a.packages, b.packages),
+        packages=package_changes(a.packages, b.packages),
         settings=tuple(settings_that_differ(a.settings, b.settings)),
         reordered=ids[0] != ids[1] and sorted(ids[0]) == sorted(ids[1]),
     )
@@ -87,7 +87,8 @@ def _not_in(layers: Sequence[Layer], others: Sequence[Layer]) -> tuple[Layer, ..
     return tuple(layer for layer in layers if layer.diff_id not in known)
 
 
-def _packages(a: Sequence[Package], b: Sequence[Package]) -> tuple[PackageChange, ...]:
+def package_changes(a: Sequence[Package], b: Sequence[Package]) -> tuple[PackageChange, ...]:
+    """The packages that are not the same in *a* and *b*, those of Python first."""
     left, right = _by_key(a), _by_key(b)
     return tuple(
         PackageChange(system=key[0], place=key[1], name=key[2], a=left.get(key, ""), b=right.get(key, ""))

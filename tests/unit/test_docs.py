@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 
+from tests.commands import demand_parses
 from tests.integration.test_jupyter import NGINX
 from torchkiln import errors
-from torchkiln.cli import INTERRUPTED, torchkiln
+from torchkiln.cli import INTERRUPTED
 from torchkiln.places import ROOT
 
 README, IMAGE = ((ROOT / page).read_text() for page in ("README.md", "docs/image.md"))
@@ -84,16 +84,7 @@ def test_every_command_in_the_documents_parses(document: str, arguments: str) ->
     words = shlex.split(arguments.replace("…", ""), comments=True)
     if words == ["X"]:
         return  # any command
-    context, command = click.Context(torchkiln), torchkiln
-    words = ["build", *words] if words[0].startswith("-") else words
-    while isinstance(command, click.Group):
-        if command.name == "smoke" and words[0] not in command.list_commands(context):
-            words = ["run", *words]
-        found = command.get_command(context, words[0])
-        assert found is not None, f"{document}: there is no command {words[0]!r}"
-        command, words = found, words[1:]
-        context = click.Context(command, parent=context)
-    command.make_parser(context).parse_args(words)
+    demand_parses(words)
 
 
 def test_exit_codes_are_those_of_the_code() -> None:
@@ -106,7 +97,7 @@ def test_exit_codes_are_those_of_the_code() -> None:
     assert told == sorted({0, INTERRUPTED} | raised)
 
 
-HERE = ("torchkiln", "smoke_tests", "tests/smoke_mutants", "tools", "build.py")
+HERE = ("torchkiln", "smoke_tests", "tests/smoke_mutants", "tools", "build.py", ".github")
 INSIDE = ("rootfs",)
 
 

@@ -26,6 +26,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     ),
     "stages": frozenset(
         {
+            "fanout", "lockdiff",
             "allowed", "arch", "attestation", "bake", "cache", "claims", "clearance", "contrast",
             "difference", "explain", "facts", "gate", "hosts", "layering", "located", "lock", "lockfile",
             "matrix", "pick", "plan", "policy", "provenance", "render", "report", "resolve", "retraction",
@@ -37,6 +38,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "engines": frozenset({"engines"}),
     "kiln": frozenset(
         {
+            "revision",
             "attached", "billing", "bundle", "catalog", "doctor", "foretold", "housekeeping", "keyless",
             "kiln", "overlay", "pinned_wheels", "planning", "publication", "rebuilding", "retracting",
             "scanner", "sealing", "source", "survey", "trust", "verification",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.options import split
+from torchkiln.cli.options import images_folder, split
 from torchkiln.cli.tables import table
 from torchkiln.errors import ConfigError, NothingSelected
 
@@ -27,12 +28,29 @@ as_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout")
 @click.command("list")
 @selection
 @as_json
-def list_command(as_json: bool, chosen: Chosen) -> None:
+@click.option("--github", is_flag=True, help="the locked cells as one line: a matrix of GitHub Actions")
+@click.option(
+    "--changed-since",
+    "since",
+    metavar="GIT_REF",
+    help="--github: cells whose lock or recipe is not that of then",
+)
+@images_folder
+def list_command(as_json: bool, github: bool, since: str | None, images: Path, chosen: Chosen) -> None:
     """Show the grid: what each cell of the matrix is, and what it runs on."""
     from torchkiln.resolve import resolve
 
+    if github and as_json:
+        raise click.UsageError("--github is JSON of its own: one of --json and --github")
+    if since is not None and not github:
+        raise click.UsageError("--changed-since is for --github")
     cells, matrix, facts = chosen.cells()
     resolutions = [resolve(cell, matrix, facts) for cell in cells]
+    if github:
+        from torchkiln.cli.fanout import matrix_line
+
+        click.echo(matrix_line(resolutions, images, since))
+        return
     if as_json:
         click.echo(json.dumps([_row(resolution, facts) for resolution in resolutions], indent=2))
         return

@@ -30,6 +30,10 @@ from torchkiln.nouns import LockedBase, LockedCell, Resolution, Source
 @click.option("--record", is_flag=True, help="note the layers that this machine built from the locks")
 @click.option("--check", is_flag=True, help="only say which locks are stale (exit 5); needs no network")
 @click.option(
+    "--diff", "since", metavar="GIT_REF", help="only tell what the locks say otherwise than then, as Markdown"
+)
+@click.option("--json", "as_json", is_flag=True, help="--diff: one object on stdout")
+@click.option(
     "--as-of",
     metavar="DATE",
     help="packages uploaded on that day (UTC) or later do not take part  [default: today]",
@@ -41,6 +45,8 @@ def lock(
     upgrade_base: bool,
     record: bool,
     check: bool,
+    since: str | None,
+    as_json: bool,
     as_of: str | None,
     images: Path,
 ) -> None:
@@ -50,6 +56,13 @@ def lock(
     """
     from torchkiln.resolve import resolve
 
+    if as_json and since is None:
+        raise click.UsageError("--json is for --diff")
+    if since is not None:
+        from torchkiln.cli.lock_changes import show_changes
+
+        show_changes(since, images, chosen.tags() if chosen.any else (), as_json=as_json)
+        return
     cells, matrix, facts = chosen.cells(must_name=not check)
     resolutions = tuple(resolve(cell, matrix, facts) for cell in cells)
     bound = next((index.packages for index in matrix.indexes if index.name == Source.PYTORCH.value), ())
@@ -253,13 +266,15 @@ class _Locking:
 
 def _moves(previous: LockedCell | None, locked: LockedCell) -> list[str]:
     """What moved between two locks, a phrase each."""
+    from torchkiln.lockdiff import lock_change
+    from torchkiln.tags import tag_of
+
     if previous is None:
         return ["new"]
-    was = {wheel.name: wheel.version for wheel in previous.wheels}
-    now = {wheel.name: wheel.version for wheel in locked.wheels}
+    found = lock_change(tag_of(locked.resolution), previous, locked)
     told = [
-        f"{name} {was.get(name, '(new)')} → {now.get(name, '(gone)')}"
-        for name in sorted(was.keys() | now.keys())
-        if was.get(name) != now.get(name)
+        f"{one.name} {one.a or '(new)'} → {one.b or '(gone)'}"
+        for one in found.packages
+        if one.system == "python"
     ]
-    return told + (["base"] if previous.base.digest != locked.base.digest else [])
+    return told + (["base"] if found.base[0] != found.base[1] else [])

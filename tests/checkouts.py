@@ -1,0 +1,46 @@
+"""Small git checkouts with locks in them, for whatever reads an earlier revision."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.planned import locked
+from torchkiln.lock import save
+from torchkiln.nouns import LockedCell
+from torchkiln.recipe import RECIPE
+
+# Nothing of the user's configuration, hooks or signing takes part.
+GIT = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_SYSTEM": os.devnull,
+    "GIT_AUTHOR_NAME": "test",
+    "GIT_AUTHOR_EMAIL": "test@test.invalid",
+    "GIT_COMMITTER_NAME": "test",
+    "GIT_COMMITTER_EMAIL": "test@test.invalid",
+}
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What git prints."""
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, env={**os.environ, **GIT}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def put(images: Path, cell: LockedCell | None = None, *, recipe: int = RECIPE) -> LockedCell:
+    """A lock in *images* with the plan beside it, as far as anybody reads that of another time."""
+    cell = cell or locked()
+    (save(images, cell) / "plan.json").write_text(f'{{"recipe": {recipe}}}')
+    return cell
+
+
+def commit(folder: Path, message: str = "a state") -> str:
+    """All that is in *folder*, as a commit of a repository that is made where there is none."""
+    if not (folder / ".git").exists():
+        git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", message)
+    return git(folder, "rev-parse", "HEAD")

@@ -1,0 +1,369 @@
+"""Every `run:` line of the workflows is run: what it asks of whom, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.checkouts import git
+from tests.commands import demand_parses
+from tests.workflow_scene import TAG, Scene, scene
+from tests.workflows import ACTION, GITHUB, GITLAB, Ran, Values, evaluate, filled, jobs, loaded
+
+REGISTRY = "registry.example/team/pytorch-cuda"
+IMAGE = f"{REGISTRY}@sha256:{'e' * 64}"
+IDENTITY = "https://github.example/octo/kiln/.github/workflows/publish.yml@refs/heads/main"
+# `run:` lines that no story runs, with the reason.
+NOT_RUN: dict[str, str] = {}
+
+
+def matrix() -> dict[str, str]:
+    """The cell whose lock the last commit brought, as `matrix.*`."""
+    cell = {"tag": TAG, "torch": "2.7.1", "cuda": "12.1", "flavor": "runtime", "os": "debian12"}
+    return {f"matrix.{key}": value for key, value in {**cell, "lock": "sha256:1"}.items()}
+
+
+COMMON = {
+    "github.event_name": "push",
+    "github.workspace": ".",
+    "github.token": "gh-token",
+    "github.run_id": "17",
+    "github.server_url": "https://github.example",
+    "github.repository": "octo/kiln",
+    "github.workflow_ref": "octo/kiln/.github/workflows/publish.yml@refs/heads/main",
+    "inputs.run-id": "",
+    "inputs.runtime": "bundle",
+    "needs.cells.outputs.count": "1",
+    "vars.TORCHKILN_KEY_FILE": "/secret/kiln.pem",
+    "vars.TORCHKILN_TRUSTED": "-----BEGIN PUBLIC KEY-----\nabc\n-----END PUBLIC KEY-----",
+    "vars.TORCHKILN_REPOSITORY": REGISTRY,
+    "secrets.TORCHKILN_KEY_PASSPHRASE": "word",
+    "secrets.TORCHKILN_REGISTRY_TOKEN": "",
+    "secrets.TORCHKILN_RELOCK_TOKEN": "relock-token",
+}
+GATE = {
+    "inputs.image": IMAGE,
+    "inputs.script": "python train.py --steps 10\npython check.py",
+    "inputs.gpus": "all",
+    "inputs.shm-size": "8g",
+    "inputs.keys": "",
+    "inputs.identity": "",
+    "inputs.issuer": "",
+}
+
+
+@dataclass(frozen=True)
+class Played:
+    """The scene after all stories, and what each job's lines did."""
+
+    scene: Scene
+    ran: dict[tuple[str, str, str], list[Ran]]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """One lock's way: from the pull request to the registry, and the night after."""
+    place = scene(tmp_path_factory.mktemp("workflows"))
+    place.remember("newer")
+    ran = {}
+
+    def play(file: str, job: str, story: str = "", **values: str) -> None:
+        dotted = {key.replace("__", "."): value for key, value in values.items()}
+        ran[file, job, story] = place.job(file, job, {**COMMON, **matrix(), **dotted})
+
+    since = {"inputs__since": "", "github__event.pull_request.base.sha": place.first}
+    play("ci.yml", "test")
+    play("build.yml", "cells", **since)
+    play("build.yml", "cells", "nothing", **{**since, "inputs__since": place.last})
+    play("build.yml", "cells", "first push", **{**since, "inputs__since": "0" * 40})
+    play("build.yml", "build")
+    play("gpu-proof.yml", "prove")
+    (place.folder / f"artifacts/proof-{TAG}").rename(place.folder / "artifacts/kept")
+    play("gpu-proof.yml", "prove", "docker", inputs__runtime="docker")
+    play("publish.yml", "publish")
+    play("nightly.yml", "cells")
+    play("nightly.yml", "rebuild")
+    play("nightly.yml", "relock")
+    ran["gate.yml", "gate", ""] = place.job("gate.yml", "gate", GATE)
+    ran["action.yml", "torch-gate", ""] = place.job(
+        "action.yml", "torch-gate", {**GATE, "inputs.keys": "our keys/a.pem\nb.pem\n"}
+    )
+    return Played(place, ran)
+
+
+def test_every_line_runs_and_none_fails(played: Played) -> None:
+    assert [(key, one) for key, lines in played.ran.items() for one in lines if one.code] == []
+
+
+def test_no_line_is_left_out(played: Played) -> None:
+    """Of any job of any workflow; what is not run stands in NOT_RUN, and only that."""
+    written = {
+        step["run"]
+        for file, job in jobs()
+        for step in (
+            loaded(ACTION)["runs"]["steps"]
+            if file == "action.yml"
+            else loaded(GITHUB / "workflows" / file)["jobs"][job]["steps"]
+        )
+        if "run" in step
+    }
+    assert written - {one.line for lines in played.ran.values() for one in lines} == set(NOT_RUN)
+    assert len(written) > 20
+
+
+def test_every_torchkiln_line_parses(played: Played) -> None:
+    for words in played.scene.asked("torchkiln"):
+        demand_parses(words)
+
+
+@pytest.mark.parametrize(
+    ("since", "tags"),
+    [
+        ("first", [TAG]),
+        ("last", []),
+        ("zeros", [TAG, "2.8.0-cuda12.1-cudnn9-runtime"]),
+        ("none", [TAG, "2.8.0-cuda12.1-cudnn9-runtime"]),
+    ],
+)
+def test_cells_are_those_whose_lock_changed(played: Played, since: str, tags: list[str]) -> None:
+    """And an empty matrix has the count that the next job's `if` asks for."""
+    commits = {"first": played.scene.first, "last": played.scene.last, "zeros": "0" * 40, "none": ""}
+    runner = played.scene.runner()
+    given = {"inputs.since": commits[since], "github.event.pull_request.base.sha": ""}
+    runner.job("build.yml", "cells", {**COMMON, **given})
+    told = {key.rpartition(".")[2]: value for key, value in runner.outputs.items()}
+
+    assert [row["tag"] for row in json.loads(told["matrix"])["include"]] == tags
+    assert told["count"] == str(len(tags))
+    condition = loaded(GITHUB / "workflows/build.yml")["jobs"]["build"]["if"]
+    assert evaluate(condition, {"needs.cells.outputs.count": told["count"]}) is bool(tags)
+    later = loaded(GITHUB / "workflows/publish.yml")["jobs"]["publish"]["if"][3:-2]
+    assert evaluate(later, {"needs.build.outputs.count": told["count"]}) is bool(tags)
+
+
+@pytest.mark.parametrize("file", ["publish.yml", "build.yml", "gpu-proof.yml"])
+def test_no_publication_gives_way_to_a_later_one(file: str) -> None:
+    """GitHub drops a waiting run when a third comes into its group: here each run has its own."""
+    group = loaded(GITHUB / "workflows" / file)["concurrency"]["group"]
+    push = {"github.event_name": "push", "github.ref": "refs/heads/main", "inputs.run-id": ""}
+    first, second = (filled(group, {**push, "github.run_id": number}) for number in ("1", "2"))
+    assert first != second
+
+
+def test_of_a_pull_request_only_the_newest_state_is_built() -> None:
+    concurrency = loaded(GITHUB / "workflows/build.yml")["concurrency"]
+    values = {"github.event_name": "pull_request", "github.ref": "refs/pull/7/merge"}
+    first, second = (filled(concurrency["group"], {**values, "github.run_id": n}) for n in ("1", "2"))
+    assert first == second
+    assert filled(concurrency["cancel-in-progress"], values) == "True"
+
+
+def test_a_commit_that_is_not_there_ends_the_job(played: Played) -> None:
+    given = {"inputs.since": "f" * 40, "github.event.pull_request.base.sha": ""}
+    ran = played.scene.job("build.yml", "cells", {**COMMON, **given})
+    assert (ran[-1].code, "git knows no such commit" in ran[-1].err) == (2, True)
+
+
+def test_ci_is_the_readmes_command(played: Played) -> None:
+    assert ["check", "test"] in played.scene.asked("make")
+
+
+def test_the_base_comes_by_its_digest(played: Played) -> None:
+    file = f"base-debian12-{'a' * 64}.tar.gz"
+    assert ["--pattern", file, "--output", file] in played.scene.asked("gh", "release", "download", "bases")
+    assert [file, "--os", "debian12"] in played.scene.asked("torchkiln", "base", "import")
+
+
+def test_what_is_built_is_what_the_lock_says_and_nothing_is_built_twice(played: Played) -> None:
+    """Two builds: for the pull request or the merge, and for the night. Proof and publication build none."""
+    cell = ["--torch", "2.7.1", "--cuda", "12.1", "--flavor", "runtime", "--os", "debian12", "--locked"]
+    assert played.scene.asked("torchkiln", "build") == [cell, cell]
+    for key in (("gpu-proof.yml", "prove", ""), ("publish.yml", "publish", "")):
+        assert not any("torchkiln build" in one.line for one in played.ran[key])
+
+
+def test_the_bundle_is_proved_with_the_runners_own_key(played: Played) -> None:
+    (words,) = played.scene.asked("run.py")
+    assert words[:4] == ["--key", "/secret/kiln.pem", "--report", "proof/report.json"]
+    kept = played.scene.folder / "artifacts/kept"
+    assert {path.name for path in kept.iterdir()} == {"report.json", "report.dsse.json", "smoke.xml"}
+
+
+def test_nothing_of_a_proof_stays_on_its_runner(played: Played) -> None:
+    """It is used again."""
+    for story in ("", "docker"):
+        assert played.ran["gpu-proof.yml", "prove", story][-1].line.startswith("rm -rf")
+
+
+def test_a_failed_proof_hands_on_its_report(tmp_path: Path) -> None:
+    """A red job whose report nobody can read helps nobody; and nothing stays on the runner."""
+    place = scene(tmp_path)
+    place.remember("fails")
+    values = {**COMMON, **matrix()}
+    place.job("build.yml", "build", values)
+    ran = place.job("gpu-proof.yml", "prove", values)
+
+    assert [one.code for one in ran] == [0, 10, 0]
+    assert (tmp_path / f"artifacts/proof-{TAG}/report.json").is_file()
+
+
+def test_publishing_asks_the_gate_then_publishes_then_verifies(played: Played) -> None:
+    last = [words for words in played.scene.asked("torchkiln") if words[0] in ("gate", "publish", "verify")][
+        :3
+    ]
+    report = ["--report", "proof/report.json", "--trust", "trusted.pem"]
+    assert last == [
+        ["gate", TAG, "--output", "bundle/layout", *report],
+        ["publish", TAG, "--output", "bundle/layout", "--to", REGISTRY, *report, "--keyless"],
+        ["verify", f"{REGISTRY}:{TAG}", "--identity", IDENTITY, "--key", "trusted.pem"],
+    ]
+    login = ["login", "--username", "octocat", "--password-stdin", "registry.example", "<", "gh-token"]
+    assert login in played.scene.asked("docker")
+
+
+def test_a_tampered_image_turns_the_job_red(tmp_path: Path) -> None:
+    place = scene(tmp_path)
+    values = {**COMMON, **matrix()}
+    place.job("build.yml", "build", values)
+    place.job("gpu-proof.yml", "prove", values)
+    place.remember("tampered")
+    assert [one.code for one in place.job("publish.yml", "publish", values)][-1] == 1
+
+
+def test_without_a_proof_nothing_is_published(tmp_path: Path) -> None:
+    """The artifact is not there, and no later line runs."""
+    place = scene(tmp_path)
+    values = {**COMMON, **matrix()}
+    place.job("build.yml", "build", values)
+    ran = place.job("publish.yml", "publish", values)
+
+    assert ran[-1].line == "actions/download-artifact"
+    assert place.asked("torchkiln", "publish") == []
+
+
+def test_the_night_rebuilds_what_the_registry_has(played: Played) -> None:
+    signed = ["--identity", IDENTITY, "--key", "trusted.pem"]
+    assert played.scene.asked("torchkiln", "verify")[1] == [f"{REGISTRY}:{TAG}", *signed, "--rebuild"]
+
+
+def test_newer_packages_are_proposed_with_what_they_are(played: Played) -> None:
+    """A branch, one commit of generated files, the diff as the body; the base by digest in the release."""
+    place = played.scene
+    body = (place.folder / "state/proposal").read_text()
+    changed = git(place.origin, "diff", "--name-only", "main", "relock").splitlines()
+
+    assert "| tqdm | 4.67.1 | 9.9 |" in body
+    assert f"| {TAG} |" in body
+    lock = [f"images/{TAG}/lock.json", f"images/{TAG}/requirements.txt"]
+    assert changed == [*lock, "images/base-debian12/base.json"]
+    assert [f"base-debian12-{'c' * 64}.tar.gz", "--clobber"] in place.asked(
+        "gh", "release", "upload", "bases"
+    )
+    assert place.asked("gh", "pr", "create") != []
+
+
+def test_an_open_proposal_is_brought_up_to_date(tmp_path: Path) -> None:
+    place = scene(tmp_path)
+    for _ in range(2):
+        place.remember("newer")
+        ran = place.job("nightly.yml", "relock", COMMON)
+        assert [one for one in ran if one.code] == []
+    assert len(place.asked("gh", "pr", "create")) == 1
+    assert len(place.asked("gh", "pr", "edit")) == 1
+
+
+def test_nothing_newer_proposes_nothing(tmp_path: Path) -> None:
+    place = scene(tmp_path)
+    ran = place.job("nightly.yml", "relock", COMMON)
+
+    assert (ran[-1].code, ran[-1].err) == (0, "every lock is up to date\n")
+    assert place.asked("gh") == []
+
+
+def test_the_gate_runs_the_script_in_the_image_as_its_user(played: Played) -> None:
+    run = played.scene.asked("docker", "run")[0]
+    folder = run.pop(run.index("--volume") + 1)
+
+    assert folder.endswith("/a checkout:/workspace")
+    assert run == [
+        *("--rm", "--shm-size", "8g", "--volume", "--workdir", "/workspace"),
+        *("--user", f"{os.getuid()}:{os.getgid()}", "--gpus", "all", IMAGE),
+        *("bash", "-euo", "pipefail", "-c", GATE["inputs.script"]),
+    ]
+
+
+def test_the_gate_without_gpus(tmp_path: Path) -> None:
+    place = scene(tmp_path)
+    place.job("action.yml", "torch-gate", {**GATE, "inputs.gpus": "none"})
+    assert "--gpus" not in place.asked("docker", "run")[0]
+
+
+def test_the_gate_verifies_first_where_it_is_given_a_key(played: Played) -> None:
+    order = [line[:2] for line in played.scene.asked()]
+    order = [two for two in order if two in (["torchkiln", "verify"], ["docker", "run"])]
+    assert order[-2:] == [["torchkiln", "verify"], ["docker", "run"]]
+    assert played.scene.asked("torchkiln", "verify")[-1] == [
+        *(IMAGE, "--key", "our keys/a.pem", "--key", "b.pem")
+    ]
+
+
+@pytest.mark.parametrize("image", [f"{REGISTRY}:v2.7", REGISTRY, f"{REGISTRY}@sha256:12", "--privileged"])
+def test_the_gate_takes_images_by_digest_only(tmp_path: Path, image: str) -> None:
+    place = scene(tmp_path)
+    (ran,) = place.job("gate.yml", "gate", {**GATE, "inputs.image": image})
+    assert (ran.code, "::error" in ran.out) == (2, True)
+    assert place.asked("docker") == []
+
+
+def test_the_gate_ends_as_the_script_does_and_runs_nothing_unverified(tmp_path: Path) -> None:
+    place = scene(tmp_path)
+    (ran,) = place.job("gate.yml", "gate", GATE, CI_TOOLS_SCRIPT_ENDS="41")
+    assert ran.code == 41
+    place.remember("tampered")
+    *_, ran = place.job("gate.yml", "gate", {**GATE, "inputs.identity": IDENTITY, "inputs.issuer": "y"})
+    assert ran.code == 1
+    assert place.asked("torchkiln", "verify") == [[IMAGE, "--identity", IDENTITY, "--issuer", "y"]]
+    assert len(place.asked("docker", "run")) == 1
+
+
+def test_an_unknown_name_in_an_expression_is_an_error() -> None:
+    """On GitHub it would be nothing, and nobody would know."""
+    values: Values = {"inputs.a": "x"}
+    assert evaluate("inputs.a || 'y'", values) == "x"
+    assert evaluate("inputs.a != '' && !cancelled()", values) is True
+    with pytest.raises(KeyError):
+        evaluate("inputs.b", values)
+
+
+def test_gitlabs_lines_run(tmp_path: Path) -> None:
+    """Each job's script, in a clone of its own, with the variables that GitLab would give."""
+    place = scene(tmp_path)
+    given = {
+        "CI_MERGE_REQUEST_DIFF_BASE_SHA": place.first,
+        "CI_COMMIT_BEFORE_SHA": place.first,
+        "CI_REGISTRY": "registry.example",
+        "CI_REGISTRY_IMAGE": REGISTRY,
+        "CI_REGISTRY_USER": "ci",
+        "CI_REGISTRY_PASSWORD": "word",
+        "KILN_KEY": "/secret/kiln.pem",
+    }
+    for name, job in loaded(GITLAB).items():
+        if "script" in job:
+            runner = place.runner()
+            ran = [runner.line({"run": line}, given) for line in job["script"]]
+            assert [one for one in ran if one.code] == [], name
+            if name == "locks":
+                assert f"| {TAG} | new |" in (runner.clone / "locks.md").read_text()
+
+    assert place.asked("docker") == [
+        [*("login", "--username", "ci", "--password-stdin", "registry.example"), "<", "word"]
+    ]
+    assert place.asked("make") == [
+        ["check", "test"],
+        ["setup"],
+        ["release", f"TO={REGISTRY}", "KEY=/secret/kiln.pem", f"SINCE={place.first}"],
+    ]

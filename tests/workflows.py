@@ -1,0 +1,161 @@
+"""Workflows, run here: each job's `run:` lines in a scratch checkout, and the few actions they use in small.
+
+What costs hours or wants another machine has a stand-in on PATH, which notes what it was asked. Expressions
+get the values that a test gives; one that has none is an error, not nothing, as it would be on GitHub.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchkiln.places import ROOT
+
+GITHUB = ROOT / ".github"
+FILES = sorted((GITHUB / "workflows").glob("*.yml"))
+ACTION = GITHUB / "actions/torch-gate/action.yml"
+GITLAB = ROOT / "docs/ci/gitlab-ci.yml"
+_EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
+_NAME = re.compile(
+    r"(?P<text>'(?:[^']|'')*')|(?P<name>[A-Za-z_][\w-]*(?:\.[\w-]+)*)(?P<call>\()?|\|\||&&|!(?!=)"
+)
+_WORDS = {"||": " or ", "&&": " and ", "!": " not "}
+
+Values = Mapping[str, str]
+
+
+def loaded(file: Path) -> dict[str, Any]:
+    """A workflow or an action; every scalar is text, so that `on` is no boolean."""
+    document: dict[str, Any] = yaml.load(file.read_text(), Loader=yaml.BaseLoader)
+    return document
+
+
+def jobs() -> Iterator[tuple[str, str]]:
+    """Every job that has steps, as file and name; the composite action counts as one."""
+    for file in FILES:
+        yield from ((file.name, name) for name, job in loaded(file)["jobs"].items() if "steps" in job)
+    yield ("action.yml", "torch-gate")
+
+
+def evaluate(expression: str, values: Values, *, failed: bool = False) -> Any:
+    """What GitHub makes of *expression*, as far as ours go."""
+
+    def word(found: re.Match[str]) -> str:
+        if found["text"]:
+            return repr(found["text"][1:-1].replace("''", "'"))
+        if found["call"]:
+            return f"_call[{found['name']!r}]("
+        return f"_values[{found['name']!r}]" if found["name"] else _WORDS[found[0]]
+
+    calls = {"fromJSON": json.loads, "always": lambda: True, "cancelled": lambda: False}
+    scope = {"_values": values, "_call": calls, "__builtins__": {}}
+    # Numbers are none of our values; GitHub compares text with them as numbers.
+    python = re.sub(r"> 0\b", "not in ('', '0')", _NAME.sub(word, expression.strip()))
+    result = eval(python.strip(), scope)
+    return result if not failed or "always()" in expression else False
+
+
+def filled(text: str, values: Values) -> str:
+    """*text* with each `${{ }}` in it evaluated."""
+    return _EXPRESSION.sub(lambda found: str(evaluate(found[1], values)), text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """One `run:` line and how it ended."""
+
+    line: str
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(kw_only=True)
+class Runner:
+    """A runner for jobs, with *clone* as the checkout and *tools* first on its PATH."""
+
+    clone: Path
+    tools: Path
+    artifacts: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)  # of steps, by "steps.ID.outputs.NAME"
+
+    def job(self, file: str, name: str, values: Values) -> list[Ran]:
+        """Run the steps of a job as far as they go; what failed is the last, but for what always runs."""
+        if file == "action.yml":
+            document, job = {}, loaded(ACTION)["runs"]
+        else:
+            document = loaded(GITHUB / "workflows" / file)
+            job = document["jobs"][name]
+        environ = {**document.get("env", {}), **job.get("env", {})}
+        ran: list[Ran] = []
+        for step in job["steps"]:
+            known = {**values, **self.outputs}
+            failed = any(one.code for one in ran)
+            condition = step.get("if", "").removeprefix("${{").removesuffix("}}")
+            if not evaluate(condition, known, failed=failed) if condition else failed:
+                continue
+            if "run" in step:
+                told = {**environ, **step.get("env", {})}
+                ran.append(self.line(step, {name: filled(text, known) for name, text in told.items()}))
+            else:
+                arguments = {key: filled(text, known) for key, text in step.get("with", {}).items()}
+                ran += self._action(step["uses"].partition("@")[0], arguments)
+        return ran
+
+    def line(self, step: Mapping[str, str], environ: Mapping[str, str]) -> Ran:
+        """One `run:` line under bash as GitHub starts it; nothing is put into it, or a test fails."""
+        assert "${{" not in step["run"], "untrusted text could come in: give it by `env:`"
+        output = self.clone.parent / "output"
+        output.write_text("")
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-euo", "pipefail", "-c", step["run"]],
+            cwd=self.clone,
+            env={
+                **self.environ,
+                "PATH": f"{self.tools}:{os.environ['PATH']}",
+                "GITHUB_ACTION_PATH": str(self.clone / ".github/actions/torch-gate"),
+                "GITHUB_ACTOR": "octocat",
+                "GITHUB_OUTPUT": str(output),
+                "GITHUB_STEP_SUMMARY": str(self.clone.parent / "summary.md"),
+                **environ,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for line in output.read_text().splitlines():
+            key, _, value = line.partition("=")
+            self.outputs[f"steps.{step['id']}.outputs.{key}"] = value
+        return Ran(line=step["run"], code=done.returncode, out=done.stdout, err=done.stderr)
+
+    def _action(self, name: str, arguments: Mapping[str, str]) -> list[Ran]:
+        """What the action does that a later line would notice."""
+        if name == "actions/upload-artifact":
+            found = self.clone / arguments["path"]
+            if not found.exists():
+                return [Ran(line=name, code=1, out="", err=f"{found} is not there")]
+            place = self.artifacts / arguments.get("name", found.name)
+            shutil.copytree(found, place) if found.is_dir() else shutil.copy(found, place)
+        elif name == "actions/download-artifact":
+            found = self.artifacts / arguments["name"]
+            if not found.exists():
+                return [Ran(line=name, code=1, out="", err=f"{found} is not there")]
+            place = self.clone / arguments.get("path", ".")
+            shutil.copytree(found, place) if found.is_dir() else shutil.copy(found, place)
+        elif name == "$/.github/actions/torch-gate":
+            defaults = {key: one.get("default", "") for key, one in loaded(ACTION)["inputs"].items()}
+            given = {f"inputs.{key}": value for key, value in {**defaults, **arguments}.items()}
+            return self.job("action.yml", "torch-gate", given)
+        else:
+            assert name in ("actions/checkout", "actions/cache"), f"what does {name} do?"
+        return []
