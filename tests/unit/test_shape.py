@@ -26,22 +26,20 @@ GROUPS: Mapping[str, frozenset[str]] = {
     ),
     "stages": frozenset(
         {
-            "fanout", "lockdiff",
             "allowed", "arch", "attestation", "bake", "cache", "claims", "clearance", "contrast",
-            "difference", "explain", "facts", "gate", "hosts", "layering", "located", "lock", "lockfile",
-            "matrix", "pick", "plan", "policy", "provenance", "render", "report", "resolve", "retraction",
-            "reuse", "sbom", "scanned", "select", "signature", "sigstore_bundle", "smoke", "standing",
-            "statement", "suite", "tags", "tolerated", "verdict", "vulnerabilities",
+            "difference", "explain", "facts", "fanout", "gate", "hosts", "layering", "located", "lock",
+            "lockdiff", "lockfile", "matrix", "pick", "plan", "policy", "provenance", "render", "report",
+            "resolve", "retraction", "reuse", "sbom", "scanned", "select", "signature", "sigstore_bundle",
+            "smoke", "standing", "statement", "suite", "tags", "tolerated", "verdict", "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
     "engines": frozenset({"engines"}),
     "kiln": frozenset(
         {
-            "revision",
             "attached", "billing", "bundle", "catalog", "doctor", "foretold", "housekeeping", "keyless",
             "kiln", "overlay", "pinned_wheels", "planning", "publication", "rebuilding", "retracting",
-            "scanner", "sealing", "source", "survey", "trust", "verification",
+            "revision", "scanner", "sealing", "source", "survey", "trust", "verification",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),
