@@ -6,9 +6,11 @@ from pathlib import Path
 
 from torchkiln import __version__
 from torchkiln.base.archive import read_files
-from torchkiln.engines.evidence import read_evidence
+from torchkiln.engines.evidence import made_of, read_evidence
+from torchkiln.lock import lock_digest
 from torchkiln.nouns import LockedCell
 from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.plan import plan
 from torchkiln.sbom.bill import Bill, bill_of
 from torchkiln.store import Store
 
@@ -21,10 +23,11 @@ def bill_of_image(image: ImageOnDisk, locked: LockedCell, images: Path, store: S
     :raises VerificationFailed: a layer is damaged, or the image is not what the lock says.
     :raises ConfigError: the committed note of the base's files is broken.
     """
+    specs = plan(locked, (), aliases=(), lock_digest=lock_digest(locked)).layers
     return bill_of(
         locked,
         image.manifest,
-        read_evidence(image, store),
+        read_evidence(image, store, made_of=made_of(locked, specs, store)),
         files=read_files(images, locked.base, store),
         name=name,
         tool=__version__,
