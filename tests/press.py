@@ -23,7 +23,6 @@ from tests.reports import TAG, TIERS, report
 from tests.smoke_suites import suite_with
 from tests.unpublished import FakeIndex
 from torchkiln import facts, matrix
-from torchkiln.attestation import attest
 from torchkiln.cli import torchkiln
 from torchkiln.cli.kept import Kept
 from torchkiln.engines import embedded
@@ -35,6 +34,7 @@ from torchkiln.places import ROOT
 from torchkiln.plan import IMAGE_JSON
 from torchkiln.planning import plan_locked
 from torchkiln.report import to_json
+from torchkiln.statements.attestation import attest
 from torchkiln.store import Store
 from torchkiln.suite import suite_digest
 

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchkiln import attestation, hosts, signature
 from torchkiln import facts as facts_of
+from torchkiln import hosts
 from torchkiln import matrix as matrix_of
 from torchkiln.facts import Facts
 from torchkiln.foretold import foretold
@@ -23,6 +23,7 @@ from torchkiln.matrix import Matrix
 from torchkiln.nouns import Digest, LockedCell, SmokeReport, Witness
 from torchkiln.places import ROOT
 from torchkiln.planning import plan_cell
+from torchkiln.statements import attestation, signature
 from torchkiln.tags import tag_of
 
 IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"

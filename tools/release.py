@@ -19,7 +19,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from torchkiln.errors import KilnError
-from torchkiln.signature import PASSPHRASE, private_key
+from torchkiln.statements.signature import PASSPHRASE, private_key
 
 ROOT = Path(__file__).resolve().parent.parent
 KILN = [sys.executable, str(ROOT / "build.py")]

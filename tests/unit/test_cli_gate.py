@@ -16,7 +16,6 @@ from tests.oci_samples import BlobFolder, plan, tar_of
 from tests.reports import TAG, TIERS, found, report
 from tests.smoke_suites import suite_with
 from tests.validated import BASE
-from torchkiln.attestation import attest
 from torchkiln.cli.gate import gate
 from torchkiln.cli.kept import Kept
 from torchkiln.errors import ConfigError, GateRefused, Stale, VerificationFailed
@@ -24,7 +23,8 @@ from torchkiln.nouns import Finding, SmokeReport
 from torchkiln.oci.layout import open_layout, write_image
 from torchkiln.places import ROOT
 from torchkiln.report import to_json
-from torchkiln.signature import fingerprint
+from torchkiln.statements.attestation import attest
+from torchkiln.statements.signature import fingerprint
 from torchkiln.store import Store
 from torchkiln.suite import suite_digest
 

@@ -15,13 +15,14 @@ import pytest
 
 from smoke_tests.allowed import allowed_unresolved
 from tools.kept import ACCOUNTS, IMAGES, PROOFS, present, proofs, short
-from torchkiln import attestation, facts, matrix
+from torchkiln import facts, matrix
 from torchkiln.errors import GateRefused
 from torchkiln.gate import clear, judge
 from torchkiln.lock import load_locked
 from torchkiln.nouns import Digest, Finding, LockedCell, Witness
 from torchkiln.places import ROOT
 from torchkiln.policy import Policy
+from torchkiln.statements import attestation
 from torchkiln.suite import load_suite
 from torchkiln.verdict import verdict
 

@@ -26,20 +26,18 @@ GROUPS: Mapping[str, frozenset[str]] = {
     ),
     "stages": frozenset(
         {
-            "allowed", "arch", "attestation", "bake", "cache", "claims", "clearance", "contrast",
-            "difference", "explain", "facts", "fanout", "gate", "hosts", "layering", "located", "lock",
-            "lockdiff", "lockfile", "matrix", "pick", "plan", "policy", "provenance", "render", "report",
-            "resolve", "retraction", "reuse", "sbom", "scanned", "select", "signature", "sigstore_bundle",
-            "smoke", "standing", "statement", "suite", "tags", "tolerated", "verdict", "vulnerabilities",
+            "allowed", "arch", "bake", "cache", "claims", "contrast", "difference", "explain", "facts",
+            "fanout", "gate", "hosts", "layering", "located", "lock", "lockdiff", "lockfile", "matrix",
+            "pick", "plan", "policy", "render", "report", "resolve", "reuse", "sbom", "scanned", "select",
+            "smoke", "standing", "statements", "suite", "tags", "tolerated", "verdict", "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
     "engines": frozenset({"engines"}),
     "kiln": frozenset(
         {
-            "attached", "billing", "bundle", "catalog", "doctor", "foretold", "housekeeping", "keyless",
-            "kiln", "overlay", "pinned_wheels", "planning", "publication", "rebuilding", "retracting",
-            "revision", "scanner", "sealing", "source", "survey", "trust", "verification",
+            "billing", "bundle", "doctor", "foretold", "housekeeping", "kiln", "overlay", "pinned_wheels",
+            "planning", "publishing", "revision", "scanner", "survey",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),

@@ -26,10 +26,19 @@ from hypothesis import strategies as st
 
 from tests.keys import ED, KEYS, P256, SECRET, pem, public_pem
 from tests.reports import report
-from torchkiln.attestation import attest
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.places import ROOT
-from torchkiln.signature import PASSPHRASE, decode, fingerprint, pae, private_key, public_key, seal, verify
+from torchkiln.statements.attestation import attest
+from torchkiln.statements.signature import (
+    PASSPHRASE,
+    decode,
+    fingerprint,
+    pae,
+    private_key,
+    public_key,
+    seal,
+    verify,
+)
 
 
 def checked(data: bytes, *trusted: Any) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from tests.keys import ED, P256, STRANGER, public_pem
 from tests.press import interpreter, press
 from tests.reports import TAG, found
 from tests.standin.registry_server import RegistryServer, Repository
-from torchkiln.attestation import attest
 from torchkiln.errors import VerificationFailed
+from torchkiln.statements.attestation import attest
 
 SMOKE, PROVENANCE = "urn:torchkiln:smoke-report:2", "https://slsa.dev/provenance/v1"
 KIND = "dev.sigstore.bundle.predicateType"
@@ -184,8 +184,8 @@ def test_a_report_for_a_sibling_image(scene: Scene) -> None:
 def test_the_provenance_of_a_sibling(scene: Scene) -> None:
     """Signed for this image by the publisher, and its lock gives another."""
     from torchkiln.lock import load_locked
-    from torchkiln.provenance import provenance
-    from torchkiln.sealing import ByKey
+    from torchkiln.publishing.sealing import ByKey
+    from torchkiln.statements.provenance import provenance
 
     scene.publish()
     scene.desk.build("2")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torchkiln.nouns import Digest, LockedCell, Witness
     from torchkiln.oci.layout import ImageOnDisk
     from torchkiln.policy import Policy
-    from torchkiln.signature import PublicKey
     from torchkiln.standing import Standing
+    from torchkiln.statements.signature import PublicKey
     from torchkiln.suite import Suite
 
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
@@ -71,7 +71,7 @@ class Bench:
 
     def _read(self, path: Path, image: Digest) -> Iterator[Witness]:
         """The report in the file *path*; of a folder, those that tell of *image*."""
-        from torchkiln import attestation
+        from torchkiln.statements import attestation
 
         if not path.is_dir():
             yield attestation.read(path, self.trusted)

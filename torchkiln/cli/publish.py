@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from torchkiln.gate import ClearedImage
     from torchkiln.nouns import LockedCell
     from torchkiln.oci.layout import ImageOnDisk
-    from torchkiln.publication import Names, PublishedImage
+    from torchkiln.publishing.publish import Names, PublishedImage
+    from torchkiln.publishing.sealing import Sealer
     from torchkiln.registry.delivery import How
     from torchkiln.registry.reference import Repository
     from torchkiln.registry.session import Registry
-    from torchkiln.sealing import Sealer
-    from torchkiln.statement import Statement
+    from torchkiln.statements.statement import Statement
 
 
 @click.command("publish", options_metavar="[OPTIONS]")
@@ -159,7 +159,7 @@ class _Way:
     quiet: bool
 
     def publish(self, ref: str) -> PublishedImage:
-        from torchkiln.publication import publish
+        from torchkiln.publishing.publish import publish
 
         image, tag, locked = image_and_lock(ref, self.output, self.images)
         cleared = self._cleared(image, locked)
@@ -195,7 +195,7 @@ class _Way:
         return cleared
 
     def _names(self, tag: str, locked: LockedCell) -> Names:
-        from torchkiln.publication import Names
+        from torchkiln.publishing.publish import Names
         from torchkiln.tags import aliases_of
 
         if self.names:
@@ -207,9 +207,9 @@ class _Way:
 def _statements(image: ImageOnDisk, locked: LockedCell, images: Path, name: str) -> Sequence[Statement]:
     """What is said of it beside what the gate says."""
     from torchkiln.billing import bill_of_image
-    from torchkiln.provenance import provenance
+    from torchkiln.publishing.source import source_of
     from torchkiln.sbom.statements import sboms
-    from torchkiln.source import source_of
+    from torchkiln.statements.provenance import provenance
     from torchkiln.store import Store
 
     store = Store(cache_root(), on_wait=console.waiting)

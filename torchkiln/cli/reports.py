@@ -16,7 +16,7 @@ from torchkiln.errors import ConfigError, KilnError, SmokeFailed, SmokeInconclus
 
 if TYPE_CHECKING:
     from torchkiln.nouns import SmokeReport, Witness
-    from torchkiln.signature import PrivateKey, PublicKey
+    from torchkiln.statements.signature import PrivateKey, PublicKey
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -64,8 +64,9 @@ def trust(command: F) -> F:
 @click.option("--json", "as_json", is_flag=True, help="verdict, stated verdict, faults, signers as JSON")
 def show(report_file: Path, trust_files: tuple[Path, ...], as_json: bool) -> None:
     """Print a report, plain or signed, and compute its verdict again from the raw values in it."""
-    from torchkiln import attestation, facts
+    from torchkiln import facts
     from torchkiln import report as forms
+    from torchkiln.statements import attestation
     from torchkiln.verdict import faults, verdict
 
     trusted = public_keys(trust_files)
@@ -133,7 +134,7 @@ def publish(report: SmokeReport, to: Forms, key: PrivateKey | None = None) -> No
     from torchkiln.files import write_atomic
 
     if to.report and key:
-        from torchkiln.attestation import attest, beside
+        from torchkiln.statements.attestation import attest, beside
 
         write_atomic(beside(to.report), attest(report, key))
     if to.report:
@@ -171,7 +172,7 @@ def private_key(path: Path) -> PrivateKey:
 
     :raises ConfigError: it is none, or others may read it.
     """
-    from torchkiln import signature
+    from torchkiln.statements import signature
 
     try:
         mode = path.stat().st_mode
@@ -190,7 +191,7 @@ def public_keys(paths: Sequence[Path]) -> list[PublicKey]:
     """The keys in *paths*."""
     if not paths:
         return []
-    from torchkiln import signature
+    from torchkiln.statements import signature
 
     return [signature.public_key(_pem(path), where=str(path)) for path in paths]
 

@@ -18,7 +18,7 @@ from torchkiln.cli.trusting import trust_of, trust_options
 from torchkiln.errors import ConfigError, RegistryError, printable
 
 if TYPE_CHECKING:
-    from torchkiln.catalog import Listed
+    from torchkiln.publishing.catalog import Listed
 
 _plain_http = click.option(
     "--plain-http", is_flag=True, help="no https, though the registry is not this machine"
@@ -42,7 +42,7 @@ def catalog(
 ) -> None:
     """List a repository's images: tags, digest, on which GPUs each was proved, what speaks against it."""
     from torchkiln import facts, matrix
-    from torchkiln.catalog import catalog as listed_in
+    from torchkiln.publishing.catalog import catalog as listed_in
     from torchkiln.registry.reading import Reading
     from torchkiln.registry.reference import parse_repository
 
@@ -117,9 +117,9 @@ def retract(
     no good image is left is deleted, where the registry can; where it cannot, that is told (exit 9).
     """
     from torchkiln import facts, matrix
+    from torchkiln.publishing.retract import retract as done
     from torchkiln.registry.reading import Reading
     from torchkiln.registry.reference import parse_reference
-    from torchkiln.retracting import retract as done
     from torchkiln.reuse import TIME
 
     reference = parse_reference(target)

@@ -13,7 +13,7 @@ from torchkiln.cli.reports import THERE, private_key
 from torchkiln.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torchkiln.sealing import Sealer
+    from torchkiln.publishing.sealing import Sealer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,14 +36,14 @@ def sealer_of(key_file: Path | None, keyless: bool, *, demanded: bool) -> Sealer
     :param demanded: whether the policy wants signatures.
     :raises ConfigError: two ways at once, a key that is none, or nobody where signatures are demanded.
     """
-    from torchkiln.sealing import ByKey, Unsigned
+    from torchkiln.publishing.sealing import ByKey, Unsigned
 
     if key_file and keyless:
         raise ConfigError("--key and --keyless are two ways to sign", hint="give one of them")
     if key_file:
         return ByKey(private_key(key_file))
     if keyless:
-        from torchkiln.keyless import Keyless
+        from torchkiln.publishing.keyless import Keyless
 
         return Keyless.of_this_job()
     if demanded:

@@ -14,8 +14,8 @@ from torchkiln.cli.reports import THERE, public_keys
 
 if TYPE_CHECKING:
     from torchkiln.policy import Policy
-    from torchkiln.signature import PublicKey
-    from torchkiln.trust import Trust
+    from torchkiln.publishing.trust import Trust
+    from torchkiln.statements.signature import PublicKey
 
 _GITHUB = "https://token.actions.githubusercontent.com"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,8 +50,8 @@ def trust_of(
     policy: Policy, matrix_file: Path, keys: Sequence[Path], identity: str | None, issuer: str
 ) -> Trust:
     """Those whom the policy names, and those who were named on the command line."""
-    from torchkiln.sealing import Signer
-    from torchkiln.trust import Trust
+    from torchkiln.publishing.sealing import Signer
+    from torchkiln.publishing.trust import Trust
 
     signer = Signer(identity=identity, issuer=issuer) if identity else None
     return Trust(keys=(*policy_keys(policy, matrix_file), *public_keys(keys)), signer=signer)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from torchkiln.facts import Facts
     from torchkiln.matrix import Matrix
     from torchkiln.oci.layout import ImageOnDisk
+    from torchkiln.publishing.verify import Point, Verification
     from torchkiln.registry.reading import Reading
     from torchkiln.registry.reference import Reference
-    from torchkiln.verification import Point, Verification
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +51,9 @@ def verify_published(reference: Reference, wish: Wish) -> None:
     from torchkiln import facts, matrix
     from torchkiln.cli.checks import suite_of
     from torchkiln.planning import plan_locked
+    from torchkiln.publishing.verify import verify
     from torchkiln.registry import pulling
     from torchkiln.registry.reading import Reading
-    from torchkiln.verification import verify
 
     known = facts.load()
     grid = matrix.read(wish.matrix_file, known)
@@ -88,10 +88,10 @@ def _full(reading: Reading, image: ImageOnDisk, looked: Verification, observer: 
     """Each layer, byte for byte: digest, diff_id, each file in it; and what the SBOM says of them."""
     from torchkiln.engines.evidence import read_evidence
     from torchkiln.oci.validate import validate
+    from torchkiln.publishing.verify import Point, of_sboms
     from torchkiln.registry import pulling
     from torchkiln.sbom.matches import items_of, matches
     from torchkiln.store import Store
-    from torchkiln.verification import Point, of_sboms
 
     layout = image.manifest_path.parents[2]
     try:
@@ -114,7 +114,7 @@ def _rebuilt(
     reading: Reading, image: ImageOnDisk, locked: Any, grid: Matrix, known: Facts, observer: Observer
 ) -> Point:
     from torchkiln.cli.desk import LateIndex
-    from torchkiln.rebuilding import rebuilt
+    from torchkiln.publishing.rebuild import rebuilt
     from torchkiln.store import Store
 
     store = Store(cache_root(), on_wait=console.waiting)

@@ -7,7 +7,7 @@ import json
 from torchkiln.sbom.bill import Bill
 from torchkiln.sbom.cyclonedx import cyclonedx
 from torchkiln.sbom.spdx import spdx
-from torchkiln.statement import Statement, statement
+from torchkiln.statements.statement import Statement, statement
 
 SPDX, CYCLONEDX = "https://spdx.dev/Document", "https://cyclonedx.org/bom"  # as cosign calls them
 

@@ -9,16 +9,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchkiln.attached import Opener
-from torchkiln.catalog import Listed, catalog
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import Digest
 from torchkiln.oci.image import MANIFEST_TYPE, descriptor
+from torchkiln.publishing.attached import Opener
+from torchkiln.publishing.catalog import Listed, catalog
+from torchkiln.publishing.sealing import Sealer
 from torchkiln.registry.naming import forget, put
 from torchkiln.registry.reading import Document, Reading
 from torchkiln.registry.referrers import attach
-from torchkiln.retraction import retraction
-from torchkiln.sealing import Sealer
+from torchkiln.statements.retraction import retraction
 from torchkiln.tags import Named, names_of, parse_name
 from torchkiln.versions import numbers
 

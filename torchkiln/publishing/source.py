@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 from torchkiln.places import ROOT
-from torchkiln.provenance import Source
+from torchkiln.statements.provenance import Source
 
 _PATIENCE = 20.0  # seconds
 

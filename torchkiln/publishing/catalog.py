@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchkiln.attached import Opener, attached
-from torchkiln.clearance import CLEARANCE, decision_of
 from torchkiln.errors import VerificationFailed
 from torchkiln.nouns import Digest
+from torchkiln.publishing.attached import Opener, attached
 from torchkiln.registry.reading import Document, Reading
 from torchkiln.registry.referrers import LIST
-from torchkiln.retraction import RETRACTION, reason_of
-from torchkiln.statement import Statement
+from torchkiln.statements.clearance import CLEARANCE, decision_of
+from torchkiln.statements.retraction import RETRACTION, reason_of
+from torchkiln.statements.statement import Statement
 
 _VERSION = "org.opencontainers.image.version"
 

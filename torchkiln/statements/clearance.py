@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchkiln import __version__, hosts
-from torchkiln.attestation import told_of
 from torchkiln.errors import VerificationFailed
 from torchkiln.gate import ClearedImage
 from torchkiln.nouns import Digest, parse_digest
 from torchkiln.schema import sentences
-from torchkiln.statement import Statement, payload, statement
+from torchkiln.statements.attestation import told_of
+from torchkiln.statements.statement import Statement, payload, statement
 from torchkiln.suite import SuiteCheck
 
 CLEARANCE = "urn:torchkiln:clearance:1"

@@ -7,7 +7,7 @@ from typing import Any
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.nouns import Digest
 from torchkiln.schema import sentences
-from torchkiln.statement import Statement, statement
+from torchkiln.statements.statement import Statement, statement
 
 RETRACTION = "urn:torchkiln:retraction:1"
 _SCHEMA: dict[str, Any] = {

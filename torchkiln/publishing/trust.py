@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from torchkiln import sigstore_bundle
 from torchkiln.errors import VerificationFailed
-from torchkiln.sealing import Opened, Signer, opened
-from torchkiln.signature import PublicKey
-from torchkiln.sigstore_bundle import BUNDLE_TYPE
-from torchkiln.statement import parse
+from torchkiln.publishing.sealing import Opened, Signer, opened
+from torchkiln.statements import sigstore_bundle
+from torchkiln.statements.signature import PublicKey
+from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE
+from torchkiln.statements.statement import parse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class Trust:
         found = opened(data, kind, self.keys, where=where)
         if not (self.signer and kind == BUNDLE_TYPE and sigstore_bundle.unwrap(data, where=where)[1]):
             return found
-        from torchkiln.keyless import verified
+        from torchkiln.publishing.keyless import verified
 
         try:
             said = verified(data, self.signer, where=where)

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torchkiln.attached import Attached, Opener, attached
-from torchkiln.attestation import PREDICATE, report_of
-from torchkiln.clearance import CLEARANCE, Decision, decision_of
 from torchkiln.errors import KilnError
 from torchkiln.foretold import foretold_layers
 from torchkiln.gate import judge
@@ -19,14 +16,17 @@ from torchkiln.nouns import BuiltLayer, Digest, ImagePlan, LockedCell, Witness
 from torchkiln.oci.image import describe
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.policy import Policy
-from torchkiln.provenance import PROVENANCE, Origin, origin
-from torchkiln.publication import SIGNATURE
+from torchkiln.publishing.attached import Attached, Opener, attached
+from torchkiln.publishing.publish import SIGNATURE
+from torchkiln.publishing.sealing import Opened
 from torchkiln.recipe import RECIPE
 from torchkiln.registry.reading import Reading
-from torchkiln.retraction import RETRACTION, reason_of
 from torchkiln.sbom.matches import matches_lock
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
-from torchkiln.sealing import Opened
+from torchkiln.statements.attestation import PREDICATE, report_of
+from torchkiln.statements.clearance import CLEARANCE, Decision, decision_of
+from torchkiln.statements.provenance import PROVENANCE, Origin, origin
+from torchkiln.statements.retraction import RETRACTION, reason_of
 from torchkiln.suite import Suite
 from torchkiln.tags import tag_of
 

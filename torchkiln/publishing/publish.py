@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.attestation import PREDICATE, told_of
-from torchkiln.clearance import CLEARANCE, clearance
 from torchkiln.errors import ConfigError, GateRefused, RegistryError, VerificationFailed
 from torchkiln.gate import ClearedImage
 from torchkiln.nouns import Digest
 from torchkiln.oci.artifact import Artifact, Referrer, manifest_of
 from torchkiln.oci.image import MANIFEST_TYPE, descriptor, digest_of
 from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.publishing.sealing import LIMIT, Sealer, of_witness
 from torchkiln.registry.history import History
 from torchkiln.registry.naming import put
 from torchkiln.registry.push import JOBS, Pushed, Watcher, push
@@ -25,9 +24,10 @@ from torchkiln.registry.reading import Reading
 from torchkiln.registry.reference import Repository, parse_tag
 from torchkiln.registry.referrers import attach, content, referrers
 from torchkiln.registry.session import Registry
-from torchkiln.retraction import RETRACTION
-from torchkiln.sealing import LIMIT, Sealer, of_witness
-from torchkiln.statement import Statement, statement
+from torchkiln.statements.attestation import PREDICATE, told_of
+from torchkiln.statements.clearance import CLEARANCE, clearance
+from torchkiln.statements.retraction import RETRACTION
+from torchkiln.statements.statement import Statement, statement
 
 SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # says nothing but: this image, by me
 

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from torchkiln.errors import VerificationFailed
 from torchkiln.nouns import Digest
+from torchkiln.publishing.sealing import LIMIT, Opened
 from torchkiln.registry.reading import Reading
 from torchkiln.registry.referrers import content, referrers
-from torchkiln.sealing import LIMIT, Opened
-from torchkiln.statement import Statement
+from torchkiln.statements.statement import Statement
 
 
 class Opener(Protocol):

@@ -18,7 +18,7 @@ from torchkiln.lockfile import from_json, lock_digest, to_json
 from torchkiln.nouns import Digest, LockedCell
 from torchkiln.recipe import RECIPE
 from torchkiln.schema import sentences
-from torchkiln.statement import Statement, statement
+from torchkiln.statements.statement import Statement, statement
 from torchkiln.tags import tag_of
 
 PROVENANCE = "https://slsa.dev/provenance/v1"

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torchkiln import sigstore_bundle
 from torchkiln.errors import VerificationFailed
 from torchkiln.nouns import Witness
 from torchkiln.oci.artifact import Artifact
-from torchkiln.signature import PrivateKey, PublicKey, decode, fingerprint, seal, verify
-from torchkiln.sigstore_bundle import BUNDLE_TYPE
-from torchkiln.statement import PAYLOAD_TYPE, Statement, parse, payload
+from torchkiln.statements import sigstore_bundle
+from torchkiln.statements.signature import PrivateKey, PublicKey, decode, fingerprint, seal, verify
+from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE
+from torchkiln.statements.statement import PAYLOAD_TYPE, Statement, parse, payload
 
 LIMIT = 64 << 20  # bytes of an artifact: SBOMs have one or two
 KIND = "dev.sigstore.bundle.predicateType"  # cosign's annotation

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from torchkiln.errors import ConfigError, ToolMissing, VerificationFailed
 from torchkiln.oci.artifact import Artifact
-from torchkiln.sealing import Signer, in_bundle
-from torchkiln.sigstore_bundle import BUNDLE_TYPE
-from torchkiln.statement import Statement, payload
+from torchkiln.publishing.sealing import Signer, in_bundle
+from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE
+from torchkiln.statements.statement import Statement, payload
 
 if TYPE_CHECKING:
     from sigstore.models import ClientTrustConfig

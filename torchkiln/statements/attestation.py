@@ -12,8 +12,8 @@ from pathlib import Path
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.nouns import SmokeReport, Witness
 from torchkiln.report import LIMIT, SCHEMA, document, from_document, from_json
-from torchkiln.signature import PrivateKey, PublicKey, decode, seal, verify
-from torchkiln.statement import PAYLOAD_TYPE, Statement, parse, payload, statement
+from torchkiln.statements.signature import PrivateKey, PublicKey, decode, seal, verify
+from torchkiln.statements.statement import PAYLOAD_TYPE, Statement, parse, payload, statement
 from torchkiln.strict import json_of, read_file
 
 PREDICATE = f"urn:torchkiln:smoke-report:{SCHEMA}"

@@ -16,9 +16,9 @@ from torchkiln.oci.encode import encode
 from torchkiln.oci.image import LAYER_TYPES
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.oci.opening import open_layer
+from torchkiln.publishing.verify import Point
 from torchkiln.registry.reading import Reading
 from torchkiln.store import Store
-from torchkiln.verification import Point
 
 
 def rebuilt(
