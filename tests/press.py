@@ -28,7 +28,7 @@ from torchkiln.cli.kept import Kept
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Silent
 from torchkiln.lock import save
-from torchkiln.nouns import BuiltImage, Digest, Finding, LockedCell, SmokeReport
+from torchkiln.nouns import BuiltImage, Digest, Finding, LayerFormat, LockedCell, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.places import ROOT
 from torchkiln.plan import IMAGE_JSON
@@ -60,25 +60,31 @@ class Press:
     def store(self) -> Store:
         return Store(self.folder / "cache")
 
-    def build(self, version: str = "") -> ImageOnDisk:
+    def build(self, version: str = "", *, layer_format: LayerFormat = "gzip") -> ImageOnDisk:
         """The image of the lock with wheels of *version*, a word; its name in the layout is the tag.
 
         No other press has one of its blobs.
         """
         wheels = small_wheels(self.folder / f"wheels{version}", version, str(self.folder))
         locked = planned_cell(wheels, salt=str(self.folder)).locked
-        first = self._built(locked, wheels)
-        recorded = as_locked(first.layers[1:-1])
+        recorded = as_locked(self._built(locked, wheels, "gzip").layers[1:-1])
+        if layer_format != "gzip":
+            self._built(locked, wheels, layer_format)
         save(self.folder / "images", replace(locked, layers=recorded))
         return open_layout(self.layout).image(TAG)
 
-    def _built(self, locked: LockedCell, wheels: list[Path]) -> BuiltImage:
+    def _built(self, locked: LockedCell, wheels: list[Path], form: LayerFormat) -> BuiltImage:
         known = facts.load()
         plan = plan_locked(locked, matrix.read(ROOT / "matrix.yaml", known), known)
         put_base(locked.base, self.store, str(self.folder))
         with interpreter():
             return embedded.build(
-                plan, self.store, self.layout, fetcher=FakeIndex(wheels), observer=Silent()
+                plan,
+                self.store,
+                self.layout,
+                fetcher=FakeIndex(wheels),
+                observer=Silent(),
+                layer_format=form,
             ).image
 
     def report(self, image: ImageOnDisk, *findings: Finding, **other: Any) -> SmokeReport:
@@ -170,8 +176,10 @@ def account_of(image: ImageOnDisk) -> str:
     import tarfile
 
     import isal.igzip as gzip
+    from backports import zstd
 
-    tar = gzip.decompress(image.layers[-1].path.read_bytes())
+    blob = image.layers[-1].path.read_bytes()
+    tar = gzip.decompress(blob) if blob[:2] == b"\x1f\x8b" else zstd.decompress(blob)
     with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
         found = opened.extractfile(IMAGE_JSON)
         assert found is not None

@@ -15,6 +15,7 @@ from torchkiln.versions import major_of, minor_of, newest, numbers
 
 #: The system whose images bear no ending. It is part of what a published tag means, so no matrix sets it.
 DEFAULT_OS = "debian12"
+ZSTD = "-zstd"  # behind each name of an image whose layers are zstd's: older engines cannot read those
 _TAG = re.compile(
     r"(?P<torch>[0-9.]+)-cuda(?P<cuda>[0-9.]+)-cudnn[0-9]+-(?P<flavor>runtime|devel)(?:-(?P<os>[a-z0-9.]+))?"
 )

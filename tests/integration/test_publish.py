@@ -14,7 +14,8 @@ from tests.engine.crane import each_registry
 from tests.engine.registry import RunningRegistry
 from tests.press import Press, press
 from tests.pushing import has_all
-from tests.reports import TAG
+from tests.reports import TAG, found
+from torchkiln.errors import GateRefused, RegistryError
 
 __all__ = ["each_registry"]
 
@@ -106,3 +107,70 @@ def test_it_is_verified_from_the_registry_alone(registry: RunningRegistry, desk:
     told = json.loads(full.stdout)
     assert (told["digest"], told["verified"]) == (image.manifest, True)
     assert [point["what"] for point in told["points"]][:4] == ["signatures", "provenance", "lock", "smoke"]
+
+
+def test_zstd_has_names_of_its_own(registry: RunningRegistry, desk: Press, name: str) -> None:
+    """Another digest, which wants a proof of its own; older engines never meet it under the plain names."""
+    plain = desk.build()
+    proof = desk.signed(desk.report(plain))
+    image = desk.build(layer_format="zstd")
+    to = f"{registry.host}/{name}"
+    refused = desk.publish(to, "--report", proof)
+    assert isinstance(refused.exception, GateRefused)
+    assert ("report.dsse.json", f"tells of another image: {plain.manifest}, not {image.manifest}") in (
+        refused.exception.missing
+    )
+
+    done = desk.publish(to, "--report", desk.signed(desk.report(image)), "--dated", DAY)
+    assert done.exit_code == 0, done.exception
+    dated = f"{TAG}-zstd-{DAY}"
+    assert registry.tags(name) == sorted([dated, *(f"{one}-zstd" for one in NAMES if one != f"{TAG}-{DAY}")])
+    where = ("verify", f"{to}:v2.7-zstd", *desk.keys, "--suite", str(desk.suite), "--full")
+    assert desk.run(*where).exit_code == 0
+
+
+def test_a_dated_tag_never_moves(registry: RunningRegistry, desk: Press, name: str) -> None:
+    to = f"{registry.host}/{name}"
+    first = desk.build("1")
+    assert desk.publish(to, "--report", desk.signed(desk.report(first)), "--dated", DAY).exit_code == 0
+    second = desk.build("2")
+    refused = desk.publish(to, "--report", desk.signed(desk.report(second)), "--dated", DAY)
+
+    assert isinstance(refused.exception, RegistryError)
+    assert f"{TAG}-{DAY} is {first.manifest} already, and such a tag never moves" in refused.exception.message
+    assert asked(registry, f"{name}/manifests/{TAG}")["config"]["digest"] == first.config_digest
+
+
+def test_one_cell_that_fails_keeps_no_other_back(registry: RunningRegistry, desk: Press, name: str) -> None:
+    """`--all`: of eighteen tags the layout has one; the exit code is the worst of the others'."""
+    image = desk.build()
+    report = desk.signed(desk.report(image))
+    to = f"{registry.host}/{name}"
+    argv = desk.publishing(to, "--report", report, "--json")
+    done = desk.run(*(word for word in argv if word != TAG), "--all")
+
+    assert getattr(done.exception, "exit_code", None) == 2
+    assert " images failed" in str(done.exception)
+    assert [json.loads(line)["digest"] for line in done.stdout.splitlines()] == [image.manifest]
+    assert TAG in registry.tags(name)
+
+
+def test_an_image_that_is_not_proved_needs_a_reason_that_stays(
+    registry: RunningRegistry, desk: Press, name: str
+) -> None:
+    image = desk.build()
+    failed = desk.signed(desk.report(image, found("cuda", "failed", "devices: is 0"), verdict="fail"))
+    to = f"{registry.host}/{name}"
+    refused = desk.publish(to, "--report", failed)
+    assert isinstance(refused.exception, GateRefused)
+    assert registry.tags(name) == []
+
+    for reason, code in (("", 2), ("only for CPUs", 0)):
+        done = desk.publish(to, "--report", failed, "--override", reason, "--json")
+        assert getattr(done.exception, "exit_code", 0) == code, done.exception
+    assert json.loads(done.stdout)["override"] == "only for CPUs"
+    [clearance] = going_with(registry, name, image.manifest)["urn:torchkiln:clearance:1"]
+    assert clearance["said"]["override"] == "only for CPUs"
+    assert clearance["said"]["missing"] == [
+        {"what": "cuda", "why": "failed: devices: is 0 (report.dsse.json)"}
+    ]

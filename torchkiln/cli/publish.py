@@ -171,7 +171,7 @@ class _Way:
                 self.sealer,
                 self.registry,
                 self.repository,
-                names=self._names(tag, locked),
+                names=self._names(tag, image, locked),
                 watcher=observer,
                 history=history(),
                 mount_from=self.mount_from,
@@ -194,14 +194,15 @@ class _Way:
         console.say(f"publishing in spite of the gate: {cleared.override}\n{told}")
         return cleared
 
-    def _names(self, tag: str, locked: LockedCell) -> Names:
+    def _names(self, tag: str, image: ImageOnDisk, locked: LockedCell) -> Names:
         from torchkiln.publishing.publish import Names
-        from torchkiln.tags import aliases_of
+        from torchkiln.tags import ZSTD, aliases_of
 
         if self.names:
             return Names(dated=None, moving=self.names)
-        aliases = aliases_of(locked.resolution, *self.chosen.grid())
-        return Names(dated=f"{tag}-{self.day}", moving=(tag, *aliases))
+        form = ZSTD if any(layer.media_type.endswith("+zstd") for layer in image.layers) else ""
+        names = (tag, *aliases_of(locked.resolution, *self.chosen.grid()))
+        return Names(dated=f"{tag}{form}-{self.day}", moving=tuple(f"{name}{form}" for name in names))
 
 
 def _statements(image: ImageOnDisk, locked: LockedCell, images: Path, name: str) -> Sequence[Statement]:

@@ -19,7 +19,7 @@ from torchkiln.registry.naming import forget, put
 from torchkiln.registry.reading import Document, Reading
 from torchkiln.registry.referrers import attach
 from torchkiln.statements.retraction import retraction
-from torchkiln.tags import Named, names_of, parse_name
+from torchkiln.tags import ZSTD, Named, names_of, parse_name
 from torchkiln.versions import numbers
 
 _DATED = re.compile(r"(?P<tag>.+)-(?P<day>[0-9]{8}[a-z0-9]*)")
@@ -79,7 +79,7 @@ def _move(reading: Reading, tag: str, others: Sequence[Listed], matrix: Matrix) 
             (numbers(named.torch), numbers(named.cuda), day, dated, one.digest)
             for one in others
             for dated, own, named, day in _dated(one)
-            if tag in (own, *names_of(named, matrix))
+            if tag in _names(own, named, matrix)
         ),
         default=None,
     )
@@ -96,6 +96,12 @@ def _dated(one: Listed) -> list[tuple[str, str, Named, str]]:
     found = []
     for tag in one.tags:
         match = _DATED.fullmatch(tag)
-        if match and (named := parse_name(match["tag"])):
+        if match and (named := parse_name(match["tag"].removesuffix(ZSTD))):
             found.append((tag, match["tag"], named, match["day"]))
     return found
+
+
+def _names(own: str, named: Named, matrix: Matrix) -> tuple[str, ...]:
+    """What an image called *own* may be called beside; one form of layers never takes the other's names."""
+    form = ZSTD if own.endswith(ZSTD) else ""
+    return own, *(f"{name}{form}" for name in names_of(named, matrix))
