@@ -23,6 +23,7 @@ from bench.meters import Failed
 from bench.ordinary import pip
 from bench.published import published, published_cold, published_others
 from bench.results import SCHEMA, Outcome, addresses_in, outcome_json
+from bench.sibling import sibling
 from bench.sides import Say, keep_bytecode
 from bench.subject import TAG, Subject, real, recorded, served, shrunk
 from bench.warm import unchanged, warm
@@ -43,6 +44,7 @@ OF_SUBJECT: dict[str, Callable[[Subject, int, Say], Outcome]] = {
     "published": published,
     "published-others": published_others,
     "published-cold": published_cold,
+    "sibling": sibling,
 }
 OF_WORKSHOP: dict[str, Callable[[growth.Workshop, int, Say], Outcome]] = {
     "cells": growth.cells,

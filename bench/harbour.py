@@ -64,7 +64,7 @@ class Harbour:
             repository = f"{registry.host}/team/pytorch"
             build = [*self.subject.command(), "--output", str(layout), "--ahead", repository]
             publish = [*DOOR, "publish", self.tag, "--output", str(layout), "--to", repository, "--quiet"]
-            publish += ["--tag", self.tag, "--override", "a benchmark"]
+            publish += ["--images", str(self.subject.images), "--tag", self.tag, "--override", "a benchmark"]
             try:
                 environ = {"TORCHKILN_CACHE": str(cache)}
                 return self._sample(registry, self.tag, [build, publish], environ, pull=pull)

@@ -1,0 +1,135 @@
+"""An image whose layers a registry has: published again elsewhere, by us and by skopeo; and verified."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from bench.meters import measure
+from bench.results import Figure, Outcome, Sample, per_round
+from bench.sides import Say, Way, alternate
+from bench.subject import DOOR, Subject
+from tests.engine.registry import RunningRegistry, docker_registry
+from tests.keys import pem, public_pem
+from torchkiln.tags import tag_of
+
+_OURS, _SKOPEO, _VERIFY = "ours, publish", "skopeo copy", "ours, verify"
+_FIRST = "team/pytorch"  # where the layers are before any side begins
+
+
+@dataclass
+class Quay:
+    """A registry that has the image, a layout that has it too, and an empty repository for each run."""
+
+    subject: Subject
+    registry: RunningRegistry
+    folder: Path
+    cache: Path
+    count: int = field(default=0)
+
+    @property
+    def tag(self) -> str:
+        return tag_of(self.subject.locked.resolution)
+
+    def fresh(self) -> str:
+        """A repository that has nothing."""
+        self.count += 1
+        return f"{self.registry.host}/team/sibling-{self.count}"
+
+    def publish(self, repository: str) -> Sample:
+        """With SBOMs, provenance and the decision, signed; nothing was proved, which it says."""
+        argv = [*DOOR, "publish", self.tag, "--output", str(self.folder / "layout"), "--to", repository]
+        argv += ["--images", str(self.subject.images)]
+        argv += ["--key", str(self.folder / "key.pem"), "--override", "a benchmark", "--quiet"]
+        return self._measured(argv)
+
+    def skopeo(self, repository: str) -> Sample:
+        """The image alone."""
+        source, target = f"oci:{self.folder}/layout:{self.tag}", f"docker://{repository}:{self.tag}"
+        return self._measured(
+            ["skopeo", "copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false", source, target]
+        )
+
+    def verify(self) -> Sample:
+        """Without layers, an empty cache. Nothing was proved, so it ends with 12, having looked at all."""
+        reference = f"{self.registry.host}/{_FIRST}:{self.tag}"
+        words = [*DOOR, "verify", reference, "--key", str(self.folder / "pub.pem"), "--quiet"]
+        with tempfile.TemporaryDirectory(dir=self.folder) as cache:
+            script = 'TORCHKILN_CACHE="$0" "$@"; test $? = 12'
+            return self._measured(["sh", "-c", script, cache, *words])
+
+    def _measured(self, argv: list[str]) -> Sample:
+        environ: Mapping[str, str] = {**self.subject.environ, "TORCHKILN_CACHE": str(self.cache)}
+        return measure(argv, env=environ, cwd=self.subject.scratch)[0]
+
+    def build(self) -> Sample:
+        """The image into the layout."""
+        return self._measured([*self.subject.command(), "--output", str(self.folder / "layout")])
+
+
+def sibling(subject: Subject, rounds: int, say: Say) -> Outcome:
+    """Every layer is in the registry, in another repository."""
+    with _quay(subject) as quay:
+        ways = (
+            Way(
+                name=_OURS,
+                what="`publish`: layers mounted; SBOMs, provenance, decision, tags",
+                run=lambda: quay.publish(quay.fresh()),
+            ),
+            Way(
+                name=_SKOPEO,
+                what="the image alone, by what skopeo knows",
+                run=lambda: quay.skopeo(quay.fresh()),
+            ),
+            Way(name=_VERIFY, what="`verify` of the first repository's tag, an empty cache", run=quay.verify),
+        )
+        found = alternate(ways, rounds, say)
+    return Outcome(
+        name="sibling",
+        title="An image whose layers the registry has: published elsewhere there, and verified",
+        state="the image in a layout and, by `publish`, in another repository of a registry on this machine",
+        sides=tuple(found.values()),
+        figures=(
+            Figure(
+                what=f"sibling: {_OURS} / {_SKOPEO}",
+                unit="×",
+                values=per_round(found[_OURS].samples, found[_SKOPEO].samples),
+            ),
+            *(
+                Figure(
+                    what=f"sibling: {name}",
+                    unit="s",
+                    values=tuple(sample.wall for sample in found[name].samples),
+                    target=2.0,
+                )
+                for name in (_OURS, _VERIFY)
+            ),
+        ),
+        notes=("What the layers say of their packages was read when the image was published first.",),
+    )
+
+
+@contextmanager
+def _quay(subject: Subject) -> Iterator[Quay]:
+    folder = Path(tempfile.mkdtemp(prefix="sibling-", dir=subject.scratch))
+    key = Ed25519PrivateKey.generate()
+    (folder / "key.pem").write_bytes(pem(key))
+    (folder / "key.pem").chmod(0o600)
+    (folder / "pub.pem").write_bytes(public_pem(key))
+    try:
+        with docker_registry(folder / "its") as registry:
+            cache = subject.cache("sibling", wheels=True, bytecode=True)
+            quay = Quay(subject=subject, registry=registry, folder=folder, cache=cache)
+            quay.build()
+            quay.publish(f"{registry.host}/{_FIRST}")
+            os.sync()
+            yield quay
+    finally:
+        shutil.rmtree(folder)
