@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.both_forms import index_of
 from tests.cells import noise
 from tests.engine import apart
 from tests.engine.apart import Apart, new_engines, old_engines
@@ -28,7 +29,6 @@ from tests.needs import give_up
 from tests.pushing import push_to
 from tests.roots import LayerBlob, entry, layer, minimal_layout, tiny_layers
 from torchkiln.oci.gunzip import open_gzip
-from torchkiln.oci.index import index_of
 from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, open_layout
 from torchkiln.oci.zstd import compress
 from torchkiln.places import ROOT

@@ -190,7 +190,7 @@ def test_the_provenance_of_a_sibling(scene: Scene) -> None:
     scene.publish()
     scene.desk.build("2")
     other = load_locked(scene.desk.folder / "images", TAG)
-    lie = ByKey(P256).seal(provenance(other, scene.image.manifest, source=None))
+    lie = ByKey(P256).seal(provenance(other, scene.image.manifest, source=None, builder="urn:x"))
     scene.replace(PROVENANCE, lie.data)
 
     assert "lock: other layers than its lock gives" in scene.refused()

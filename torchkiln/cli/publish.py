@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -215,7 +216,14 @@ def _statements(image: ImageOnDisk, locked: LockedCell, images: Path, name: str)
 
     store = Store(cache_root(), on_wait=console.waiting)
     bill = bill_of_image(image, locked, images, store, name=name)
-    return [provenance(locked, image.manifest, source=source_of()), *sboms(bill)]
+    made = provenance(locked, image.manifest, source=source_of(), builder=_builder(os.environ))
+    return [made, *sboms(bill)]
+
+
+def _builder(environ: Mapping[str, str]) -> str:
+    """Who builds: the workflow of the CI job that this is, else whoever runs torchkiln."""
+    server, workflow = environ.get("GITHUB_SERVER_URL"), environ.get("GITHUB_WORKFLOW_REF")
+    return f"{server}/{workflow}" if server and workflow else "urn:torchkiln:builder"
 
 
 def _summary(ref: str, published: PublishedImage) -> str:

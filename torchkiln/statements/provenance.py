@@ -69,9 +69,7 @@ class Origin:
     builder: str
 
 
-def provenance(
-    locked: LockedCell, image: Digest, *, source: Source | None, builder: str = "urn:torchkiln:builder"
-) -> Statement:
+def provenance(locked: LockedCell, image: Digest, *, source: Source | None, builder: str) -> Statement:
     """How *image* came out of *locked*.
 
     :param source: None: torchkiln does not run from a checkout.
