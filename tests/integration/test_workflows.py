@@ -20,7 +20,8 @@ from tests.workflow_scene import TAG, scene
 from torchkiln.base import artefact
 from torchkiln.lock import load_locked
 
-pytestmark = pytest.mark.network  # the bundle's packages
+# A whole chain of jobs with a bundle of its own: a minute, too long for `make test`.
+pytestmark = [pytest.mark.network, pytest.mark.proof]
 
 
 def test_an_image_that_fails_its_proof_is_built_bundled_reported_and_not_published(

@@ -33,7 +33,8 @@ from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, open_layout
 from torchkiln.oci.zstd import compress
 from torchkiln.places import ROOT
 
-pytestmark = pytest.mark.network  # Debian's packages, where the roots are not there
+# Ten engines out of three Debian roots, which are fetched where they are not there: too long for `make test`.
+pytestmark = [pytest.mark.network, pytest.mark.proof]
 
 _NAME = "team/both"
 _FAR = 50 << 20  # bytes
