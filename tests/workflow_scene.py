@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.checkouts import GIT, commit, git, put
 from tests.planned import locked, wheel
-from tests.workflows import Ran, Runner, Values
+from tests.workflows import GITHUB, Ran, Runner, Values, loaded
 from torchkiln.base import artefact
 from torchkiln.nouns import Digest, LockedCell
 from torchkiln.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
+REGISTRY = "registry.example/team/pytorch-cuda"
+IMAGE = f"{REGISTRY}@sha256:{'e' * 64}"
+SCRIPT = "python train.py --steps 10\npython check.py"
 _COPIED = (".github", "tools/ci", "tools/release.py", "matrix.yaml", "Makefile", ".gitignore")
 _TOOLS = ("docker", "gh", "make", "sudo", "chown", "torchkiln")
 _PROGRAM = '#!/bin/sh\nexec {python} -m tests.standin.ci_tools {name} "$@"\n'
@@ -50,14 +54,13 @@ class Scene:
         """Run a job as a runner does, in a clone of its own; artifacts are those of all jobs."""
         return self.runner(**environ).job(file, name, values)
 
-    def runner(self, **environ: str) -> Runner:
-        """A fresh runner, with torchkiln in its .venv as `make setup` would have put it."""
+    def runner(self, origin: Path | None = None, /, **environ: str) -> Runner:
+        """A fresh runner with a clone of *origin*, or of the scene's."""
         self.clones += 1
         clone = self.folder / f"clone{self.clones}" / "a checkout"
-        git(self.folder, "clone", "--quiet", str(self.origin), str(clone))
-        (clone / ".venv/bin").mkdir(parents=True)
-        (clone / ".venv/bin/torchkiln").symlink_to(self.folder / "tools/torchkiln")
+        git(self.folder, "clone", "--quiet", str(origin or self.origin), str(clone))
         return Runner(
+            repositories={"octo/kiln": self.origin},
             clone=clone,
             tools=self.folder / "tools",
             artifacts=self.folder / "artifacts",
@@ -110,3 +113,28 @@ def scene(folder: Path) -> Scene:
         program.write_text(_PROGRAM.format(python=sys.executable, name=name))
         program.chmod(0o755)
     return Scene(folder=folder, origin=origin, first=first, last=last)
+
+
+def caller(place: Scene) -> Path:
+    """Somebody else's repository, which has nothing of ours."""
+    folder = place.folder / "caller"
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "train.py").write_text("loss = 0\n")
+        commit(folder)
+    return folder
+
+
+def gate(place: Scene, *, environ: Mapping[str, str] | None = None, **inputs: str) -> list[Ran]:
+    """The workflow `gate`, called from there; *inputs* beside those that it cannot do without."""
+    offered = loaded(GITHUB / "workflows/gate.yml")["on"]["workflow_call"]["inputs"]
+    given = {
+        **{key: one.get("default", "") for key, one in offered.items()},
+        "torchkiln": "octo/kiln",
+        "ref": place.last,
+        "image": IMAGE,
+        "script": SCRIPT,
+        **inputs,
+    }
+    runner = place.runner(caller(place), **(environ or {}))
+    return runner.job("gate.yml", "gate", {f"inputs.{key}": text for key, text in given.items()})

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,26 +87,38 @@ class Runner:
     tools: Path
     artifacts: Path
     environ: Mapping[str, str] = field(default_factory=dict)
+    repositories: Mapping[str, Path] = field(default_factory=dict)  # that a step may check out, by OWNER/NAME
     outputs: dict[str, str] = field(default_factory=dict)  # of steps, by "steps.ID.outputs.NAME"
 
     def job(self, file: str, name: str, values: Values) -> list[Ran]:
         """Run the steps of a job as far as they go; what failed is the last, but for what always runs."""
         if file == "action.yml":
-            document, job = {}, loaded(ACTION)["runs"]
-        else:
-            document = loaded(GITHUB / "workflows" / file)
-            job = document["jobs"][name]
-        environ = {**document.get("env", {}), **job.get("env", {})}
+            return self._composite(self.clone / ".github/actions/torch-gate", values)
+        document = loaded(GITHUB / "workflows" / file)
+        job = document["jobs"][name]
+        told = {**document.get("env", {}), **job.get("env", {})}
+        environ = {key: filled(text, values) for key, text in told.items()}
+        workflow = f"octo/kiln/.github/workflows/{file}@refs/heads/main"
+        known = {**values, **{f"env.{key}": text for key, text in environ.items()}}
+        return self._steps(job["steps"], {**environ, "GITHUB_WORKFLOW_REF": workflow}, known)
+
+    def _composite(self, place: Path, values: Values) -> list[Ran]:
+        steps = loaded(place / "action.yml")["runs"]["steps"]
+        return self._steps(steps, {"GITHUB_ACTION_PATH": str(place)}, values)
+
+    def _steps(
+        self, steps: Sequence[Mapping[str, Any]], environ: Mapping[str, str], values: Values
+    ) -> list[Ran]:
         ran: list[Ran] = []
-        for step in job["steps"]:
+        for step in steps:
             known = {**values, **self.outputs}
             failed = any(one.code for one in ran)
             condition = step.get("if", "").removeprefix("${{").removesuffix("}}")
             if not evaluate(condition, known, failed=failed) if condition else failed:
                 continue
             if "run" in step:
-                told = {**environ, **step.get("env", {})}
-                ran.append(self.line(step, {name: filled(text, known) for name, text in told.items()}))
+                own = {key: filled(text, known) for key, text in step.get("env", {}).items()}
+                ran.append(self.line(step, {**environ, **own}))
             else:
                 arguments = {key: filled(text, known) for key, text in step.get("with", {}).items()}
                 ran += self._action(step["uses"].partition("@")[0], arguments)
@@ -118,14 +130,15 @@ class Runner:
         output = self.clone.parent / "output"
         output.write_text("")
         done = subprocess.run(
-            ["bash", "--noprofile", "--norc", "-euo", "pipefail", "-c", step["run"]],
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
             cwd=self.clone,
             env={
                 **self.environ,
                 "PATH": f"{self.tools}:{os.environ['PATH']}",
-                "GITHUB_ACTION_PATH": str(self.clone / ".github/actions/torch-gate"),
                 "GITHUB_ACTOR": "octocat",
                 "GITHUB_OUTPUT": str(output),
+                "GITHUB_REPOSITORY": "octo/kiln",
+                "GITHUB_SERVER_URL": "https://github.example",
                 "GITHUB_STEP_SUMMARY": str(self.clone.parent / "summary.md"),
                 **environ,
             },
@@ -152,10 +165,16 @@ class Runner:
                 return [Ran(line=name, code=1, out="", err=f"{found} is not there")]
             place = self.clone / arguments.get("path", ".")
             shutil.copytree(found, place) if found.is_dir() else shutil.copy(found, place)
-        elif name == "$/.github/actions/torch-gate":
-            defaults = {key: one.get("default", "") for key, one in loaded(ACTION)["inputs"].items()}
+        elif name.startswith("./"):
+            inputs = loaded(self.clone / name / "action.yml")["inputs"]
+            defaults = {key: one.get("default", "") for key, one in inputs.items()}
             given = {f"inputs.{key}": value for key, value in {**defaults, **arguments}.items()}
-            return self.job("action.yml", "torch-gate", given)
+            return self._composite(self.clone / name, given)
+        elif name == "actions/checkout" and "repository" in arguments:
+            origin, ref = self.repositories[arguments["repository"]], arguments["ref"]
+            lines = 'git clone --quiet "$0" "$1" && git -C "$1" checkout --quiet "$2"'
+            command = ["bash", "-c", lines, str(origin), str(self.clone / arguments["path"]), ref]
+            subprocess.run(command, capture_output=True, text=True, check=True)
         else:
             assert name in ("actions/checkout", "actions/cache"), f"what does {name} do?"
         return []

@@ -41,8 +41,7 @@ def test_an_image_that_fails_its_proof_is_built_bundled_reported_and_not_publish
         **COMMON,
         **matrix(),
         "github.workspace": str(tmp_path / "workspace"),
-        "vars.TORCHKILN_KEY_FILE": str(tmp_path / "key.pem"),
-        "vars.TORCHKILN_TRUSTED": public_pem(ED).decode(),
+        "secrets.TORCHKILN_TRUSTED": public_pem(ED).decode(),
         "secrets.TORCHKILN_KEY_PASSPHRASE": "",
     }
     real = {"CI_TOOLS_REAL": "build smoke gate", "TORCHKILN_CACHE": str(scene_of_docker.cache)}
@@ -55,7 +54,7 @@ def test_an_image_that_fails_its_proof_is_built_bundled_reported_and_not_publish
         assert carried is not None
         assert json.loads(carried.read())["image"] == digest
 
-    proved = place.job("gpu-proof.yml", "prove", values, **real)
+    proved = place.job("gpu-proof.yml", "prove", values, TORCHKILN_KEY_FILE=str(tmp_path / "key.pem"), **real)
     assert [one.code for one in proved] == [0, 10, 0], proved
     report = json.loads((tmp_path / f"artifacts/proof-{TAG}/report.json").read_bytes())
     assert (report["image"], report["verdict"]) == (digest, "fail")

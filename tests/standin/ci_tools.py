@@ -98,6 +98,14 @@ def _gh(words: list[str]) -> int:
     return 0
 
 
+def _make(words: list[str]) -> int:
+    if words[-1] == "setup":
+        programs = Path(value(words, "-C") if "-C" in words else ".") / ".venv/bin"
+        programs.mkdir(parents=True)
+        (programs / "torchkiln").symlink_to(state().parent / "tools/torchkiln")
+    return 0
+
+
 def main(name: str, *words: str) -> int:
     """Be the program *name*."""
     if name == "docker" and "--password-stdin" in words:
@@ -109,7 +117,7 @@ def main(name: str, *words: str) -> int:
         os.execvp(rest[0], rest)
     if name == "docker" and words[0] == "run":
         return int(os.environ.get("CI_TOOLS_SCRIPT_ENDS", "0"))
-    return {"torchkiln": _kiln, "gh": _gh}.get(name, lambda _: 0)(list(words))
+    return {"torchkiln": _kiln, "gh": _gh, "make": _make}.get(name, lambda _: 0)(list(words))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +10,9 @@ import pytest
 
 from tests.checkouts import git
 from tests.commands import demand_parses
-from tests.workflow_scene import TAG, Scene, scene
+from tests.workflow_scene import REGISTRY, TAG, Scene, gate, scene
 from tests.workflows import ACTION, GITHUB, GITLAB, Ran, Values, evaluate, filled, jobs, loaded
 
-REGISTRY = "registry.example/team/pytorch-cuda"
-IMAGE = f"{REGISTRY}@sha256:{'e' * 64}"
 IDENTITY = "https://github.example/octo/kiln/.github/workflows/publish.yml@refs/heads/main"
 # `run:` lines that no story runs, with the reason.
 NOT_RUN: dict[str, str] = {}
@@ -32,28 +29,17 @@ COMMON = {
     "github.workspace": ".",
     "github.token": "gh-token",
     "github.run_id": "17",
-    "github.server_url": "https://github.example",
-    "github.repository": "octo/kiln",
-    "github.workflow_ref": "octo/kiln/.github/workflows/publish.yml@refs/heads/main",
     "inputs.run-id": "",
     "inputs.runtime": "bundle",
     "needs.cells.outputs.count": "1",
-    "vars.TORCHKILN_KEY_FILE": "/secret/kiln.pem",
-    "vars.TORCHKILN_TRUSTED": "-----BEGIN PUBLIC KEY-----\nabc\n-----END PUBLIC KEY-----",
-    "vars.TORCHKILN_REPOSITORY": REGISTRY,
+    "secrets.TORCHKILN_TRUSTED": "-----BEGIN PUBLIC KEY-----\nabc\n-----END PUBLIC KEY-----",
+    "secrets.TORCHKILN_REPOSITORY": REGISTRY,
     "secrets.TORCHKILN_KEY_PASSPHRASE": "word",
     "secrets.TORCHKILN_REGISTRY_TOKEN": "",
     "secrets.TORCHKILN_RELOCK_TOKEN": "relock-token",
 }
-GATE = {
-    "inputs.image": IMAGE,
-    "inputs.script": "python train.py --steps 10\npython check.py",
-    "inputs.gpus": "all",
-    "inputs.shm-size": "8g",
-    "inputs.keys": "",
-    "inputs.identity": "",
-    "inputs.issuer": "",
-}
+# What the .env of a GPU runner has.
+PROVER = {"TORCHKILN_KEY_FILE": "/secret/kiln.pem"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +59,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
     def play(file: str, job: str, story: str = "", **values: str) -> None:
         dotted = {key.replace("__", "."): value for key, value in values.items()}
-        ran[file, job, story] = place.job(file, job, {**COMMON, **matrix(), **dotted})
+        environ = PROVER if file == "gpu-proof.yml" else {}
+        ran[file, job, story] = place.job(file, job, {**COMMON, **matrix(), **dotted}, **environ)
 
     since = {"inputs__since": "", "github__event.pull_request.base.sha": place.first}
     play("ci.yml", "test")
@@ -88,10 +75,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     play("nightly.yml", "cells")
     play("nightly.yml", "rebuild")
     play("nightly.yml", "relock")
-    ran["gate.yml", "gate", ""] = place.job("gate.yml", "gate", GATE)
-    ran["action.yml", "torch-gate", ""] = place.job(
-        "action.yml", "torch-gate", {**GATE, "inputs.keys": "our keys/a.pem\nb.pem\n"}
-    )
+    ran["gate.yml", "gate", ""] = gate(place, keys="our keys/a.pem\nb.pem\n")
     return Played(place, ran)
 
 
@@ -193,6 +177,18 @@ def test_the_bundle_is_proved_with_the_runners_own_key(played: Played) -> None:
     assert {path.name for path in kept.iterdir()} == {"report.json", "report.dsse.json", "smoke.xml"}
 
 
+@pytest.mark.parametrize("runtime", ["bundle", "docker"])
+def test_a_runner_without_a_key_file_proves_nothing_and_says_so(tmp_path: Path, runtime: str) -> None:
+    place = scene(tmp_path)
+    values = {**COMMON, **matrix(), "inputs.runtime": runtime}
+    place.job("build.yml", "build", values)
+    asked = len(place.asked())
+    ran = place.job("gpu-proof.yml", "prove", values)
+
+    assert [one.code for one in ran if "--key" in one.line and "TORCHKILN_KEY_FILE" in one.err] == [1]
+    assert place.asked()[asked:] in ([], [["make", "setup"]])
+
+
 def test_nothing_of_a_proof_stays_on_its_runner(played: Played) -> None:
     """It is used again."""
     for story in ("", "docker"):
@@ -205,7 +201,7 @@ def test_a_failed_proof_hands_on_its_report(tmp_path: Path) -> None:
     place.remember("fails")
     values = {**COMMON, **matrix()}
     place.job("build.yml", "build", values)
-    ran = place.job("gpu-proof.yml", "prove", values)
+    ran = place.job("gpu-proof.yml", "prove", values, **PROVER)
 
     assert [one.code for one in ran] == [0, 10, 0]
     assert (tmp_path / f"artifacts/proof-{TAG}/report.json").is_file()
@@ -229,7 +225,7 @@ def test_a_tampered_image_turns_the_job_red(tmp_path: Path) -> None:
     place = scene(tmp_path)
     values = {**COMMON, **matrix()}
     place.job("build.yml", "build", values)
-    place.job("gpu-proof.yml", "prove", values)
+    place.job("gpu-proof.yml", "prove", values, **PROVER)
     place.remember("tampered")
     assert [one.code for one in place.job("publish.yml", "publish", values)][-1] == 1
 
@@ -248,6 +244,14 @@ def test_without_a_proof_nothing_is_published(tmp_path: Path) -> None:
 def test_the_night_rebuilds_what_the_registry_has(played: Played) -> None:
     signed = ["--identity", IDENTITY, "--key", "trusted.pem"]
     assert played.scene.asked("torchkiln", "verify")[1] == [f"{REGISTRY}:{TAG}", *signed, "--rebuild"]
+
+
+def test_the_night_verifies_nothing_where_nothing_is_published(tmp_path: Path) -> None:
+    place = scene(tmp_path)
+    ran = place.job("nightly.yml", "rebuild", {**COMMON, **matrix(), "secrets.TORCHKILN_REPOSITORY": ""})
+    assert [one for one in ran if one.code] == []
+    assert place.asked("torchkiln", "verify") == []
+    assert len(place.asked("torchkiln", "build")) == 1
 
 
 def test_newer_packages_are_proposed_with_what_they_are(played: Played) -> None:
@@ -282,52 +286,6 @@ def test_nothing_newer_proposes_nothing(tmp_path: Path) -> None:
 
     assert (ran[-1].code, ran[-1].err) == (0, "every lock is up to date\n")
     assert place.asked("gh") == []
-
-
-def test_the_gate_runs_the_script_in_the_image_as_its_user(played: Played) -> None:
-    run = played.scene.asked("docker", "run")[0]
-    folder = run.pop(run.index("--volume") + 1)
-
-    assert folder.endswith("/a checkout:/workspace")
-    assert run == [
-        *("--rm", "--shm-size", "8g", "--volume", "--workdir", "/workspace"),
-        *("--user", f"{os.getuid()}:{os.getgid()}", "--gpus", "all", IMAGE),
-        *("bash", "-euo", "pipefail", "-c", GATE["inputs.script"]),
-    ]
-
-
-def test_the_gate_without_gpus(tmp_path: Path) -> None:
-    place = scene(tmp_path)
-    place.job("action.yml", "torch-gate", {**GATE, "inputs.gpus": "none"})
-    assert "--gpus" not in place.asked("docker", "run")[0]
-
-
-def test_the_gate_verifies_first_where_it_is_given_a_key(played: Played) -> None:
-    order = [line[:2] for line in played.scene.asked()]
-    order = [two for two in order if two in (["torchkiln", "verify"], ["docker", "run"])]
-    assert order[-2:] == [["torchkiln", "verify"], ["docker", "run"]]
-    assert played.scene.asked("torchkiln", "verify")[-1] == [
-        *(IMAGE, "--key", "our keys/a.pem", "--key", "b.pem")
-    ]
-
-
-@pytest.mark.parametrize("image", [f"{REGISTRY}:v2.7", REGISTRY, f"{REGISTRY}@sha256:12", "--privileged"])
-def test_the_gate_takes_images_by_digest_only(tmp_path: Path, image: str) -> None:
-    place = scene(tmp_path)
-    (ran,) = place.job("gate.yml", "gate", {**GATE, "inputs.image": image})
-    assert (ran.code, "::error" in ran.out) == (2, True)
-    assert place.asked("docker") == []
-
-
-def test_the_gate_ends_as_the_script_does_and_runs_nothing_unverified(tmp_path: Path) -> None:
-    place = scene(tmp_path)
-    (ran,) = place.job("gate.yml", "gate", GATE, CI_TOOLS_SCRIPT_ENDS="41")
-    assert ran.code == 41
-    place.remember("tampered")
-    *_, ran = place.job("gate.yml", "gate", {**GATE, "inputs.identity": IDENTITY, "inputs.issuer": "y"})
-    assert ran.code == 1
-    assert place.asked("torchkiln", "verify") == [[IMAGE, "--identity", IDENTITY, "--issuer", "y"]]
-    assert len(place.asked("docker", "run")) == 1
 
 
 def test_an_unknown_name_in_an_expression_is_an_error() -> None:
