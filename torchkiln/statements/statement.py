@@ -66,10 +66,10 @@ def statement(name: str, image: Digest, kind: str, said: Any) -> Statement:
 
 def payload(told: Statement) -> bytes:
     """The bytes that are signed."""
-    name = {"name": told.name} if told.name else {}
     document = {
         "_type": TYPE,
-        "subject": [{**name, "digest": {"sha256": told.image.partition(":")[2]}}],
+        # An empty name too: sigstore's Python library takes no subject without one.
+        "subject": [{"name": told.name, "digest": {"sha256": told.image.partition(":")[2]}}],
         "predicateType": told.kind,
         "predicate": told.said,
     }
