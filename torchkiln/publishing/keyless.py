@@ -7,30 +7,35 @@ All of it is `sigstore`'s own work; here stand only what is ours and the errors'
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchkiln.errors import ConfigError, ToolMissing, VerificationFailed
+from torchkiln.errors import ConfigError, KilnError, ToolMissing, VerificationFailed
 from torchkiln.oci.artifact import Artifact
 from torchkiln.publishing.sealing import Signer, in_bundle
-from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE
-from torchkiln.statements.statement import Statement, payload
+from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE, certificate
+from torchkiln.statements.statement import PAYLOAD_TYPE, Statement, parse, payload
 
 if TYPE_CHECKING:
     from sigstore.models import ClientTrustConfig
     from sigstore.oidc import IdentityToken
 
 TRUST = "TORCHKILN_SIGSTORE_TRUST"  # a file: another Sigstore than the public one
+_NO_PERMISSION = "in GitHub Actions give the job `permissions: id-token: write`; elsewhere: --key KEY.pem"
+# What a service answered may hold what it was sent: neither goes into a message.
+_SECRETS = re.compile(r", body=.*(?=\))|eyJ[\w-]+\.[\w-]+\.[\w-]*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Keyless:
     """The job that this process is part of."""
 
-    token: IdentityToken = field(repr=False)
+    signer: Signer
 
     @classmethod
     def of_this_job(cls) -> Keyless:
@@ -40,24 +45,20 @@ class Keyless:
         :raises ToolMissing: `sigstore` is not installed, or the token's giver does not answer.
         """
         with _told():
-            from sigstore.oidc import IdentityToken, detect_credential
-
-            raw = detect_credential()
-            if raw:
-                return cls(IdentityToken(raw))
-        raise ConfigError(
-            "--keyless signs as the CI job that runs, and this is none that has an identity",
-            hint="in GitHub Actions give the job `permissions: id-token: write`; elsewhere: --key KEY.pem",
-        )
+            token = _token()
+            return cls(Signer(identity=_identity(token), issuer=token.issuer))
 
     def seal(self, told: Statement) -> Artifact:
-        """Signed anew, and written into the log."""
+        """Signed anew, by a token of its own, and written into the log.
+
+        GitHub's tokens live for five minutes, and what comes before may take an hour.
+        """
         with _told():
             from sigstore import dsse
             from sigstore.sign import SigningContext
 
             context = SigningContext.from_trust_config(_trust())
-            with context.signer(self.token) as signer:
+            with context.signer(_token()) as signer:
                 bundle = signer.sign_dsse(dsse.Statement(payload(told)))
         return in_bundle(bundle.to_json().encode(), told.kind)
 
@@ -65,9 +66,8 @@ class Keyless:
         """By the same job's identity."""
         if kind != BUNDLE_TYPE:
             return False
-        signer = Signer(identity=self.token.identity, issuer=self.token.issuer)
         try:
-            return verified(artifact, signer, where="") == payload(told)
+            return parse(verified(artifact, self.signer, where=""), where="") == told
         except VerificationFailed:
             return False
 
@@ -79,22 +79,61 @@ def verified(bundle: bytes, signer: Signer, *, where: str) -> bytes:
     :raises ToolMissing: `sigstore` is not installed, or knows no trust root.
     """
     with _told():
-        from sigstore.errors import Error as SigstoreError
-        from sigstore.errors import VerificationError
-        from sigstore.models import Bundle, InvalidBundle
+        from sigstore.models import Bundle
         from sigstore.verify import Verifier
         from sigstore.verify.policy import Identity
 
         verifier = Verifier(trusted_root=_trust().trusted_root)
         policy = Identity(identity=signer.identity, issuer=signer.issuer)
         try:
-            _, found = verifier.verify_dsse(Bundle.from_json(bundle), policy)
-        except (VerificationError, InvalidBundle, SigstoreError) as error:
+            kind, found = verifier.verify_dsse(Bundle.from_json(bundle), policy)
+        except Exception as error:  # anybody may have written it: the library ends in errors of many kinds
             raise VerificationFailed(
-                f"{where}: not signed by {signer.identity}: {str(error).splitlines()[0][:200]}",
+                f"{where}: not signed by {signer.identity}: {_text(error)}",
                 hint="do not use the image; ask who published it",
             ) from None
+    if kind != PAYLOAD_TYPE:
+        raise VerificationFailed(f"{where}: signed as {kind[:80]!r}, not as {PAYLOAD_TYPE}")
     return found
+
+
+def names(bundle: bytes, signer: Signer, *, where: str) -> bool:
+    """Whether the certificate in *bundle* is one of *signer*'s by what it says; nothing of it is proved.
+
+    :raises ToolMissing: `sigstore` is not installed.
+    """
+    with _told():
+        from cryptography.x509 import load_der_x509_certificate
+        from sigstore.verify.policy import Identity
+
+        policy = Identity(identity=signer.identity, issuer=signer.issuer)
+        try:
+            policy.verify(load_der_x509_certificate(certificate(bundle, where=where)))
+        except Exception:  # as above
+            return False
+    return True
+
+
+def _token() -> IdentityToken:
+    """A new one of this job.
+
+    :raises ConfigError: this is no job that has an identity.
+    """
+    from sigstore.oidc import IdentityToken, detect_credential
+
+    if raw := detect_credential():
+        return IdentityToken(raw)
+    raise ConfigError(
+        "--keyless signs as the CI job that runs, and this is none that has an identity", hint=_NO_PERMISSION
+    )
+
+
+def _identity(token: IdentityToken) -> str:
+    """As Fulcio will write it into certificates: of GitHub's jobs not the token's subject."""
+    import jwt
+
+    workflow = jwt.decode(str(token), options={"verify_signature": False}).get("job_workflow_ref")
+    return f"https://github.com/{workflow}" if workflow else token.identity
 
 
 def _trust() -> ClientTrustConfig:
@@ -102,22 +141,38 @@ def _trust() -> ClientTrustConfig:
 
     :raises ConfigError: the named file is none.
     """
+    from sigstore.errors import Error as SigstoreError
     from sigstore.models import ClientTrustConfig
 
     chosen = os.environ.get(TRUST)
     if not chosen:
-        return ClientTrustConfig.production()
+        return _public()
     try:
-        return ClientTrustConfig.from_json(Path(chosen).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{TRUST}={chosen}: {str(error).splitlines()[0][:200]}") from None
+        found = ClientTrustConfig.from_json(Path(chosen).read_text(encoding="utf-8"))
+        _ = found.trusted_root, found.signing_config  # are looked at when they are asked for
+    except (OSError, ValueError, SigstoreError) as error:
+        told = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{TRUST}={chosen}: {told}",
+            hint="it names a ClientTrustConfig as JSON; unset it for the public Sigstore",
+        ) from None
+    return found
+
+
+@cache
+def _public() -> ClientTrustConfig:
+    """Asked for once: its keys are looked up over the network."""
+    from sigstore.models import ClientTrustConfig
+
+    return ClientTrustConfig.production()
 
 
 @contextmanager
 def _told() -> Iterator[None]:
     """sigstore's errors in our words; the token stands in none of them."""
     try:
-        from sigstore.errors import Error as SigstoreError
+        from id import GitHubOidcPermissionCredentialError
+        from sigstore.errors import VerificationError
         from sigstore.oidc import IdentityError
     except ImportError:
         raise ToolMissing(
@@ -125,12 +180,30 @@ def _told() -> Iterator[None]:
         ) from None
     try:
         yield
+    except KilnError:
+        raise
     except IdentityError as error:
-        raise ConfigError(
-            f"the job's identity: {str(error).splitlines()[0][:200]}", hint="look at the job's permissions"
-        ) from None
-    except (SigstoreError, OSError) as error:
+        if isinstance(error.__cause__, GitHubOidcPermissionCredentialError):
+            raise ConfigError(f"the job's identity: {_text(error)}", hint=_NO_PERMISSION) from None
+        why = f" ({error.__cause__.__class__.__name__})" if error.__cause__ else ""
         raise ToolMissing(
-            f"Sigstore: {(str(error).splitlines() or [''])[0][:200]}",
+            f"the job's identity: {_text(error)}{why}",
+            hint="run the job again; a token that is expired when it comes: look at this machine's clock",
+        ) from None
+    except VerificationError as error:
+        raise VerificationFailed(
+            f"Sigstore: {_text(error)}", hint=f"the service is not the one that is trusted; see {TRUST}"
+        ) from None
+    except Exception as error:  # Fulcio's, Rekor's and the network's have no class in common
+        raise ToolMissing(
+            f"Sigstore: {_text(error)}",
             hint="look at the network; or sign with a key of your own: --key KEY.pem",
         ) from None
+
+
+def _text(error: BaseException) -> str:
+    """Its first line, or that of its cause where it has none."""
+    while not str(error) and error.__cause__:
+        error = error.__cause__
+    lines = _SECRETS.sub("", str(error)).splitlines() or [type(error).__name__]
+    return lines[0][:200]

@@ -32,10 +32,12 @@ class Trust:
         found = opened(data, kind, self.keys, where=where)
         if not (self.signer and kind == BUNDLE_TYPE and sigstore_bundle.unwrap(data, where=where)[1]):
             return found
-        from torchkiln.publishing.keyless import verified
+        from torchkiln.publishing.keyless import names, verified
 
         try:
             said = verified(data, self.signer, where=where)
         except VerificationFailed:
+            if names(data, self.signer, where=where):  # the job is said to have signed it, and did not
+                raise
             return found
         return replace(found, statement=parse(said, where=where), signers=(self.signer.identity,))

@@ -24,7 +24,11 @@ _SCHEMA: dict[str, Any] = {
             "type": "object",
             "properties": {
                 "publicKey": {"type": "object", "properties": {"hint": {"type": "string"}}},
-                "certificate": {"type": "object", "required": ["rawBytes"]},
+                "certificate": {
+                    "type": "object",
+                    "required": ["rawBytes"],
+                    "properties": {"rawBytes": {"type": "string"}},
+                },
             },
         },
         "dsseEnvelope": {"type": "object"},
@@ -48,10 +52,24 @@ def unwrap(bundle: bytes, *, where: str) -> tuple[bytes, bool]:
 
     :raises VerificationFailed: it is no bundle of an envelope; names *where*.
     """
+    told = _read(bundle, where)
+    return json.dumps(told["dsseEnvelope"]).encode(), "certificate" in told["verificationMaterial"]
+
+
+def certificate(bundle: bytes, *, where: str) -> bytes:
+    """The certificate in *bundle*, as DER; empty where there is none.
+
+    :raises VerificationFailed: it is no bundle of an envelope; names *where*.
+    """
+    there = _read(bundle, where)["verificationMaterial"].get("certificate", {})
+    return base64.b64decode(there.get("rawBytes", ""))
+
+
+def _read(bundle: bytes, where: str) -> Any:
     try:
         told = json_of(bundle)
     except ValueError as error:
         raise VerificationFailed(f"{where}: {error}", hint="it was damaged, or is not ours") from None
     if wrong := sentences(told, _SCHEMA, where):
         raise VerificationFailed("\n".join(wrong), hint="it was damaged, or is not ours")
-    return json.dumps(told["dsseEnvelope"]).encode(), "certificate" in told["verificationMaterial"]
+    return told
