@@ -1,0 +1,143 @@
+"""Fulcio's certificates: who may have one, what stands in it, and the timestamp of a transparency log in it.
+
+Two authorities made apart trust nothing of each other, though they bear the same name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
+
+SIGSTORE = "1.3.6.1.4.1.57264.1"
+SCT_LIST = ObjectIdentifier("1.3.6.1.4.1.11129.2.4.2")
+#: Fulcio's table: the last number of an extension → what GitHub's token tells of the job. Up to 6 plain text,
+#: from 8 on DER.
+PLAIN = {1: "iss", 2: "event_name", 3: "sha", 4: "workflow", 5: "repository", 6: "ref"}
+CODED = {8: "iss", 11: "runner_environment", 13: "sha", 14: "ref", 15: "repository_id", 20: "event_name"}
+HOST = "https://github.com"
+
+Key = ec.EllipticCurvePrivateKey
+
+
+def new_key() -> Key:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def spki(key: Key | ec.EllipticCurvePublicKey) -> bytes:
+    """The public half, as DER."""
+    public = key.public_key() if isinstance(key, ec.EllipticCurvePrivateKey) else key
+    return public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def utf8(text: str) -> bytes:
+    """A DER UTF8String."""
+    data = text.encode()
+    size = bytes([len(data)]) if len(data) < 128 else bytes([0x81, len(data)])
+    return b"\x0c" + size + data
+
+
+def octets(data: bytes) -> bytes:
+    """A DER OCTET STRING of less than 256 bytes."""
+    return b"\x04" + (bytes([len(data)]) if len(data) < 128 else bytes([0x81, len(data)])) + data
+
+
+class Authority:
+    """A root, one below it that signs, and a log of certificates."""
+
+    def __init__(self) -> None:
+        self.root_key, self.key, self.ct_key = new_key(), new_key(), new_key()
+        self.life = timedelta(minutes=10)
+        self.root = self._above("sigstore", self.root_key, "sigstore", self.root_key, path=1)
+        self.between = self._above("sigstore-intermediate", self.key, "sigstore", self.root_key, path=0)
+
+    @property
+    def chain(self) -> list[x509.Certificate]:
+        return [self.between, self.root]
+
+    def certify(self, key: ec.EllipticCurvePublicKey, claims: Mapping[str, str]) -> list[str]:
+        """A certificate for the job of *claims*, and those above it, in PEM."""
+        builder = self._leaf(key, claims)
+        draft = builder.sign(self.key, SHA256())  # as the log sees it: without the log's own timestamp
+        stamp = x509.UnrecognizedExtension(SCT_LIST, octets(self._timestamps(draft.tbs_certificate_bytes)))
+        leaf = builder.add_extension(stamp, critical=False).sign(self.key, SHA256())
+        return [one.public_bytes(Encoding.PEM).decode() for one in (leaf, *self.chain)]
+
+    def _above(self, name: str, key: Key, by: str, signer: Key, *, path: int) -> x509.Certificate:
+        now = datetime.now(timezone.utc)
+        usage = dict.fromkeys(
+            (
+                "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
+                "key_agreement", "encipher_only", "decipher_only",
+            ),
+            False,
+        )  # fmt: skip
+        return (
+            x509.CertificateBuilder()
+            .subject_name(_named(name))
+            .issuer_name(_named(by))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=3650))
+            .add_extension(x509.KeyUsage(**usage, key_cert_sign=True, crl_sign=True), critical=True)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=path), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+            )
+            .sign(signer, SHA256())
+        )
+
+    def _leaf(self, key: ec.EllipticCurvePublicKey, claims: Mapping[str, str]) -> x509.CertificateBuilder:
+        now = datetime.now(timezone.utc).replace(microsecond=0)
+        job = f"{HOST}/{claims['job_workflow_ref']}"
+        usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([]))
+            .issuer_name(self.between.subject)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now)
+            .not_valid_after(now + self.life)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False
+            )
+            .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(job)]), critical=True)
+        )
+        told = {number: claims[name].encode() for number, name in PLAIN.items()}
+        told |= {number: utf8(claims[name]) for number, name in CODED.items()}
+        told |= {9: utf8(job), 12: utf8(f"{HOST}/{claims['repository']}")}
+        for number, value in sorted(told.items()):
+            one = x509.UnrecognizedExtension(ObjectIdentifier(f"{SIGSTORE}.{number}"), value)
+            builder = builder.add_extension(one, critical=False)
+        return builder
+
+    def _timestamps(self, draft: bytes) -> bytes:
+        """RFC 6962's list with one timestamp of *draft*, a certificate's inner part."""
+        now = int(datetime.now(timezone.utc).timestamp() * 1000)
+        entry = hashlib.sha256(spki(self.key)).digest() + len(draft).to_bytes(3, "big") + draft
+        signed = self.ct_key.sign(struct.pack("!BBQH", 0, 0, now, 1) + entry + b"\0\0", ec.ECDSA(SHA256()))
+        log = hashlib.sha256(spki(self.ct_key)).digest()
+        one = struct.pack("!B32sQHBBH", 0, log, now, 0, 4, 3, len(signed)) + signed
+        return struct.pack("!HH", len(one) + 2, len(one)) + one
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "sigstore.test"),
+            x509.NameAttribute(NameOID.COMMON_NAME, name),
+        ]
+    )
