@@ -4,33 +4,45 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
 
-from tests.press import Press, press
+from tests.press import Press, digest_of, press
 from tests.reports import TAG
 from tests.standin.registry_server import RegistryServer, Repository
 from tests.standin.sigstore_server import IDENTITY, REQUEST_TOKEN, SigstoreServer
-from torchkiln.oci.layout import ImageOnDisk
 
 TRUST = "TORCHKILN_SIGSTORE_TRUST"
 KIND = "dev.sigstore.bundle.predicateType"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desk:
+    """A press with an image, and its report; nothing that is done with it changes it."""
+
+    press: Press
+    report: str
+
+
+def new_desk(folder: Path) -> Desk:
+    made = press(folder)
+    return Desk(press=made, report=made.signed(made.report(made.build())))
 
 
 class Job:
     """Its environment is that of this process."""
 
     def __init__(
-        self, desk: Press, registry: RegistryServer, sigstore: SigstoreServer, patch: pytest.MonkeyPatch
+        self, desk: Desk, registry: RegistryServer, sigstore: SigstoreServer, patch: pytest.MonkeyPatch
     ) -> None:
-        self.desk, self.registry, self.sigstore, self.patch = desk, registry, sigstore, patch
-        self.image: ImageOnDisk = desk.build()
-        self.report = desk.signed(desk.report(self.image))
+        self.desk, self.report = desk.press, desk.report
+        self.registry, self.sigstore, self.patch = registry, sigstore, patch
         self.trust(sigstore)
 
     def trust(self, sigstore: SigstoreServer, **instead: Any) -> None:
@@ -80,6 +92,22 @@ class Job:
                     found[name] = bundle
         return found
 
+    def change(self, kind: str, how: Callable[[dict[str, Any]], object]) -> None:
+        """*how* changes the bundle of that *kind* as whoever can write to the registry could."""
+        for name, bundle in self.bundles().items():
+            manifest = json.loads(self.there.manifests[name])
+            if manifest["annotations"][KIND] != kind:
+                continue
+            how(bundle)
+            data = json.dumps(bundle).encode()
+            manifest["layers"][0] |= {"digest": digest_of(data), "size": len(data)}
+            del self.there.manifests[name]
+            self.there.blobs[digest_of(data)] = data
+            changed = json.dumps(manifest).encode()
+            self.there.manifests[digest_of(changed)] = changed
+            return
+        raise AssertionError(kind)
+
     def statements(self) -> list[dict[str, Any]]:
         """What the job signed."""
         payloads = (one["dsseEnvelope"]["payload"] for one in self.bundles().values())
@@ -88,7 +116,7 @@ class Job:
 
 @contextmanager
 def job(
-    folder: Path, patch: pytest.MonkeyPatch, *, rekor: int = 1, lists_referrers: bool = True
+    desk: Desk, patch: pytest.MonkeyPatch, *, rekor: int = 1, lists_referrers: bool = True
 ) -> Iterator[Job]:
     """In GitHub Actions, with `id-token: write`."""
     with RegistryServer() as registry, SigstoreServer(rekor) as sigstore:
@@ -96,4 +124,4 @@ def job(
         for name, value in sigstore.job.items():
             patch.setenv(name, value)
         patch.setenv("NO_PROXY", "127.0.0.1")
-        yield Job(press(folder), registry, sigstore, patch)
+        yield Job(desk, registry, sigstore, patch)

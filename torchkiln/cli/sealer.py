@@ -45,7 +45,9 @@ def sealer_of(key_file: Path | None, keyless: bool, *, demanded: bool) -> Sealer
     if keyless:
         from torchkiln.publishing.keyless import Keyless
 
-        return Keyless.of_this_job()
+        job = Keyless.of_this_job()
+        console.say(f"signing as {job.signer.identity}")
+        return job
     if demanded:
         raise ConfigError(
             "the policy demands signatures, and nobody is to sign what goes with the image",

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import requests
+
 from torchkiln.errors import ConfigError, KilnError, ToolMissing, VerificationFailed
 from torchkiln.oci.artifact import Artifact
 from torchkiln.publishing.sealing import Signer, in_bundle
@@ -202,8 +204,10 @@ def _told() -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    """Its first line, or that of its cause where it has none."""
+    """Its first line, or that of its cause where it has none; who is not there, by address."""
     while not str(error) and error.__cause__:
         error = error.__cause__
+    if isinstance(error, requests.ConnectionError) and error.request is not None:
+        return f"{error.request.url}: cannot be reached"
     lines = _SECRETS.sub("", str(error)).splitlines() or [type(error).__name__]
     return lines[0][:200]
