@@ -37,12 +37,17 @@ _SCHEMA: dict[str, Any] = {
 
 
 def wrap(envelope: bytes, signer: str | None) -> bytes:
-    """A bundle around *envelope*; its hint is the *signer*'s fingerprint, as cosign writes it."""
+    """A bundle around *envelope*; its hint is the *signer*'s fingerprint, as cosign writes it.
+
+    The signature bears no name of its own in it: the Go library that cosign verifies with passes over every
+    one that is named otherwise than SSH would name the key.
+    """
     hint = {"hint": base64.b64encode(bytes.fromhex(signer)).decode()} if signer else {}
+    told = json.loads(envelope)
     bundle = {
         "mediaType": BUNDLE_TYPE,
         "verificationMaterial": {"publicKey": hint},
-        "dsseEnvelope": json.loads(envelope),
+        "dsseEnvelope": {**told, "signatures": [{"sig": one["sig"]} for one in told["signatures"]]},
     }
     return json.dumps(bundle, sort_keys=True, separators=(",", ":")).encode()
 
@@ -50,10 +55,27 @@ def wrap(envelope: bytes, signer: str | None) -> bytes:
 def unwrap(bundle: bytes, *, where: str) -> tuple[bytes, bool]:
     """The envelope in *bundle*, and whether it was signed without a key of the signer's own.
 
+    A signature without a name has the hint's.
+
     :raises VerificationFailed: it is no bundle of an envelope; names *where*.
     """
     told = _read(bundle, where)
-    return json.dumps(told["dsseEnvelope"]).encode(), "certificate" in told["verificationMaterial"]
+    material, envelope = told["verificationMaterial"], told["dsseEnvelope"]
+    name = _fingerprint(material.get("publicKey", {}).get("hint", ""))
+    signatures = envelope.get("signatures")
+    if name and isinstance(signatures, list):
+        envelope["signatures"] = [
+            {"keyid": name, **one} if isinstance(one, dict) else one for one in signatures
+        ]
+    return json.dumps(envelope).encode(), "certificate" in material
+
+
+def _fingerprint(hint: str) -> str:
+    """Hex; empty where *hint* is none of ours."""
+    try:
+        return base64.b64decode(hint, validate=True).hex()
+    except ValueError:
+        return ""
 
 
 def certificate(bundle: bytes, *, where: str) -> bytes:
