@@ -46,7 +46,7 @@ def wrap(envelope: bytes, signer: str | None) -> bytes:
     told = json.loads(envelope)
     bundle = {
         "mediaType": BUNDLE_TYPE,
-        "verificationMaterial": {"publicKey": hint},
+        "verificationMaterial": {"publicKey": hint, "tlogEntries": []},  # a list that some readers demand
         "dsseEnvelope": {**told, "signatures": [{"sig": one["sig"]} for one in told["signatures"]]},
     }
     return json.dumps(bundle, sort_keys=True, separators=(",", ":")).encode()
