@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import hashlib
 import json
 import threading
 import time
@@ -145,12 +146,13 @@ class SigstoreServer:
         if self.timestamper:
             signing["tsaUrls"] = [{**service, "url": self.url + TIME, "majorApiVersion": 1}]
             stampers = [{**_authority(self.timestamper.chain, self.url), "validFor": since}]
+        ct_key = spki(self.authority.ct_key)
         kind = "PKIX_ED25519" if self.log.version == 2 else "PKIX_ECDSA_P256_SHA_256"
         root = {
             "mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1",
             "tlogs": [_log(f"https://{NAME}", self.log.public, kind, self.log.id)],
             "certificateAuthorities": [{**_authority(self.authority.chain, self.url), "validFor": since}],
-            "ctlogs": [_log(self.url, spki(self.authority.ct_key), "PKIX_ECDSA_P256_SHA_256", b"")],
+            "ctlogs": [_log(self.url, ct_key, "PKIX_ECDSA_P256_SHA_256", hashlib.sha256(ct_key).digest())],
             "timestampAuthorities": stampers,
         }
         told = {

@@ -1,0 +1,177 @@
+"""What goes with an image, as others read it: cosign's layout in the registry, DSSE, Sigstore's bundle.
+
+The layout is that of cosign's specs/BUNDLE_SPEC.md, read here as plain JSON; signatures are judged by
+securesystemslib and by Sigstore's JavaScript.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
+from securesystemslib.dsse import Envelope
+from securesystemslib.exceptions import VerificationError
+from securesystemslib.signer import Key, SSlibKey
+from sigstore_models.bundle.v1 import Bundle
+
+from tests.keyless_scene import Desk, Job, job, new_desk
+from tests.keys import ED, P256, STRANGER, public_pem
+from tests.sigstore_js import complaint
+from tests.standin.registry_server import RegistryServer, Repository
+from tests.standin.sigstore_server import IDENTITY, ISSUER
+
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+CONTENT, KIND = "dev.sigstore.bundle.content", "dev.sigstore.bundle.predicateType"
+REPORT = "urn:torchkiln:smoke-report:"
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    return new_desk(tmp_path_factory.mktemp("bundles") / "desk")
+
+
+@pytest.fixture(scope="module")
+def there(desk: Desk) -> Iterator[Repository]:
+    """A repository into which an image was published: its statements by P256, its report by ED."""
+    with RegistryServer() as server:
+        server.manners.lists_referrers = True
+        done = desk.press.publish(f"{server.host}/team/app", "--report", desk.report)
+        assert done.exit_code == 0, done.exception
+        yield server.repository("team/app")
+
+
+def signed(there: Repository) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(manifest, bundle)."""
+    found = 0
+    for name, data in there.manifests.items():
+        manifest = json.loads(data)
+        if name.startswith("sha256:") and "subject" in manifest:
+            found += 1
+            yield manifest, json.loads(there.blobs[manifest["layers"][0]["digest"]])
+    assert found >= 5
+
+
+def spki(pem: bytes) -> bytes:
+    return load_pem_public_key(pem).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def hint_of(key: Any) -> str:
+    return base64.b64encode(hashlib.sha256(spki(public_pem(key))).digest()).decode()
+
+
+def signer_of(manifest: dict[str, Any]) -> Any:
+    return ED if manifest["annotations"][KIND].startswith(REPORT) else P256
+
+
+def test_each_lies_in_the_registry_as_cosign_lays_it(desk: Desk, there: Repository) -> None:
+    image = there.manifests[next(iter(there.tags))]
+    digest = "sha256:" + hashlib.sha256(image).hexdigest()
+    for manifest, bundle in signed(there):
+        blob = there.blobs[manifest["layers"][0]["digest"]]
+        said = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
+        assert manifest == {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "artifactType": BUNDLE,
+            "config": {
+                "mediaType": "application/vnd.oci.empty.v1+json",
+                "digest": "sha256:" + hashlib.sha256(b"{}").hexdigest(),
+                "size": 2,
+            },
+            "layers": [
+                {
+                    "mediaType": BUNDLE,
+                    "digest": "sha256:" + hashlib.sha256(blob).hexdigest(),
+                    "size": len(blob),
+                }
+            ],
+            "subject": {
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "digest": digest,
+                "size": len(image),
+            },
+            "annotations": {CONTENT: "dsse-envelope", KIND: said["predicateType"]},
+        }
+        assert there.blobs[manifest["config"]["digest"]] == b"{}"
+        assert said["subject"][0]["digest"] == {"sha256": digest.removeprefix("sha256:")}
+    kinds = {manifest["annotations"][KIND] for manifest, _ in signed(there)}
+    assert "https://sigstore.dev/cosign/sign/v1" in kinds  # what `cosign verify` asks for
+
+
+def test_a_bundle_names_its_key_by_the_hint_alone(there: Repository) -> None:
+    """cosign's library passes over a signature that bears another name than SSH's for the key."""
+    for manifest, bundle in signed(there):
+        assert bundle["mediaType"] == BUNDLE
+        hint = {"hint": hint_of(signer_of(manifest))}
+        assert bundle["verificationMaterial"] == {"publicKey": hint, "tlogEntries": []}
+        (signature,) = bundle["dsseEnvelope"]["signatures"]
+        assert set(signature) == {"sig"}
+
+
+def test_sigstores_own_model_reads_them(there: Repository) -> None:
+    for _, bundle in signed(there):
+        read = Bundle.from_json(json.dumps(bundle))
+
+        assert read.dsse_envelope is not None
+        assert read.dsse_envelope.payload_type == "application/vnd.in-toto+json"
+
+
+def test_securesystemslib_verifies_them(there: Repository) -> None:
+    """By the public key of who signed, and by no other."""
+    for manifest, bundle in signed(there):
+        signatures = [{"keyid": "it", **one} for one in bundle["dsseEnvelope"]["signatures"]]
+        envelope = Envelope.from_dict({**bundle["dsseEnvelope"], "signatures": signatures})
+        envelope.verify([public(signer_of(manifest))], 1)
+        with pytest.raises(VerificationError):
+            envelope.verify([public(STRANGER)], 1)
+
+
+def public(key: Any) -> Key:
+    """As that library has it, which wants names of keys and compares them."""
+    return SSlibKey.from_crypto(key.public_key(), keyid="it")
+
+
+def test_sigstores_javascript_verifies_them(there: Repository) -> None:
+    for manifest, bundle in signed(there):
+        key = signer_of(manifest)
+        assert complaint(bundle=bundle, keys={hint_of(key): public_pem(key).decode()}) == ""
+        wrong = complaint(bundle=bundle, keys={hint_of(key): public_pem(STRANGER).decode()})
+        assert "signature verification failed" in wrong
+
+
+@pytest.mark.parametrize("rekor", [1, 2])
+def test_sigstores_javascript_verifies_what_a_job_signed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rekor: int
+) -> None:
+    """Certificate, log of certificates, log of signatures, time: all by its own code."""
+    with job(desk, monkeypatch, rekor=rekor) as scene:
+        assert scene.publish().exit_code == 0
+        root = json.loads(scene.sigstore.trust(tmp_path / "trust.json").read_text())["trustedRoot"]
+        bundles = list(scene.bundles().values())
+
+        assert bundles
+        for bundle in bundles:
+            assert complaint(bundle=bundle, trustedRoot=root, identity=IDENTITY, issuer=ISSUER) == ""
+        assert "identity" in complaint(
+            bundle=bundles[0], trustedRoot=root, identity=IDENTITY + "2", issuer=ISSUER
+        )
+        other = {**root, "tlogs": []}
+        assert complaint(bundle=bundles[0], trustedRoot=other, identity=IDENTITY, issuer=ISSUER)
+
+
+def test_a_jobs_bundle_lies_there_likewise(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(scene: Job) -> Iterator[dict[str, Any]]:
+        for name in scene.bundles():
+            yield json.loads(scene.there.manifests[name])
+
+    with job(desk, monkeypatch) as scene:
+        assert scene.publish().exit_code == 0
+        for manifest in told(scene):
+            assert manifest["artifactType"] == manifest["layers"][0]["mediaType"] == BUNDLE
+            assert manifest["annotations"][CONTENT] == "dsse-envelope"
