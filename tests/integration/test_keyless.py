@@ -86,6 +86,18 @@ def test_publishing_again_signs_nothing(desk: Desk, monkeypatch: pytest.MonkeyPa
         assert before == after
 
 
+def test_something_else_of_that_kind_is_not_what_was_sealed(scene: Job) -> None:
+    """A retraction, say, for another reason."""
+    image = parse_digest("sha256:" + "5" * 64)
+    said, other = (statement(TAG, image, PROVENANCE, {"reason": text}) for text in ("one", "two"))
+    here = Keyless.of_this_job()
+    there = here.seal(said)
+
+    assert here.sealed(said, there.data, there.kind)
+    assert not here.sealed(other, there.data, there.kind)
+    assert not here.sealed(said, there.data, "application/vnd.in-toto+json")
+
+
 def test_another_workflow_signs_for_itself(published: Job) -> None:
     """What it says goes beside what the first said, and counts for who trusts it."""
     count = len(published.bundles())
@@ -192,6 +204,14 @@ def test_what_is_no_certificate_is_nobodys(published: Job, raw: str) -> None:
     told = published.verify()
     assert "provenance: none is there that counts" in refused(told)
     assert "; 1 by others, which do not count" in told.stderr
+
+
+def test_a_certificate_that_is_no_text(published: Job) -> None:
+    published.change(
+        PROVENANCE, lambda bundle: bundle["verificationMaterial"]["certificate"].update(rawBytes=5)
+    )
+
+    assert "verificationMaterial.certificate.rawBytes" in refused(published.verify())
 
 
 def test_a_statement_of_the_job_for_another_image(published: Job) -> None:

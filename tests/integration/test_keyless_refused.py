@@ -189,6 +189,13 @@ def test_a_trust_file_of_a_later_form(scene: Job) -> None:
     assert "signingconfig.v0.2+json'" in refused(scene, 2).message
 
 
+def test_a_trust_file_of_services_that_are_not_spoken(scene: Job) -> None:
+    file = scene.desk.folder / "trust.json"
+    file.write_text(file.read_text().replace('"majorApiVersion": 1', '"majorApiVersion": 9'))
+
+    assert "No valid Rekor transparency log" in refused(scene, 2).message
+
+
 def test_the_public_sigstore_out_of_reach(scene: Job, tmp_path: Path) -> None:
     """Through a proxy that is not there: nothing here asks the real one."""
     scene.become(
