@@ -12,6 +12,7 @@ from click.testing import Result
 
 from tests.keyless_scene import Desk, Job, job, new_desk
 from tests.reports import TAG
+from tests.standin.sigstore_ca import HOST
 from tests.standin.sigstore_server import IDENTITY, ISSUER, SigstoreServer
 from torchkiln.errors import VerificationFailed
 from torchkiln.nouns import parse_digest
@@ -108,13 +109,13 @@ def test_another_workflow_signs_for_itself(published: Job) -> None:
     told = published.verify()
     assert told.exit_code == 0, told.exception
     assert f"{count} by others, which do not count" in told.stderr
-    assert published.verify(identity=f"https://github.com/{FORK}").exit_code == 0
+    assert published.verify(identity=f"{HOST}/{FORK}").exit_code == 0
 
 
 @pytest.mark.parametrize(
     "who",
     [
-        {"identity": f"https://github.com/{FORK}"},
+        {"identity": f"{HOST}/{FORK}"},
         {"identity": IDENTITY.replace("main", "maim")},
         {"identity": IDENTITY, "issuer": "https://gitlab.example"},
     ],

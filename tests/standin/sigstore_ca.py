@@ -22,7 +22,7 @@ SCT_LIST = ObjectIdentifier("1.3.6.1.4.1.11129.2.4.2")
 #: from 8 on DER.
 PLAIN = {1: "iss", 2: "event_name", 3: "sha", 4: "workflow", 5: "repository", 6: "ref"}
 CODED = {8: "iss", 11: "runner_environment", 13: "sha", 14: "ref", 15: "repository_id", 20: "event_name"}
-HOST = "https://github.com"
+HOST = "https://git.example"
 
 Key = ec.EllipticCurvePrivateKey
 

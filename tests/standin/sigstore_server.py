@@ -23,13 +23,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from tests.standin.sigstore_ca import Authority, spki
+from tests.standin.sigstore_ca import HOST, Authority, spki
 from tests.standin.sigstore_log import NAME, Log, b64
 from tests.standin.timestamper import Timestamper
 
 ISSUER = "https://token.actions.githubusercontent.com"
 WORKFLOW = "team/app/.github/workflows/publish.yml@refs/heads/main"
-IDENTITY = f"https://github.com/{WORKFLOW}"
+IDENTITY = f"{HOST}/{WORKFLOW}"
 REQUEST_TOKEN = "request-token-that-nobody-may-see"
 CLAIMS = {
     "iss": ISSUER,
@@ -100,6 +100,7 @@ class SigstoreServer:
         """Variables of a job with `id-token: write`."""
         return {
             "GITHUB_ACTIONS": "true",
+            "GITHUB_SERVER_URL": HOST,
             "ACTIONS_ID_TOKEN_REQUEST_URL": f"{self.url}{TOKEN}?api-version=2.0",
             "ACTIONS_ID_TOKEN_REQUEST_TOKEN": REQUEST_TOKEN,
         }

@@ -134,8 +134,9 @@ def _identity(token: IdentityToken) -> str:
     """As Fulcio will write it into certificates: of GitHub's jobs not the token's subject."""
     import jwt
 
+    server = os.environ.get("GITHUB_SERVER_URL")
     workflow = jwt.decode(str(token), options={"verify_signature": False}).get("job_workflow_ref")
-    return f"https://github.com/{workflow}" if workflow else token.identity
+    return f"{server}/{workflow}" if server and workflow else token.identity
 
 
 def _trust() -> ClientTrustConfig:
