@@ -123,7 +123,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cut_publication_is_completed(registry: RunningRegistry, tmp_path: Path) -> None:
-    campaign(registry, press(tmp_path / "desk"), f"cut/{tmp_path.name.lower().replace('_', '-')}", 4)
+    campaign(registry, press(tmp_path / "desk"), f"cut/{tmp_path.name.lower().replace('_', '-')}", 2)
 
 
 @pytest.mark.proof

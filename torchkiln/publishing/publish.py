@@ -6,7 +6,7 @@ digest, the statements, the dated tag, the moving ones. Run again it completes w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,52 +97,62 @@ def publish(
     )
     manifest = image.manifest_path.read_bytes()
     subject = descriptor(MANIFEST_TYPE, image.manifest, len(manifest))
-    attached = [
-        (kind, _attached(reading, there, subject, kind, told, artifact, sealer))
-        for kind, told, artifact in _artifacts(cleared, statements, sealer)
-    ]
+    attached = _attached(reading, there, subject, _artifacts(cleared, statements), sealer)
     if names.dated:
         _demand_free(reading, names.dated, image.manifest)  # the push may have taken an hour
     for tag in filter(None, (names.dated, *names.moving)):
         put(registry, repository, manifest, tag)
-    return PublishedImage(pushed=pushed, names=names, attached=tuple(attached), override=cleared.override)
+    return PublishedImage(pushed=pushed, names=names, attached=attached, override=cleared.override)
 
 
 def _artifacts(
-    cleared: ClearedImage, statements: Sequence[Statement], sealer: Sealer
-) -> Iterator[tuple[str, Statement | None, Artifact | None]]:
-    """(kind, what the sealer is to say, or what somebody else has said)."""
+    cleared: ClearedImage, statements: Sequence[Statement]
+) -> Iterator[tuple[str, Statement | Artifact]]:
+    """(predicate type, what the sealer is to say, or what somebody else has said and signed)."""
     judged = cleared.judged
-    yield SIGNATURE, statement("", judged.image, SIGNATURE, {}), None
+    yield SIGNATURE, statement("", judged.image, SIGNATURE, {})
     for told in statements:
-        yield told.kind, told, None
+        yield told.kind, told
     for witness in judged.witnesses:
         if witness.report.image == judged.image:
-            signed = of_witness(witness)
-            yield PREDICATE, None if signed else told_of(witness.report), signed
-    yield CLEARANCE, clearance(cleared), None
+            yield PREDICATE, of_witness(witness) or told_of(witness.report)
+    yield CLEARANCE, clearance(cleared)
 
 
 def _attached(
     reading: Reading,
     there: Sequence[Referrer],
     subject: Mapping[str, Any],
-    kind: str,
-    told: Statement | None,
-    artifact: Artifact | None,
+    wanted: Iterable[tuple[str, Statement | Artifact]],
     sealer: Sealer,
-) -> Digest:
+) -> tuple[tuple[str, Digest], ...]:
     """What is there already, by whoever seals here, stays as it is: signatures of one thing may differ."""
-    image = Digest(subject["digest"])
-    if told is not None:
-        for one in there:
-            if kind in one.annotations.values() and _is(told, reading, one, image, sealer):
-                return one.digest
-        artifact = sealer.seal(told)
-    assert artifact is not None
-    if (name := digest_of(manifest_of(artifact, subject))) in {one.digest for one in there}:
-        return name
-    return attach(reading.registry, reading.repository, subject, artifact)
+    known = {one.digest for one in there}
+    found: list[tuple[str, Digest]] = []
+    lacking: list[tuple[str, Artifact]] = []
+    try:
+        for kind, one in wanted:
+            if isinstance(one, Statement):
+                if same := _same(one, reading, there, sealer):
+                    found.append((kind, same))
+                    continue
+                one = sealer.seal(one)
+            name = digest_of(manifest_of(one, subject))
+            if name in known:
+                found.append((kind, name))
+            else:
+                lacking.append((kind, one))
+    finally:  # where sealing failed, too: what was sealed without a key stands in a public log already
+        names = attach(reading.registry, reading.repository, subject, [artifact for _, artifact in lacking])
+    return (*found, *zip((kind for kind, _ in lacking), names, strict=True))
+
+
+def _same(told: Statement, reading: Reading, there: Sequence[Referrer], sealer: Sealer) -> Digest | None:
+    """What there is by the same sealer and says the same."""
+    for one in there:
+        if told.kind in one.annotations.values() and _is(told, reading, one, told.image, sealer):
+            return one.digest
+    return None
 
 
 def _is(told: Statement, reading: Reading, one: Referrer, image: Digest, sealer: Sealer) -> bool:

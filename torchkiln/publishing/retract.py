@@ -65,7 +65,7 @@ def retract(
     listed = catalog(reading, opener)
     ours = next((one for one in listed if one.digest == found.digest), None)
     subject = descriptor(MANIFEST_TYPE, found.digest, len(found.data))
-    said = attach(reading.registry, reading.repository, subject, sealer.seal(told))
+    [said] = attach(reading.registry, reading.repository, subject, [sealer.seal(told)])
     moving = [tag for tag in (ours.tags if ours else ()) if not _DATED.fullmatch(tag)]
     others = [one for one in listed if one.digest != found.digest and one.good]
     moved = tuple(_move(reading, tag, others, matrix) for tag in moving)

@@ -7,7 +7,8 @@ tag `sha256-<hex>`, which whoever adds to it writes anew.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torchkiln.errors import RegistryError, VerificationFailed
@@ -40,6 +41,7 @@ _SCHEMA: dict[str, Any] = {
         "subject": _DESCRIPTOR,
     },
 }
+_JOBS = 4
 _AGAIN = 5  # times that the list is written anew, because somebody else wrote it meanwhile
 
 
@@ -80,46 +82,57 @@ def referrers(reading: Reading, digest: Digest) -> list[Referrer]:
 
 
 def attach(
-    registry: Registry, repository: Repository, subject: Mapping[str, Any], artifact: Artifact
-) -> Digest:
-    """Let *artifact* go with the image that the descriptor *subject* names; returns its manifest's digest.
+    registry: Registry, repository: Repository, subject: Mapping[str, Any], artifacts: Sequence[Artifact]
+) -> tuple[Digest, ...]:
+    """Let *artifacts* go with the image that the descriptor *subject* names; returns their digests.
 
-    What is there already is not sent again.
+    What is there already is not sent again. The list, where we keep it, is written once for all of them.
 
     :raises RegistryError: the registry refuses, or cannot be reached.
     """
+    if not artifacts:
+        return ()
     delivery = Delivery(registry, repository)
-    for data in (EMPTY, artifact.data):
+
+    def deliver(data: bytes) -> None:
         delivery.deliver(Held(digest=digest_of(data), data=data), (), lambda _: None)
-    manifest = manifest_of(artifact, subject)
-    name = digest_of(manifest)
-    answer = put(registry, repository, manifest, name)
-    if "OCI-Subject" not in answer.headers:
+
+    def bring(artifact: Artifact) -> tuple[Digest, dict[str, Any] | None]:
+        deliver(artifact.data)
+        manifest = manifest_of(artifact, subject)
+        name = digest_of(manifest)
+        answer = put(registry, repository, manifest, name)
         entry = {
             **descriptor(MANIFEST_TYPE, name, len(manifest)),
             "artifactType": artifact.kind,
             "annotations": dict(artifact.annotations),
         }
-        _list(Reading(registry, repository), Digest(subject["digest"]), entry)
-    return name
+        return name, None if "OCI-Subject" in answer.headers else entry
+
+    deliver(EMPTY)
+    with ThreadPoolExecutor(_JOBS, "attach") as pool:
+        brought = list(pool.map(bring, artifacts))
+    if unlisted := [entry for _, entry in brought if entry]:
+        _list(Reading(registry, repository), Digest(subject["digest"]), unlisted)
+    return tuple(name for name, _ in brought)
 
 
-def _list(reading: Reading, subject: Digest, entry: Mapping[str, Any]) -> None:
-    """Put *entry* on the list under the tag; two who do so at once must both end up on it."""
+def _list(reading: Reading, subject: Digest, ours: Sequence[Mapping[str, Any]]) -> None:
+    """Put *ours* on the list under the tag; two who do so at once must both end up on it."""
     tag = tag_for(subject)
     for _ in range(_AGAIN):
         there = reading.manifest(tag)
         entries = listed(there.data) if there else []
-        if any(one.get("digest") == entry["digest"] for one in entries):
+        known = {one.get("digest") for one in entries}
+        lacking = [one for one in ours if one["digest"] not in known]
+        if not lacking:
             return
-        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*entries, entry]}
+        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*entries, *lacking]}
         put(reading.registry, reading.repository, canonical_json(index), tag, media_type=INDEX_TYPE)
-    there = reading.manifest(tag)
-    if there is None or not any(one.get("digest") == entry["digest"] for one in listed(there.data)):
-        raise RegistryError(
-            f"{reading.repository}: the list {tag[:19]} is written by others faster than by us",
-            hint="publish one after the other, then once more",
-        )
+    raise RegistryError(
+        f"{reading.repository}: the list {tag[:19]} is written by others faster than by us",
+        hint="publish one after the other, then once more",
+    )
 
 
 def content(reading: Reading, referrer: Referrer, subject: Digest, limit: int) -> tuple[bytes, str]:
