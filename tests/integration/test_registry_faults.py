@@ -172,9 +172,7 @@ def test_a_server_that_is_down_from_somewhere_on(
 ) -> None:
     """Whichever request is the first that fails for good: no tag. And the next push ends well."""
     push_to(proxy.host, f"{name}-first", built)  # crane's blobs belong to all repositories
-    counter = Fault(
-        "status", skip=1_000_000
-    )  # counts as requests come; what was asked is noted when answered
+    counter = Fault("status", skip=1_000_000)  # counts requests as they come; the proxy notes them later
     proxy.faults = [counter]
     push_to(proxy.host, f"{name}-counted", built)
     needed = 1_000_000 - counter.skip
