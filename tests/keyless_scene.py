@@ -125,3 +125,14 @@ def job(
             patch.setenv(name, value)
         patch.setenv("NO_PROXY", "127.0.0.1")
         yield Job(desk, registry, sigstore, patch)
+
+
+@pytest.fixture(scope="module", name="desk")
+def a_desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    return new_desk(tmp_path_factory.mktemp("keyless") / "desk")
+
+
+@pytest.fixture(name="scene")
+def a_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    with job(desk, monkeypatch) as found:
+        yield found

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from click.testing import CliRunner, Result
 
 from tests.cells import HostPython, as_locked, planned_cell, put_base, small_wheels
@@ -189,3 +190,14 @@ def account_of(image: ImageOnDisk) -> str:
 def digest_of(data: bytes) -> Digest:
     """Its sha256."""
     return Digest(f"sha256:{hashlib.sha256(data).hexdigest()}")
+
+
+@pytest.fixture(name="desk")
+def a_press(tmp_path: Path) -> Press:
+    return press(tmp_path)
+
+
+@pytest.fixture(name="name")
+def a_repository(tmp_path: Path) -> str:
+    """A repository that no other test has."""
+    return f"team/{tmp_path.name.lower().replace('_', '-').strip('-')}"

@@ -120,3 +120,7 @@ class VerificationFailed(KilnError):
     """A layout, a digest or a signature is not what it claims."""
 
     exit_code = 12
+
+
+class Foreign(VerificationFailed):
+    """Something that others put there, in a form that is not ours: no fault where ours is looked for."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import date
 from itertools import product
 
+from torchkiln.errors import ConfigError
 from torchkiln.facts import Facts
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import Cell, Resolution, Status
@@ -16,6 +16,7 @@ from torchkiln.versions import major_of, minor_of, newest, numbers
 #: The system whose images bear no ending. It is part of what a published tag means, so no matrix sets it.
 DEFAULT_OS = "debian12"
 ZSTD = "-zstd"  # behind each name of an image whose layers are zstd's: older engines cannot read those
+_DAY = re.compile(r"[0-9]{8}[a-z0-9]*")
 _TAG = re.compile(
     r"(?P<torch>[0-9.]+)-cuda(?P<cuda>[0-9.]+)-cudnn[0-9]+-(?P<flavor>runtime|devel)(?:-(?P<os>[a-z0-9.]+))?"
 )
@@ -88,9 +89,20 @@ def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[st
     return tuple(dict.fromkeys(names))
 
 
-def dated(tag: str, day: date) -> str:
-    """The immutable form of *tag*: ``2.7.1-cuda12.1-cudnn9-runtime-20261121``."""
-    return f"{tag}-{day:%Y%m%d}"
+def dated(tag: str, day: str) -> str:
+    """The form of *tag* that never moves: ``2.7.1-cuda12.1-cudnn9-runtime-20261121``.
+
+    :raises ConfigError: *day* is none; letters may follow it, for a second one of that day.
+    """
+    if not _DAY.fullmatch(day):
+        raise ConfigError(f"{day!r} is no day", hint="write 20261122, or 20261122b for a second image of it")
+    return f"{tag}-{day}"
+
+
+def undated(tag: str) -> tuple[str, str] | None:
+    """The inverse of `dated`: the tag and the day; None: it is a tag that moves."""
+    found = re.fullmatch(rf"(?P<tag>.+)-(?P<day>{_DAY.pattern})", tag)
+    return (found["tag"], found["day"]) if found else None
 
 
 def _is_newest(cell: Cell, torches: list[str], matrix: Matrix, facts: Facts) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from click.testing import Result
 
-from tests.keyless_scene import Desk, Job, job, new_desk
+from tests.keyless_scene import Desk, Job, a_desk, a_job, job
 from tests.reports import TAG
 from tests.standin.sigstore_ca import HOST
 from tests.standin.sigstore_server import IDENTITY, ISSUER, SigstoreServer
@@ -19,19 +19,10 @@ from torchkiln.nouns import parse_digest
 from torchkiln.publishing.keyless import Keyless
 from torchkiln.statements.statement import statement
 
+__all__ = ["a_desk", "a_job"]
+
 PROVENANCE = "https://slsa.dev/provenance/v1"
 FORK = "mallory/app/.github/workflows/publish.yml@refs/heads/main"
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    return new_desk(tmp_path_factory.mktemp("keyless") / "desk")
-
-
-@pytest.fixture
-def scene(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    with job(desk, monkeypatch) as found:
-        yield found
 
 
 @pytest.fixture
@@ -196,8 +187,8 @@ def test_what_was_changed_afterwards(
     assert "provenance: none is there that counts" in told
 
 
-@pytest.mark.parametrize("raw", ["", "AAAA", "not base64!"])
-def test_what_is_no_certificate_is_nobodys(published: Job, raw: str) -> None:
+@pytest.mark.parametrize("raw", ["", "AAAA", "not base64!", 5])
+def test_what_is_no_certificate_is_nobodys(published: Job, raw: object) -> None:
     published.change(
         PROVENANCE, lambda bundle: bundle["verificationMaterial"]["certificate"].update(rawBytes=raw)
     )
@@ -205,14 +196,6 @@ def test_what_is_no_certificate_is_nobodys(published: Job, raw: str) -> None:
     told = published.verify()
     assert "provenance: none is there that counts" in refused(told)
     assert "; 1 by others, which do not count" in told.stderr
-
-
-def test_a_certificate_that_is_no_text(published: Job) -> None:
-    published.change(
-        PROVENANCE, lambda bundle: bundle["verificationMaterial"]["certificate"].update(rawBytes=5)
-    )
-
-    assert "verificationMaterial.certificate.rawBytes" in refused(published.verify())
 
 
 def test_a_statement_of_the_job_for_another_image(published: Job) -> None:

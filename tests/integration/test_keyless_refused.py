@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.keyless_scene import TRUST, Desk, Job, job, new_desk
+from tests.keyless_scene import TRUST, Desk, Job, a_desk, a_job, job
 from tests.reports import TAG
 from tests.standin.sigstore_ca import new_key
 from tests.standin.sigstore_server import CERT, PROOFS, REQUEST_TOKEN, TIME, TOKEN
 from torchkiln.errors import KilnError
 
+__all__ = ["a_desk", "a_job"]
+
 REKOR = PROOFS[0]
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    return new_desk(tmp_path_factory.mktemp("keyless") / "desk")
-
-
-@pytest.fixture
-def scene(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    with job(desk, monkeypatch) as found:
-        yield found
 
 
 def refused(scene: Job, code: int) -> KilnError:

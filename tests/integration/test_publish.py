@@ -5,19 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import urllib.request
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.engine.crane import each_registry
 from tests.engine.registry import RunningRegistry
-from tests.press import Press, press
+from tests.press import Press, a_press, a_repository
 from tests.pushing import has_all
 from tests.reports import TAG, found
-from torchkiln.errors import GateRefused, RegistryError
+from torchkiln.errors import ConfigError, GateRefused, RegistryError
 
-__all__ = ["each_registry"]
+__all__ = ["a_press", "a_repository", "each_registry"]
 
 DAY = "20261122"
 NAMES = [TAG, f"{TAG}-{DAY}", "2.7-cuda12.1-runtime", "v2.7"]
@@ -27,17 +24,6 @@ KINDS = {
     "urn:torchkiln:smoke-report:2",
     "urn:torchkiln:clearance:1",
 }
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Press:
-    return press(tmp_path)
-
-
-@pytest.fixture
-def name(tmp_path: Path) -> str:
-    """A repository that no other test has."""
-    return f"team/{tmp_path.name.lower().replace('_', '-').strip('-')}"
 
 
 def asked(registry: RunningRegistry, path: str) -> Any:
@@ -139,6 +125,16 @@ def test_a_dated_tag_never_moves(registry: RunningRegistry, desk: Press, name: s
     assert isinstance(refused.exception, RegistryError)
     assert f"{TAG}-{DAY} is {first.manifest} already, and such a tag never moves" in refused.exception.message
     assert asked(registry, f"{name}/manifests/{TAG}")["config"]["digest"] == first.config_digest
+
+
+def test_a_day_that_is_none(registry: RunningRegistry, desk: Press, name: str) -> None:
+    """`retract` would take the tag for one that moves."""
+    report = desk.signed(desk.report(desk.build()))
+    refused = desk.publish(f"{registry.host}/{name}", "--report", report, "--dated", "v1")
+
+    assert isinstance(refused.exception, ConfigError)
+    assert "'v1' is no day" in refused.exception.message
+    assert registry.tags(name) == []
 
 
 def test_one_cell_that_fails_keeps_no_other_back(registry: RunningRegistry, desk: Press, name: str) -> None:

@@ -33,6 +33,7 @@ KINDS = {
     "urn:torchkiln:smoke-report:2",
     "urn:torchkiln:clearance:1",
 }
+FIRST, SECOND = "20261121", "20261122"  # days
 NAMES = {TAG, "2.7-cuda12.1-runtime", "v2.7"}
 FAULTS = (
     lambda at: Fault("status", status=503, skip=at, times=100_000),
@@ -85,7 +86,8 @@ def campaign(registry: RunningRegistry, desk: Press, name: str, cuts: int) -> No
         # Docker's registry lets one blob be of many repositories: a fresh one each time sees all of the work.
         place = f"{name}-{run}"
         desk.build("old")
-        assert desk.publish(f"{registry.host}/{place}", "--report", old_report, "--dated", "1").exit_code == 0
+        done = desk.publish(f"{registry.host}/{place}", "--report", old_report, "--dated", FIRST)
+        assert done.exit_code == 0, done.exception
         new = desk.build(f"new {run}")
         report = desk.signed(desk.report(new), "new.dsse.json")
         images = {old.manifest: before, new.manifest: contents(new)}
@@ -94,19 +96,19 @@ def campaign(registry: RunningRegistry, desk: Press, name: str, cuts: int) -> No
             at, kind = draw.randrange(75), draw.randrange(len(FAULTS))
             proxy.faults = [FAULTS[kind](at)]
             to = f"{proxy.host}/{place}"
-            cut = desk.publish(to, "--report", report, "--dated", "2")
+            cut = desk.publish(to, "--report", report, "--dated", SECOND)
             told = f"run {run}, fault {kind} at request {at}: {cut.exception}"
             assert cut.exit_code == 0 or getattr(cut.exception, "exit_code", None) in (9, 12), told
 
             there = seen(registry, place, images)
             assert set(there) >= NAMES, told
-            assert there[f"{TAG}-1"] == old.manifest, told
-            assert there.get(f"{TAG}-2", new.manifest) == new.manifest, told
+            assert there[f"{TAG}-{FIRST}"] == old.manifest, told
+            assert there.get(f"{TAG}-{SECOND}", new.manifest) == new.manifest, told
             if new.manifest in there.values():
-                assert f"{TAG}-2" in there, told  # the one that never moves comes first
+                assert f"{TAG}-{SECOND}" in there, told  # the one that never moves comes first
 
             proxy.faults = []
-            again = desk.publish(to, "--report", report, "--dated", "2")
+            again = desk.publish(to, "--report", report, "--dated", SECOND)
             assert again.exit_code == 0, f"{told}; then {again.exception}"
         there = seen(registry, place, images)
         assert {tag: there[tag] for tag in NAMES} == dict.fromkeys(NAMES, new.manifest), told

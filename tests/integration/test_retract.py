@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.engine.crane import RunningCrane, each_registry
 from tests.engine.registry import RunningRegistry
-from tests.press import Press, press
+from tests.press import Press, a_press, a_repository
 from tests.reports import TAG, found
 from torchkiln.errors import GateRefused, RegistryError, VerificationFailed
 from torchkiln.oci.layout import ImageOnDisk
 
-__all__ = ["each_registry"]
+__all__ = ["a_press", "a_repository", "each_registry"]
 
 ALIASES = ["2.7-cuda12.1-runtime", "v2.7"]
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Press:
-    return press(tmp_path)
-
-
-@pytest.fixture
-def name(tmp_path: Path) -> str:
-    """A repository that no other test has."""
-    return f"team/{tmp_path.name.lower().replace('_', '-').strip('-')}"
 
 
 def released(desk: Press, repository: str, version: str, day: str, *more: str) -> ImageOnDisk:

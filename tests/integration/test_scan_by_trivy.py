@@ -14,7 +14,7 @@ from tests.scans import by_trivy, two_images
 from torchkiln.cli.scan import scan
 from torchkiln.scanned import read
 
-pytestmark = pytest.mark.skipif(not shutil.which("trivy"), reason="there is no trivy on the PATH")
+pytestmark = pytest.mark.skipif(not shutil.which("trivy"), reason="no trivy on the PATH: see docs/scan.md")
 
 
 def test_a_real_trivy_says_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from datetime import date
 
 import pytest
 
 from tests.gridcase import FACTS, MATRIX, NATIVE_FIRST, answer
+from torchkiln.errors import ConfigError
 from torchkiln.matrix import Aliases, Bound
 from torchkiln.resolve import resolve
 from torchkiln.select import all_cells
-from torchkiln.tags import aliases_of, dated, tag_of
+from torchkiln.tags import aliases_of, dated, tag_of, undated
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,16 @@ def test_no_name_is_borne_twice(matrix):
     assert "latest" in names
 
 
-def test_dated():
-    assert (
-        dated("2.7.1-cuda12.1-cudnn9-runtime", date(2026, 1, 2)) == "2.7.1-cuda12.1-cudnn9-runtime-20260102"
-    )
+@pytest.mark.parametrize("day", ["20260102", "20260102b"])
+def test_dated(day):
+    tag = "2.7.1-cuda12.1-cudnn9-runtime"
+    assert dated(tag, day) == f"{tag}-{day}"
+    assert undated(dated(tag, day)) == (tag, day)
+    assert undated(tag) is None
+
+
+@pytest.mark.parametrize("day", ["", "2", "2026-01-02", "20260102B", "20260102-2", "v2.7"])
+def test_what_is_no_day(day):
+    """`retract` would take such a tag for one that moves."""
+    with pytest.raises(ConfigError, match="is no day"):
+        dated("2.7.1-cuda12.1-cudnn9-runtime", day)

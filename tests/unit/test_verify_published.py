@@ -20,6 +20,9 @@ from torchkiln.statements.attestation import attest
 
 SMOKE, PROVENANCE = "urn:torchkiln:smoke-report:2", "https://slsa.dev/provenance/v1"
 KIND = "dev.sigstore.bundle.predicateType"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+IN_TOTO = "application/vnd.in-toto+json"
 
 
 class Scene:
@@ -28,6 +31,33 @@ class Scene:
     def __init__(self, folder: Path, server: RegistryServer) -> None:
         self.desk, self.server, self.target = press(folder), server, f"{server.host}/team/app"
         self.image = self.desk.build()
+
+    def beside(self, kind: str, *documents: bytes) -> str:
+        """Let *documents* of that media type go with the image, as some other tool would put them there."""
+        layers = [{"mediaType": kind, "digest": sha256(one), "size": len(one)} for one in documents]
+        subject = {"mediaType": MANIFEST, "digest": self.image.manifest, "size": 0}
+        told = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "artifactType": kind,
+            "layers": layers,
+            "subject": subject,
+        }
+        manifest = json.dumps(told).encode()
+        self.there.blobs |= {sha256(one): one for one in documents}
+        self.there.manifests[sha256(manifest)] = manifest
+        tag = self.image.manifest.replace(":", "-")
+        if tag in self.there.manifests:
+            listed = json.loads(self.there.manifests[tag])
+            entry = {
+                "mediaType": MANIFEST,
+                "artifactType": kind,
+                "digest": sha256(manifest),
+                "size": len(manifest),
+            }
+            listed["manifests"].append(entry)
+            self.there.manifests[tag] = json.dumps(listed).encode()
+        return sha256(manifest)
 
     @property
     def there(self) -> Repository:
@@ -43,6 +73,13 @@ class Scene:
         return self.desk.run(
             "verify", f"{self.target}:{TAG}", *trusted, "--suite", str(self.desk.suite), *more
         )
+
+    def counted(self) -> str:
+        """What `verify` tells of the statements."""
+        done = self.verify("--json")
+        assert done.exit_code == 0, done.exception
+        [text] = [one["text"] for one in json.loads(done.stdout)["points"] if one["what"] == "signatures"]
+        return str(text)
 
     def refused(self, *more: str) -> str:
         """What is wrong."""
@@ -223,6 +260,45 @@ def test_what_nobody_signed(scene: Scene) -> None:
     told = scene.refused()
     assert "signatures: no trusted key signed it" in told
     assert "provenance: none is there that counts" in told
+
+
+def enveloped(kind: str, said: bytes) -> bytes:
+    """In a Sigstore bundle, by a key that nobody here knows."""
+    envelope = {
+        "payloadType": kind,
+        "payload": base64.b64encode(said).decode(),
+        "signatures": [{"sig": base64.b64encode(b"\0" * 64).decode()}],
+    }
+    return json.dumps({"mediaType": BUNDLE, "verificationMaterial": {}, "dsseEnvelope": envelope}).encode()
+
+
+OTHERS = {
+    "a Notation signature": ("application/vnd.cncf.notary.signature", [b"{}"]),
+    "a SOCI index of two layers": ("application/vnd.amazon.soci.index.v2+json", [b"1", b"2"]),
+    "an SBOM of another tool": ("application/spdx+json", [b'{"spdxVersion": "SPDX-2.3"}']),
+    "cosign's signature of a message": (
+        BUNDLE,
+        [json.dumps({"mediaType": BUNDLE, "verificationMaterial": {}, "messageSignature": {}}).encode()],
+    ),
+    "an envelope of something else": (BUNDLE, [enveloped("text/plain", b"hello")]),
+    "an older statement": (
+        BUNDLE,
+        [enveloped(IN_TOTO, b'{"_type": "https://in-toto.io/Statement/v0.1", "subject": []}')],
+    ),
+    "no statement": (IN_TOTO, [b"not JSON"]),
+    "nothing": ("application/vnd.example.empty", []),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_other_tools_put_beside_it(scene: Scene, other: str) -> None:
+    """No fault of the image, and no proof of it."""
+    scene.publish()
+    count = scene.counted()
+    scene.beside(OTHERS[other][0], *OTHERS[other][1])
+
+    assert scene.counted() == f"{count}; 1 by others, which do not count"
+    assert scene.verify("--full").exit_code == 0
 
 
 def test_what_was_published_in_spite_of_the_gate(scene: Scene) -> None:

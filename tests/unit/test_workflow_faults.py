@@ -32,6 +32,7 @@ def zizmor(folder: Path, *options: str) -> str:
     """All that it says, to an auditor even, who hears more than any other persona; no network."""
     program = Path(sys.executable).with_name("zizmor")
     always = ["--offline", "--persona", "auditor", "--no-config", "--no-progress", "--strict-collection"]
+    always += ["--color", "never"]  # where CI is set it colours what no terminal will show
     done = subprocess.run(
         [program, *always, *options, folder],
         capture_output=True,

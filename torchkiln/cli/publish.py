@@ -197,13 +197,13 @@ class _Way:
 
     def _names(self, tag: str, image: ImageOnDisk, locked: LockedCell) -> Names:
         from torchkiln.publishing.publish import Names
-        from torchkiln.tags import ZSTD, aliases_of
+        from torchkiln.tags import ZSTD, aliases_of, dated
 
         if self.names:
             return Names(dated=None, moving=self.names)
         form = ZSTD if any(layer.media_type.endswith("+zstd") for layer in image.layers) else ""
         names = (tag, *aliases_of(locked.resolution, *self.chosen.grid()))
-        return Names(dated=f"{tag}{form}-{self.day}", moving=tuple(f"{name}{form}" for name in names))
+        return Names(dated=dated(f"{tag}{form}", self.day), moving=tuple(f"{name}{form}" for name in names))
 
 
 def _statements(image: ImageOnDisk, locked: LockedCell, images: Path, name: str) -> Sequence[Statement]:

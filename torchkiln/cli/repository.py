@@ -135,13 +135,14 @@ def retract(
         when = datetime.now(timezone.utc).strftime(TIME)
         found = done(reading, reading.demand(name), sealer, trust, grid, reason=reason, when=when)
     for one in found.moved:
-        console.say(f"{one.tag}: {f'now {one.to}' if one.to else 'deleted: no good image is left for it'}")
+        lost = "deleted" if one.gone else "not moved"
+        console.say(f"{one.tag}: {f'now {one.to}' if one.to else f'{lost}: no good image is left for it'}")
     if as_json:
-        moved = [{"tag": one.tag, "to": one.to, "digest": one.digest} for one in found.moved]
+        moved = [{"tag": one.tag, "to": one.to, "gone": one.gone} for one in found.moved]
         click.echo(json.dumps({"digest": found.digest, "statement": found.statement, "moved": moved}))
     else:
         click.echo(found.digest)
-    if stuck := [one.tag for one in found.moved if one.to == one.tag]:
+    if stuck := [one.tag for one in found.moved if not (one.to or one.gone)]:
         raise RegistryError(
             f"{reference.repository}: {', '.join(stuck)} still stands for the retracted image",
             hint="no good image is left, and this registry deletes no tags: delete it by its own means",

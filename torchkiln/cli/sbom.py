@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from torchkiln.cli.checks import image_and_lock
 from torchkiln.cli.console import say, waiting
 from torchkiln.cli.options import cache_root, images_folder, layout_option, matrix_option
 from torchkiln.errors import ConfigError, VerificationFailed
@@ -46,17 +47,14 @@ def sbom(tag: str, form: str, document: Path | None, matrix_file: Path, images: 
     from torchkiln.store import Store
 
     store = Store(cache_root(), on_wait=waiting)
-    found = open_layout(output).image(tag)
     if document is not None:
-        _check(document, found, store)
+        _check(document, open_layout(output).image(tag), store)
         return
     from torchkiln import facts, matrix
     from torchkiln.billing import bill_of_image
-    from torchkiln.lock import load_locked
 
     start = time.monotonic()
-    labels = found.config.get("config", {}).get("Labels") or {}
-    locked = load_locked(images, labels.get("org.opencontainers.image.version", tag))
+    found, _, locked = image_and_lock(tag, output, images)
     name = matrix.read(matrix_file, facts.load()).repository
     bill = bill_of_image(found, locked, images, store, name=name)
     for note in bill.notes:

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from torchkiln.errors import VerificationFailed
+from torchkiln.errors import Foreign, VerificationFailed
 from torchkiln.nouns import Digest
-from torchkiln.publishing.sealing import LIMIT, Opened
+from torchkiln.publishing.sealing import FORMS, LIMIT, Opened
 from torchkiln.registry.reading import Reading
 from torchkiln.registry.referrers import content, referrers
 from torchkiln.statements.statement import Statement
@@ -24,7 +24,8 @@ class Opener(Protocol):
     def open(self, data: bytes, kind: str, *, where: str) -> Opened:
         """The statement in an artifact, and who signed it of those who are trusted.
 
-        :raises VerificationFailed: it is none, or its signature does not fit.
+        :raises Foreign: it is none in a form that is known here.
+        :raises VerificationFailed: its signature does not fit.
         """
 
 
@@ -33,8 +34,8 @@ class Attached:
     """What goes with one image."""
 
     by_kind: Mapping[str, tuple[Opened, ...]]  # what counts, by predicate type
-    damaged: tuple[str, ...]  # what is none, was changed, or tells of another image
-    strangers: int  # statements by nobody who is trusted: no fault, and no proof
+    damaged: tuple[str, ...]  # what was changed, is lost, or tells of another image
+    strangers: int  # by nobody who is trusted, or in others' forms: no fault, and no proof
 
     def all(self, kind: str) -> tuple[Statement, ...]:
         """What is said of that *kind*, in the order in which it is listed."""
@@ -56,10 +57,13 @@ def attached(
             continue
         where = f"referrer {one.digest[:19]}"
         try:
-            data, form = content(reading, one, image, LIMIT)
+            data, form = content(reading, one, image, FORMS, LIMIT)
             told = opener.open(data, form, where=where)
             if told.statement.image != image:
                 raise VerificationFailed(f"{where}: tells of {told.statement.image}, not of this image")
+        except Foreign:
+            strangers += 1
+            continue
         except VerificationFailed as error:
             damaged.append(error.message)
             continue

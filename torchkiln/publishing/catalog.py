@@ -10,7 +10,7 @@ from torchkiln.nouns import Digest
 from torchkiln.publishing.attached import Opener, attached
 from torchkiln.registry.reading import Document, Reading
 from torchkiln.registry.referrers import LIST
-from torchkiln.statements.clearance import CLEARANCE, decision_of
+from torchkiln.statements.clearance import CLEARANCE, decision_of, prevailing
 from torchkiln.statements.retraction import RETRACTION, reason_of
 from torchkiln.statements.statement import Statement
 
@@ -57,8 +57,7 @@ def _entry(reading: Reading, found: Document, tags: list[str], opener: Opener) -
             decisions.append(decision_of(told, where="clearance"))
         except VerificationFailed as error:
             faults.append(error.message)
-    without = [one for one in decisions if not one.override]
-    last = next(reversed(without or decisions), None)
+    last = prevailing(decisions)
     annotations = found.told.get("annotations")
     version = annotations.get(_VERSION, "") if isinstance(annotations, dict) else ""
     return Listed(
@@ -66,7 +65,7 @@ def _entry(reading: Reading, found: Document, tags: list[str], opener: Opener) -
         tags=tuple(sorted(tags)),
         version=version if isinstance(version, str) else "",
         gpus=tuple(dict.fromkeys(gpu for gpu in last.gpus if gpu)) if last else (),
-        cleared=bool(without),
+        cleared=last is not None and not last.override,
         override=(last.override or "") if last else "",
         retracted="; ".join(_reasons(there.all(RETRACTION), faults)),
         faults=tuple(faults),

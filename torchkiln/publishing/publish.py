@@ -16,7 +16,7 @@ from torchkiln.nouns import Digest
 from torchkiln.oci.artifact import Artifact, Referrer, manifest_of
 from torchkiln.oci.image import MANIFEST_TYPE, descriptor, digest_of
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.publishing.sealing import LIMIT, Sealer, of_witness
+from torchkiln.publishing.sealing import FORMS, LIMIT, Sealer, of_witness
 from torchkiln.registry.history import History
 from torchkiln.registry.naming import put
 from torchkiln.registry.push import JOBS, Pushed, Watcher, push
@@ -157,8 +157,8 @@ def _same(told: Statement, reading: Reading, there: Sequence[Referrer], sealer: 
 
 def _is(told: Statement, reading: Reading, one: Referrer, image: Digest, sealer: Sealer) -> bool:
     try:
-        data, kind = content(reading, one, image, LIMIT)
-    except VerificationFailed:  # damaged: ours goes beside it
+        data, kind = content(reading, one, image, FORMS, LIMIT)
+    except VerificationFailed:  # damaged, or not ours: ours goes beside it
         return False
     return sealer.sealed(told, data, kind)
 

@@ -5,7 +5,6 @@ The digest and the dated tag stay: who runs that image must still be able to see
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,19 +18,17 @@ from torchkiln.registry.naming import forget, put
 from torchkiln.registry.reading import Document, Reading
 from torchkiln.registry.referrers import attach
 from torchkiln.statements.retraction import retraction
-from torchkiln.tags import ZSTD, Named, names_of, parse_name
+from torchkiln.tags import ZSTD, Named, names_of, parse_name, undated
 from torchkiln.versions import numbers
-
-_DATED = re.compile(r"(?P<tag>.+)-(?P<day>[0-9]{8}[a-z0-9]*)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moved:
-    """Where a tag went. `to`: a dated tag; None: it is gone; the tag itself: it could not be moved."""
+    """Where a tag went."""
 
     tag: str
-    to: str | None
-    digest: Digest | None
+    to: str | None  # a dated tag; None: no good image is left for it
+    gone: bool = False  # deleted, for want of one; where the registry deletes no tags, it stays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +36,7 @@ class Retracted:
     """What was done."""
 
     digest: Digest
-    statement: Digest  # of the manifest that says so
+    statement: Digest | None  # of the manifest that says so; None: it was said before
     moved: tuple[Moved, ...]
 
 
@@ -64,9 +61,11 @@ def retract(
     told = retraction("", found.digest, reason=reason, when=when)
     listed = catalog(reading, opener)
     ours = next((one for one in listed if one.digest == found.digest), None)
-    subject = descriptor(MANIFEST_TYPE, found.digest, len(found.data))
-    [said] = attach(reading.registry, reading.repository, subject, [sealer.seal(told)])
-    moving = [tag for tag in (ours.tags if ours else ()) if not _DATED.fullmatch(tag)]
+    said = None
+    if ours is None or not ours.retracted:
+        subject = descriptor(MANIFEST_TYPE, found.digest, len(found.data))
+        [said] = attach(reading.registry, reading.repository, subject, [sealer.seal(told)])
+    moving = [tag for tag in (ours.tags if ours else ()) if not undated(tag)]
     others = [one for one in listed if one.digest != found.digest and one.good]
     moved = tuple(_move(reading, tag, others, matrix) for tag in moving)
     return Retracted(digest=found.digest, statement=said, moved=moved)
@@ -84,20 +83,19 @@ def _move(reading: Reading, tag: str, others: Sequence[Listed], matrix: Matrix) 
         default=None,
     )
     if best is None:
-        gone = forget(reading.registry, reading.repository, tag)
-        return Moved(tag=tag, to=None if gone else tag, digest=None)
+        return Moved(tag=tag, to=None, gone=forget(reading.registry, reading.repository, tag))
     *_, dated, digest = best
     put(reading.registry, reading.repository, reading.demand(digest).data, tag)
-    return Moved(tag=tag, to=dated, digest=digest)
+    return Moved(tag=tag, to=dated)
 
 
 def _dated(one: Listed) -> list[tuple[str, str, Named, str]]:
     """The dated tags of an image: itself, the tag without the day, what that says, the day."""
     found = []
     for tag in one.tags:
-        match = _DATED.fullmatch(tag)
-        if match and (named := parse_name(match["tag"].removesuffix(ZSTD))):
-            found.append((tag, match["tag"], named, match["day"]))
+        parts = undated(tag)
+        if parts and (named := parse_name(parts[0].removesuffix(ZSTD))):
+            found.append((tag, parts[0], named, parts[1]))
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torchkiln.errors import VerificationFailed
+from torchkiln.errors import Foreign, VerificationFailed
 from torchkiln.nouns import Witness
 from torchkiln.oci.artifact import Artifact
 from torchkiln.statements import sigstore_bundle
@@ -18,6 +18,7 @@ from torchkiln.statements.signature import PrivateKey, PublicKey, decode, finger
 from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.statements.statement import PAYLOAD_TYPE, Statement, parse, payload
 
+FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # the media types in which we look for statements
 LIMIT = 64 << 20  # bytes of an artifact: SBOMs have one or two
 KIND = "dev.sigstore.bundle.predicateType"  # cosign's annotation
 _PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's
@@ -107,17 +108,20 @@ class Opened:
 def opened(data: bytes, kind: str, trusted: Sequence[PublicKey], *, where: str) -> Opened:
     """What the artifact *data* of that *kind* says, and which of *trusted* signed it; perhaps none did.
 
-    :raises VerificationFailed: it is no statement, or its signature does not fit what it says.
+    :raises Foreign: it is no statement in a form that is known here.
+    :raises VerificationFailed: one of *trusted* is said to have signed it, and did not sign this.
     """
-    if kind == PAYLOAD_TYPE:
-        told = parse(data, where=where)
-        return Opened(statement=told, signed=False, signers=(), envelope=None)
-    if kind != BUNDLE_TYPE:
-        raise VerificationFailed(f"{where}: {kind!r} is no form that is known here")
-    envelope, _ = sigstore_bundle.unwrap(data, where=where)
-    found = decode(envelope, where=where)
-    if found.payload_type != PAYLOAD_TYPE:
-        raise VerificationFailed(f"{where}: signed as {found.payload_type[:80]!r}, not as {PAYLOAD_TYPE}")
+    try:
+        if kind == PAYLOAD_TYPE:
+            told = parse(data, where=where)
+            return Opened(statement=told, signed=False, signers=(), envelope=None)
+        envelope, _ = sigstore_bundle.unwrap(data, where=where)
+        found = decode(envelope, where=where)
+        if found.payload_type != PAYLOAD_TYPE:
+            raise Foreign(f"{where}: signed as {found.payload_type[:80]!r}, not as {PAYLOAD_TYPE}")
+        told = parse(found.payload, where=where)
+    except VerificationFailed as error:
+        raise Foreign(error.message, hint=error.hint) from None
     signers: tuple[str, ...] = ()
     if trusted:
         named = {keyid for keyid, _ in found.signatures} & {fingerprint(key) for key in trusted}
@@ -126,6 +130,4 @@ def opened(data: bytes, kind: str, trusted: Sequence[PublicKey], *, where: str) 
         except VerificationFailed:
             if named:  # a key of ours is said to have signed it, and did not sign this
                 raise
-    return Opened(
-        statement=parse(found.payload, where=where), signed=True, signers=signers, envelope=envelope
-    )
+    return Opened(statement=told, signed=True, signers=signers, envelope=envelope)

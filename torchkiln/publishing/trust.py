@@ -27,7 +27,8 @@ class Trust:
     def open(self, data: bytes, kind: str, *, where: str) -> Opened:
         """`opened`; a bundle without a key, by Sigstore's rules.
 
-        :raises VerificationFailed: it is no statement, or its signature does not fit.
+        :raises Foreign: it is no statement in a form that is known here.
+        :raises VerificationFailed: its signature does not fit.
         """
         found = opened(data, kind, self.keys, where=where)
         if not (self.signer and kind == BUNDLE_TYPE and sigstore_bundle.unwrap(data, where=where)[1]):

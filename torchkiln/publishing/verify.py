@@ -24,7 +24,7 @@ from torchkiln.registry.reading import Reading
 from torchkiln.sbom.matches import matches_lock
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.statements.attestation import PREDICATE, report_of
-from torchkiln.statements.clearance import CLEARANCE, Decision, decision_of
+from torchkiln.statements.clearance import CLEARANCE, Decision, decision_of, prevailing
 from torchkiln.statements.provenance import PROVENANCE, Origin, origin
 from torchkiln.statements.retraction import RETRACTION, reason_of
 from torchkiln.suite import Suite
@@ -85,7 +85,8 @@ def _of_signatures(there: Attached, opener: Opener) -> Iterator[Point]:
     count = sum(map(len, there.by_kind.values()))
     others = f"; {there.strangers} by others, which do not count" if there.strangers else ""
     if not opener.looks:
-        text = f"{count} statements; signatures were not looked at: --key PUBLIC.pem names whom you trust"
+        unseen = "signatures were not looked at: --key PUBLIC.pem names whom you trust"
+        text = f"{count} statements{others}; {unseen}"
         yield Point(what="signatures", good=True, text=text)
         return
     signed = there.by_kind.get(SIGNATURE, ())
@@ -177,14 +178,12 @@ def _of_reports(
 
 
 def _decision(statements: Mapping[str, Sequence[Opened]]) -> tuple[Decision | None, list[str]]:
-    """The gate's; of several one that overrode nothing, the last."""
+    """The gate's."""
     try:
         found = [decision_of(one.statement, where="clearance") for one in statements.get(CLEARANCE, ())]
     except KilnError as error:
         return None, [error.message]
-    if not found:
-        return None, ["no decision of the gate is there that counts"]
-    return [*(one for one in found if one.override), *(one for one in found if not one.override)][-1], []
+    return prevailing(found), [] if found else ["no decision of the gate is there that counts"]
 
 
 def of_sboms(there: Attached, differences: Callable[[bytes, str], Sequence[str]]) -> Point:

@@ -7,11 +7,11 @@ tag `sha256-<hex>`, which whoever adds to it writes anew.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from torchkiln.errors import RegistryError, VerificationFailed
+from torchkiln.errors import Foreign, RegistryError, VerificationFailed
 from torchkiln.nouns import Digest, parse_digest
 from torchkiln.oci.artifact import EMPTY, Artifact, Referrer, manifest_of
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
@@ -135,11 +135,13 @@ def _list(reading: Reading, subject: Digest, ours: Sequence[Mapping[str, Any]]) 
     )
 
 
-def content(reading: Reading, referrer: Referrer, subject: Digest, limit: int) -> tuple[bytes, str]:
-    """The one document that *referrer* brings to the image *subject*, and its media type.
+def content(
+    reading: Reading, referrer: Referrer, subject: Digest, forms: Collection[str], limit: int
+) -> tuple[bytes, str]:
+    """The one document that *referrer* brings to the image *subject*, and its media type, one of *forms*.
 
-    :raises VerificationFailed: it is of another image, has another shape, is longer than *limit* bytes, or is
-        not what its digest says.
+    :raises Foreign: it brings something else; that is not fetched.
+    :raises VerificationFailed: it is of another image, longer than *limit* bytes, or has other bytes.
     :raises RegistryError: the registry refuses, cannot be reached, or has lost it.
     """
     name = f"referrer {referrer.digest[:19]}"
@@ -148,9 +150,11 @@ def content(reading: Reading, referrer: Referrer, subject: Digest, limit: int) -
         raise VerificationFailed(f"{reading.repository}: {name} is listed and not there", hint=_STALE)
     told = found.told
     if wrong := sentences(told, _SCHEMA, name):
-        raise VerificationFailed("\n".join(wrong), hint=_STALE)
+        raise Foreign("\n".join(wrong))
     if told["subject"]["digest"] != subject:
         other = told["subject"]["digest"]
         raise VerificationFailed(f"{name}: goes with {other}, not with {subject}", hint=_STALE)
     layer = told["layers"][0]
+    if layer["mediaType"] not in forms:
+        raise Foreign(f"{name}: {layer['mediaType'][:80]!r} is no form that is known here")
     return reading.small(parse_digest(layer["digest"]), limit), layer["mediaType"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +103,11 @@ class Decision:
     override: str | None
     missing: tuple[tuple[str, str], ...]
     gpus: tuple[str, ...]  # of each report, "2 × NVIDIA H200"; empty: it had none
+
+
+def prevailing(decisions: Sequence[Decision]) -> Decision | None:
+    """Of several decisions on one image the last that overrode nothing, else the last; None: of none."""
+    return next(reversed([one for one in decisions if not one.override] or list(decisions)), None)
 
 
 def decision_of(told: Statement, *, where: str) -> Decision:
