@@ -71,6 +71,40 @@ def test_tags_go_back_to_the_last_good_image(registry: RunningRegistry, desk: Pr
     assert "retracted: crashes on H200" in told
 
 
+def test_tags_go_to_the_newest_of_the_good(registry: RunningRegistry, desk: Press, name: str) -> None:
+    repository = f"{registry.host}/{name}"
+    images = [released(desk, repository, str(day), f"2026111{day}") for day in (1, 2, 3)]
+    done = desk.run("retract", f"{repository}:v2.7", "--reason", "too new")
+
+    assert done.exit_code == 0, done.exception
+    assert digest_at(desk, repository, "v2.7") == images[1].manifest
+
+
+def test_a_retraction_that_nobody_signed_silences_none(
+    registry: RunningRegistry, desk: Press, name: str
+) -> None:
+    """Whoever can write to the registry could have put it there, so that ours would be left out."""
+    repository = f"{registry.host}/{name}"
+    image = released(desk, repository, "1", "20261120")
+    words = ["retract", f"{repository}@{image.manifest}", "--reason"]
+    trusted = [word.replace("--key", "--trust") for word in desk.keys]
+    key = ["--key", str(desk.folder / "publisher.pem")]
+
+    def said(*more: str) -> Any:
+        done = desk.run(*words, *more, "--json")
+        assert done.stdout, done.exception
+        return json.loads(done.stdout)["statement"]
+
+    assert said("nobody's")
+    assert said("ours", *key)
+    assert not said("ours once more", *key, *trusted)
+    refused = desk.run("verify", f"{repository}:{TAG}-20261120", *desk.keys, "--suite", str(desk.suite))
+    assert isinstance(refused.exception, VerificationFailed)
+    assert ": ours" in refused.exception.message
+    assert "nobody's" not in refused.exception.message
+    assert "once more" not in refused.exception.message
+
+
 def test_where_no_good_image_is_left(registry: RunningRegistry, desk: Press, name: str) -> None:
     """One that was published in spite of the gate is none."""
     repository = f"{registry.host}/{name}"

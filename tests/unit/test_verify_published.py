@@ -3,129 +3,23 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from tests.keys import ED, P256, STRANGER, public_pem
-from tests.press import interpreter, press
+from tests.press import interpreter
+from tests.published import Scene, a_scene
 from tests.reports import TAG, found
-from tests.standin.registry_server import RegistryServer, Repository
-from torchkiln.errors import VerificationFailed
+from torchkiln.publishing.sealing import ByKey
 from torchkiln.statements.attestation import attest
+from torchkiln.statements.statement import statement
+
+__all__ = ["a_scene"]
 
 SMOKE, PROVENANCE = "urn:torchkiln:smoke-report:2", "https://slsa.dev/provenance/v1"
-KIND = "dev.sigstore.bundle.predicateType"
-MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-IN_TOTO = "application/vnd.in-toto+json"
-
-
-class Scene:
-    """A published image in a registry in memory, where anything can be changed."""
-
-    def __init__(self, folder: Path, server: RegistryServer) -> None:
-        self.desk, self.server, self.target = press(folder), server, f"{server.host}/team/app"
-        self.image = self.desk.build()
-
-    def beside(self, kind: str, *documents: bytes) -> str:
-        """Let *documents* of that media type go with the image, as some other tool would put them there."""
-        layers = [{"mediaType": kind, "digest": sha256(one), "size": len(one)} for one in documents]
-        subject = {"mediaType": MANIFEST, "digest": self.image.manifest, "size": 0}
-        told = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "artifactType": kind,
-            "layers": layers,
-            "subject": subject,
-        }
-        manifest = json.dumps(told).encode()
-        self.there.blobs |= {sha256(one): one for one in documents}
-        self.there.manifests[sha256(manifest)] = manifest
-        tag = self.image.manifest.replace(":", "-")
-        if tag in self.there.manifests:
-            listed = json.loads(self.there.manifests[tag])
-            entry = {
-                "mediaType": MANIFEST,
-                "artifactType": kind,
-                "digest": sha256(manifest),
-                "size": len(manifest),
-            }
-            listed["manifests"].append(entry)
-            self.there.manifests[tag] = json.dumps(listed).encode()
-        return sha256(manifest)
-
-    @property
-    def there(self) -> Repository:
-        return self.server.repository("team/app")
-
-    def publish(self, *more: str, report: str = "") -> None:
-        signed = report or self.desk.signed(self.desk.report(self.image))
-        done = self.desk.publish(self.target, "--report", signed, "--dated", "20261122", *more)
-        assert done.exit_code == 0, done.exception
-
-    def verify(self, *more: str, keys: tuple[str, ...] | None = None) -> Any:
-        trusted = self.desk.keys if keys is None else keys
-        return self.desk.run(
-            "verify", f"{self.target}:{TAG}", *trusted, "--suite", str(self.desk.suite), *more
-        )
-
-    def counted(self) -> str:
-        """What `verify` tells of the statements."""
-        done = self.verify("--json")
-        assert done.exit_code == 0, done.exception
-        [text] = [one["text"] for one in json.loads(done.stdout)["points"] if one["what"] == "signatures"]
-        return str(text)
-
-    def refused(self, *more: str) -> str:
-        """What is wrong."""
-        done = self.verify(*more)
-        assert isinstance(done.exception, VerificationFailed), done.exception or done.stdout
-        assert (done.exception.exit_code, done.stdout) == (12, "")
-        return done.exception.message
-
-    def attached(self, kind: str) -> tuple[str, dict[str, Any]]:
-        """The manifest, by digest, of what goes with the image and is of that *kind*."""
-        for name, data in self.there.manifests.items():
-            told = json.loads(data)
-            if ":" in name and told.get("annotations", {}).get(KIND) == kind:
-                return name, told
-        raise AssertionError(kind)
-
-    def bundle(self, kind: str) -> dict[str, Any]:
-        """What it holds."""
-        return dict(json.loads(self.there.blobs[self.attached(kind)[1]["layers"][0]["digest"]]))
-
-    def replace(self, kind: str, bundle: bytes) -> None:
-        """Put *bundle* in its place, with digests that fit, as whoever can write to the registry could."""
-        name, told = self.attached(kind)
-        told["layers"][0] |= {"digest": sha256(bundle), "size": len(bundle)}
-        manifest = json.dumps(told).encode()
-        del self.there.manifests[name]
-        self.there.blobs[sha256(bundle)] = bundle
-        self.there.manifests[sha256(manifest)] = manifest
-        tag = self.image.manifest.replace(":", "-")
-        if tag in self.there.manifests:
-            listed = json.loads(self.there.manifests[tag])
-            for entry in listed["manifests"]:
-                if entry["digest"] == name:
-                    entry |= {"digest": sha256(manifest), "size": len(manifest)}
-            self.there.manifests[tag] = json.dumps(listed).encode()
-
-
-def sha256(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-@pytest.fixture(params=[True, False], ids=["referrers", "by a tag"])
-def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    with RegistryServer() as server:
-        server.manners.lists_referrers = request.param
-        yield Scene(tmp_path / "desk", server)
+SPDX = "https://spdx.dev/Document"
 
 
 def test_what_nobody_touched_passes(scene: Scene) -> None:
@@ -221,7 +115,6 @@ def test_a_report_for_a_sibling_image(scene: Scene) -> None:
 def test_the_provenance_of_a_sibling(scene: Scene) -> None:
     """Signed for this image by the publisher, and its lock gives another."""
     from torchkiln.lock import load_locked
-    from torchkiln.publishing.sealing import ByKey
     from torchkiln.statements.provenance import provenance
 
     scene.publish()
@@ -231,6 +124,38 @@ def test_the_provenance_of_a_sibling(scene: Scene) -> None:
     scene.replace(PROVENANCE, lie.data)
 
     assert "lock: other layers than its lock gives" in scene.refused()
+
+
+def test_a_configuration_that_its_lock_does_not_give(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the very layers, by a publisher whose source makes another one."""
+    from torchkiln import plan
+
+    config = plan._config
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "_config", lambda *given: replace(config(*given), workdir="/elsewhere"))
+        scene.image = scene.desk.build()
+        scene.publish()
+
+    assert "lock: its configuration is not the one that its lock gives by this source" in scene.refused()
+
+
+def test_an_sbom_that_is_missing(scene: Scene) -> None:
+    scene.publish()
+    scene.lose(SPDX)
+
+    assert "sbom: no SPDX is there that counts" in scene.refused()
+
+
+def test_an_sbom_that_lies(scene: Scene) -> None:
+    """Signed by the publisher: one wheel has another version."""
+    scene.publish()
+    said = json.loads(base64.b64decode(scene.bundle(SPDX)["dsseEnvelope"]["payload"]))["predicate"]
+    wheel = next(one for one in said["packages"] if one["name"] == "torch")
+    wheel["versionInfo"] = "2.7.9"
+    scene.replace(SPDX, ByKey(P256).seal(statement(TAG, scene.image.manifest, SPDX, said)).data)
+
+    assert "sbom: SPDX: " in (told := scene.refused())
+    assert "2.7.9" in told
 
 
 def test_a_stale_referrer(scene: Scene) -> None:
@@ -260,45 +185,6 @@ def test_what_nobody_signed(scene: Scene) -> None:
     told = scene.refused()
     assert "signatures: no trusted key signed it" in told
     assert "provenance: none is there that counts" in told
-
-
-def enveloped(kind: str, said: bytes) -> bytes:
-    """In a Sigstore bundle, by a key that nobody here knows."""
-    envelope = {
-        "payloadType": kind,
-        "payload": base64.b64encode(said).decode(),
-        "signatures": [{"sig": base64.b64encode(b"\0" * 64).decode()}],
-    }
-    return json.dumps({"mediaType": BUNDLE, "verificationMaterial": {}, "dsseEnvelope": envelope}).encode()
-
-
-OTHERS = {
-    "a Notation signature": ("application/vnd.cncf.notary.signature", [b"{}"]),
-    "a SOCI index of two layers": ("application/vnd.amazon.soci.index.v2+json", [b"1", b"2"]),
-    "an SBOM of another tool": ("application/spdx+json", [b'{"spdxVersion": "SPDX-2.3"}']),
-    "cosign's signature of a message": (
-        BUNDLE,
-        [json.dumps({"mediaType": BUNDLE, "verificationMaterial": {}, "messageSignature": {}}).encode()],
-    ),
-    "an envelope of something else": (BUNDLE, [enveloped("text/plain", b"hello")]),
-    "an older statement": (
-        BUNDLE,
-        [enveloped(IN_TOTO, b'{"_type": "https://in-toto.io/Statement/v0.1", "subject": []}')],
-    ),
-    "no statement": (IN_TOTO, [b"not JSON"]),
-    "nothing": ("application/vnd.example.empty", []),
-}
-
-
-@pytest.mark.parametrize("other", OTHERS)
-def test_what_other_tools_put_beside_it(scene: Scene, other: str) -> None:
-    """No fault of the image, and no proof of it."""
-    scene.publish()
-    count = scene.counted()
-    scene.beside(OTHERS[other][0], *OTHERS[other][1])
-
-    assert scene.counted() == f"{count}; 1 by others, which do not count"
-    assert scene.verify("--full").exit_code == 0
 
 
 def test_what_was_published_in_spite_of_the_gate(scene: Scene) -> None:
