@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.crane import each_registry
+from tests.engine.crane import RunningCrane, each_registry
 from tests.engine.registry import RunningRegistry
 from tests.faultproxy import Fault, FaultProxy
 from tests.press import Press, press
@@ -38,8 +38,9 @@ NAMES = {TAG, "2.7-cuda12.1-runtime", "v2.7"}
 FAULTS = (
     lambda at: Fault("status", status=503, skip=at, times=100_000),
     lambda at: Fault("unanswered", skip=at, times=100_000),
-    lambda at: Fault("cut", skip=at, times=100_000, at=1),
     lambda at: Fault("status", status=403, skip=at, times=100_000),
+    # In the midst of a request. Not for crane, which keeps what came of a manifest as the whole of it.
+    lambda at: Fault("cut", skip=at, times=100_000, at=1),
 )
 
 
@@ -93,7 +94,7 @@ def campaign(registry: RunningRegistry, desk: Press, name: str, cuts: int) -> No
         images = {old.manifest: before, new.manifest: contents(new)}
         with FaultProxy(registry.host) as proxy:
             # Of about seventy requests; where it is beyond the last, nothing is cut.
-            at, kind = draw.randrange(75), draw.randrange(len(FAULTS))
+            at, kind = draw.randrange(75), draw.randrange(len(FAULTS) - isinstance(registry, RunningCrane))
             proxy.faults = [FAULTS[kind](at)]
             to = f"{proxy.host}/{place}"
             cut = desk.publish(to, "--report", report, "--dated", SECOND)
