@@ -21,7 +21,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
             "__init__", "contents", "deb822", "errors", "files", "locks", "nouns", "pagecache", "places",
-            "recipe", "retry", "schema", "strict", "versions", "wanted", "workers",
+            "recipe", "retry", "schema", "sizes", "strict", "versions", "wanted", "workers",
         }
     ),
     "stages": frozenset(
@@ -29,7 +29,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
             "allowed", "arch", "bake", "cache", "claims", "contrast", "difference", "explain", "facts",
             "fanout", "gate", "hosts", "layering", "located", "lock", "lockdiff", "lockfile", "matrix",
             "pick", "plan", "policy", "render", "report", "resolve", "reuse", "sbom", "scanned", "select",
-            "smoke", "standing", "statements", "suite", "tags", "tolerated", "verdict", "vulnerabilities",
+            "sharing", "sharing_picture", "smoke", "standing", "statements", "suite", "tags", "tolerated",
+            "verdict", "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
@@ -37,7 +38,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "kiln": frozenset(
         {
             "billing", "bundle", "doctor", "foretold", "housekeeping", "kiln", "overlay", "pinned_wheels",
-            "planning", "publishing", "revision", "scanner", "survey",
+            "planning", "publishing", "revision", "scanner", "stacks", "survey",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),

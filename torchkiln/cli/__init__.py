@@ -23,6 +23,7 @@ COMMANDS = {
     "pick": ("torchkiln.cli.grid", "pick"),
     "lock": ("torchkiln.cli.lock", "lock"),
     "plan": ("torchkiln.cli.plan", "plan"),
+    "sharing": ("torchkiln.cli.sharing", "sharing"),
     "render": ("torchkiln.cli.render", "render"),
     "base": ("torchkiln.cli.base", "base"),
     "run": ("torchkiln.cli.run", "run"),

@@ -13,20 +13,12 @@ import click
 from torchkiln.engines.observer import Observer, Silent, Work
 from torchkiln.errors import KilnError
 from torchkiln.locks import Holder
+from torchkiln.sizes import size as size  # the other commands take it from here
 
 if TYPE_CHECKING:
     from torchkiln.engines.embedded import Build
 
 _LOG_WIDTH = 140  # columns where stderr is no terminal
-
-
-def size(count: float) -> str:
-    """Bytes for people: `821.2 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
 
 
 @contextlib.contextmanager

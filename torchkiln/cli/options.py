@@ -46,12 +46,14 @@ def matrix_option(command: F) -> F:
     )(command)
 
 
-def layout_option(text: str = "the OCI layout that holds the image") -> Callable[[F], F]:
+def layout_option(
+    text: str = "the OCI layout that holds the image", default: Path | None = Path("dist")
+) -> Callable[[F], F]:
     """The option --output: a layout, as `build` writes them."""
     return click.option(
         "--output",
         type=click.Path(path_type=Path, file_okay=False),
-        default=Path("dist"),
+        default=default,
         show_default=True,
         help=text,
     )

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, Protocol, cast
 
 from torchkiln.contents import Layer, LayerContents, LayeredImage, Thing, WholeImage
@@ -29,6 +30,7 @@ ENGINES_OWN = frozenset(
         *("etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf"),
     ]
 )
+_PIECE = 1 << 20  # bytes that are read at a time
 _SILENCE = 600  # seconds without a byte; an engine that packs layers says little
 
 
@@ -73,6 +75,15 @@ def contents_of(layer: LayerOnDisk, wanted: Wanted) -> LayerContents:
     """
     with _opened(layer) as stream:
         return layer_contents(stream, wanted)
+
+
+def unpacked_of(layer: LayerOnDisk) -> int:
+    """How many bytes *layer* has as a tar, for which it is read to its end.
+
+    :raises VerificationFailed: it is damaged or not what its diff_id says.
+    """
+    with _opened(layer) as stream:
+        return sum(len(piece) for piece in iter(partial(stream.read, _PIECE), b""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +238,6 @@ class _Hashed:
 
     def digest(self) -> str:
         """Of all, for what nobody read is read now."""
-        while self.read(1 << 20):
+        while self.read(_PIECE):
             pass
         return f"sha256:{self._hash.hexdigest()}"

@@ -1,0 +1,12 @@
+"""Bytes -> words for people."""
+
+from __future__ import annotations
+
+
+def size(count: float) -> str:
+    """Bytes for people: `821.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError

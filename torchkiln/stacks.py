@@ -1,0 +1,88 @@
+"""Committed locks, or a layout's images -> Stacks: images by their layers, for `share`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from torchkiln.engines.reading import unpacked_of
+from torchkiln.engines.saved import titles_of
+from torchkiln.errors import VerificationFailed
+from torchkiln.foretold import foretold_layers
+from torchkiln.nouns import BuiltLayer, Digest, ImagePlan
+from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk, Layout
+from torchkiln.sharing import Level, Stack
+from torchkiln.tags import ZSTD, parse_name
+
+
+def stack_of_plan(plan: ImagePlan) -> Stack:
+    """What a build of *plan* gives, as far as its lock has recorded that."""
+    layers = zip(plan.layers, foretold_layers(plan), strict=True)
+    return Stack(tag=plan.tag, levels=tuple(Level(title=spec.title, built=built) for spec, built in layers))
+
+
+def names_in(layout: Layout, tags: Collection[str] | None = None) -> tuple[str, ...]:
+    """A name for each image of *layout*, its own tag where it has that; with *tags*, of these images alone.
+
+    :raises VerificationFailed: index.json cannot be read.
+    """
+    names: dict[Digest, list[str]] = {Digest(entry["digest"]): [] for entry in layout.entries()}
+    for name, digest in layout.refs().items():
+        names[digest].append(name)
+    return tuple(
+        _own(found) or digest
+        for digest, found in names.items()
+        if tags is None or any(name.removesuffix(ZSTD) in tags for name in found)
+    )
+
+
+def stacks_in(
+    layout: Layout, names: Iterable[str], begin: Callable[[int, int], None] = lambda _count, _size: None
+) -> tuple[Stack, ...]:
+    """The images *names* of *layout* as they lie there. Each layer is read once, to know its unpacked size.
+
+    :param begin: is told how many layers will be read, and their bytes.
+    :raises ConfigError: an image is not there.
+    :raises VerificationFailed: an image is damaged.
+    """
+    images = [(name, layout.image(name)) for name in names]
+    layers = {(layer.digest, layer.diff_id): layer for _, image in images for layer in image.layers}
+    for layer in layers.values():
+        _demand_size(layer)
+    begin(len(layers), sum(layer.size for layer in layers.values()))
+    unpacked = {key: unpacked_of(layer) for key, layer in layers.items()}
+    return tuple(
+        Stack(
+            tag=name,
+            levels=tuple(_levels(image, [unpacked[one.digest, one.diff_id] for one in image.layers])),
+        )
+        for name, image in images
+    )
+
+
+def _levels(image: ImageOnDisk, unpacked: Sequence[int]) -> Iterable[Level]:
+    titles = titles_of(image.config, len(image.layers))
+    for layer, title, count in zip(image.layers, titles, unpacked, strict=True):
+        told = title or layer.diff_id[:19]
+        yield Level(
+            title=told,
+            built=BuiltLayer(
+                title=told, digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=count
+            ),
+        )
+
+
+def _demand_size(layer: LayerOnDisk) -> None:
+    """The manifest's word is not taken for what a layer weighs."""
+    there = layer.path.stat().st_size if layer.path.exists() else None
+    if there != layer.size:
+        told = "is not there" if there is None else f"has {there} bytes"
+        raise VerificationFailed(
+            f"{layer.path}: {told}; its manifest says {layer.size}",
+            hint="`verify` tells all that is wrong with the layout",
+        )
+
+
+def _own(names: Sequence[str]) -> str | None:
+    """Of an image's *names* the one that says most for its length; None: it has no name."""
+    fitting = [name for name in names if parse_name(name.removesuffix(ZSTD))]
+    return min(fitting or names, key=len, default=None)
