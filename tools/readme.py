@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""matrix, facts, locks, numbers, switches, the commands themselves → parts of README.md and docs/image.md.
+"""matrix, facts, locks, numbers, switches, the commands themselves → parts of pages, and a picture.
 
 A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`, `numbers`,
 `switches` (of a container), `output of COMMAND` (with `; first N lines` behind it), or `transcript NAME`
-(recorded by tools/transcripts.py). `--check` writes nothing and ends with 5 if a part is stale.
+(recorded by tools/transcripts.py). Of docs/sharing.svg all is generated. `--check` writes nothing and ends
+with 5 if anything is stale.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -24,7 +26,7 @@ from bench.markdown import table  # noqa: E402
 from tools.grid import grid  # noqa: E402
 from torchkiln.files import write_atomic  # noqa: E402
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "image.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "image.md", ROOT / "docs" / "sharing.md")
 TRANSCRIPTS = ROOT / "docs" / "transcripts"
 NUMBERS = ROOT / "docs" / "numbers.json"
 SETTINGS = ROOT / "rootfs/opt/torchkiln/workplace/settings.py"
@@ -64,6 +66,18 @@ def output(command: str, count: int | None) -> str:
     return "\n".join(("```console", f"$ python build.py {command}", *lines, "```", ""))
 
 
+def sharing() -> str:
+    """The picture that `python build.py sharing --svg` writes of the committed locks."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "sharing.svg")
+        argv = [sys.executable, str(ROOT / "build.py"), "sharing", "--svg", str(file)]
+        subprocess.run(argv, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        return file.read_text()
+
+
+PICTURES: Mapping[Path, Callable[[], str]] = {ROOT / "docs" / "sharing.svg": sharing}
+
+
 def numbers(told: dict[str, object]) -> str:
     """The measured figures of docs/numbers.json."""
     rows = [[row["what"], row["value"], row["how"]] for row in told["rows"]]  # type: ignore[attr-defined]
@@ -77,10 +91,10 @@ def switches(told: Iterable[tuple[str, str, str]]) -> str:
 
 
 def main() -> int:
-    """Write the generated parts of all pages, or with --check compare them."""
-    texts = {page: page.read_text() for page in PAGES}
-    made = {page: filled(text) for page, text in texts.items()}
-    stale = [page for page in PAGES if made[page] != texts[page]]
+    """Write the generated parts of all pages, and the pictures; or with --check compare them."""
+    texts = {path: path.read_text() if path.is_file() else "" for path in (*PAGES, *PICTURES)}
+    made = {page: filled(texts[page]) for page in PAGES} | {path: draw() for path, draw in PICTURES.items()}
+    stale = [path for path in made if made[path] != texts[path]]
     if "--check" not in sys.argv[1:]:
         for page in stale:
             write_atomic(page, made[page].encode())

@@ -18,9 +18,9 @@ _MORE = " + ?"  # behind a sum that lacks what is not known
 
 def show(found: Sharing) -> None:
     """All of them. Images are numbered; the table of layers calls them by their numbers."""
-    _images("REGISTRY, COMPRESSED", found, found.registry)
+    _images("REGISTRY", found, found.registry)
     click.echo()
-    _images("DISK, UNPACKED", found, found.disk)
+    _images("DISK", found, found.disk)
     if found.shared:
         click.echo()
         header = ["COMPRESSED", "KEPT FOR", "UNPACKED", "KEPT ON A DISK FOR", "LAYER"]
