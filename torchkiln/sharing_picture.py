@@ -83,7 +83,7 @@ def picture(found: Sharing) -> str:
 
 
 def _told(name: str, place: Place) -> str:
-    more = f", and {place.unknown} layers that are not known" if place.unknown else ""
+    more = f"; layers not known: {place.unknown}" if place.unknown else ""
     ratio = "" if place.ratio is None else f" = {place.ratio:.3f}"
     return f"{name}: {size(place.unique)} kept for {size(place.total)} of images{ratio}{more}"
 
@@ -118,9 +118,8 @@ def _row(place: Place, image: int, tag: str, left: float, y: int) -> Iterator[st
         yield f'<rect class="row" x="8" y="{y - 1}" width="{_WIDTH - 16}" height="{_ROW}"/>'
     full = f"<title>{_text(tag)}</title>" if _short(tag) != tag else ""
     yield f'<text x="{left - 8:.1f}" y="{y + 14}" text-anchor="end">{_text(_short(tag))}{full}</text>'
-    unknown = place.images[image].count(None)
-    told = f"{size(place.bytes_of(image))}, {size(place.shared_of(image))} shared"
-    told += f", {unknown} layers ?" if unknown else ""
+    more = " + ?" if None in place.images[image] else ""
+    told = f"{size(place.bytes_of(image))}{more}, {size(place.shared_of(image))} shared"
     yield f'<text class="soft" x="{_WIDTH - _RIGHT + 10}" y="{y + 14}">{told}</text>'
 
 

@@ -1,0 +1,195 @@
+"""`sharing` as a user calls it: of the committed locks, and of locks that lack something."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.oci_samples import digest
+from tests.planned import locked, wheel
+from torchkiln.cli.sharing import sharing
+from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale, Unresolvable
+from torchkiln.layering import wheel_layers
+from torchkiln.lock import save
+from torchkiln.nouns import LockedLayer
+from torchkiln.places import ROOT
+
+IMAGES = ROOT / "images"
+TAGS = sorted(path.parent.name for path in IMAGES.glob("*/lock.json"))
+SEVEN, EIGHT = "2.7.1-cuda12.1-cudnn9-runtime", "2.8.0-cuda12.1-cudnn9-runtime"
+
+
+def run(*arguments: str) -> Result:
+    matrix = ["--matrix", str(ROOT / "matrix.yaml")]
+    return CliRunner().invoke(sharing, [*matrix, *arguments], catch_exceptions=False)
+
+
+def told(*arguments: str) -> Any:
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def locked_to(images: Path, torch: str, *, without: str = "") -> None:
+    """A made-up lock of that release, which differs from another's in torch alone. Tars are twice the wheels.
+
+    :param without: the title of a layer that is not recorded.
+    """
+    cell = locked(torch)
+    wheels = [wheel("torch", torch, megabytes=821) if one.name == "torch" else one for one in cell.wheels]
+    layers = [
+        LockedLayer(
+            title=spec.title,
+            digest=digest(spec.title.encode()),
+            diff_id=digest(f"tar {spec.title}".encode()),
+            size=(size := sum(one.size for one in spec.wheels)),
+            unpacked=2 * size,
+        )
+        for spec in wheel_layers(wheels)
+        if spec.title != without
+    ]
+    save(images, replace(cell, wheels=tuple(wheels), layers=tuple(layers)))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """The locks of SEVEN and EIGHT."""
+    for torch in ("2.7.1", "2.8.0"):
+        locked_to(tmp_path, torch)
+    return tmp_path
+
+
+def lines(done: Result) -> list[str]:
+    """Of stdout, with one space between columns."""
+    return [" ".join(line.split()) for line in done.stdout.splitlines()]
+
+
+def test_all_that_are_locked_are_counted_as_their_locks_record_them() -> None:
+    """Held against the locks' JSON: base, wheels' layers; then our own files, which no lock records."""
+    found = told("--images", str(IMAGES))
+    blobs: dict[str, int] = {}
+    total = 0
+    assert sorted(image["tag"] for image in found["images"]) == TAGS
+    for image in found["images"]:
+        lock = json.loads((IMAGES / image["tag"] / "lock.json").read_bytes())
+        recorded = [lock["base"], *lock["layers"]]
+        layers = [(one["digest"], one["diff_id"], one["size"], one["unpacked"]) for one in recorded]
+        *below, top = [
+            (one["digest"], one["diff_id"], one["compressed_bytes"], one["unpacked_bytes"])
+            for one in image["layers"]
+        ]
+        assert sorted(below) == sorted(layers)
+        assert below[0] == layers[0]
+        assert 0 < top[2] < 100_000
+        sizes = {digest: size for digest, _, size, _ in (*layers, top)}
+        assert image["registry"]["bytes"] == sum(sizes.values())
+        blobs |= sizes
+        total += sum(sizes.values())
+    assert (found["registry"]["image_bytes"], found["registry"]["kept_bytes"]) == (total, sum(blobs.values()))
+    assert found["registry"]["ratio"] == sum(blobs.values()) / total
+    assert found["registry"]["ratio"] < found["disk"]["ratio"] < 1
+    assert found["disk"]["unknown_layers"] == found["registry"]["unknown_layers"] == 0
+
+
+def test_all_cells_are_those_that_are_locked() -> None:
+    """And that the others are not is said."""
+    done = run("--images", str(IMAGES), "--all", "--json")
+
+    assert json.loads(done.stdout) == told("--images", str(IMAGES))
+    assert "chosen cells have no lock, and are not counted" in done.stderr
+    assert run("--images", str(IMAGES)).stderr == ""
+
+
+def test_chosen_cells_as_tables(two: Path) -> None:
+    """What stands on another torch is one blob, and is unpacked twice."""
+    done = run("--images", str(two), "--torch", "2.7,2.8", "--cuda", "12.1")
+
+    assert done.stderr == ""
+    assert lines(done) == [
+        "NO IMAGE LAYERS REGISTRY SHARED WITH HOW MANY OTHERS",
+        f"1 {SEVEN} 11 2.4 GB 1.6 GB 1.6 GB with 1",
+        f"2 {EIGHT} 11 2.4 GB 1.6 GB 1.6 GB with 1",
+        "",
+        "NO IMAGE LAYERS DISK SHARED WITH HOW MANY OTHERS",
+        f"1 {SEVEN} 11 4.9 GB 3.2 GB 3.2 GB with 1",
+        f"2 {EIGHT} 11 4.9 GB 3.2 GB 3.2 GB with 1",
+        "",
+        "COMPRESSED KEPT FOR UNPACKED KEPT ON A DISK FOR LAYER",
+        "150.0 MB 1,2 500.0 MB 1,2 debian12 base (1 package)",
+        "11.0 MB 1,2 22.0 MB 1,2 CUDA libraries: cuda-cupti 12.6.80, cuda-runtime 12.6.77, c…",
+        "393.0 MB 1,2 786.0 MB 1,2 nvidia-cublas-cu12 12.6.4.1",
+        "571.0 MB 1,2 1.1 GB 1,2 nvidia-cudnn-cu12 9.5.1.17",
+        "201.0 MB 1,2 402.0 MB 1,2 nvidia-nccl-cu12 2.26.2",
+        "156.0 MB 1,2 312.0 MB 1,2 triton 3.3.1",
+        "33.0 MB 1,2 132.0 MB 1 | 2 companions: numpy 2.3.5, pillow 12.0.0, torchvision 0.22.1…",
+        "14.0 MB 1,2 56.0 MB 1 | 2 the rest: jupyterlab 4.5.0, pip 25.3",
+        "21.0 MB 1,2 84.0 MB 1 | 2 uv 0.9.11",
+        "",
+        "ALL IMAGES KEPT RATIO",
+        "registry, compressed 4.7 GB 3.2 GB 0.673",
+        "host's disk, unpacked 9.9 GB 6.7 GB 0.680",
+    ]
+
+
+def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
+    """No sum is told that lacks it, and no ratio; the other image is counted as it is."""
+    whole = told("--images", str(two))
+    locked_to(two, "2.7.1", without="torch 2.7.1")
+    done, found = run("--images", str(two)), told("--images", str(two))
+    seven, eight = found["images"]
+
+    assert done.stderr == f"torchkiln: {SEVEN}: not known, as its lock records no such layer: torch 2.7.1\n"
+    assert lines(done)[1] == f"1 {SEVEN} 11, 1 not known 1.6 GB + ? 1.6 GB 1.6 GB with 1"
+    assert lines(done)[5] == f"1 {SEVEN} 11, 5 not known 3.2 GB + ? 3.2 GB 3.2 GB with 1"
+    assert lines(done)[-2:] == [
+        "registry, compressed 3.9 GB + ? 2.4 GB + ? not known",
+        "host's disk, unpacked 8.1 GB + ? 4.9 GB + ? not known",
+    ]
+    assert (seven["registry"]["bytes"], seven["disk"]["bytes"]) == (None, None)
+    for place in ("registry", "disk"):
+        assert eight[place]["bytes"] == whole["images"][1][place]["bytes"]
+        assert [found[place][key] for key in ("image_bytes", "kept_bytes", "ratio")] == [None] * 3
+    at = [layer["title"] for layer in seven["layers"]].index("torch 2.7.1")
+    assert {key: value for key, value in seven["layers"][at].items() if value} == {"title": "torch 2.7.1"}
+    assert [layer["chain_id"] is None for layer in seven["layers"]] == [False] * at + [True] * (11 - at)
+
+
+def test_the_picture_is_written(two: Path) -> None:
+    """Beside the tables."""
+    done = run("--images", str(two), "--svg", str(two / "a.svg"))
+    text = (two / "a.svg").read_text()
+
+    assert lines(done)[-1].startswith("host's disk")
+    assert ET.fromstring(text).tag.endswith("}svg")
+    assert all(what in text for what in (SEVEN, EIGHT, "3.2 GB kept for 4.7 GB of images = 0.673"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "sentence"),
+    [
+        ((), NothingSelected, "no chosen cell has a lock in"),
+        (("--torch", "2.7", "--cuda", "12.1"), Stale, "this cell was not locked yet"),
+        (("--torch", "2.7,2.8"), NothingSelected, "no chosen cell has a lock in"),
+        (("--torch", "2.8", "--cuda", "11.7"), Unresolvable, "2.8"),
+        (("--torch", "9.9"), ConfigError, "--torch 9.9: not in the matrix"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_where_there_is_no_lock(
+    arguments: tuple[str, ...], kind: type[KilnError], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=sentence):
+        run("--images", str(tmp_path), *arguments)
+
+
+def test_a_broken_lock_is_told_and_nothing_counted(two: Path) -> None:
+    lock = two / SEVEN / "lock.json"
+    assert '"size": 571000000' in lock.read_text()
+    lock.write_text(lock.read_text().replace('"size": 571000000', '"size": 571000001'))
+
+    with pytest.raises(Stale, match=SEVEN):
+        run("--images", str(two))
