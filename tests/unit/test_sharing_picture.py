@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.test_sharing import DRAWN, Drawn, compressed, stacks, unpacked
@@ -68,7 +69,21 @@ def _distinct(place: Place) -> int:
     )
 
 
+@given(DRAWN)
+def test_no_two_layers_of_a_row_lie_on_each_other(images: list[list[Drawn]]) -> None:
+    """But for what the thinnest have so as to be seen."""
+    rows: dict[float, list[tuple[float, float]]] = {}
+    for told in blocks(drawn(images)[0]).values():
+        for _, rects in told:
+            for x, y, width in rects:
+                rows.setdefault(y, []).append((x, x + width))
+    for row in rows.values():
+        row.sort()
+        assert all(end <= begin + 0.8 for (_, end), (begin, _) in pairwise(row))
+
+
 @given(st.lists(st.text(), min_size=1, max_size=3))
+@example(["\ufffe\uffff\ud800\x00\x1b]]>", "<&\"'>"])
 def test_whatever_it_is_called_it_stays_xml(names: list[str]) -> None:
     """A layout's tags and titles are what somebody else wrote."""
     levels = tuple(
