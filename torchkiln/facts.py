@@ -36,7 +36,8 @@ class DefaultWheel:
     pythons: tuple[str, ...]  # CPython tags, "cp311"
     triton: str
     triton_below: str | None  # no triton from this Python on
-    pins: Pairs  # (distribution, exact version): the nvidia-* requirements
+    pins: Pairs  # (distribution, exact version): the nvidia-* and cuda-* requirements
+    toolkit: tuple[str, ...]  # the parts (extras) of cuda-toolkit that it requires; none before torch 2.11
     requires: tuple[str, ...]  # the other requirements, PEP 508
     sha256: Pairs  # (CPython tag, hex)
 
@@ -250,6 +251,7 @@ def _release(version: str, body: Mapping[str, Any]) -> Release:
         triton=default["triton"],
         triton_below=default.get("triton_below"),
         pins=_pairs(pins),
+        toolkit=tuple(default.get("toolkit", ())),
         requires=tuple(default["requires"]),
         sha256=_pairs(default["sha256"]),
     )

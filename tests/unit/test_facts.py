@@ -101,6 +101,14 @@ def test_an_older_patch_differs_where_the_file_says_so_and_inherits_no_hash():
     assert "memory" in FACTS.citations["releases.2.7.0.variants.cu118"]
 
 
+def test_a_release_whose_libraries_come_by_way_of_cuda_toolkit() -> None:
+    """Names without -cu12: cuDNN and NCCL are found all the same."""
+    release = FACTS.releases["2.11.0"]
+    assert release.default.variant == "cu130"
+    assert {"cublas", "cudart", "nvrtc"} <= set(release.default.toolkit)
+    assert (release.variant("cu130").cudnn, release.variant("cu130").nccl) == ("9.19.0.56", "2.28.9")
+
+
 def test_a_null_in_an_older_patch_takes_a_fact_away():
     """torch 2.2.0 lacks the marker that 2.2.2 has."""
     assert FACTS.releases["2.2.0"].default.triton_below is None

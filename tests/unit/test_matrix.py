@@ -72,7 +72,7 @@ bounds:
         "matrix.yaml:1: torch[0]: must be text, not 2.7; put it in quotes",
         "matrix.yaml:1: torch[3]: '2.7.1' stands twice",
         "matrix.yaml:1: the key 'cuda' is missing",
-        "matrix.yaml:1: torch[1]: nothing is known of torch 2.9.9; nearest known: 2.8.0, 2.7.1, 2.7.0",
+        "matrix.yaml:1: torch[1]: nothing is known of torch 2.9.9; nearest known: 2.9.1, 2.9.0, 2.10.0",
         "matrix.yaml:2: cudda: unknown key; nearest valid: cuda",
         "matrix.yaml:3: flavors[0]: 'runtme' is not known; nearest valid: runtime",
         "matrix.yaml:5: os.debian12.pyton: unknown key; nearest valid: python",
