@@ -16,6 +16,9 @@ from torchkiln.nouns import LayerSpec, LockedWheel
 from torchkiln.recipe import BIG_WHEEL, MAX_LAYER
 
 _OWN_CADENCE = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not versioned with the toolkit
+# Python packages and no libraries. torch has them from 2.10 on: among CUDA's libraries they would part that
+# image from 2.9's, of which the 2.9 GB of libraries in front are the same.
+_BINDINGS = frozenset({"cuda-bindings", "cuda-pathfinder"})
 _COMPANIONS = frozenset({"torchvision", "torchaudio", "numpy", "pillow", "tqdm"})
 _NAMED_IN_TITLE = 5  # a title tells so many wheels by name, more by number
 
@@ -27,7 +30,7 @@ class _Family:
 
 
 def _is_nvidia(name: str) -> bool:
-    return name.startswith(("nvidia-", "cuda-"))
+    return name.startswith(("nvidia-", "cuda-")) and name not in _BINDINGS
 
 
 def _stem(name: str) -> str:

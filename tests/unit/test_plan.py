@@ -81,6 +81,25 @@ def test_cells_of_one_toolkit_share_a_prefix_though_nccl_differs() -> None:
     assert older[2] != newer[2]
 
 
+def test_pythons_way_to_cuda_does_not_part_the_libraries_of_two_releases() -> None:
+    """torch 2.10 brings cuda-bindings, 2.9 does not; their libraries are the same."""
+    libraries = (
+        wheel("nvidia-nvtx-cu12", "12.8.90", megabytes=1),
+        wheel("nvidia-cudnn-cu12", "9.10.2.21", megabytes=700),
+    )
+
+    older = wheel_layers(libraries)
+    newer = wheel_layers(
+        (
+            *libraries,
+            wheel("cuda-bindings", "12.9.4", megabytes=12),
+            wheel("cuda-pathfinder", "1.9.0", megabytes=1),
+        )
+    )
+
+    assert newer[:2] == older
+
+
 def test_small_wheels_are_parted_before_a_layer_grows_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchkiln.layering.MAX_LAYER", 30_000_000)
 
