@@ -21,16 +21,16 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
             "__init__", "contents", "deb822", "errors", "files", "locks", "nouns", "pagecache", "places",
-            "recipe", "retry", "schema", "sizes", "strict", "versions", "wanted", "workers",
+            "recipe", "released", "retry", "schema", "sizes", "strict", "versions", "wanted", "workers",
         }
     ),
     "stages": frozenset(
         {
-            "allowed", "arch", "bake", "cache", "claims", "contrast", "difference", "explain", "facts",
-            "fanout", "gate", "hosts", "layering", "located", "lock", "lockdiff", "lockfile", "matrix",
-            "pick", "plan", "policy", "render", "report", "resolve", "reuse", "sbom", "scanned", "select",
-            "sharing", "sharing_picture", "smoke", "standing", "statements", "suite", "tags", "tolerated",
-            "verdict", "vulnerabilities",
+            "allowed", "arch", "bake", "cache", "claims", "compat_block", "contrast", "difference", "explain",
+            "facts", "fanout", "gate", "hosts", "layering", "located", "lock", "lockdiff", "lockfile",
+            "matrix", "matrix_edit", "pick", "plan", "policy", "proposal", "render", "report", "requires",
+            "resolve", "reuse", "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke",
+            "standing", "statements", "suite", "tags", "tolerated", "verdict", "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},

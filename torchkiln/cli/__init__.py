@@ -19,6 +19,7 @@ from torchkiln.errors import BuildFailed, KilnError, ToolMissing
 COMMANDS = {
     "build": ("torchkiln.cli.build", "build"),
     "list": ("torchkiln.cli.grid", "list_command"),
+    "matrix": ("torchkiln.cli.matrix", "matrix"),
     "explain": ("torchkiln.cli.grid", "explain"),
     "pick": ("torchkiln.cli.grid", "pick"),
     "lock": ("torchkiln.cli.lock", "lock"),

@@ -18,12 +18,14 @@ from torchkiln.errors import BuildFailed
 from torchkiln.index.choose import FileAt
 from torchkiln.index.session import unsafe
 from torchkiln.index.settings import redact
+from torchkiln.released import ReleasedWheel
 
 _HEAD = 1 << 16  # bytes before the first link: <base> and the version of the page's form
 _LINK = 1 << 14  # bytes of one link
 _TWINS = 16  # links with one hash
 _TAGS = 200_000  # of a page that is parsed whole; a file has two
 _SIZE = 1 << 40  # bytes of one file
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _FIRST_LINK = re.compile(rb"<a[\s>]")
 
 
@@ -57,6 +59,28 @@ def found_on(page: Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ..
             f"{redact(page.url)}: {refused[sha256]}",
             hint="the index is at fault, or somebody between; try another one",
         )
+    return tuple(found)
+
+
+def wheels_on(page: Page, name: str) -> tuple[ReleasedWheel, ...]:
+    """Every wheel on the *page* of project *name* that has a hash and was not yanked.
+
+    A file that `found_on` would refuse is not there: nobody asked for it yet.
+
+    :raises BuildFailed: it is no page of a project.
+    """
+    files = (
+        packages_of(page) if page.json else [DistributionPackage.from_link(a, name) for a in links_on(page)]
+    )
+    found = []
+    for file in files:
+        sha256 = file.digests.get("sha256", "").lower()
+        if not file.filename.endswith(".whl") or file.is_yanked or not _SHA256.fullmatch(sha256):
+            continue
+        if _unfit(file, page, name):
+            continue
+        size = file.size if file.size is not None and 0 <= file.size <= _SIZE else None
+        found.append(ReleasedWheel(filename=file.filename, url=file.url, size=size, sha256=sha256))
     return tuple(found)
 
 

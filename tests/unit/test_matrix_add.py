@@ -1,0 +1,240 @@
+"""`matrix add torch X` against an index on this machine: what it proposes, writes, and refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from tests.gridcase import FACTS, ROOT
+from tests.standin.index_server import IndexServer
+from torchkiln.cli.matrix import matrix
+from torchkiln.errors import BuildFailed, ConfigError, KilnError, Unresolvable
+from torchkiln.facts import parse
+
+OURS = ROOT / "matrix.yaml"
+COMPAT = ROOT / "torchkiln" / "data" / "compat.yaml"
+LINUX = 'platform_system == "Linux" and platform_machine == "x86_64"'
+CU12 = [
+    "filelock",
+    'setuptools; python_version >= "3.12"',
+    f"nvidia-cuda-runtime-cu12==12.8.90; {LINUX}",
+    f"nvidia-cudnn-cu12==9.10.2.21; {LINUX}",
+    f"nvidia-nccl-cu12==2.27.5; {LINUX}",
+    f'triton==3.5.1; {LINUX} and python_version < "3.15"',
+    'pywin32; platform_system == "Windows"',
+    'opt-einsum>=3.3; extra == "opt-einsum"',
+]
+CU13 = [
+    'cuda-toolkit[nvrtc,cublas,cudart]==13.2.2; platform_system == "Linux"',
+    'cuda-bindings<14,>=13.0.3; platform_system == "Linux" and python_version < "3.15"',
+    'nvidia-cudnn-cu13==9.26.0.51; platform_system == "Linux"',
+    'triton~=3.9.0; platform_system == "Linux"',
+]
+
+
+def tag(python: str, abi: str = "", platform: str = "manylinux_2_28_x86_64") -> str:
+    return f"{python}-{abi or python}-{platform}"
+
+
+class House:
+    """An index with two made-up releases, and the command before it."""
+
+    def __init__(self, server: IndexServer, folder: Path) -> None:
+        self.server, self.file = server, folder / "matrix.yaml"
+        self.file.write_bytes(OURS.read_bytes())
+        self.environ = {
+            "TORCHKILN_CACHE": str(folder / "cache"),
+            "UV_DEFAULT_INDEX": server.url("default"),
+            "PIP_CONFIG_FILE": "/dev/null",
+        }
+
+    def run(self, *words: str) -> tuple[KilnError | None, str, str]:
+        """What `matrix add` of *words* raised, its stdout and its stderr."""
+        done = CliRunner(env=self.environ).invoke(matrix, ["add", *words, "--matrix", str(self.file)])
+        assert done.exception is None or isinstance(done.exception, KilnError), done.exception
+        return done.exception, done.stdout, done.stderr
+
+    def refused(self, *words: str) -> KilnError:
+        """The error that it must end in, with the matrix as it was."""
+        error, _, _ = self.run(*words)
+        assert error is not None
+        assert self.file.read_bytes() == OURS.read_bytes()
+        return error
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with IndexServer() as server:
+        add = server.add
+        for python in ("cp310", "cp311"):
+            add("default", "torch", "2.9.1", requires=CU12, tag=tag(python))
+        add("default", "torch", "2.9.1", requires=CU12, tag=tag("cp313", "cp313t"), payload=b"t")
+        add("default", "torch", "2.9.1", tag=tag("cp311", platform="manylinux_2_28_aarch64"))
+        add("default", "torch", "2.9.1", tag=tag("cp311", platform="win_amd64"))
+        add("default", "torch", "2.99.0", requires=CU12, tag=tag("cp310"))
+        add("default", "torch", "2.99.1", requires=CU13, tag=tag("cp311"))
+        add("default", "torch", "2.99.1", requires=CU13, tag="1-" + tag("cp311"), payload=b"second build")
+        add("default", "torch", "2.99.2", requires=["filelock"], tag=tag("cp311"))
+        add("default", "torch", "2.99.3", tag=tag("cp311", platform="macosx_11_0_arm64"))
+        for version, torch in (("0.23.0", "2.8.0"), ("0.24.1", "2.9.1"), ("0.98.0", "2.98.0")):
+            add("default", "torchvision", version, requires=[f"torch (=={torch})"], tag=tag("cp311"))
+        add("default", "torchvision", "0.99.0", requires=["torch>=2.99.0"], tag=tag("cp311"))
+        add("default", "torchaudio", "2.9.1", requires=["torch==2.9.1"], tag=tag("cp311"))
+        add("default", "torchaudio", "2.99.0", tag=tag("cp311"))
+        yield House(server, tmp_path)
+
+
+def block_of(stdout: str) -> str:
+    """What is proposed for compat.yaml's releases."""
+    return stdout.split("compat.yaml, under releases:\n")[1].split("\n# ")[0] + "\n"
+
+
+def test_of_a_known_release_only_the_matrix_needs_lines(house: House) -> None:
+    error, out, err = house.run("torch", "2.9.1")
+
+    assert (error, out) == (
+        None,
+        '# matrix.yaml, under torch:\n  - "2.9.1"\n# matrix.yaml, under cuda:\n  - "12.8"\n',
+    )
+    assert "nothing was written" in err
+    assert house.file.read_bytes() == OURS.read_bytes()
+
+
+def test_written_it_is_in_the_matrix_and_a_second_time_there_is_nothing_to_do(house: House) -> None:
+    house.file.chmod(0o640)
+    error, _, err = house.run("torch", "2.9.1", "--write")
+    text = house.file.read_text()
+
+    assert error is None
+    assert "then: torchkiln lock --torch 2.9.1" in err
+    assert text.replace('  - "2.9.1"\n', "").replace('  - "12.8"\n', "") == OURS.read_text()
+    assert house.file.stat().st_mode & 0o777 == 0o640
+    error, out, err = house.run("torch", "2.9.1", "--write")
+    assert (error, out) == (None, "")
+    assert "has torch 2.9.1; nothing to add" in err
+    assert house.file.read_text() == text
+
+
+def test_a_release_that_is_there_asks_no_index(house: House) -> None:
+    house.run("torch", "2.8.0")
+
+    assert house.server.asked == []
+
+
+def test_an_unknown_release_comes_with_its_facts(house: House) -> None:
+    """All that metadata tells; with the TODO filled in, the facts take it."""
+    _, out, _ = house.run("torch", "2.99.0")
+    block = block_of(out)
+    wheel = next(name for _, _, name in house.server.files if name.startswith("torch-2.99.0"))
+
+    (told,) = yaml.safe_load(block).values()
+    assert told["companions"] == {"torchvision": "0.99.0", "torchaudio": "2.99.0"}
+    assert "# torchaudio 2.99.0 pins no torch: it is told by its number" in block
+    assert "# TODO: no torchvision pins torch 2.99.0 exactly; 0.99.0, which would take it" in block
+    default = told["default"]
+    assert (default["variant"], default["pythons"], default["triton_below"]) == ("cu128", ["cp310"], "3.15")
+    assert default["requires"] == ["filelock", "setuptools;python_version>='3.12'"]
+    assert default["bytes_cp310"] == len(house.server.files["default", "torch", wheel])
+    assert set(default["pins"]) == {"nvidia-cuda-runtime-cu12", "nvidia-cudnn-cu12", "nvidia-nccl-cu12"}
+    filled = block.replace("[TODO], source: TODO", "[sm_90], source: wheel")
+    text = COMPAT.read_text().replace('\n  "2.0.1":', f'\n{filled}  "2.0.1":', 1)
+    found = parse(text.encode())
+    assert found.releases["2.99.0"].variant("cu128").nccl == "2.27.5"
+    assert found.releases["2.8.0"] == FACTS.releases["2.8.0"]
+
+
+def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(house: House) -> None:
+    """What is no exact version stands as TODO; of two builds of a wheel the last counts."""
+    _, out, _ = house.run("torch", "2.99.1")
+    block = block_of(out)
+
+    assert '# matrix.yaml, under cuda:\n  - "13.2"\n' in out
+    assert "variant: cu132" in block
+    assert '        cuda-toolkit: "13.2.2"\n        nvidia-cudnn-cu13: "9.26.0.51"\n' in block
+    assert "toolkit: [cublas, cudart, nvrtc]" in block
+    assert "requires: [\"cuda-bindings<14,>=13.0.3;python_version<'3.15'\"]" in block
+    assert "triton: TODO   # it asks for triton~=3.9.0" in block
+    assert "bytes_cp310: TODO   # it has no wheel for CPython 3.10" in block
+    assert out.endswith(
+        '"13.2": {ga: "TODO", full: "TODO"}   # TODO: the driver tables of NVIDIA\'s CUDA release notes\n'
+    )
+    ours = [data for (_, _, name), data in house.server.files.items() if name.startswith("torch-2.99.1-1-")]
+    assert hashlib.sha256(ours[0]).hexdigest() in block
+
+
+def test_what_the_facts_lack_is_never_written_into_the_matrix(house: House) -> None:
+    """It would be refused from then on, whatever the command."""
+    error = house.refused("torch", "2.99.1", "--write")
+
+    assert isinstance(error, ConfigError)
+    assert "compat.yaml knows nothing of torch 2.99.1 and CUDA 13.2" in error.message
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        ("2.9", "has no such release; nearest: 2.9.1, "),
+        ("2.98.7", "has no such release; nearest: 2.99.0, 2.99.1, "),
+        ("two", "has no such release; nearest: 2.99.3, 2.99.2, "),
+        ("2.99.2", "names no CUDA runtime and no cuda-toolkit"),
+        ("2.99.3", "no wheel of it for Linux x86_64"),
+    ],
+)
+def test_what_cannot_be_proposed_is_refused_with_what_there_is(house: House, version: str, why: str) -> None:
+    error = house.refused("torch", version)
+
+    assert isinstance(error, ConfigError)
+    assert why in error.message
+    assert error.hint
+
+
+def test_an_index_without_an_answer(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchkiln.index.session.pause", lambda *_: 0.0)
+    house.server.faults.page_errors = [503] * 6
+
+    assert isinstance(house.refused("torch", "2.9.1"), BuildFailed)
+
+
+def test_an_index_without_torch(house: House) -> None:
+    house.environ["UV_DEFAULT_INDEX"] = house.server.url("empty")
+
+    assert isinstance(house.refused("torch", "2.9.1"), Unresolvable)
+
+
+@pytest.mark.parametrize(
+    ("fault", "value", "why"),
+    [
+        ("no_ranges", True, "the server answers no ranges"),
+        ("gone", True, "HTTP 404"),
+        ("extra", b"x" * 70_000, "not a wheel"),
+        ("short", [0, 10] * 20, "asked for a range, got another|no connection"),
+    ],
+)
+def test_a_file_that_cannot_be_read(
+    house: House, monkeypatch: pytest.MonkeyPatch, fault: str, value: object, why: str
+) -> None:
+    """With its name or place, and without the index's address in full."""
+    monkeypatch.setattr("torchkiln.index.session.pause", lambda *_: 0.0)
+    setattr(house.server.faults, fault, value)
+    error = house.refused("torch", "2.9.1")
+
+    assert isinstance(error, BuildFailed)
+    assert re.search(why, error.message)
+    assert "/files/" not in error.message
+
+
+def test_of_a_large_wheel_only_its_end_is_fetched(house: House) -> None:
+    house.server.add("default", "torch", "2.9.2", requires=CU12, tag=tag("cp311"))
+    name = next(name for _, _, name in house.server.files if name.startswith("torch-2.9.2"))
+    data = house.server.files["default", "torch", name]
+    house.server.files["default", "torch", name] = bytes(9 << 20) + data  # a zip may begin anywhere
+    error, _, _ = house.run("torch", "2.9.2")
+
+    assert error is None
+    assert sum(one.count for one in house.server.sent if name in one.path) < 2 << 20

@@ -1,0 +1,58 @@
+"""A version into matrix.yaml's text: one line more, and every other byte as it was."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from tests.gridcase import FACTS, ROOT
+from torchkiln.errors import ConfigError
+from torchkiln.matrix import load
+from torchkiln.matrix_edit import with_version
+
+OURS = (ROOT / "matrix.yaml").read_text()
+
+
+def put(text: str, version: str, key: str = "torch") -> str:
+    return with_version(text, key, version, name="matrix.yaml")
+
+
+def test_our_own_matrix_gets_one_line_behind_the_newest_that_is_older() -> None:
+    text = put(put(OURS, "2.9.1"), "12.8", "cuda")
+
+    assert text.replace('  - "2.9.1"\n', "", 1).replace('  - "12.8"\n', "", 1) == OURS
+    assert load(text, FACTS).torch[-2:] == ("2.8.0", "2.9.1")
+    assert load(text, FACTS).cuda == ("11.7", "11.8", "12.1", "12.8")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('torch:\n  - "2.8.0"\n', 'torch:\n  - "2.8.0"\n  - "2.9.1"\n'),
+        ('torch:\n  - "2.8.0"', 'torch:\n  - "2.8.0"\n  - "2.9.1"\n'),
+        ('torch:\n- "2.8.0"  # kept\n\n# x\n', 'torch:\n- "2.8.0"  # kept\n- "2.9.1"\n\n# x\n'),
+        ('torch:\n  - "2.10.0"\n', 'torch:\n  - "2.9.1"\n  - "2.10.0"\n'),
+        (
+            'torch:\n  - "2.8.0"\n  # of the next\n  - "2.10.0"\n',
+            'torch:\n  - "2.8.0"\n  - "2.9.1"\n  # of the next\n  - "2.10.0"\n',
+        ),
+        ('torch:\n  -   "2.8.0"\n', 'torch:\n  -   "2.8.0"\n  -   "2.9.1"\n'),
+        ('torch:\n  - "2.8.0"\r\n', 'torch:\n  - "2.8.0"\r\n  - "2.9.1"\r\n'),
+        ('# ä €\ntorch:\n  - "2.8.0"\n', '# ä €\ntorch:\n  - "2.8.0"\n  - "2.9.1"\n'),
+        ('torch: ["2.8.0"]\n', 'torch: ["2.8.0", "2.9.1"]\n'),
+        ('torch: ["2.10.0"]  # c\n', 'torch: ["2.9.1", "2.10.0"]  # c\n'),
+        ('torch: [\n  "2.8.0",\n  "2.10.0",\n]\n', 'torch: [\n  "2.8.0", "2.9.1",\n  "2.10.0",\n]\n'),
+        ('torch:\n  - "2.10.0"\n  - "2.8.0"\n', 'torch:\n  - "2.10.0"\n  - "2.8.0"\n  - "2.9.1"\n'),
+    ],
+)
+def test_a_line_takes_the_form_of_its_neighbours(before: str, after: str) -> None:
+    assert put(before, "2.9.1") == after
+    assert "2.9.1" in yaml.safe_load(after)["torch"]
+
+
+@pytest.mark.parametrize("text", ['torch:\n  -\n    "2.8.0"\n', "torch: []\n", "cuda: [1]\n", "x\n"])
+def test_a_form_without_a_place_for_it_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="the list torch has a form") as caught:
+        put(text, "2.9.1")
+
+    assert '- "2.9.1"' in caught.value.hint

@@ -1,0 +1,101 @@
+"""`torchkiln matrix add torch X`: what a new release needs in matrix.yaml and in the facts, from metadata."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchkiln.cli.console import waiting
+from torchkiln.cli.options import cache_root, matrix_option
+from torchkiln.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torchkiln.facts import Facts
+    from torchkiln.matrix import Matrix
+    from torchkiln.proposal import Told
+
+_FACTS = "torchkiln/data/compat.yaml"
+_LIMIT = 1 << 20  # bytes; it was read as a matrix before
+
+
+@click.group("matrix")
+def matrix() -> None:
+    """Propose what matrix.yaml and the facts need for a release that they lack."""
+
+
+@matrix.command("add")
+@click.argument("package", type=click.Choice(["torch"]))
+@click.argument("version", metavar="VERSION")
+@click.option("--write", is_flag=True, help="put the proposed lines into matrix.yaml")
+@matrix_option
+def add(package: str, version: str, write: bool, matrix_file: Path) -> None:
+    """Print the lines for a torch release: matrix.yaml's, and the block of facts if there is none yet.
+
+    All of it is read from the index's metadata. Nothing is written without --write, and facts never are.
+    """
+    from torchkiln import facts
+    from torchkiln import matrix as matrix_of
+    from torchkiln.index.offered import open_offered
+    from torchkiln.proposal import look_up
+    from torchkiln.store import Store
+
+    known = facts.load()
+    grid = matrix_of.read(matrix_file, known)
+    if version in grid.torch:
+        click.echo(f"matrix: {matrix_file} has {package} {version}; nothing to add", err=True)
+        return
+    told = look_up(version, open_offered(os.environ, Store(cache_root(), on_wait=waiting)))
+    lines = _lines(told, grid)
+    _print(told, lines, known)
+    if write:
+        _write(matrix_file, told, lines, known)
+    else:
+        click.echo(f"matrix: nothing was written; with --write these lines go into {matrix_file}", err=True)
+
+
+def _lines(told: Told, grid: Matrix) -> list[tuple[str, str]]:
+    """The lists of matrix.yaml that lack something, each with what."""
+    return [("torch", told.version), *([] if told.cuda in grid.cuda else [("cuda", told.cuda)])]
+
+
+def _print(told: Told, lines: list[tuple[str, str]], known: Facts) -> None:
+    from torchkiln.compat_block import block, toolkit_line
+
+    for key, value in lines:
+        click.echo(f'# matrix.yaml, under {key}:\n  - "{value}"')
+    if told.version not in known.releases:
+        click.echo(f"# {_FACTS}, under releases:\n{block(told)}", nl=False)
+    if toolkit := toolkit_line(told, known):
+        click.echo(f"# {_FACTS}, under cuda:\n{toolkit}", nl=False)
+
+
+def _write(matrix_file: Path, told: Told, lines: list[tuple[str, str]], known: Facts) -> None:
+    """Put *lines* into the file, all of them or none.
+
+    :raises ConfigError: the facts lack what the matrix would name, or its text has no place for a line.
+    """
+    from torchkiln.files import write_atomic
+    from torchkiln.matrix import load
+    from torchkiln.matrix_edit import with_version
+    from torchkiln.strict import read_file, text_of
+
+    missing = [f"torch {told.version}"] if told.version not in known.releases else []
+    missing += [f"CUDA {told.cuda}"] if told.cuda not in known.cuda else []
+    if missing:
+        raise ConfigError(
+            f"{_FACTS} knows nothing of {' and '.join(missing)}; nothing was written to {matrix_file}",
+            hint="put in what stands above, fill in each TODO, and run again",
+        )
+    text = text_of(read_file(matrix_file, _LIMIT))
+    for key, value in lines:
+        text = with_version(text, key, value, name=str(matrix_file))
+    changed = load(text, known, name=str(matrix_file))
+    if told.version not in changed.torch or told.cuda not in changed.cuda:
+        raise ConfigError(
+            f"{matrix_file}: {told.version} did not come to stand there", hint="write it by hand"
+        )
+    write_atomic(matrix_file, text.encode(), mode=matrix_file.stat().st_mode & 0o777)
+    click.echo(f"matrix: wrote {matrix_file}; then: torchkiln lock --torch {told.version}", err=True)

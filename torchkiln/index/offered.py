@@ -1,0 +1,67 @@
+"""Project pages → the releases that an index offers, their wheels and what METADATA tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
+
+from torchkiln.index.choose import FileAt
+from torchkiln.index.pages import Pages
+from torchkiln.index.read_page import wheels_on
+from torchkiln.index.remote_wheel import metadata_of
+from torchkiln.index.settings import index_settings
+from torchkiln.nouns import Source
+from torchkiln.released import ReleasedWheel, WheelMetadata
+from torchkiln.store import Store
+
+
+class Offered:
+    """The default index, as `proposal` asks it; each page is read once."""
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages = pages
+        self._projects: dict[str, dict[Version, list[ReleasedWheel]]] = {}
+
+    def versions(self, project: str) -> tuple[str, ...]:
+        """The final releases of *project* that have wheels, oldest first.
+
+        :raises Unresolvable: the index has no such project.
+        :raises BuildFailed: the index gives no lasting answer.
+        """
+        return tuple(str(version) for version in sorted(self._releases(project)) if not version.is_prerelease)
+
+    def wheels(self, project: str, version: str) -> tuple[ReleasedWheel, ...]:
+        """The wheels of one release; none where the index does not have it."""
+        return tuple(self._releases(project).get(Version(version), ()))
+
+    def metadata(self, wheel: ReleasedWheel) -> WheelMetadata:
+        """What METADATA of *wheel* tells.
+
+        :raises BuildFailed: it cannot be read.
+        """
+        return metadata_of(self.pages.session, wheel)
+
+    def size(self, wheel: ReleasedWheel) -> int:
+        """The size of *wheel*, in bytes; asked for where the page does not tell it."""
+        at = FileAt(filename=wheel.filename, url=wheel.url, size=wheel.size, sha256=wheel.sha256)
+        return self.pages.measure(at).size or 0
+
+    def _releases(self, project: str) -> dict[Version, list[ReleasedWheel]]:
+        if project not in self._projects:
+            page = self.pages.page(project, Source.DEFAULT, fresh=True)
+            found: dict[Version, list[ReleasedWheel]] = {}
+            for wheel in wheels_on(page, project):
+                try:
+                    version = parse_wheel_filename(wheel.filename)[1]
+                except InvalidWheelFilename:
+                    continue
+                found.setdefault(version, []).append(wheel)
+            self._projects[project] = found
+        return self._projects[project]
+
+
+def open_offered(environ: Mapping[str, str], store: Store) -> Offered:
+    """The default index that the user's settings name."""
+    return Offered(Pages(index_settings(environ), store))

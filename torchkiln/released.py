@@ -1,0 +1,23 @@
+"""What an index tells of a release before anything of it is locked: its wheels, and a wheel's METADATA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleasedWheel:
+    """One wheel on a project's page."""
+
+    filename: str
+    url: str = field(repr=False)
+    size: int | None  # bytes; None where the index does not tell
+    sha256: str  # hex
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WheelMetadata:
+    """Of a wheel's METADATA what decides whether and with what it can be installed."""
+
+    requires_python: str  # "" where it tells none
+    requires: tuple[str, ...]  # PEP 508, as they stand there
