@@ -19,7 +19,7 @@ from tests.document_strategies import json_bytes, mutated, spoiled
 from torchkiln.errors import BuildFailed, KilnError
 from torchkiln.index.dates import _dated
 from torchkiln.index.pages import MOST, Pages
-from torchkiln.index.read_page import Page, found_on, links_on
+from torchkiln.index.read_page import Page, found_on, links_on, wheels_on
 from torchkiln.index.session import Session
 from torchkiln.index.settings import IndexSettings
 from torchkiln.nouns import Source
@@ -78,6 +78,23 @@ def test_a_file_is_found_by_its_hash(page: Page) -> None:
     found = {(file.filename, file.sha256, file.size) for file in found_on(page, "numpy", {SHA})}
 
     assert found == {(WHEEL, SHA, None)}
+
+
+def test_wheels_that_nobody_asked_for_are_listed_if_they_are_fit_and_not_yanked() -> None:
+    """In HTML and in JSON; what would be refused if it were asked for is not there."""
+    yanked = GOOD.replace("<a", '<a data-yanked="broken"')
+    assert [one.filename for one in wheels_on(html(GOOD), "numpy")] == [WHEEL]
+    assert [(one.sha256, one.size) for one in wheels_on(js(entry(size=7)), "numpy")] == [(SHA, 7)]
+    for page in (
+        html(yanked),
+        js(entry(yanked=True)),
+        js(entry(hashes={})),
+        js(entry(filename="numpy-2.4.6.tar.gz")),
+        link("file:///etc/passwd"),
+        link("../../f", "../../x.whl"),
+        link("../../f", "evil-1.0-py3-none-any.whl"),
+    ):
+        assert wheels_on(page, "numpy") == ()
 
 
 REFUSED = {

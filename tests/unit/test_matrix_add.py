@@ -32,6 +32,7 @@ CU12 = [
 ]
 CU13 = [
     'cuda-toolkit[nvrtc,cublas,cudart]==13.2.2; platform_system == "Linux"',
+    'nvidia-cublas==13.1.0.3.*; platform_system == "Linux"',
     'cuda-bindings<14,>=13.0.3; platform_system == "Linux" and python_version < "3.15"',
     'nvidia-cudnn-cu13==9.26.0.51; platform_system == "Linux"',
     'triton~=3.9.0; platform_system == "Linux"',
@@ -85,6 +86,7 @@ def house(tmp_path: Path) -> Iterator[House]:
         for version, torch in (("0.23.0", "2.8.0"), ("0.24.1", "2.9.1"), ("0.98.0", "2.98.0")):
             add("default", "torchvision", version, requires=[f"torch (=={torch})"], tag=tag("cp311"))
         add("default", "torchvision", "0.99.0", requires=["torch>=2.99.0"], tag=tag("cp311"))
+        add("default", "torchvision", "0.100.0rc1", requires=["torch==2.99.0"], tag=tag("cp311"))
         add("default", "torchaudio", "2.9.1", requires=["torch==2.9.1"], tag=tag("cp311"))
         add("default", "torchaudio", "2.99.0", tag=tag("cp311"))
         yield House(server, tmp_path)
@@ -149,6 +151,22 @@ def test_an_unknown_release_comes_with_its_facts(house: House) -> None:
     assert found.releases["2.8.0"] == FACTS.releases["2.8.0"]
 
 
+def test_companions_are_asked_from_the_newest_to_the_first_that_is_too_old(house: House) -> None:
+    """Each costs a request or two, and there are dozens."""
+    house.run("torch", "2.99.0")
+    asked = {
+        path.rpartition("/")[2].split("-cp")[0] for _, path, _ in house.server.asked if "/files/" in path
+    }
+
+    assert asked == {
+        "torch-2.99.0",
+        "torchvision-0.99.0",
+        "torchvision-0.98.0",
+        "torchaudio-2.99.0",
+        "torchaudio-2.9.1",
+    }
+
+
 def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(house: House) -> None:
     """What is no exact version stands as TODO; of two builds of a wheel the last counts."""
     _, out, _ = house.run("torch", "2.99.1")
@@ -158,7 +176,10 @@ def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(house: Ho
     assert "variant: cu132" in block
     assert '        cuda-toolkit: "13.2.2"\n        nvidia-cudnn-cu13: "9.26.0.51"\n' in block
     assert "toolkit: [cublas, cudart, nvrtc]" in block
-    assert "requires: [\"cuda-bindings<14,>=13.0.3;python_version<'3.15'\"]" in block
+    assert (
+        'requires: ["cuda-bindings<14,>=13.0.3;python_version<\'3.15\'", "nvidia-cublas==13.1.0.3.*"]'
+        in block
+    )
     assert "triton: TODO   # it asks for triton~=3.9.0" in block
     assert "bytes_cp310: TODO   # it has no wheel for CPython 3.10" in block
     assert out.endswith(
