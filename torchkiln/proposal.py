@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
@@ -99,7 +101,7 @@ def look_up(version: str, catalogue: Catalogue) -> Told:
         default=DefaultWheel(
             variant="cu" + cuda.replace(".", ""),
             platform=_platform(_to_read(wheels)),
-            requires_python=metadata.requires_python,
+            requires_python=_specifier(metadata.requires_python, version),
             pythons=tuple(wheels),
             triton=asked.triton,
             triton_below=asked.triton_below,
@@ -113,13 +115,25 @@ def look_up(version: str, catalogue: Catalogue) -> Told:
     )
 
 
+def _specifier(text: str, version: str) -> str:
+    """*text* as METADATA has it, if it is one: it goes into a YAML file."""
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ConfigError(
+            f"torch {version} requires Python {text[:100]!r}, which is no set of versions",
+            hint="the index's metadata is at fault",
+        ) from error
+    return text
+
+
 def _by_python(wheels: tuple[ReleasedWheel, ...]) -> dict[str, ReleasedWheel]:
     """The Linux x86_64 wheels by CPython tag ("cp313t": free-threaded), oldest first; each the last build."""
     best: dict[tuple[int, str], tuple[int, ReleasedWheel]] = {}
     for wheel in wheels:
         _, _, build, tags = parse_wheel_filename(wheel.filename)
         for tag in tags:
-            if not (tag.interpreter.startswith("cp3") and _is_here(tag.platform)):
+            if not (re.fullmatch(r"cp3\d{1,3}", tag.interpreter) and _is_here(tag.platform)):
                 continue
             name = tag.abi if tag.abi.endswith("t") else tag.interpreter
             key, number = (int(tag.interpreter[3:]), name), build[0] if build else 0

@@ -24,11 +24,18 @@ from urllib.parse import quote, unquote, urlsplit
 
 
 def wheel_bytes(
-    name: str, version: str, *, requires: Sequence[str] = (), tag: str = "py3-none-any", payload: bytes = b""
+    name: str,
+    version: str,
+    *,
+    requires: Sequence[str] = (),
+    python: str = "",
+    tag: str = "py3-none-any",
+    payload: bytes = b"",
 ) -> tuple[str, bytes]:
     """A tiny installable wheel: its file name and its bytes."""
     stem = f"{name.replace('-', '_')}-{version}"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += f"Requires-Python: {python}\n" if python else ""
     metadata += "".join(f"Requires-Dist: {one}\n" for one in requires)
     files = {
         f"{name.replace('-', '_')}/__init__.py": payload,

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -248,6 +249,28 @@ def test_a_file_that_cannot_be_read(
     assert isinstance(error, BuildFailed)
     assert re.search(why, error.message)
     assert "/files/" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("details", "why"),
+    [
+        ({"requires": ["!"]}, "requires '!', which is no requirement"),
+        ({"requires": CU12, "python": '>=3.10"\x1b[2J'}, "which is no set of versions"),
+    ],
+)
+def test_metadata_that_is_none_is_refused(house: House, details: dict[str, Any], why: str) -> None:
+    """It would be printed, and put into a file of ours."""
+    house.server.add("default", "torch", "2.99.9", tag=tag("cp311"), **details)
+    error = house.refused("torch", "2.99.9")
+
+    assert why in error.message
+    assert "\x1b" not in error.message
+
+
+def test_a_wheel_for_no_python_that_is_known_is_passed_over(house: House) -> None:
+    house.server.add("default", "torch", "2.99.0", tag=tag("cp3x"))
+
+    assert "pythons: [cp310]" in block_of(house.run("torch", "2.99.0")[1])
 
 
 def test_of_a_large_wheel_only_its_end_is_fetched(house: House) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import requests
 
-from torchkiln.errors import BuildFailed
+from torchkiln.errors import BuildFailed, printable
 from torchkiln.index.session import get, persist, refused
 from torchkiln.index.settings import redact
 from torchkiln.released import ReleasedWheel, WheelMetadata
@@ -43,9 +43,14 @@ def metadata_of(session: requests.Session, wheel: ReleasedWheel) -> WheelMetadat
         raise _no_wheel(wheel, f"METADATA has more than {_METADATA} bytes")
     told = BytesHeaderParser().parsebytes(data)
     return WheelMetadata(
-        requires_python=str(told.get("Requires-Python", "")).strip(),
-        requires=tuple(str(one).strip() for one in told.get_all("Requires-Dist", [])),
+        requires_python=_line(told.get("Requires-Python", "")),
+        requires=tuple(_line(one) for one in told.get_all("Requires-Dist", [])),
     )
+
+
+def _line(value: object) -> str:
+    """A field's value on one line, without what would steer a terminal: it is going to be printed."""
+    return printable(" ".join(str(value).split()))
 
 
 def _no_wheel(wheel: ReleasedWheel, why: str) -> BuildFailed:
