@@ -136,6 +136,7 @@ def test_docker_pulls_and_runs_it(shelf: Shelf, engine: Mapping[str, str], image
         ran = docker("run", "--rm", reference, "python", "-c", code)
         assert ran.stdout.splitlines()[-1] == "2.7.1+cu126 6.0", ran.stderr
         names = docker("image", "inspect", "--format", "{{json .RepoDigests}}", reference).stdout
-        assert json.loads(names) == [f"{shelf.repository}@{image['digest']}"]
+        # Among other names: other tests have put the same image into this engine.
+        assert f"{shelf.repository}@{image['digest']}" in json.loads(names)
     finally:
         docker("image", "rm", "--force", reference)
