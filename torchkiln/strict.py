@@ -13,10 +13,14 @@ import math
 import os
 import re
 import stat
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
 DEPTH = 40  # levels of lists and mappings; the deepest of our files has seven
+# One without an end reaches to the text's, so that each is looked at once.
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+_BETWEEN = re.compile(r"[^\[\]{}]+")
 _DIGITS = 19  # of a whole number: 64 bits, as other readers of the same file have them
 _CONFLICT = re.compile(rb"^(<{7}|={7}|>{7}|\|{7})(?= |\r?$)", re.MULTILINE)
 _KINDS = {
@@ -76,16 +80,23 @@ def json_of(data: bytes, *, depth: int = DEPTH) -> Any:
     text = text_of(data)
     if text.startswith("\ufeff"):
         raise ValueError("starts with a byte order mark; save it without one")
+    # Before it is read: a reader that runs out of its stack leaves whatever is tidied up just then half done.
+    if _levels(text) > depth:
+        raise ValueError(f"nested too deep: more than {depth} levels")
     try:
         value = json.loads(
             text, object_pairs_hook=_mapping, parse_int=_whole, parse_float=_real, parse_constant=_constant
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise ValueError("not JSON that can be read: nested too deep") from None
-    _look(value, depth)
+    _look(value)
     return value
+
+
+def _levels(text: str) -> int:
+    """How deep lists and mappings stand in each other, of a text that need not be JSON."""
+    brackets = _BETWEEN.sub("", _STRING.sub("", text))
+    return max(accumulate(1 if one in "[{" else -1 for one in brackets), default=0)
 
 
 def _line(data: bytes, at: int) -> int:
@@ -118,10 +129,10 @@ def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-def _look(value: Any, depth: int) -> None:
-    """Neither deep nor with half characters, which cannot be written again."""
+def _look(value: Any) -> None:
+    """No half characters, which cannot be written again."""
     waiting: list[Any] = [value]
-    for _ in range(depth):
+    while waiting:
         inner: list[Any] = []
         for one in waiting:
             if isinstance(one, dict):
@@ -131,10 +142,7 @@ def _look(value: Any, depth: int) -> None:
                 inner += one
             elif isinstance(one, str) and not one.isascii() and not _is_writable(one):
                 raise ValueError(f"half a character in {one[:80]!r}")
-        if not inner:
-            return
         waiting = inner
-    raise ValueError(f"nested deeper than {depth} levels")
 
 
 def _is_writable(text: str) -> bool:
