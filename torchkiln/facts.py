@@ -95,6 +95,16 @@ class Toolkit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WheelToolkit:
+    """A CUDA toolkit that comes as wheels."""
+
+    requires: str  # PEP 508; torch pins its version
+    folder: str  # below site-packages, "nvidia/cu13"
+    programs: tuple[str, ...]  # in the folder's bin/
+    libraries: tuple[str, ...]  # likewise, "nvidia/cu13/lib/libcudart.so.13"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Floor:
     """The oldest driver of a CUDA major."""
 
@@ -138,6 +148,7 @@ class Facts:
     traps: tuple[Trap, ...]
     rules: Mapping[str, str] = field(hash=False)  # id -> the words of a limit
     checks: Mapping[str, str] = field(hash=False)  # id -> why a smoke check does not apply
+    toolkits: Mapping[str, WheelToolkit] = field(hash=False)  # by CUDA version
     cuda: Mapping[str, Toolkit] = field(hash=False)
     floors: Mapping[str, Floor] = field(hash=False)  # by CUDA major
     gpus: tuple[GpuClass, ...]  # by capability, ascending
@@ -203,6 +214,7 @@ def _facts(data: bytes, raw: dict[str, Any]) -> Facts:
         traps=tuple(_trap(name, body) for name, body in raw["traps"].items()),
         rules=_limits(raw["rules"]),
         checks=_limits(raw["checks"]),
+        toolkits=MappingProxyType({name: _toolkit(body) for name, body in raw["toolkits"].items()}),
         cuda=MappingProxyType({name: Toolkit(**body) for name, body in raw["cuda"].items()}),
         floors=MappingProxyType(
             {
@@ -315,6 +327,15 @@ def _trap(name: str, body: Mapping[str, Any]) -> Trap:
     )
 
 
+def _toolkit(body: Mapping[str, Any]) -> WheelToolkit:
+    return WheelToolkit(
+        requires=body["requires"],
+        folder=body["folder"],
+        programs=tuple(body["programs"]),
+        libraries=tuple(body["libraries"]),
+    )
+
+
 def _gpu_class(capability: str, body: Mapping[str, Any]) -> GpuClass:
     return GpuClass(
         capability=capability,
@@ -333,7 +354,7 @@ def _citations(raw: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[
     """Every fact id that a note may bear, with its source ids."""
     general = {name: tuple(ids) for name, ids in raw["provenance"].items()}
     cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",)}
-    for table in ("traps", "rules", "checks", "floors", "gpus"):
+    for table in ("traps", "rules", "checks", "toolkits", "floors", "gpus"):
         cited |= {f"{table}.{name}": tuple(body["source"]) for name, body in raw[table].items()}
     for version, release in releases.items():
         at = f"releases.{version}"

@@ -25,9 +25,8 @@ def foretold_layers(plan: ImagePlan) -> list[BuiltLayer | None]:
 def _layer(spec: LayerSpec, plan: ImagePlan) -> BuiltLayer | None:
     """As recorded; our own files are few, and made anew."""
     if spec.kind == "overlay":
-        return BuiltLayer(
-            title=spec.title, **asdict(encode_bytes(tar.archive(spec.files, mtime=plan.epoch))[1])
-        )
+        blob = tar.archive((*spec.files, *spec.links), mtime=plan.epoch)
+        return BuiltLayer(title=spec.title, **asdict(encode_bytes(blob)[1]))
     if spec.kind == "base":
         return BuiltLayer.of_base(plan.locked.base, spec.title)
     return next((BuiltLayer(**asdict(one)) for one in plan.locked.layers if one.title == spec.title), None)

@@ -19,6 +19,12 @@ _OWN_CADENCE = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not vers
 # Python packages and no libraries. torch has them from 2.10 on: among CUDA's libraries they would part that
 # image from 2.9's, of which the 2.9 GB of libraries in front are the same.
 _BINDINGS = frozenset({"cuda-bindings", "cuda-pathfinder"})
+# What only devel has, on top of everything, so that below it is runtime's.
+_TOOLKIT = frozenset(
+    {
+        "cuda-cccl", "cuda-crt", "cuda-nvcc", "cuda-profiler-api", "nvml-dev", "nvvm",
+    }
+)  # fmt: skip
 _COMPANIONS = frozenset({"torchvision", "torchaudio", "numpy", "pillow", "tqdm"})
 _NAMED_IN_TITLE = 5  # a title tells so many wheels by name, more by number
 
@@ -38,16 +44,21 @@ def _stem(name: str) -> str:
     return re.sub(r"-cu\d+$", "", name.removeprefix("nvidia-"))
 
 
+def _is_toolkit(name: str) -> bool:
+    return _is_nvidia(name) and _stem(name) in _TOOLKIT
+
+
 _FAMILIES = (
     _Family(
         title="CUDA libraries",
-        holds=lambda name: _is_nvidia(name) and _stem(name) not in _OWN_CADENCE,
+        holds=lambda name: _is_nvidia(name) and _stem(name) not in _OWN_CADENCE | _TOOLKIT,
     ),
-    _Family(title="NVIDIA libraries", holds=_is_nvidia),
+    _Family(title="NVIDIA libraries", holds=lambda name: _is_nvidia(name) and not _is_toolkit(name)),
     _Family(title="triton", holds=lambda name: name in {"triton", "pytorch-triton"}),
     _Family(title="torch", holds=lambda name: name == "torch"),
     _Family(title="companions", holds=_COMPANIONS.__contains__),
-    _Family(title="the rest", holds=lambda _name: True),
+    _Family(title="the rest", holds=lambda name: not _is_toolkit(name)),
+    _Family(title="CUDA toolkit", holds=_is_toolkit),
 )
 
 

@@ -24,6 +24,7 @@ from torchkiln.lockfile import (
     lock_digest,
     locked_of,
     parse,
+    plain,
     requirements_txt,
     to_json,
 )
@@ -142,7 +143,7 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
     build = resolution.build
     inputs = {
         "rules": RULES,
-        "resolution": asdict(resolution),
+        "resolution": plain(resolution),
         "bound": bound if build and build.source is Source.PYTORCH else (),
         "glibc": _glibc(resolution.cell.os),
     }

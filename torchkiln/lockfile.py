@@ -23,6 +23,7 @@ from torchkiln.nouns import (
     Resolution,
     Source,
     Status,
+    Toolkit,
     parse_digest,
 )
 from torchkiln.schema import sentences, shipped, told
@@ -125,7 +126,6 @@ def requirements_txt(locked: LockedCell) -> bytes:
 
 
 def _document(locked: LockedCell) -> dict[str, Any]:
-    resolution = asdict(locked.resolution)
     base = asdict(locked.base) | {"packages": {one.name: one.version for one in locked.base.packages}}
     return {
         "schema": SCHEMA,
@@ -134,11 +134,19 @@ def _document(locked: LockedCell) -> dict[str, Any]:
         "epoch": locked.epoch,
         # Derived, for the reader: which indexes had to be configured when this was locked.
         "indexes": sorted({wheel.index.value for wheel in locked.wheels}),
-        "resolution": json.loads(json.dumps(resolution)),
+        "resolution": json.loads(json.dumps(plain(locked.resolution))),
         "wheels": [asdict(wheel) for wheel in locked.wheels],
         "base": base,
         "layers": [asdict(layer) for layer in locked.layers],
     }
+
+
+def plain(resolution: Resolution) -> dict[str, Any]:
+    """*resolution* as plain values; no toolkit is no word, so that older locks stay as they are."""
+    values = asdict(resolution)
+    if values["toolkit"] is None:
+        del values["toolkit"]
+    return values
 
 
 def _digest(document: Mapping[str, Any]) -> Digest:
@@ -247,7 +255,15 @@ def _resolution(value: Mapping[str, Any]) -> Resolution:
         limits=tuple(Note(**one) for one in value["limits"]),
         nearest=tuple((torch, cuda) for torch, cuda in value["nearest"]),
         lockable=value["lockable"],
+        toolkit=_toolkit(value.get("toolkit")),
     )
+
+
+def _toolkit(value: Mapping[str, Any] | None) -> Toolkit | None:
+    if value is None:
+        return None
+    lists = {name: tuple(value[name]) for name in ("programs", "libraries")}
+    return Toolkit(cuda=value["cuda"], folder=value["folder"], **lists)
 
 
 def _build(value: Mapping[str, Any]) -> Build:

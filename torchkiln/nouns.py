@@ -82,6 +82,16 @@ class Build:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Toolkit:
+    """A CUDA toolkit among a devel cell's wheels; paths are below site-packages."""
+
+    cuda: str  # "13.0": what its nvcc says
+    folder: str  # "nvidia/cu13"
+    programs: tuple[str, ...]  # what lies in its bin/, "nvcc"
+    libraries: tuple[str, ...]  # for linkers, "nvidia/cu13/lib/libcudart.so.13"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Resolution:
     """A cell's answer. For an unavailable cell `build`, the drivers and `requirements` are empty."""
 
@@ -97,6 +107,7 @@ class Resolution:
     limits: tuple[Note, ...]
     nearest: tuple[tuple[str, str], ...]  # (torch, cuda) of the nearest cells that work
     lockable: bool  # the default index alone is enough
+    toolkit: Toolkit | None = None  # of a devel cell, where it comes as wheels
 
 
 # --- every byte named -----------------------------------------------------------------------------
@@ -195,6 +206,14 @@ class OverlayFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OverlayLink:
+    """A symbolic link."""
+
+    path: str  # relative to /
+    target: str  # as it stands in the link
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSpec:
     """One layer, told by what goes into it."""
 
@@ -202,6 +221,7 @@ class LayerSpec:
     title: str  # "torch 2.7.1", "the rest (98 wheels)"
     wheels: tuple[LockedWheel, ...] = ()
     files: tuple[OverlayFile, ...] = ()
+    links: tuple[OverlayLink, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

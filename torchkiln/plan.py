@@ -23,6 +23,7 @@ from torchkiln.nouns import (
 from torchkiln.recipe import PREFIX, RECIPE
 from torchkiln.resolve import require_buildable, require_cuda
 from torchkiln.tags import tag_of
+from torchkiln.toolkit import settings, toolkit_links
 
 SCHEMA = 1
 IMAGE_JSON = "etc/torchkiln/image.json"
@@ -33,6 +34,10 @@ GENERATED = (IMAGE_JSON, CONSTRAINTS)  # in the overlay beside the files of root
 # writable under --read-only; BuildKit keeps what a derived Dockerfile puts there.
 _WORKSPACE = "/workspace"
 
+# The last folder is where Kubernetes services such as GKE mount the driver's programs.
+# ... and its libraries: those hosts neither bind them into the library folders nor run ldconfig.
+_DRIVERS = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
 _OF_TORCH = frozenset({"torch", "torchvision", "torchaudio", "triton", "pytorch-triton"})
 _WHOSE = "# What this image was built with. To let go of it: PIP_CONSTRAINT= UV_CONSTRAINT= pip install ..."
 
@@ -68,7 +73,12 @@ def plan(
     base = LayerSpec(
         kind="base", title=f"{locked.base.os} base ({_count(len(locked.base.packages), 'package')})"
     )
-    top = LayerSpec(kind="overlay", title=f"torchkiln ({_count(len(files), 'file')})", files=files)
+    top = LayerSpec(
+        kind="overlay",
+        title=f"torchkiln ({_count(len(files), 'file')})",
+        files=files,
+        links=toolkit_links(locked),
+    )
     return ImagePlan(
         locked=locked,
         tag=tag,
@@ -85,18 +95,14 @@ def _count(number: int, what: str) -> str:
 
 
 def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> ImageConfig:
+    toolkit = settings(locked)
     return ImageConfig(
         env=(
-            # The last folder is where Kubernetes services such as GKE mount the driver's programs.
-            (
-                "PATH",
-                f"{PREFIX}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin",
-            ),
+            ("PATH", ":".join((f"{PREFIX}/bin", *toolkit.programs, _SYSTEM_PATH))),
             ("LANG", "C.UTF-8"),
             ("VIRTUAL_ENV", PREFIX),
             ("PYTHONUNBUFFERED", "1"),  # `docker logs` and `nohup ... &` show a training's lines as they come
-            # ... and its libraries: those hosts neither bind them into the library folders nor run ldconfig.
-            ("LD_LIBRARY_PATH", "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"),
+            ("LD_LIBRARY_PATH", ":".join((*_DRIVERS, *toolkit.libraries))),
             # What was built and proved together stays together, whatever is installed beside it.
             ("PIP_CONSTRAINT", f"/{CONSTRAINTS}"),
             ("UV_CONSTRAINT", f"/{CONSTRAINTS}"),
@@ -105,6 +111,7 @@ def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
             ("NVIDIA_VISIBLE_DEVICES", "all"),
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
             ("NVIDIA_REQUIRE_CUDA", require_cuda(locked.resolution)),
+            *toolkit.env,
         ),
         entrypoint=("/usr/bin/tini", "--", "/opt/torchkiln/entrypoint"),
         cmd=(),
@@ -235,6 +242,8 @@ def _layer_json(layer: LayerSpec, locked: LockedCell) -> dict[str, Any]:
         told["digest"] = locked.base.digest
     if layer.wheels:
         told["wheels"] = [wheel.filename for wheel in layer.wheels]
+    if layer.links:
+        told["links"] = {link.path: link.target for link in layer.links}
     if layer.files:
         told["files"] = [
             {

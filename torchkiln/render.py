@@ -78,6 +78,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
                 _WheelLayer(title=layer.title, requirements=name) for name, layer in _requirement_files(plan)
             ],
             copies=list(_copies(plan)),
+            links=plan.layers[-1].links,
             generated=[PurePosixPath(path).name for path in GENERATED],
             user=USER,
         )

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from torchkiln.arch import served_classes
 from torchkiln.errors import Unresolvable
-from torchkiln.facts import Facts, GpuClass, Release, Trap, Variant
+from torchkiln.facts import Facts, GpuClass, Release, Trap, Variant, WheelToolkit
 from torchkiln.matrix import Matrix
-from torchkiln.nouns import Build, Cell, Note, Resolution, Source, Status
+from torchkiln.nouns import Build, Cell, Note, Resolution, Source, Status, Toolkit
 from torchkiln.versions import major_of, minor_of, newest, numbers
 
 
@@ -32,7 +32,7 @@ def resolve(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
 def require_buildable(resolution: Resolution) -> Build:
     """The build that *resolution* chose.
 
-    :raises Unresolvable: the cell is unavailable, or devel, whose toolkit no lock holds yet.
+    :raises Unresolvable: the cell is unavailable, or devel with a toolkit that no lock holds yet.
     """
     cell = resolution.cell
     asked = f"torch {cell.torch} with CUDA {cell.cuda} ({cell.flavor}, {cell.os})"
@@ -90,6 +90,7 @@ def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Bui
     build, *others = candidates
     native = build.cuda == cell.cuda
     traps = [trap for trap in facts.traps if _applies(trap, cell, build)]
+    toolkit = facts.toolkits.get(cell.cuda) if cell.flavor == "devel" else None
     floor = facts.floors[major_of(cell.cuda)].driver
     return Resolution(
         cell=cell,
@@ -99,12 +100,20 @@ def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Bui
         alternatives=tuple(others),
         min_driver=floor,
         full_driver=facts.cuda[build.cuda].full,
-        requirements=_requirements(build, facts.releases[cell.torch], matrix, traps),
+        requirements=(
+            *_requirements(build, facts.releases[cell.torch], matrix, traps),
+            *([toolkit.requires] if toolkit else []),
+        ),
         constraints=tuple(Note(text=trap.constrain, fact=trap.id) for trap in traps if trap.constrain),
         limits=tuple(_limits(cell, build, facts, traps)),
         nearest=(),
-        lockable=build.source is Source.DEFAULT and cell.flavor == "runtime",
+        lockable=build.source is Source.DEFAULT and (toolkit is not None or cell.flavor == "runtime"),
+        toolkit=_toolkit(cell.cuda, toolkit) if toolkit else None,
     )
+
+
+def _toolkit(cuda: str, known: WheelToolkit) -> Toolkit:
+    return Toolkit(cuda=cuda, folder=known.folder, programs=known.programs, libraries=known.libraries)
 
 
 def _why(cell: Cell, build: Build, others: Sequence[Build], floor: str) -> str:
@@ -141,7 +150,7 @@ def _applies(trap: Trap, cell: Cell, build: Build) -> bool:
 
 
 def _limits(cell: Cell, build: Build, facts: Facts, traps: Sequence[Trap]) -> Iterable[Note]:
-    if cell.flavor == "devel":
+    if cell.flavor == "devel" and cell.cuda not in facts.toolkits:
         yield _rule("devel-toolkit", facts)
     if build.source is not Source.DEFAULT:
         yield _rule("other-index", facts)

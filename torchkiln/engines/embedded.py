@@ -166,7 +166,7 @@ def _known(spec: LayerSpec, plan: ImagePlan, store: Store) -> BuiltLayer | None:
 
 def _overlay(spec: LayerSpec, epoch: int, store: Store) -> BuiltLayer:
     """A few small files: encoded each time, which costs less than finding out whether it must be."""
-    blob, encoded = encode_bytes(tar.archive(spec.files, mtime=epoch))
+    blob, encoded = encode_bytes(tar.archive((*spec.files, *spec.links), mtime=epoch))
     if not store.has_blob(encoded.digest, encoded.size):
         temporary = store.temporary("overlay")
         temporary.write_bytes(blob)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Iterable
 
-from torchkiln.nouns import OverlayFile
+from torchkiln.nouns import OverlayFile, OverlayLink
 
 BLOCK = 512
 _NAME = 100  # bytes for the path, one of them for a folder's slash
@@ -48,7 +48,14 @@ def parents(path: str) -> list[str]:
     return [path[:at] for at, char in enumerate(path) if char == "/"]
 
 
-def archive(files: Iterable[OverlayFile], *, mtime: int) -> bytes:
+def link(path: str, target: str, *, mtime: int) -> bytes:
+    """A symbolic link at *path*."""
+    info = tarfile.TarInfo(path)
+    info.type, info.linkname, info.mode, info.mtime = tarfile.SYMTYPE, target, 0o777, mtime
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+
+
+def archive(files: Iterable[OverlayFile | OverlayLink], *, mtime: int) -> bytes:
     """A whole tar of *files* by path, each folder before what is in it."""
     out: list[bytes] = []
     folders: set[str] = set()
@@ -57,6 +64,9 @@ def archive(files: Iterable[OverlayFile], *, mtime: int) -> bytes:
             if folder not in folders:
                 folders.add(folder)
                 out.append(header(folder, mode=0o755, mtime=mtime, directory=True))
+        if isinstance(file, OverlayLink):
+            out.append(link(file.path, file.target, mtime=mtime))
+            continue
         out += (
             header(file.path, mode=file.mode, size=len(file.data), mtime=mtime),
             file.data,
