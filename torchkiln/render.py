@@ -79,6 +79,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             ],
             copies=list(_copies(plan)),
             links=plan.layers[-1].links,
+            link_folders=sorted({str(PurePosixPath(link.path).parent) for link in plan.layers[-1].links}),
             generated=[PurePosixPath(path).name for path in GENERATED],
             user=USER,
         )
