@@ -81,7 +81,7 @@ def json_of(data: bytes, *, depth: int = DEPTH) -> Any:
     if text.startswith("\ufeff"):
         raise ValueError("starts with a byte order mark; save it without one")
     # Before it is read: a reader that runs out of its stack leaves whatever is tidied up just then half done.
-    if _levels(text) > depth:
+    if levels(text) > depth:
         raise ValueError(f"nested too deep: more than {depth} levels")
     try:
         value = json.loads(
@@ -93,7 +93,7 @@ def json_of(data: bytes, *, depth: int = DEPTH) -> Any:
     return value
 
 
-def _levels(text: str) -> int:
+def levels(text: str) -> int:
     """How deep lists and mappings stand in each other, of a text that need not be JSON."""
     brackets = _BETWEEN.sub("", _STRING.sub("", text))
     return max(accumulate(1 if one in "[{" else -1 for one in brackets), default=0)

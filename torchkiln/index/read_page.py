@@ -19,6 +19,7 @@ from torchkiln.index.choose import FileAt
 from torchkiln.index.session import unsafe
 from torchkiln.index.settings import redact
 from torchkiln.released import ReleasedWheel
+from torchkiln.strict import DEPTH, levels
 
 _HEAD = 1 << 16  # bytes before the first link: <base> and the version of the page's form
 _LINK = 1 << 14  # bytes of one link
@@ -103,6 +104,8 @@ def packages_of(page: Page) -> list[DistributionPackage]:
     :raises BuildFailed: it is no page of a simple index.
     """
     try:
+        if levels(page.body.decode()) > DEPTH:
+            raise _no_page(page)
         return ProjectPage.from_json_data(json.loads(page.body), page.url).packages
     except _ODD as error:
         raise _no_page(page) from error
