@@ -8,7 +8,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -110,6 +110,19 @@ def test_a_blob_damaged_behind_a_cut_is_not_completed(
 
     assert layer.digest not in server.repository("team/app").blobs
     assert server.uploads == {}  # the registry was told to forget it
+
+
+def test_no_blob_is_begun_behind_one_that_failed(
+    server: RegistryServer, built: ImageOnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one thread is free before the main one hears of it, which is busy elsewhere here."""
+    monkeypatch.setattr("torchkiln.registry.push.wait", lambda futures, return_when: wait(futures))
+    layer = built.layers[0]
+    layer.path.write_bytes(layer.path.read_bytes()[:-1] + b"?")
+    with pytest.raises(VerificationFailed, match="the content is not what its name says"):
+        push_to(server.host, "team/app", built, jobs=1)
+
+    assert (server.repository("team/app").blobs, server.uploads) == ({}, {})
 
 
 def test_what_arrives_damaged_is_sent_again(

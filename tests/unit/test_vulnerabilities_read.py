@@ -176,7 +176,7 @@ def _with(tool: str, change: Callable[[dict[str, Any]], object]) -> dict[str, An
         (b"all is well", "scan.json: line 1: not JSON"),
         (b"\xff", "scan.json: line 1: not UTF-8"),
         (b'{"matches": [], "matches": []}', "'matches' stands twice"),
-        (b"[" * 1000, "not JSON"),
+        (b"[" * 1000, "nested too deep"),
         ([], "neither Trivy's report nor Grype's"),
         ({"bomFormat": "CycloneDX"}, "neither Trivy's report nor Grype's"),
         (by_trivy(SchemaVersion=1), "SchemaVersion: must be 2, not 1"),

@@ -114,6 +114,7 @@ class BlobUploads:
         self._pool = ThreadPoolExecutor(jobs, "push")
         self._under_way: dict[Digest, Future[Delivered]] = {}
         self._guard = threading.Lock()
+        self._error: Exception | None = None  # the first
         self._began = time.monotonic()
 
     def __enter__(self) -> BlobUploads:
@@ -143,7 +144,7 @@ class BlobUploads:
         with self._guard:
             if digest not in self._under_way:
                 blob = Blob(digest=digest, path=path, size=found)
-                self._under_way[digest] = self._pool.submit(self._deliver, blob)
+                self._under_way[digest] = self._pool.submit(self._unless_failed, blob)
 
     def settle(self) -> tuple[Delivered, ...]:
         """Wait until all that was submitted is there, in the order in which it was.
@@ -155,7 +156,7 @@ class BlobUploads:
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         for future in done:  # a failed one; leaving the context ends the others
             if error := future.exception():
-                raise error
+                raise self._error or error
         return tuple(future.result() for future in futures)
 
     def finish(self, manifest: bytes, tags: Sequence[str], *, digest: Digest | None = None) -> Pushed:
@@ -182,6 +183,16 @@ class BlobUploads:
             blobs=blobs,
             seconds=time.monotonic() - self._began,
         )
+
+    def _unless_failed(self, blob: Blob) -> Delivered:
+        """A thread that failed is free at once, before anybody heard of it: it begins nothing more."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._deliver(blob)
+        except Exception as error:
+            self._error = self._error or error
+            raise
 
     def _deliver(self, blob: Blob) -> Delivered:
         self._watcher.begin("push", blob.digest, blob.size)
