@@ -28,10 +28,8 @@ release: $(STAMP)  ## build, prove, publish, verify: TO=REGISTRY/REPOSITORY KEY=
 	$(VENV)/bin/python tools/release.py --to "$(TO)" --key "$(KEY)" $(if $(SINCE),--since "$(SINCE)") \
 	  $(if $(REPORTS),--reports "$(REPORTS)") $(if $(TRUST),--trust "$(TRUST)") $(if $(TIER),--tier "$(TIER)")
 
-# Much of it is waiting, for containers, registries and downloads: a worker more than there are cores.
-WORKERS = $(shell expr `nproc` + 1)
 test: test-packages  ## all tests but the proof (at most 10 minutes)
-	$(RUN) pytest -m "not proof" -n $(WORKERS) --no-loadscope-reorder
+	$(RUN) pytest -m "not proof" -n auto --no-loadscope-reorder
 
 proof: test-packages  ## the real 2.7.1 set: against pip, twice, inside; smoke checks where they must fail (at most 40 minutes)
 	$(RUN) pytest -m proof -n logical tests/smoke_mutants

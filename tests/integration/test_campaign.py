@@ -1,4 +1,7 @@
-"""The campaign in short: some instants, and each fault once. In full: see docs/campaign.md."""
+"""The campaign in short: a few instants, every third fault; in `make proof` more of them, each fault once.
+
+In full: see docs/campaign.md.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from tests.campaign.trials import Disturbance, Reference, provoke_all
 pytestmark = pytest.mark.skipif(
     compiler() is None, reason="no C compiler for the tracer: apt-get install gcc"
 )
-SEED, INSTANTS, JOBS = 1, 12, 5  # much of it is waiting
+SEED, JOBS = 1, 5  # much of it is waiting
+SHORT, LONG = 3, pytest.param(1, marks=pytest.mark.proof)  # every which one
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +38,23 @@ def wrong(reference: Reference, disturbances: list[Disturbance], *, heal: bool =
     return [f"{one.name} {one.detail}: {fault}" for one in records for fault in one.wrong]
 
 
-def test_instants(reference: Reference) -> None:
+@pytest.mark.parametrize("step", [SHORT, LONG])
+def test_instants(reference: Reference, step: int) -> None:
     """Cut by signals anywhere: nothing is lost, and the next run makes it whole."""
     reference.measure()
-    assert wrong(reference, [IMPATIENT, *itertools.islice(draw(SEED, reference), INSTANTS)]) == []
+    assert wrong(reference, [IMPATIENT, *itertools.islice(draw(SEED, reference), 0, 12, step)]) == []
 
 
-def test_network_and_index(reference: Reference) -> None:
+@pytest.mark.parametrize("step", [SHORT, LONG])
+def test_network_and_index(reference: Reference, step: int) -> None:
     """Each fault is told in its own words or got over, and leaves a sound store."""
-    assert wrong(reference, list(network.faults()), heal=False) == []
+    assert wrong(reference, list(network.faults())[::step], heal=False) == []
 
 
-def test_the_machine(reference: Reference) -> None:
+@pytest.mark.parametrize("step", [SHORT, LONG])
+def test_the_machine(reference: Reference, step: int) -> None:
     """Likewise for what disks, limits and clocks do, with most of the work done beforehand."""
-    disturbances = [replace(one, start="network") for one in host.faults()]
+    disturbances = [replace(one, start="network") for one in host.faults()][::step]
     assert wrong(reference, disturbances, heal=False) == []
 
 
