@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from torchkiln.errors import ConfigError
-from torchkiln.nouns import Digest
+from torchkiln.nouns import Digest, Toolkit
 from torchkiln.schema import dotted, shipped
 from torchkiln.strict import text_of
 
@@ -87,7 +87,7 @@ class Trap:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Toolkit:
+class Drivers:
     """The drivers of one CUDA version."""
 
     ga: str  # came with its first release
@@ -99,9 +99,7 @@ class WheelToolkit:
     """A CUDA toolkit that comes as wheels."""
 
     requires: str  # PEP 508; torch pins its version
-    folder: str  # below site-packages, "nvidia/cu13"
-    programs: tuple[str, ...]  # in the folder's bin/
-    libraries: tuple[str, ...]  # likewise, "nvidia/cu13/lib/libcudart.so.13"
+    toolkit: Toolkit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +147,7 @@ class Facts:
     rules: Mapping[str, str] = field(hash=False)  # id -> the words of a limit
     checks: Mapping[str, str] = field(hash=False)  # id -> why a smoke check does not apply
     toolkits: Mapping[str, WheelToolkit] = field(hash=False)  # by CUDA version
-    cuda: Mapping[str, Toolkit] = field(hash=False)
+    cuda: Mapping[str, Drivers] = field(hash=False)
     floors: Mapping[str, Floor] = field(hash=False)  # by CUDA major
     gpus: tuple[GpuClass, ...]  # by capability, ascending
     sources: Mapping[str, SourceInfo] = field(hash=False)
@@ -214,8 +212,8 @@ def _facts(data: bytes, raw: dict[str, Any]) -> Facts:
         traps=tuple(_trap(name, body) for name, body in raw["traps"].items()),
         rules=_limits(raw["rules"]),
         checks=_limits(raw["checks"]),
-        toolkits=MappingProxyType({name: _toolkit(body) for name, body in raw["toolkits"].items()}),
-        cuda=MappingProxyType({name: Toolkit(**body) for name, body in raw["cuda"].items()}),
+        toolkits=MappingProxyType({cuda: _toolkit(cuda, body) for cuda, body in raw["toolkits"].items()}),
+        cuda=MappingProxyType({name: Drivers(**body) for name, body in raw["cuda"].items()}),
         floors=MappingProxyType(
             {
                 name: Floor(driver=body["driver"], reports=body["reports"])
@@ -327,13 +325,9 @@ def _trap(name: str, body: Mapping[str, Any]) -> Trap:
     )
 
 
-def _toolkit(body: Mapping[str, Any]) -> WheelToolkit:
-    return WheelToolkit(
-        requires=body["requires"],
-        folder=body["folder"],
-        programs=tuple(body["programs"]),
-        libraries=tuple(body["libraries"]),
-    )
+def _toolkit(cuda: str, body: Mapping[str, Any]) -> WheelToolkit:
+    lists = {name: tuple(body[name]) for name in ("programs", "libraries")}
+    return WheelToolkit(requires=body["requires"], toolkit=Toolkit(cuda=cuda, folder=body["folder"], **lists))
 
 
 def _gpu_class(capability: str, body: Mapping[str, Any]) -> GpuClass:

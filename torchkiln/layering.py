@@ -20,11 +20,7 @@ _OWN_CADENCE = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not vers
 # image from 2.9's, of which the 2.9 GB of libraries in front are the same.
 _BINDINGS = frozenset({"cuda-bindings", "cuda-pathfinder"})
 # What only devel has, on top of everything, so that below it is runtime's.
-_TOOLKIT = frozenset(
-    {
-        "cuda-cccl", "cuda-crt", "cuda-nvcc", "cuda-profiler-api", "nvml-dev", "nvvm",
-    }
-)  # fmt: skip
+_TOOLKIT = frozenset({"cuda-cccl", "cuda-crt", "cuda-nvcc", "cuda-profiler-api", "nvml-dev", "nvvm"})
 _COMPANIONS = frozenset({"torchvision", "torchaudio", "numpy", "pillow", "tqdm"})
 _NAMED_IN_TITLE = 5  # a title tells so many wheels by name, more by number
 
@@ -51,14 +47,13 @@ def _is_toolkit(name: str) -> bool:
 _FAMILIES = (
     _Family(
         title="CUDA libraries",
-        holds=lambda name: _is_nvidia(name) and _stem(name) not in _OWN_CADENCE | _TOOLKIT,
+        holds=lambda name: _is_nvidia(name) and _stem(name) not in _OWN_CADENCE,
     ),
-    _Family(title="NVIDIA libraries", holds=lambda name: _is_nvidia(name) and not _is_toolkit(name)),
+    _Family(title="NVIDIA libraries", holds=_is_nvidia),
     _Family(title="triton", holds=lambda name: name in {"triton", "pytorch-triton"}),
     _Family(title="torch", holds=lambda name: name == "torch"),
     _Family(title="companions", holds=_COMPANIONS.__contains__),
-    _Family(title="the rest", holds=lambda name: not _is_toolkit(name)),
-    _Family(title="CUDA toolkit", holds=_is_toolkit),
+    _Family(title="the rest", holds=lambda _name: True),
 )
 
 
@@ -70,14 +65,19 @@ def wheel_layers(wheels: Iterable[LockedWheel]) -> tuple[LayerSpec, ...]:
     :raises BuildFailed: a single wheel is larger than a registry takes.
     """
     families: dict[str, list[LockedWheel]] = {family.title: [] for family in _FAMILIES}
+    toolkit: list[LockedWheel] = []
     for wheel in sorted(wheels, key=lambda wheel: wheel.name):
         if wheel.size > MAX_LAYER:
             raise BuildFailed(
                 f"{wheel.filename} has {wheel.size} bytes; a layer may have {MAX_LAYER}",
                 hint="registries refuse such a layer; choose another build of it",
             )
-        families[next(family.title for family in _FAMILIES if family.holds(wheel.name))].append(wheel)
-    return tuple(layer for title, members in families.items() for layer in _layers(title, members))
+        if _is_toolkit(wheel.name):
+            toolkit.append(wheel)
+        else:
+            families[next(family.title for family in _FAMILIES if family.holds(wheel.name))].append(wheel)
+    runtime = (layer for title, members in families.items() for layer in _layers(title, members))
+    return (*runtime, *_layers("CUDA toolkit", toolkit))
 
 
 def _layers(family: str, wheels: list[LockedWheel]) -> Iterator[LayerSpec]:

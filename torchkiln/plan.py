@@ -35,9 +35,9 @@ GENERATED = (IMAGE_JSON, CONSTRAINTS)  # in the overlay beside the files of root
 _WORKSPACE = "/workspace"
 
 # The last folder is where Kubernetes services such as GKE mount the driver's programs.
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
 # ... and its libraries: those hosts neither bind them into the library folders nor run ldconfig.
 _DRIVERS = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
 _OF_TORCH = frozenset({"torch", "torchvision", "torchaudio", "triton", "pytorch-triton"})
 _WHOSE = "# What this image was built with. To let go of it: PIP_CONSTRAINT= UV_CONSTRAINT= pip install ..."
 

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from torchkiln.errors import ConfigError
 from torchkiln.facts import DefaultWheel
-from torchkiln.released import ReleasedWheel, WheelMetadata
+from torchkiln.released import FileAt, WheelMetadata
 from torchkiln.requires import Asked, exact
 from torchkiln.versions import DOTTED, nearest
 
@@ -28,15 +28,15 @@ class Catalogue(Protocol):
         """The final releases of *project*, oldest first."""
         ...
 
-    def wheels(self, project: str, version: str) -> tuple[ReleasedWheel, ...]:
+    def wheels(self, project: str, version: str) -> tuple[FileAt, ...]:
         """The wheels of one release."""
         ...
 
-    def metadata(self, wheel: ReleasedWheel) -> WheelMetadata:
+    def metadata(self, wheel: FileAt) -> WheelMetadata:
         """What METADATA of *wheel* tells."""
         ...
 
-    def size(self, wheel: ReleasedWheel) -> int:
+    def size(self, wheel: FileAt) -> int:
         """Its size in bytes."""
         ...
 
@@ -127,9 +127,9 @@ def _specifier(text: str, version: str) -> str:
     return text
 
 
-def _by_python(wheels: tuple[ReleasedWheel, ...]) -> dict[str, ReleasedWheel]:
+def _by_python(wheels: tuple[FileAt, ...]) -> dict[str, FileAt]:
     """The Linux x86_64 wheels by CPython tag ("cp313t": free-threaded), oldest first; each the last build."""
-    best: dict[tuple[int, str], tuple[int, ReleasedWheel]] = {}
+    best: dict[tuple[int, str], tuple[int, FileAt]] = {}
     for wheel in wheels:
         _, _, build, tags = parse_wheel_filename(wheel.filename)
         for tag in tags:
@@ -146,11 +146,11 @@ def _is_here(platform: str) -> bool:
     return platform.endswith("_x86_64") and "linux" in platform
 
 
-def _platform(wheel: ReleasedWheel) -> str:
+def _platform(wheel: FileAt) -> str:
     return wheel.filename.removesuffix(".whl").rpartition("-")[2]
 
 
-def _to_read(wheels: dict[str, ReleasedWheel]) -> ReleasedWheel:
+def _to_read(wheels: dict[str, FileAt]) -> FileAt:
     return next((wheels[tag] for tag in _READ_FROM if tag in wheels), next(iter(wheels.values())))
 
 

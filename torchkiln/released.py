@@ -1,4 +1,4 @@
-"""What an index tells of a release before anything of it is locked: its wheels, and a wheel's METADATA."""
+"""What an index tells of a release: its files, and what METADATA of a wheel says."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReleasedWheel:
-    """One wheel on a project's page."""
+class FileAt:
+    """One file of an index and where it lies now."""
 
     filename: str
     url: str = field(repr=False)

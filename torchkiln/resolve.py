@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from torchkiln.arch import served_classes
 from torchkiln.errors import Unresolvable
-from torchkiln.facts import Facts, GpuClass, Release, Trap, Variant, WheelToolkit
+from torchkiln.facts import Facts, GpuClass, Release, Trap, Variant
 from torchkiln.matrix import Matrix
-from torchkiln.nouns import Build, Cell, Note, Resolution, Source, Status, Toolkit
+from torchkiln.nouns import Build, Cell, Note, Resolution, Source, Status
 from torchkiln.versions import major_of, minor_of, newest, numbers
 
 
@@ -90,7 +90,7 @@ def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Bui
     build, *others = candidates
     native = build.cuda == cell.cuda
     traps = [trap for trap in facts.traps if _applies(trap, cell, build)]
-    toolkit = facts.toolkits.get(cell.cuda) if cell.flavor == "devel" else None
+    wheels = facts.toolkits.get(cell.cuda) if cell.flavor == "devel" else None
     floor = facts.floors[major_of(cell.cuda)].driver
     return Resolution(
         cell=cell,
@@ -102,18 +102,14 @@ def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Bui
         full_driver=facts.cuda[build.cuda].full,
         requirements=(
             *_requirements(build, facts.releases[cell.torch], matrix, traps),
-            *([toolkit.requires] if toolkit else []),
+            *([wheels.requires] if wheels else []),
         ),
         constraints=tuple(Note(text=trap.constrain, fact=trap.id) for trap in traps if trap.constrain),
         limits=tuple(_limits(cell, build, facts, traps)),
         nearest=(),
-        lockable=build.source is Source.DEFAULT and (toolkit is not None or cell.flavor == "runtime"),
-        toolkit=_toolkit(cell.cuda, toolkit) if toolkit else None,
+        lockable=build.source is Source.DEFAULT and (wheels is not None or cell.flavor == "runtime"),
+        toolkit=wheels.toolkit if wheels else None,
     )
-
-
-def _toolkit(cuda: str, known: WheelToolkit) -> Toolkit:
-    return Toolkit(cuda=cuda, folder=known.folder, programs=known.programs, libraries=known.libraries)
 
 
 def _why(cell: Cell, build: Build, others: Sequence[Build], floor: str) -> str:

@@ -21,9 +21,10 @@ TAIL = 1 << 20  # bytes at a wheel's end in which its directory stands
 @pytest.mark.network
 @pytest.mark.parametrize(("cuda", "torch"), [("13.0", "2.11.0")])
 def test_every_link_leads_to_a_file_of_a_wheel(cuda: str, torch: str, tmp_path: Path) -> None:
-    known, store = FACTS.toolkits[cuda], Store(tmp_path)
+    asked, store = FACTS.toolkits[cuda], Store(tmp_path)
+    known = asked.toolkit
     wanted = Wanted(
-        requirements=(f"torch=={torch}", known.requires),
+        requirements=(f"torch=={torch}", asked.requires),
         constraints=(),
         python="3.11",
         glibc=(2, 36),

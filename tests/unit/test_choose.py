@@ -8,7 +8,8 @@ import pytest
 from packaging.tags import cpython_tags
 
 from torchkiln.errors import Unresolvable
-from torchkiln.index.choose import FileAt, choose, tags_of
+from torchkiln.index.choose import choose, tags_of
+from torchkiln.released import FileAt
 
 DEBIAN = tags_of("3.11", (2, 36))
 

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from torchkiln.errors import Unresolvable
+from torchkiln.released import FileAt
 
 # PEP 600 made these names aliases of the glibc they stand for.
 _ALIASES = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileAt:
-    """One file of an index and where it lies now."""
-
-    filename: str
-    url: str = field(repr=False)
-    size: int | None  # bytes; None where the index does not tell
-    sha256: str  # hex
 
 
 def tags_of(python: str, glibc: tuple[int, int]) -> tuple[Tag, ...]:

@@ -18,12 +18,12 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from torchkiln.errors import BadWheel, BuildFailed
-from torchkiln.index.choose import FileAt
 from torchkiln.index.pages import Pages
 from torchkiln.index.session import ask, lost, refused
 from torchkiln.index.settings import index_settings
 from torchkiln.nouns import LockedWheel
 from torchkiln.pagecache import PassingFile
+from torchkiln.released import FileAt
 from torchkiln.retry import ATTEMPTS, Transient, pause
 from torchkiln.store import Store
 

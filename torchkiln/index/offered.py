@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
-from torchkiln.index.choose import FileAt
 from torchkiln.index.pages import Pages
 from torchkiln.index.read_page import wheels_on
 from torchkiln.index.remote_wheel import metadata_of
 from torchkiln.index.settings import index_settings
 from torchkiln.nouns import Source
-from torchkiln.released import ReleasedWheel, WheelMetadata
+from torchkiln.released import FileAt, WheelMetadata
 from torchkiln.store import Store
 
 
@@ -22,7 +21,7 @@ class Offered:
 
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
-        self._projects: dict[str, dict[Version, list[ReleasedWheel]]] = {}
+        self._projects: dict[str, dict[Version, list[FileAt]]] = {}
 
     def versions(self, project: str) -> tuple[str, ...]:
         """The final releases of *project* that have wheels, oldest first.
@@ -32,26 +31,25 @@ class Offered:
         """
         return tuple(str(version) for version in sorted(self._releases(project)) if not version.is_prerelease)
 
-    def wheels(self, project: str, version: str) -> tuple[ReleasedWheel, ...]:
+    def wheels(self, project: str, version: str) -> tuple[FileAt, ...]:
         """The wheels of one release; none where the index does not have it."""
         return tuple(self._releases(project).get(Version(version), ()))
 
-    def metadata(self, wheel: ReleasedWheel) -> WheelMetadata:
+    def metadata(self, wheel: FileAt) -> WheelMetadata:
         """What METADATA of *wheel* tells.
 
         :raises BuildFailed: it cannot be read.
         """
         return metadata_of(self.pages.session, wheel)
 
-    def size(self, wheel: ReleasedWheel) -> int:
+    def size(self, wheel: FileAt) -> int:
         """The size of *wheel*, in bytes; asked for where the page does not tell it."""
-        at = FileAt(filename=wheel.filename, url=wheel.url, size=wheel.size, sha256=wheel.sha256)
-        return self.pages.measure(at).size or 0
+        return self.pages.measure(wheel).size or 0
 
-    def _releases(self, project: str) -> dict[Version, list[ReleasedWheel]]:
+    def _releases(self, project: str) -> dict[Version, list[FileAt]]:
         if project not in self._projects:
             page = self.pages.page(project, Source.DEFAULT, fresh=True)
-            found: dict[Version, list[ReleasedWheel]] = {}
+            found: dict[Version, list[FileAt]] = {}
             for wheel in wheels_on(page, project):
                 try:
                     version = parse_wheel_filename(wheel.filename)[1]

@@ -13,11 +13,11 @@ import requests
 from pypi_simple import ACCEPT_JSON_PREFERRED
 
 from torchkiln.errors import BuildFailed, Unresolvable
-from torchkiln.index.choose import FileAt
 from torchkiln.index.read_page import Page, found_on
 from torchkiln.index.session import WORKERS, Session, get, persist, refused
 from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, redact
 from torchkiln.nouns import LockedWheel, Source
+from torchkiln.released import FileAt
 from torchkiln.store import Store
 
 # A page without an ETag is taken as it was for this long (seconds): nine cells are locked in less.

@@ -15,10 +15,9 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from pypi_simple import DistributionPackage, Link, ProjectPage, RepositoryPage, UnsupportedRepoVersionError
 
 from torchkiln.errors import BuildFailed
-from torchkiln.index.choose import FileAt
 from torchkiln.index.session import unsafe
 from torchkiln.index.settings import redact
-from torchkiln.released import ReleasedWheel
+from torchkiln.released import FileAt
 from torchkiln.strict import DEPTH, levels
 
 _HEAD = 1 << 16  # bytes before the first link: <base> and the version of the page's form
@@ -63,7 +62,7 @@ def found_on(page: Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ..
     return tuple(found)
 
 
-def wheels_on(page: Page, name: str) -> tuple[ReleasedWheel, ...]:
+def wheels_on(page: Page, name: str) -> tuple[FileAt, ...]:
     """Every wheel on the *page* of project *name* that has a hash and was not yanked.
 
     A file that `found_on` would refuse is not there: nobody asked for it yet.
@@ -81,7 +80,7 @@ def wheels_on(page: Page, name: str) -> tuple[ReleasedWheel, ...]:
         if _unfit(file, page, name):
             continue
         size = file.size if file.size is not None and 0 <= file.size <= _SIZE else None
-        found.append(ReleasedWheel(filename=file.filename, url=file.url, size=size, sha256=sha256))
+        found.append(FileAt(filename=file.filename, url=file.url, size=size, sha256=sha256))
     return tuple(found)
 
 

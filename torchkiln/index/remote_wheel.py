@@ -16,7 +16,7 @@ import requests
 from torchkiln.errors import BuildFailed, printable
 from torchkiln.index.session import get, persist, refused
 from torchkiln.index.settings import redact
-from torchkiln.released import ReleasedWheel, WheelMetadata
+from torchkiln.released import FileAt, WheelMetadata
 
 _BLOCK = 1 << 20  # bytes; the directory of torch's wheel takes about one block
 _MOST = 64  # blocks of one wheel
@@ -24,7 +24,7 @@ _METADATA = 1 << 20  # bytes unpacked; torch's has forty thousand
 _NO_RANGES = "matrix add reads metadata by range requests; use an index that answers them"
 
 
-def metadata_of(session: requests.Session, wheel: ReleasedWheel) -> WheelMetadata:
+def metadata_of(session: requests.Session, wheel: FileAt) -> WheelMetadata:
     """What METADATA of *wheel* tells.
 
     :raises BuildFailed: the index gives no lasting answer or no ranges, or it is no wheel.
@@ -53,7 +53,7 @@ def _line(value: object) -> str:
     return printable(" ".join(str(value).split()))
 
 
-def _no_wheel(wheel: ReleasedWheel, why: str) -> BuildFailed:
+def _no_wheel(wheel: FileAt, why: str) -> BuildFailed:
     return BuildFailed(
         f"{wheel.filename}: not a wheel: {why[:200]}",
         hint="the file on the index is malformed; try another index",
@@ -63,7 +63,7 @@ def _no_wheel(wheel: ReleasedWheel, why: str) -> BuildFailed:
 class _Remote(io.RawIOBase):
     """A seekable file behind HTTP, read in whole blocks, each once."""
 
-    def __init__(self, session: requests.Session, wheel: ReleasedWheel) -> None:
+    def __init__(self, session: requests.Session, wheel: FileAt) -> None:
         self._session, self._wheel, self._at = session, wheel, 0
         self._blocks: dict[int, bytes] = {}
         self._size = self._measured()
