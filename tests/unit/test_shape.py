@@ -30,7 +30,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
             "facts", "fanout", "gate", "hosts", "layering", "located", "lock", "lockdiff", "lockfile",
             "matrix", "matrix_edit", "pick", "plan", "policy", "proposal", "render", "report", "requires",
             "resolve", "reuse", "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke",
-            "standing", "statements", "suite", "tags", "tolerated", "toolkit", "verdict", "vulnerabilities",
+            "standing", "state", "statements", "suite", "tags", "tolerated", "toolkit", "verdict",
+            "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
