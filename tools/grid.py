@@ -140,22 +140,16 @@ def grid() -> str:
         (cell.torch, cell.cuda): _square(answers[cell], states, known, matrix.policy, suite)
         for cell in select(Selection(), matrix)
     }
-    wide = [cuda for cuda in matrix.cuda if all((torch, cuda) in squares for torch in matrix.torch)]
-    head = ["torch", *(f"CUDA {cuda}<br>{_drivers(cuda, squares.values())}" for cuda in wide)]
+    head = ["torch", *(f"CUDA {cuda}<br>{_drivers(cuda, squares.values())}" for cuda in matrix.cuda)]
     rows = [
-        [f"**{torch}**", *(squares[torch, cuda].text() for cuda in wide)] for torch in reversed(matrix.torch)
-    ]
-    beyond = [
-        square for (torch, cuda), square in squares.items() if torch not in matrix.torch or cuda not in wide
+        [f"**{torch}**", *(squares[torch, cuda].text() for cuda in matrix.cuda)]
+        for torch in reversed(matrix.torch)
     ]
     told = table(head, rows)
-    if beyond:
-        told += "\nBeyond it, each for itself:\n\n" + table(
+    if matrix.beyond:
+        told += "\nBeyond it, a line each in `matrix.yaml`:\n\n" + table(
             ["torch", "CUDA", ""],
-            (
-                [f"**{square.answer.cell.torch}**", f"{square.answer.cell.cuda}", square.text()]
-                for square in reversed(beyond)
-            ),
+            ([f"**{pair[0]}**", pair[1], squares[pair].text()] for pair in reversed(matrix.beyond)),
         )
     return told + f"\n{_counts(list(squares.values()), states)}\n"
 
