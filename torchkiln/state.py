@@ -14,12 +14,13 @@ from enum import Enum
 
 from torchkiln import hosts
 from torchkiln.errors import GateRefused, Unresolvable
+from torchkiln.explain import needs
 from torchkiln.gate import clear, judge
-from torchkiln.nouns import Digest, LockedCell, Resolution, Source, Witness
+from torchkiln.nouns import Digest, LockedCell, Resolution, Witness
 from torchkiln.policy import Policy
 from torchkiln.resolve import require_buildable
+from torchkiln.stand_in import stand_ins
 from torchkiln.suite import Suite
-from torchkiln.tags import DEFAULT_OS
 
 
 class State(str, Enum):
@@ -48,10 +49,13 @@ class Kept:
 
 
 def state(answer: Resolution, kept: Kept | None, policy: Policy, suite: Suite) -> State:
-    """What there is of the cell of *answer*; *kept* is None where it has no lock."""
+    """What there is of the cell of *answer*; *kept* is None where it has no lock.
+
+    A lock that was resolved against a stand-in is none.
+    """
     if why_unavailable(answer):
         return State.UNAVAILABLE
-    if kept is None:
+    if kept is None or stand_ins(kept.locked):
         return State.ELSEWHERE if needs(answer) else State.LOCKABLE
     if not kept.present or kept.image is None:
         return State.LOCKED
@@ -67,15 +71,6 @@ def why_unavailable(answer: Resolution) -> str:
     except Unresolvable as error:
         return error.message
     return ""
-
-
-def needs(answer: Resolution) -> tuple[str, ...]:
-    """What locking the cell asks beside the default index and the default system's archive."""
-    build, cell = answer.build, answer.cell
-    found = ["PyTorch's own index"] if build and build.source is Source.PYTORCH else []
-    found += ["NVIDIA's archives"] if cell.flavor == "devel" and answer.toolkit is None else []
-    found += [f"the archive of {cell.os}"] if cell.os != DEFAULT_OS else []
-    return tuple(found)
 
 
 def saw_gpus(one: Witness) -> bool:

@@ -9,11 +9,12 @@ import pytest
 
 from tests import reports
 from torchkiln import facts, matrix
-from torchkiln.nouns import Cell, Flavor, Resolution, Witness
+from torchkiln.explain import needs
+from torchkiln.nouns import Cell, Flavor, Resolution, Source, Witness
 from torchkiln.places import ROOT
 from torchkiln.policy import Policy
 from torchkiln.resolve import resolve
-from torchkiln.state import Kept, State, needs, saw_gpus, state, why_unavailable
+from torchkiln.state import Kept, State, saw_gpus, state, why_unavailable
 
 FACTS = facts.load()
 MATRIX = matrix.read(ROOT / "matrix.yaml", FACTS)
@@ -84,3 +85,13 @@ def test_what_cannot_be_had_is_that_whatever_is_kept() -> None:
     assert why_unavailable(told).endswith("torch 2.8 has no CUDA 11 build; the last is 2.7.1")
     assert state(told, None, POLICY, reports.SUITE) is State.UNAVAILABLE
     assert state(told, kept, POLICY, reports.SUITE) is State.UNAVAILABLE
+
+
+def test_a_lock_of_a_stand_in_is_none() -> None:
+    """Whatever ran in what came of it."""
+    for locked in (
+        replace(reports.LOCKED, stand_ins=(Source.PYTORCH,)),
+        replace(reports.LOCKED, base=replace(reports.LOCKED.base, stand_in=True)),
+    ):
+        kept = Kept(locked=locked, image=reports.IMAGE, reports=(PROOF,))
+        assert state(locked.resolution, kept, POLICY, reports.SUITE) is State.LOCKABLE

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -41,8 +40,7 @@ def lock_path(images: Path, os_name: str) -> Path:
 
 def to_json(base: LockedBase) -> bytes:
     """The committed form; packages as name → version."""
-    fields = asdict(base) | {"packages": {package.name: package.version for package in base.packages}}
-    return pretty_json({"schema": SCHEMA, **fields})
+    return pretty_json({"schema": SCHEMA, **base.plain()})
 
 
 def from_json(data: bytes, *, where: str = "base.json") -> LockedBase:
