@@ -247,8 +247,8 @@ def _check_record(torch: LockedWheel, recorded: str) -> None:
     if torch.sha256 != recorded:
         raise BuildFailed(
             f"{torch.filename} has sha256 {torch.sha256} on this index; on public record it has {recorded}",
-            hint="take another mirror of PyTorch's own index; one made for a test says so in its address,"
-            " stand-in+http://...; a record that is wrong is mended in compat.yaml, under index_sha256",
+            hint="take another mirror of PyTorch's own index; one made for a test has stand-in+ before"
+            " its address; a record that is wrong is mended in compat.yaml, under index_sha256",
         )
 
 

@@ -1,8 +1,8 @@
 """An address that calls itself a stand-in -> the address; and a lock that rests on such -> words.
 
 A stand-in is a server in the layout of a source that cannot be reached: what is resolved against it shows
-that the code works, and nothing of the real source. Who sets it up says so in its address,
-`stand-in+http://...`, and the lock keeps it: `gate`, `publish` and `build --locked` then refuse.
+that the code works, and nothing of the real source. Who sets it up puts `stand-in+` before its address, and
+the lock keeps it: `gate`, `publish` and `build --locked` then refuse.
 """
 
 from __future__ import annotations

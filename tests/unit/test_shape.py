@@ -21,7 +21,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
             "__init__", "contents", "deb822", "errors", "files", "locks", "nouns", "pagecache", "places",
-            "recipe", "released", "retry", "schema", "sizes", "stand_in", "strict", "versions", "wanted", "workers",
+            "recipe", "released", "retry", "schema", "sizes", "stand_in", "strict", "versions", "wanted",
+            "workers",
         }
     ),
     "stages": frozenset(

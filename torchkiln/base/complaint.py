@@ -28,11 +28,14 @@ _EMPTY = re.compile(
 )
 
 
-def complaint(code: int, lines: Iterable[str], *, os_name: str, scratch: str, elsewhere: str) -> BuildFailed:
+def complaint(
+    code: int, lines: Iterable[str], *, os_name: str, scratch: str, elsewhere: str, keyring_variable: str
+) -> BuildFailed:
     """The error for an mmdebstrap that ended with *code* and said *lines* last.
 
     :param scratch: the folder in which it worked.
     :param elsewhere: how another archive is named; ends the hint.
+    :param keyring_variable: by which another keyring is.
     """
     said = list(dict.fromkeys(lines))
     if any(_FULL.search(line) for line in said):
