@@ -1,9 +1,9 @@
 """An archive in the layout of Ubuntu 22.04's, where that one cannot be reached: a stand-in, and says so.
 
-Suites jammy, jammy-updates and jammy-security with main and universe, signed by a key made for it. Its packages
-are those of the Debian that runs here, as they are; only what calls itself Ubuntu or Python 3.10 is made anew:
-base-files with Ubuntu's os-release, and the python3 packages around a real CPython 3.10 of this machine. The
-compilers and git are empty packages, for an image's build needs no more than their names.
+Suites jammy, jammy-updates and jammy-security with main and universe, signed by a key made for it. Its
+packages are those of the Debian that runs here, as they are; only what calls itself Ubuntu or Python 3.10 is
+made anew: base-files with Ubuntu's os-release, and the python3 packages around a real CPython 3.10 of this
+machine. The compilers and git are empty packages, for an image's build needs no more than their names.
 """
 
 from __future__ import annotations
@@ -44,6 +44,12 @@ ID=ubuntu
 ID_LIKE=debian
 """
 _LEFT_OUT = ("test", "site-packages", "__pycache__", "idlelib", "tkinter", "lib2to3", "config-3.10*")
+_ASKED = """
+import json, platform, sys, sysconfig
+told = [platform.python_version(), sys.base_prefix, sysconfig.get_path("include")]
+told += [sysconfig.get_config_var(name) for name in ("Py_ENABLE_SHARED", "INSTSONAME")]
+print(json.dumps(told))
+"""
 _MAIN = "#include <Python.h>\nint main(int argc, char **argv) { return Py_BytesMain(argc, argv); }\n"
 
 
@@ -65,12 +71,13 @@ def python310() -> Path | None:
     return None
 
 
-def require() -> None:
-    """Skip where something is missing that Debian or pyenv has."""
-    for name in ("mmdebstrap", "dpkg-deb", "apt-get", "gpg", "gcc", "strip"):
-        if shutil.which(name) is None:
-            pytest.skip(f"{name} is not installed: apt-get install mmdebstrap dpkg apt gnupg gcc binutils")
-    if python310() is None:
+def require(*, empty: bool = False) -> None:
+    """Skip where something is missing that `make` takes."""
+    programs = {"dpkg": "dpkg-deb", "gnupg": "gpg"}
+    for name in ("mmdebstrap", *programs) if empty else ("mmdebstrap", *programs, "apt", "gcc"):
+        if shutil.which(programs.get(name, name)) is None:
+            pytest.skip(f"{name} is not installed: apt-get install {name}")
+    if not empty and python310() is None:
         pytest.skip("no CPython 3.10 here, from which the stand-in's python3 is made: pyenv install 3.10")
 
 
@@ -120,27 +127,28 @@ class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None: ...
 
 
-def make(root: Path) -> UbuntuArchive:
-    """The archive below *root*: ten seconds and 60 MB of Debian's packages."""
+def make(root: Path, *, empty: bool = False) -> UbuntuArchive:
+    """The archive below *root*: ten seconds and 60 MB of packages; two that are empty, if it is to be so."""
     folder, home = root / "ubuntu", new_key(root / "gnupg", "the stand-in's key")
     pools = {component: folder / "pool" / component for component in ("main", "universe")}
     for pool in pools.values():
         pool.mkdir(parents=True)
-    for deb in (*_debians(root / "apt"), *_ours(root / "made")):
+    stubs = [_package(root / "made" / name, VERSION, "") for name in ("gcc", "tini")] if empty else []
+    for deb in stubs or (*_debians(root / "apt"), *_ours(root / "made")):
         name = deb.name.partition("_")[0]
         shutil.copy(deb, pools["universe" if name in UNIVERSE else "main"])
     keyring = root / "keyring.gpg"
     _gpg(home, "--export", "--output", keyring)
     archive = UbuntuArchive(folder=folder, keyring=keyring, home=home)
     for suite in SUITES:
-        _suite(folder, suite, pools if suite == "jammy" else {component: None for component in pools})
+        _suite(folder, suite, pools if suite == "jammy" else dict.fromkeys(pools))
         archive.sign(suite)
     return archive
 
 
 def new_key(home: Path, name: str) -> Path:
     """A folder of gpg's with one key in it."""
-    home.mkdir(mode=0o700)
+    home.mkdir(mode=0o700, parents=True)
     _gpg(home, "--passphrase", "", "--quick-generate-key", name, "rsa2048", "sign", "never")
     return home
 
@@ -151,7 +159,7 @@ def _gpg(home: Path, *words: str | Path) -> None:
 
 
 def _debians(place: Path) -> list[Path]:
-    """The packages of the recipe that are Debian's own, with all that they need, by apt as it is set up here."""
+    """The recipe's packages that are Debian's own, with all that they need, by apt as it is set up here."""
     for name in ("state/lists/partial", "cache/archives/partial"):
         (place / name).mkdir(parents=True)
     (place / "status").touch()
@@ -194,15 +202,7 @@ def _ours(place: Path) -> list[Path]:
     """The packages that are made here."""
     python = python310()
     assert python is not None
-    told = json.loads(
-        run(
-            python,
-            "-c",
-            "import json, sys, sysconfig as s, platform as p; print(json.dumps([p.python_version(), sys.base_prefix,"
-            " s.get_path('include'), s.get_config_var('Py_ENABLE_SHARED'), s.get_config_var('INSTSONAME')]))",
-        )
-    )
-    version, prefix, include, shared, library = told
+    version, prefix, include, shared, library = json.loads(run(python, "-c", _ASKED))
     tree = place / "python3.10-minimal"
     stdlib = tree / "usr/lib/python3.10"
     shutil.copytree(

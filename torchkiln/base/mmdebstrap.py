@@ -73,8 +73,8 @@ def build(
     """
     temporary = store.temporary(f"base-{recipe.os}")
     try:
-        with _scratch(recipe, environ) as (env, lists):
-            argv = command(recipe, environ, unprivileged=os.geteuid() != 0, lists=lists)
+        with _scratch(recipe, environ) as (env, lists, keyring):
+            argv = command(recipe, environ, unprivileged=os.geteuid() != 0, lists=lists, keyring=keyring)
             with _running(argv, env, recipe, say) as tar, store.writable():
                 encoded = encode(cast(BinaryIO, _Prefixed(_dev_folder(recipe.epoch), tar)), temporary)
             contents = inspect(temporary)
@@ -101,8 +101,9 @@ def ask_archive(
 
     :raises KilnError: as for `build`.
     """
-    with _scratch(recipe, environ) as (env, lists):
-        argv = command(recipe, environ, unprivileged=os.geteuid() != 0, lists=lists, bare=True)
+    with _scratch(recipe, environ) as (env, lists, keyring):
+        unprivileged = os.geteuid() != 0
+        argv = command(recipe, environ, unprivileged=unprivileged, lists=lists, keyring=keyring, bare=True)
         with _running(argv, env, recipe, say) as tar:
             while tar.read(1 << 20):
                 pass
@@ -115,11 +116,13 @@ def command(
     *,
     unprivileged: bool,
     lists: Path | None = None,
+    keyring: Path | None = None,
     bare: bool = False,
 ) -> list[str]:
     """mmdebstrap's argv; the tar goes to its stdout. Pure.
 
     :param lists: a folder outside that gets what apt knows of the archive, when all is installed.
+    :param keyring: a copy of the keyring.
     :param bare: install nothing.
     :raises ConfigError: a mirror is not an address.
     """
@@ -136,7 +139,7 @@ def command(
         *(("--variant=custom",) if bare else installs),
         "--architectures=amd64",
         "--format=tar",
-        f"--keyring={sources.keyring}",
+        f"--keyring={keyring or sources.keyring}",
         f"--components={','.join(recipe.components)}",
         *(f"--dpkgopt={option}" for option in recipe.dpkg_options),
         # The keyring is named above; whether sources.list names it too would hang on what the host trusts.
@@ -159,12 +162,13 @@ def _mirror_hooks(sources: Sources) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 @contextlib.contextmanager
-def _scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Path]]:
-    """mmdebstrap's environment, and an empty folder for apt's lists.
+def _scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Path, Path]]:
+    """mmdebstrap's environment, an empty folder for apt's lists, and the keyring where apt can read it.
 
     :raises ToolMissing: mmdebstrap or the archive's keyring is not here.
     """
-    _require(recipe, sources_of(recipe, environ))
+    keys = Path(sources_of(recipe, environ).keyring)
+    _require(recipe, keys)
     with tempfile.TemporaryDirectory(prefix="torchkiln-base-", ignore_cleanup_errors=True) as scratch:
         os.chmod(scratch, 0o755)  # apt and the namespace's root are other users
         env = {name: environ[name] for name in _PASSED_ON if name in environ}
@@ -176,20 +180,23 @@ def _scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[tuple[d
         }
         lists = Path(scratch, "lists")
         lists.mkdir()
-        yield env, lists
+        # Who checks signatures is a user of apt's own, whom a home folder may shut out.
+        keyring = Path(shutil.copyfile(keys, Path(scratch, f"keyring{keys.suffix}")))
+        keyring.chmod(0o644)
+        yield env, lists, keyring
 
 
-def _require(recipe: BaseRecipe, sources: Sources) -> None:
+def _require(recipe: BaseRecipe, keyring: Path) -> None:
     if not shutil.which("mmdebstrap"):
         raise ToolMissing(
             "mmdebstrap is not installed, and the base must be built",
             hint="as root: apt-get install mmdebstrap; or hand over a base made elsewhere: --base FILE",
         )
-    if not Path(sources.keyring).is_file():
+    if not keyring.is_file():
         raise ToolMissing(
-            f"the keys of {recipe.os}'s archive are not here: {sources.keyring}",
-            hint=f"as root: apt-get install {recipe.keyring_package}; keys that lie elsewhere are named by "
-            f"{variables(recipe)[2]}; or hand over a base: --base FILE",
+            f"the keys of {recipe.os}'s archive are not here: {keyring}",
+            hint=f"{recipe.distribution.capitalize()}'s package {recipe.keyring_package} brings them; keys"
+            f" elsewhere are named by {variables(recipe)[2]}; or hand over a base: --base FILE",
         )
 
 
@@ -247,10 +254,16 @@ def _running(
     if code := process.returncode:
         where = str(Path(env["TMPDIR"]).parent)  # the scratch folder itself is as good as gone
         mirror, _, keyring = variables(recipe)
-        elsewhere = f"another archive can be set by {mirror}"
-        elsewhere += "; a base made elsewhere can be given by --base FILE"
+        elsewhere = (
+            f"another archive can be set by {mirror}; a base made elsewhere can be given by --base FILE"
+        )
         raise complaint(
-            code, last, os_name=recipe.os, scratch=where, elsewhere=elsewhere, keyring_variable=keyring
+            code,
+            last,
+            os_name=recipe.os,
+            scratch=where,
+            elsewhere=elsewhere,
+            keys=f"its keys are {keyring}'s, or those of {recipe.keyring_package}",
         )
 
 
