@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from torchkiln.errors import ConfigError
-from torchkiln.nouns import Digest, Toolkit
+from torchkiln.nouns import Build, Digest, Source, Toolkit
 from torchkiln.schema import dotted, shipped
 from torchkiln.strict import text_of
 
@@ -231,6 +231,16 @@ def _facts(data: bytes, raw: dict[str, Any]) -> Facts:
     )
 
 
+def recorded(facts: Facts, build: Build, python: str) -> str | None:
+    """Hex sha256 that public record tells of the wheel of *build* for *python*; None: nothing is known.
+
+    Of PyTorch's own index only, which cannot be looked at everywhere: the default index speaks for itself.
+    """
+    release, tag = facts.releases[build.version.partition("+")[0]], "cp" + python.replace(".", "")
+    known = {(variant, cpython): sha256 for variant, cpython, sha256 in release.index_sha256}
+    return known.get((build.variant, tag)) if build.source is Source.PYTORCH else None
+
+
 def cuda_of(variant: str) -> str:
     """`"cu126"` as `"12.6"`: the last digit is the minor."""
     digits = variant.removeprefix("cu")
@@ -347,7 +357,7 @@ def _pairs(mapping: Mapping[str, str]) -> Pairs:
 def _citations(raw: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[str, tuple[str, ...]]:
     """Every fact id that a note may bear, with its source ids."""
     general = {name: tuple(ids) for name, ids in raw["provenance"].items()}
-    cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",)}
+    cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",), "index_sha256": general["index_sha256"]}
     for table in ("traps", "rules", "checks", "toolkits", "floors", "gpus"):
         cited |= {f"{table}.{name}": tuple(body["source"]) for name, body in raw[table].items()}
     for version, release in releases.items():

@@ -13,10 +13,12 @@ from torchkiln.base import artefact
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.engines.prefetch import fetching, unfetched
+from torchkiln.errors import BuildFailed
 from torchkiln.facts import Facts
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import BuiltLayer, LayerFormat, LockedBase, LockedCell
 from torchkiln.planning import plan_locked
+from torchkiln.stand_in import resolved_against, stand_ins
 from torchkiln.store import Store
 from torchkiln.survey import build_needs, remember_image, remember_layout
 from torchkiln.tags import tag_of
@@ -55,6 +57,7 @@ def build(
     A base newer than the lock's gives another image, which says so: the plan is then made on that base.
     What the build needs of the cache is claimed meanwhile, and the layout is known to the cache from then on.
     """
+    _require_real(locked, options)
     store.sweep()
     what = f"builds {tag_of(locked.resolution)}"
     with ExitStack() as claims:
@@ -104,6 +107,7 @@ def build_on_docker(
     from torchkiln.places import TEMPLATES
     from torchkiln.render import load_templates, render_folder
 
+    _require_real(locked, options)
     store.sweep()
     cell = locked.resolution.cell
     with store.claim(f"builds {tag_of(locked.resolution)} on Docker", build_needs(locked)):
@@ -129,6 +133,15 @@ def build_on_docker(
             environ=environ,
         )
     return replace(built, base_moved=moved)
+
+
+def _require_real(locked: LockedCell, options: Options) -> None:
+    """What is published rests on no stand-in, so neither does what is built with `locked_only`."""
+    if options.locked_only and (names := stand_ins(locked)):
+        raise BuildFailed(
+            f"the lock of {tag_of(locked.resolution)} was {resolved_against(names)}",
+            hint="lock it where the real one can be reached; to build it all the same, leave --locked out",
+        )
 
 
 def _base(

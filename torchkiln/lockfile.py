@@ -126,7 +126,6 @@ def requirements_txt(locked: LockedCell) -> bytes:
 
 
 def _document(locked: LockedCell) -> dict[str, Any]:
-    base = asdict(locked.base) | {"packages": {one.name: one.version for one in locked.base.packages}}
     return {
         "schema": SCHEMA,
         "inputs": locked.inputs,
@@ -134,9 +133,10 @@ def _document(locked: LockedCell) -> dict[str, Any]:
         "epoch": locked.epoch,
         # Derived, for the reader: which indexes had to be configured when this was locked.
         "indexes": sorted({wheel.index.value for wheel in locked.wheels}),
+        **({"stand_ins": [source.value for source in locked.stand_ins]} if locked.stand_ins else {}),
         "resolution": json.loads(json.dumps(plain(locked.resolution))),
         "wheels": [asdict(wheel) for wheel in locked.wheels],
-        "base": base,
+        "base": locked.base.plain(),
         "layers": [asdict(layer) for layer in locked.layers],
     }
 
@@ -175,6 +175,8 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
         if name in seen:
             yield f"{at}: {name} stands twice"
         seen.add(name)
+    if not set(document.get("stand_ins", ())) <= set(document["indexes"]):
+        yield "stand_ins: not among the indexes"
     if document["indexes"] != sorted({wheel["index"] for wheel in document["wheels"]}):
         yield "indexes: not those that the wheels name"
     if document["resolution"]["build"]["cudnn"] is None:
@@ -238,6 +240,7 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
         epoch=document["epoch"],
         inputs=parse_digest(document["inputs"]),
         layers=tuple(LockedLayer(**one) for one in document["layers"]),
+        stand_ins=tuple(Source(one) for one in document.get("stand_ins", ())),
     )
 
 

@@ -7,9 +7,9 @@ Sizes are bytes, times seconds, digests ``sha256:<64 hex digits>``, versions PEP
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Literal, NewType
+from typing import Any, Literal, NewType
 
 Digest = NewType("Digest", str)
 Flavor = Literal["runtime", "devel"]
@@ -145,6 +145,12 @@ class LockedBase:
     unpacked: int
     encoder: str  # "libdeflate 0.9.0 level 6"
     packages: tuple[OsPackage, ...]
+    stand_in: bool = False  # its packages came from no more than a stand-in for the archive
+
+    def plain(self) -> dict[str, Any]:
+        """As it stands in files: packages as name → version; no stand-in is no word."""
+        values = asdict(self) | {"packages": {one.name: one.version for one in self.packages}}
+        return values if self.stand_in else {k: v for k, v in values.items() if k != "stand_in"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,6 +195,7 @@ class LockedCell:
     epoch: int  # seconds; stands in config, history and overlay
     inputs: Digest  # of matrix, facts and recipe: what `lock --check` compares
     layers: tuple[LockedLayer, ...]  # empty until recorded
+    stand_ins: tuple[Source, ...] = ()  # the indexes that were no more than stand-ins for the real ones
 
 
 # --- what the image will be -----------------------------------------------------------------------

@@ -22,6 +22,7 @@ from torchkiln.nouns import (
 )
 from torchkiln.recipe import PREFIX, RECIPE
 from torchkiln.resolve import require_buildable, require_cuda
+from torchkiln.stand_in import stand_ins
 from torchkiln.tags import tag_of
 from torchkiln.toolkit import settings, toolkit_links
 
@@ -153,6 +154,7 @@ def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
         "torchkiln.lock": lock_digest,
         "torchkiln.base": locked.base.digest,
         "torchkiln.recipe": str(RECIPE),
+        "torchkiln.stand_ins": ", ".join(stand_ins(locked)),
     }
     return tuple(sorted((key, value) for key, value in labels.items() if value))
 
@@ -180,6 +182,7 @@ def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest
         "lock": lock_digest,
         "base": locked.base.digest,
         "recipe": RECIPE,
+        **({"stand_ins": list(names)} if (names := stand_ins(locked)) else {}),
         "wheels": [
             {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in locked.wheels
         ],

@@ -21,7 +21,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
             "__init__", "contents", "deb822", "errors", "files", "locks", "nouns", "pagecache", "places",
-            "recipe", "released", "retry", "schema", "sizes", "strict", "versions", "wanted", "workers",
+            "recipe", "released", "retry", "schema", "sizes", "stand_in", "strict", "versions", "wanted",
+            "workers",
         }
     ),
     "stages": frozenset(
@@ -30,7 +31,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
             "facts", "fanout", "gate", "hosts", "layering", "located", "lock", "lockdiff", "lockfile",
             "matrix", "matrix_edit", "pick", "plan", "policy", "proposal", "render", "report", "requires",
             "resolve", "reuse", "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke",
-            "standing", "statements", "suite", "tags", "tolerated", "toolkit", "verdict", "vulnerabilities",
+            "standing", "state", "statements", "suite", "tags", "tolerated", "toolkit", "verdict",
+            "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},

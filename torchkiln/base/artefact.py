@@ -10,14 +10,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from torchkiln.base.contents import inspect, locked_base
-from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR, build
+from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import BaseRecipe, recipe
+from torchkiln.base.sources import variables
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.files import pretty_json, write_atomic
 from torchkiln.nouns import LockedBase, OsPackage
@@ -41,8 +41,7 @@ def lock_path(images: Path, os_name: str) -> Path:
 
 def to_json(base: LockedBase) -> bytes:
     """The committed form; packages as name → version."""
-    fields = asdict(base) | {"packages": {package.name: package.version for package in base.packages}}
-    return pretty_json({"schema": SCHEMA, **fields})
+    return pretty_json({"schema": SCHEMA, **base.plain()})
 
 
 def from_json(data: bytes, *, where: str = "base.json") -> LockedBase:
@@ -254,5 +253,5 @@ def _stand_in(
 
 def _key(wanted: BaseRecipe, locked: LockedBase, environ: Mapping[str, str]) -> str:
     """With another mirror the locked base may be had after all, so it is worth asking again."""
-    asked = (wanted.key(), locked.digest, environ.get(MIRROR, ""), environ.get(SECURITY_MIRROR, ""))
+    asked = (wanted.key(), locked.digest, *(environ.get(name, "") for name in variables(wanted)))
     return hashlib.sha256("\n".join(asked).encode()).hexdigest()

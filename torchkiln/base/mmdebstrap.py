@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -14,6 +13,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from io import RawIOBase
 from pathlib import Path
 from typing import IO, BinaryIO, cast
@@ -22,14 +22,11 @@ from torchkiln.base.archive import note_files, read_lists
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.recipe import BaseRecipe
-from torchkiln.errors import BuildFailed, ConfigError, ToolMissing
+from torchkiln.base.sources import Sources, edits, sources_of, variables
+from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.nouns import BaseFiles, LockedBase
 from torchkiln.oci.encode import encode
 from torchkiln.store import Store
-
-MIRROR = "TORCHKILN_DEBIAN_MIRROR"
-SECURITY_MIRROR = "TORCHKILN_DEBIAN_SECURITY_MIRROR"
-_ELSEWHERE = f"another archive can be set by {MIRROR}; a base made elsewhere can be given by --base FILE"
 
 # All that the build sees of the caller's environment: how to reach the archive and where scratch space is.
 # Locale, umask and the like would leak into the result.
@@ -43,7 +40,6 @@ _PASSED_ON = (
     "NO_PROXY",
     "APT_CONFIG",
 )
-_SNAPSHOT = re.compile(r"/\d{8}T\d{6}Z/?$")
 _CHATTER = (
     "I: chroot arch",
     "I: skipping",
@@ -77,9 +73,9 @@ def build(
     """
     temporary = store.temporary(f"base-{recipe.os}")
     try:
-        with _scratch(recipe, environ) as (env, lists):
-            argv = command(recipe, environ, unprivileged=os.geteuid() != 0, lists=lists)
-            with _running(argv, env, recipe.os, say) as tar, store.writable():
+        with _scratch(recipe, environ) as (env, lists, keyring):
+            argv = command(recipe, environ, unprivileged=os.geteuid() != 0, lists=lists, keyring=keyring)
+            with _running(argv, env, recipe, say) as tar, store.writable():
                 encoded = encode(cast(BinaryIO, _Prefixed(_dev_folder(recipe.epoch), tar)), temporary)
             contents = inspect(temporary)
             debs = read_lists(lists, contents.packages)
@@ -90,7 +86,8 @@ def build(
         temporary.unlink(missing_ok=True)
     if not contents.python.startswith(f"{recipe.python}."):
         raise BuildFailed(f"{recipe.os} should bring Python {recipe.python} and has {contents.python}")
-    return locked_base(recipe.os, encoded, contents)
+    stand_in = sources_of(recipe, environ).stand_in
+    return replace(locked_base(recipe.os, encoded, contents), stand_in=stand_in)
 
 
 def ask_archive(
@@ -104,9 +101,10 @@ def ask_archive(
 
     :raises KilnError: as for `build`.
     """
-    with _scratch(recipe, environ) as (env, lists):
-        argv = command(recipe, environ, unprivileged=os.geteuid() != 0, lists=lists, bare=True)
-        with _running(argv, env, recipe.os, say) as tar:
+    with _scratch(recipe, environ) as (env, lists, keyring):
+        unprivileged = os.geteuid() != 0
+        argv = command(recipe, environ, unprivileged=unprivileged, lists=lists, keyring=keyring, bare=True)
+        with _running(argv, env, recipe, say) as tar:
             while tar.read(1 << 20):
                 pass
         return BaseFiles(base=locked.digest, debs=read_lists(lists, locked.packages))
@@ -118,15 +116,18 @@ def command(
     *,
     unprivileged: bool,
     lists: Path | None = None,
+    keyring: Path | None = None,
     bare: bool = False,
 ) -> list[str]:
     """mmdebstrap's argv; the tar goes to its stdout. Pure.
 
     :param lists: a folder outside that gets what apt knows of the archive, when all is installed.
+    :param keyring: a copy of the keyring.
     :param bare: install nothing.
     :raises ConfigError: a mirror is not an address.
     """
-    setup, restore = _mirror_hooks(environ)
+    sources = sources_of(recipe, environ)
+    setup, restore = _mirror_hooks(sources)
     noted = (f"sync-out /var/lib/apt/lists {shlex.quote(str(lists))}",) if lists else ()
     installs = ("--variant=minbase", f"--include={','.join(recipe.packages)}")
     # As root it would mount /proc and /sys in the host's own namespace, and killed, would leave them there.
@@ -138,7 +139,7 @@ def command(
         *(("--variant=custom",) if bare else installs),
         "--architectures=amd64",
         "--format=tar",
-        f"--keyring={recipe.keyring}",
+        f"--keyring={keyring or sources.keyring}",
         f"--components={','.join(recipe.components)}",
         *(f"--dpkgopt={option}" for option in recipe.dpkg_options),
         # The keyring is named above; whether sources.list names it too would hang on what the host trusts.
@@ -150,18 +151,9 @@ def command(
     ]
 
 
-def _mirror_hooks(environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _mirror_hooks(sources: Sources) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Hooks that put the user's mirrors in, and that put back what mmdebstrap had written."""
-    lines = []
-    for name, which in ((MIRROR, "/-security /!"), (SECURITY_MIRROR, "/-security /")):
-        address = environ.get(name)
-        if not address:
-            continue
-        if not re.fullmatch(r"(https?|file|copy)://[^\s'\"|&\\]+", address):
-            raise ConfigError(f"{name} is not an address of an archive: {address!r}")
-        # A snapshot's Release file is past its date by nature.
-        option = "[check-valid-until=no] " if _SNAPSHOT.search(address) else ""
-        lines.append(f"{which}s|^deb [^ ]*|deb {option}{address}|")
+    lines = edits(sources)
     if not lines:
         return (), ()
     there, aside = '"$1/etc/apt/sources.list"', '"$1/etc/apt/sources.list.default"'
@@ -170,12 +162,13 @@ def _mirror_hooks(environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[st
 
 
 @contextlib.contextmanager
-def _scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Path]]:
-    """mmdebstrap's environment, and an empty folder for apt's lists.
+def _scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Path, Path]]:
+    """mmdebstrap's environment, an empty folder for apt's lists, and the keyring where apt can read it.
 
     :raises ToolMissing: mmdebstrap or the archive's keyring is not here.
     """
-    _require(recipe)
+    keys = Path(sources_of(recipe, environ).keyring)
+    _require(recipe, keys)
     with tempfile.TemporaryDirectory(prefix="torchkiln-base-", ignore_cleanup_errors=True) as scratch:
         os.chmod(scratch, 0o755)  # apt and the namespace's root are other users
         env = {name: environ[name] for name in _PASSED_ON if name in environ}
@@ -187,19 +180,23 @@ def _scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[tuple[d
         }
         lists = Path(scratch, "lists")
         lists.mkdir()
-        yield env, lists
+        # Who checks signatures is a user of apt's own, whom a home folder may shut out.
+        keyring = Path(shutil.copyfile(keys, Path(scratch, f"keyring{keys.suffix}")))
+        keyring.chmod(0o644)
+        yield env, lists, keyring
 
 
-def _require(recipe: BaseRecipe) -> None:
+def _require(recipe: BaseRecipe, keyring: Path) -> None:
     if not shutil.which("mmdebstrap"):
         raise ToolMissing(
             "mmdebstrap is not installed, and the base must be built",
             hint="as root: apt-get install mmdebstrap; or hand over a base made elsewhere: --base FILE",
         )
-    if not Path(recipe.keyring).exists():
+    if not keyring.is_file():
         raise ToolMissing(
-            f"the keys of {recipe.os}'s archive are not here: {recipe.keyring}",
-            hint=f"as root: apt-get install {recipe.keyring_package}; or hand over a base: --base FILE",
+            f"the keys of {recipe.os}'s archive are not here: {keyring}",
+            hint=f"{recipe.distribution.capitalize()}'s package {recipe.keyring_package} brings them; keys"
+            f" elsewhere are named by {variables(recipe)[2]}; or hand over a base: --base FILE",
         )
 
 
@@ -225,7 +222,7 @@ class _Prefixed(RawIOBase):
 
 @contextlib.contextmanager
 def _running(
-    argv: list[str], env: Mapping[str, str], os_name: str, say: Callable[[str], None]
+    argv: list[str], env: Mapping[str, str], recipe: BaseRecipe, say: Callable[[str], None]
 ) -> Iterator[IO[bytes]]:
     """mmdebstrap's stdout while it runs; however the block ends, nothing of it runs on.
 
@@ -256,7 +253,18 @@ def _running(
             listener.join()
     if code := process.returncode:
         where = str(Path(env["TMPDIR"]).parent)  # the scratch folder itself is as good as gone
-        raise complaint(code, last, os_name=os_name, scratch=where, elsewhere=_ELSEWHERE)
+        mirror, _, keyring = variables(recipe)
+        elsewhere = (
+            f"another archive can be set by {mirror}; a base made elsewhere can be given by --base FILE"
+        )
+        raise complaint(
+            code,
+            last,
+            os_name=recipe.os,
+            scratch=where,
+            elsewhere=elsewhere,
+            keys=f"its keys are {keyring}'s, or those of {recipe.keyring_package}",
+        )
 
 
 def _listen(stream: IO[bytes], last: deque[str], say: Callable[[str], None]) -> None:

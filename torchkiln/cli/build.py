@@ -202,12 +202,13 @@ class _Embedded:
             from torchkiln.cli.on_docker import engine_to_load_into, load_into
         desk, store = self.desk, self.desk.store()
         into = engine_to_load_into() if self.load else None  # asked before the work, not behind it
+        locked = desk.locked(cell)
         with (
             console.progress(quiet=desk.quiet) as observer,
             uploads_ahead(self.ahead, self.plain_http, store, observer) as ahead,
         ):
             built = kiln.build(
-                desk.locked(cell),
+                locked,
                 desk.matrix,
                 desk.facts,
                 store=store,
@@ -230,6 +231,7 @@ class _Embedded:
             told["archive"] = str(archive)
         if not desk.quiet:
             console.summary(built)
+        told |= desk.real_or_not(locked)
         if self.form != "oci":
             desk.say(f"archive: {told['archive']}")
         if into:

@@ -45,6 +45,15 @@ class Desk:
         if not self.quiet:
             console.say(line)
 
+    def real_or_not(self, locked: LockedCell) -> dict[str, list[str]]:
+        """Says what *locked* was resolved against a stand-in of; what --json prints of it, if anything."""
+        from torchkiln.stand_in import resolved_against, stand_ins
+
+        names = stand_ins(locked)
+        if names:
+            self.say(f"the lock was {resolved_against(names)}: this image shows nothing of the real one")
+        return {"stand_ins": list(names)} if names else {}
+
     def base_file(self) -> Path | None:
         """The file that --base names.
 

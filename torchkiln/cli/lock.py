@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, images_folder
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
 from torchkiln.nouns import LockedBase, LockedCell, Resolution, Source
+
+if TYPE_CHECKING:
+    from torchkiln.facts import Facts
 
 
 @click.command("lock")
@@ -75,7 +79,7 @@ def lock(
         return
     wanted = _lockable(resolutions, sweeping=sweeping)
     date = _date(as_of)
-    _Locking(images, bound, date, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
+    _Locking(images, facts, bound, date, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
 
 
 def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: Path) -> None:
@@ -168,13 +172,19 @@ class _Locking:
     """One run over several cells: the indexes and each OS's base are opened once."""
 
     def __init__(
-        self, images: Path, bound: tuple[str, ...], as_of: str, upgrade: tuple[str, ...], upgrade_base: bool
+        self,
+        images: Path,
+        facts: Facts,
+        bound: tuple[str, ...],
+        as_of: str,
+        upgrade: tuple[str, ...],
+        upgrade_base: bool,
     ) -> None:
         from torchkiln.index.package_index import open_index
         from torchkiln.store import Store
 
         self._images, self._bound, self._as_of, self._upgrade = images, bound, as_of, upgrade
-        self._upgrade_base = upgrade_base
+        self._facts, self._upgrade_base = facts, upgrade_base
         self._store = Store(cache_root(), on_wait=waiting)
         self._index = open_index(os.environ, self._store)
         self._bases: dict[str, LockedBase] = {}
@@ -204,10 +214,12 @@ class _Locking:
             )
 
     def _one(self, resolution: Resolution, tag: str) -> None:
+        from torchkiln.facts import recorded
         from torchkiln.lock import lock as lock_cell
         from torchkiln.lock import save
+        from torchkiln.stand_in import resolved_against, stand_ins
 
-        previous = self._previous(tag)
+        previous, build = self._previous(tag), resolution.build
         if self._upgrade and "*" not in self._upgrade and previous:
             known = {wheel.name for wheel in previous.wheels}
             if strangers := [name for name in self._upgrade if name.lower().replace("_", "-") not in known]:
@@ -220,6 +232,8 @@ class _Locking:
             bound=self._bound,
             previous=previous,
             upgrade=self._upgrade,
+            stand_ins=self._index.pages.settings.stand_ins,
+            recorded=recorded(self._facts, build, resolution.cell.python) if build else None,
         )
         save(self._images, locked)
         total = sum(wheel.size for wheel in locked.wheels)
@@ -229,6 +243,8 @@ class _Locking:
             else "; ".join(_moves(previous, locked)) or "new facts, same wheels"
         )
         click.echo(f"lock: {tag}: {len(locked.wheels)} wheels, {total / 1e9:.2f} GB: {changes}", err=True)
+        if names := stand_ins(locked):
+            click.echo(f"lock: {tag}: {resolved_against(names)}", err=True)
 
     def _previous(self, tag: str) -> LockedCell | None:
         """The present lock; one that is broken gives no versions to keep, and is made anew."""
