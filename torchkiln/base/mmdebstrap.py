@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
 from typing import IO, BinaryIO, cast
@@ -21,7 +22,7 @@ from typing import IO, BinaryIO, cast
 from torchkiln.base.archive import note_files, read_lists
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect, locked_base
-from torchkiln.base.recipe import BaseRecipe
+from torchkiln.base.recipe import CLEANING, BaseRecipe
 from torchkiln.errors import BuildFailed, ConfigError, ToolMissing
 from torchkiln.nouns import BaseFiles, LockedBase
 from torchkiln.oci.encode import encode
@@ -59,6 +60,18 @@ _CHATTER = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Onto:
+    """A base that is there already, to which packages are added; files that any user can read."""
+
+    base: Path  # its gzipped tar
+    pins: Path  # apt's preferences while they are installed
+    packages: tuple[str, ...]
+
+
+_PINS = "/etc/apt/preferences.d/torchkiln"
+
+
 def build(
     recipe: BaseRecipe,
     store: Store,
@@ -77,10 +90,10 @@ def build(
     """
     temporary = store.temporary(f"base-{recipe.os}")
     try:
-        with _scratch(recipe, environ) as (env, lists):
+        with scratch(recipe, environ) as (env, lists):
             argv = command(recipe, environ, unprivileged=os.geteuid() != 0, lists=lists)
-            with _running(argv, env, recipe.os, say) as tar, store.writable():
-                encoded = encode(cast(BinaryIO, _Prefixed(_dev_folder(recipe.epoch), tar)), temporary)
+            with running(argv, env, recipe.os, say) as tar, store.writable():
+                encoded = encode(cast(BinaryIO, _Prefixed(dev_folder(recipe.epoch), tar)), temporary)
             contents = inspect(temporary)
             debs = read_lists(lists, contents.packages)
         with store.writable():
@@ -104,9 +117,9 @@ def ask_archive(
 
     :raises KilnError: as for `build`.
     """
-    with _scratch(recipe, environ) as (env, lists):
+    with scratch(recipe, environ) as (env, lists):
         argv = command(recipe, environ, unprivileged=os.geteuid() != 0, lists=lists, bare=True)
-        with _running(argv, env, recipe.os, say) as tar:
+        with running(argv, env, recipe.os, say) as tar:
             while tar.read(1 << 20):
                 pass
         return BaseFiles(base=locked.digest, debs=read_lists(lists, locked.packages))
@@ -119,23 +132,36 @@ def command(
     unprivileged: bool,
     lists: Path | None = None,
     bare: bool = False,
+    onto: Onto | None = None,
 ) -> list[str]:
     """mmdebstrap's argv; the tar goes to its stdout. Pure.
 
     :param lists: a folder outside that gets what apt knows of the archive, when all is installed.
     :param bare: install nothing.
+    :param onto: install these packages into that base, and no base of the recipe's own.
     :raises ConfigError: a mirror is not an address.
     """
     setup, restore = _mirror_hooks(environ)
     noted = (f"sync-out /var/lib/apt/lists {shlex.quote(str(lists))}",) if lists else ()
-    installs = ("--variant=minbase", f"--include={','.join(recipe.packages)}")
+    variant, packages, hooks = "minbase", recipe.packages, recipe.hooks
+    if bare:
+        variant, packages, hooks = "custom", (), ()
+    if onto:
+        variant, packages, hooks = "custom", onto.packages, (f'rm "$1{_PINS}"', *CLEANING)
+        setup = (
+            f'tar --extract --gzip --file={shlex.quote(str(onto.base))} --directory="$1"'
+            " --numeric-owner --same-owner --preserve-permissions --xattrs --xattrs-include='*'",
+            f"upload {shlex.quote(str(onto.pins))} {_PINS}",
+            *setup,
+        )
     # As root it would mount /proc and /sys in the host's own namespace, and killed, would leave them there.
     alone = [] if unprivileged else ["unshare", "--mount", "--propagation=private", "--"]
     return [
         *alone,
         "mmdebstrap",
         f"--mode={'unshare' if unprivileged else 'root'}",
-        *(("--variant=custom",) if bare else installs),
+        f"--variant={variant}",
+        *((f"--include={','.join(packages)}",) if packages else ()),
         "--architectures=amd64",
         "--format=tar",
         f"--keyring={recipe.keyring}",
@@ -144,7 +170,7 @@ def command(
         # The keyring is named above; whether sources.list names it too would hang on what the host trusts.
         "--skip=check/signed-by,output/dev",
         *(f"--setup-hook={hook}" for hook in setup),
-        *(f"--customize-hook={hook}" for hook in (*restore, *(() if bare else recipe.hooks), *noted)),
+        *(f"--customize-hook={hook}" for hook in (*restore, *hooks, *noted)),
         recipe.suite,
         "-",
     ]
@@ -170,7 +196,7 @@ def _mirror_hooks(environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[st
 
 
 @contextlib.contextmanager
-def _scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Path]]:
+def scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Path]]:
     """mmdebstrap's environment, and an empty folder for apt's lists.
 
     :raises ToolMissing: mmdebstrap or the archive's keyring is not here.
@@ -203,7 +229,7 @@ def _require(recipe: BaseRecipe) -> None:
         )
 
 
-def _dev_folder(epoch: int) -> bytes:
+def dev_folder(epoch: int) -> bytes:
     """A tar header for an empty /dev: mmdebstrap leaves it out, or fills it with nodes."""
     info = tarfile.TarInfo("./dev/")
     info.type, info.mode, info.mtime = tarfile.DIRTYPE, 0o755, epoch
@@ -224,7 +250,7 @@ class _Prefixed(RawIOBase):
 
 
 @contextlib.contextmanager
-def _running(
+def running(
     argv: list[str], env: Mapping[str, str], os_name: str, say: Callable[[str], None]
 ) -> Iterator[IO[bytes]]:
     """mmdebstrap's stdout while it runs; however the block ends, nothing of it runs on.
