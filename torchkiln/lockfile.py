@@ -137,18 +137,19 @@ def _document(locked: LockedCell) -> dict[str, Any]:
         "indexes": sorted({wheel.index.value for wheel in locked.wheels}),
         "resolution": json.loads(json.dumps(plain(locked.resolution))),
         "wheels": [asdict(wheel) for wheel in locked.wheels],
-        "base": _artefact(locked.base),
-        **({"tools": _artefact(locked.tools)} if locked.tools else {}),
+        "base": artefact_json(locked.base),
+        **({"tools": artefact_json(locked.tools)} if locked.tools else {}),
         "layers": [asdict(layer) for layer in locked.layers],
     }
 
 
-def _artefact(found: LockedBase | LockedTools) -> dict[str, Any]:
+def artefact_json(found: LockedBase | LockedTools) -> dict[str, Any]:
+    """As it stands in locks: packages as name → version."""
     return asdict(found) | {"packages": {one.name: one.version for one in found.packages}}
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:
-    """*resolution* as plain values; no toolkit, no tools are no word, so that older locks stay as they are."""
+    """*resolution* as plain values; what is no word where it is none leaves older locks as they are."""
     values = asdict(resolution)
     return {key: value for key, value in values.items() if value is not None or key not in _LEFT_OUT}
 
@@ -188,9 +189,9 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
         of = f"{base['os']} with Python {base['python']}"
         yield f"base: it is {of}, the cell asks for {cell['os']} with Python {cell['python']}"
     tools, wanted = document.get("tools"), document["resolution"].get("tools")
-    if (tools["name"] if tools else None) != wanted:
-        yield f"tools: they are {tools['name'] if tools else 'not there'}, the cell asks for {wanted or 'none'}"
-    elif tools and tools["base"] != base["digest"]:
+    if (found := tools["name"] if tools else None) != wanted:
+        yield f"tools: they are {found or 'not there'}, the cell asks for {wanted or 'none'}"
+    elif tools and (tools["os"], tools["base"]) != (base["os"], base["digest"]):
         yield "tools: they were made on another base"
 
 

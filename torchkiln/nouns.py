@@ -152,6 +152,7 @@ class LockedBase:
 class LockedTools:
     """The OS's tools as an artefact: a layer blob on top of one base, and what it adds."""
 
+    os: str  # "debian12"
     name: str  # "devel", "devel-gcc11"
     base: Digest  # of the base's blob, on which alone it fits
     digest: Digest
@@ -210,7 +211,9 @@ class LockedCell:
     def os_packages(self) -> tuple[OsPackage, ...]:
         """All of the OS's packages that the image has, by name."""
         more = self.tools.packages if self.tools else ()
-        return tuple(sorted((*self.base.packages, *more), key=lambda package: (package.name, package.version)))
+        return tuple(
+            sorted((*self.base.packages, *more), key=lambda package: (package.name, package.version))
+        )
 
 
 # --- what the image will be -----------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Cell -> the OS's tools that a devel image gets, and the compiler that its nvcc is given; pure.
 
-nvcc refuses a gcc that is newer than it knows. Where the OS's own is, an older one joins the tools, and is found
-first: nvcc looks for `gcc` where itself lies before it looks anywhere else, and that folder is on PATH. So make,
-CMake and torch's extensions take the same compiler, and no variable has to say so to each of them.
+nvcc refuses a gcc that is newer than it knows. Where the OS's own is, an older one joins the tools, and is
+found first: nvcc looks for `gcc` where itself lies before it looks anywhere else, and that folder is on PATH.
+So make, CMake and torch's extensions take the same compiler, and no variable has to say so to each of them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ def tools_of(cell: Cell, facts: Facts) -> str | None:
     known = [cuda for cuda in facts.host_gcc if numbers(cuda) <= numbers(cell.cuda)]
     newest = facts.host_gcc[max(known, key=numbers)] if known else min(facts.host_gcc.values())
     return "devel" if _OWN_GCC[cell.os] <= newest else f"devel-gcc{newest}"
+
+
+def is_tools(name: str) -> bool:
+    """Whether tools can be called *name*."""
+    return _NAME.fullmatch(name) is not None
 
 
 def host_gcc(name: str) -> str | None:

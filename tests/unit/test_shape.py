@@ -30,7 +30,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
             "facts", "fanout", "gate", "hosts", "layering", "located", "lock", "lockdiff", "lockfile",
             "matrix", "matrix_edit", "pick", "plan", "policy", "proposal", "render", "report", "requires",
             "resolve", "reuse", "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke",
-            "standing", "statements", "suite", "tags", "tolerated", "toolkit", "verdict", "vulnerabilities",
+            "standing", "statements", "suite", "tags", "tolerated", "toolkit", "tools", "verdict",
+            "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
@@ -38,7 +39,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "kiln": frozenset(
         {
             "billing", "bundle", "doctor", "foretold", "housekeeping", "kiln", "overlay", "pinned_wheels",
-            "planning", "publishing", "revision", "scanner", "stacks", "survey",
+            "planning", "publishing", "revision", "scanner", "stacks", "survey", "system",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),

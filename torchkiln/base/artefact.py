@@ -17,7 +17,17 @@ from torchkiln.nouns import LockedBase
 from torchkiln.oci.encode import Encoded
 from torchkiln.store import Store
 
-__all__ = ["adopt", "ensure", "from_json", "lock_path", "moved", "read_lock", "rebuild", "to_json", "write_lock"]
+__all__ = [
+    "adopt",
+    "ensure",
+    "from_json",
+    "lock_path",
+    "moved",
+    "read_lock",
+    "rebuild",
+    "to_json",
+    "write_lock",
+]
 
 
 def lock_path(images: Path, os_name: str) -> Path:

@@ -1,7 +1,7 @@
-"""An artefact of an archive, locked → at hand: from the cache, from a file, from what stood in, or made again.
+"""A locked artefact of an archive → at hand: from the cache, a file, what stood in, or made again.
 
-An archive keeps only its newest packages, so what was made of them (the base of an OS, the tools on top of one)
-cannot be made again for ever: it is kept as a blob, and locked by digest.
+An archive keeps only its newest packages, so what was made of them (the base of an OS, the tools on top of
+one) cannot be made again for ever: it is kept as a blob, and locked by digest.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def ensure(
 ) -> tuple[Artefact, tuple[str, ...]]:
     """The artefact, its blob being in *store*; and the packages in which it differs from *locked*.
 
-    In this order: the cache by digest; *file*; what once stood in for this lock; the archive. What the archive
-    gives today may differ from the lock. It is then kept as the lock's stand-in on this machine, so that the
-    next build is the same and quick; it goes out of use with the lock, or by `rebuild`. Without *locked* the
-    archive is asked always.
+    In this order: the cache by digest; *file*; what once stood in for this lock; the archive. What the
+    archive gives today may differ from the lock. It is then kept as the lock's stand-in on this machine, so
+    that the next build is the same and quick; it goes out of use with the lock, or by `rebuild`. Without
+    *locked* the archive is asked always.
 
     :param fits: whether the locked one may be used; not, where that on which it was made has moved.
     :raises BuildFailed: *file* is not the locked one; or the archive gives another than the locked and

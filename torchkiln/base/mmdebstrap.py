@@ -22,9 +22,9 @@ from typing import IO, BinaryIO, cast
 from torchkiln.base.archive import note_files, read_lists
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect, locked_base
-from torchkiln.base.recipe import CLEANING, BaseRecipe
+from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe
 from torchkiln.errors import BuildFailed, ConfigError, ToolMissing
-from torchkiln.nouns import BaseFiles, LockedBase
+from torchkiln.nouns import BaseFiles, LockedBase, LockedTools
 from torchkiln.oci.encode import encode
 from torchkiln.store import Store
 
@@ -108,7 +108,7 @@ def build(
 
 def ask_archive(
     recipe: BaseRecipe,
-    locked: LockedBase,
+    locked: LockedBase | LockedTools,
     *,
     environ: Mapping[str, str],
     say: Callable[[str], None] = lambda _: None,
@@ -147,7 +147,7 @@ def command(
     if bare:
         variant, packages, hooks = "custom", (), ()
     if onto:
-        variant, packages, hooks = "custom", onto.packages, (f'rm "$1{_PINS}"', *CLEANING)
+        variant, packages, hooks = "custom", onto.packages, (f'rm "$1{_PINS}"', *ON_TOP, *CLEANING)
         setup = (
             f'tar --extract --gzip --file={shlex.quote(str(onto.base))} --directory="$1"'
             " --numeric-owner --same-owner --preserve-permissions --xattrs --xattrs-include='*'",

@@ -49,6 +49,13 @@ _MAKING = (
     'rm -f "$1"/etc/update-motd.d/* && : >"$1/etc/motd"',
 )
 
+# After packages that are put on top of a base, before the cleaning.
+ON_TOP = (
+    # git-lfs enters itself there, its lines in another order each time.
+    'cd "$1/etc" && [ ! -e gitconfig ]'
+    " || { head -n 1 gitconfig; tail -n +2 gitconfig | sort; } >gitconfig.new && mv gitconfig.new gitconfig",
+)
+
 # After those, and after whatever else is installed on top of a base.
 CLEANING = (
     # The build host's name and resolver; identities that every container must make for itself.

@@ -1,7 +1,7 @@
-"""A base → LockedTools: packages of its own archive on top of it, as the layer that they add; and that at hand.
+"""A base → LockedTools: packages of its own archive on top of it, as a layer; and that layer at hand.
 
-apt installs into the unpacked base, whose own packages it may not touch: the layer is what the trees differ in, and
-holds dpkg's whole status. It fits this one base. Its lock is ``images/base-<os>/<name>.json``.
+apt installs into the unpacked base, whose own packages it may not touch. The layer is what the trees differ
+in, and holds dpkg's whole status, so it fits this one base. Its lock is ``images/base-<os>/<name>.json``.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def read_lock(images: Path, os_name: str, name: str) -> LockedTools | None:
     return keeping.read_lock(LockedTools, lock_path(images, os_name, name))
 
 
-def write_lock(images: Path, os_name: str, tools: LockedTools) -> Path:
+def write_lock(images: Path, tools: LockedTools) -> Path:
     """Make *tools* the lock of their name."""
-    path = lock_path(images, os_name, tools.name)
+    path = lock_path(images, tools.os, tools.name)
     write_atomic(path, keeping.to_json(tools))
     return path
 
@@ -102,13 +102,13 @@ def build(
     environ: Mapping[str, str],
     say: Callable[[str], None] = lambda _: None,
 ) -> LockedTools:
-    """Install *packages* on *base*, whose blob is in *store*, from the archive's present state; keep the layer.
+    """Install *packages* on *base*, whose blob is in *store*, from the archive; keep the layer.
 
     Takes half a minute, and two gigabytes under $TMPDIR while it runs.
 
     :raises ToolMissing: mmdebstrap or the archive's keyring is not here.
     :raises ConfigError: a mirror is not an address.
-    :raises BuildFailed: the archive no longer has what goes with this base; or mmdebstrap failed otherwise, or
+    :raises BuildFailed: the archive no longer has what goes with this base; mmdebstrap failed otherwise, or
         its result is no layer on that base.
     """
     wanted = recipe(base.os)
@@ -142,7 +142,7 @@ def build(
 
 
 def pins(packages: Iterable[OsPackage]) -> str:
-    """Preferences by which apt keeps each of *packages* at its version; where it cannot, it installs nothing."""
+    """Preferences by which apt keeps *packages* at their versions, or installs nothing."""
     return "\n".join(
         f"Package: {one.name}\nPin: version {one.version}\nPin-Priority: {_ABOVE_ALL}\n" for one in packages
     )
@@ -186,6 +186,7 @@ def _read(blob: Path, encoded: Encoded, name: str, base: LockedBase, *, called: 
             hint=_MOVED_ON,
         )
     return LockedTools(
+        os=base.os,
         name=name,
         base=base.digest,
         digest=encoded.digest,

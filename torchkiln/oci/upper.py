@@ -1,7 +1,7 @@
 """Two trees, a base and the same with more in it → the layer that makes the second of the first.
 
-What is new or differs goes in, by kind, mode, owner, contents and attributes; times do not count, for each unpacking
-sets them. A layer that takes something away is refused: our layers only add and replace (`oci/unpack.py`).
+What is new or differs goes in, by kind, mode, owner, contents and attributes; times do not count, for each
+unpacking sets them. What takes something away is refused: our layers only add and replace (`oci/unpack.py`).
 """
 
 from __future__ import annotations
