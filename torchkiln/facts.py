@@ -147,6 +147,7 @@ class Facts:
     rules: Mapping[str, str] = field(hash=False)  # id -> the words of a limit
     checks: Mapping[str, str] = field(hash=False)  # id -> why a smoke check does not apply
     toolkits: Mapping[str, WheelToolkit] = field(hash=False)  # by CUDA version
+    host_gcc: Mapping[str, int] = field(hash=False)  # by CUDA version: the newest that its nvcc takes
     cuda: Mapping[str, Drivers] = field(hash=False)
     floors: Mapping[str, Floor] = field(hash=False)  # by CUDA major
     gpus: tuple[GpuClass, ...]  # by capability, ascending
@@ -213,6 +214,7 @@ def _facts(data: bytes, raw: dict[str, Any]) -> Facts:
         rules=_limits(raw["rules"]),
         checks=_limits(raw["checks"]),
         toolkits=MappingProxyType({cuda: _toolkit(cuda, body) for cuda, body in raw["toolkits"].items()}),
+        host_gcc=MappingProxyType({cuda: body["newest"] for cuda, body in raw["host_gcc"].items()}),
         cuda=MappingProxyType({name: Drivers(**body) for name, body in raw["cuda"].items()}),
         floors=MappingProxyType(
             {
@@ -358,7 +360,7 @@ def _citations(raw: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[
     """Every fact id that a note may bear, with its source ids."""
     general = {name: tuple(ids) for name, ids in raw["provenance"].items()}
     cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",), "index_sha256": general["index_sha256"]}
-    for table in ("traps", "rules", "checks", "toolkits", "floors", "gpus"):
+    for table in ("traps", "rules", "checks", "toolkits", "host_gcc", "floors", "gpus"):
         cited |= {f"{table}.{name}": tuple(body["source"]) for name, body in raw[table].items()}
     for version, release in releases.items():
         at = f"releases.{version}"

@@ -15,6 +15,7 @@ from typing import Protocol
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from torchkiln.artefacts import artefact_json
 from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
 from torchkiln.files import write_atomic
 from torchkiln.lockfile import (
@@ -33,6 +34,7 @@ from torchkiln.nouns import (
     Digest,
     LockedBase,
     LockedCell,
+    LockedTools,
     LockedWheel,
     OsPackage,
     Resolution,
@@ -84,6 +86,7 @@ def lock(
     base: LockedBase,
     *,
     as_of: str,
+    tools: LockedTools | None = None,
     bound: tuple[str, ...] = (),
     previous: LockedCell | None = None,
     upgrade: Collection[str] = (),
@@ -94,6 +97,7 @@ def lock(
 
     :param as_of: ISO date; what was uploaded on that day or later (UTC) does not take part. A *previous*
         lock's own date goes on to hold, unless something is upgraded.
+    :param tools: those that the resolution names, on *base*.
     :param bound: the packages that the matrix binds to the index `pytorch`; they go there only if the
         resolution's torch does.
     :param upgrade: names of packages that need not keep *previous*'s version; `EVERYTHING` for all.
@@ -132,6 +136,7 @@ def lock(
         inputs=inputs_digest(resolution, bound),
         layers=(),
         stand_ins=tuple(source for source in Source if source in {w.index for w in wheels} & {*stand_ins}),
+        tools=tools,
     )
     if previous and previous.wheels == locked.wheels and _interpreter(previous) == _interpreter(locked):
         return replace(locked, layers=previous.layers)
@@ -202,12 +207,13 @@ def disagreements(images: Path, folder: Path, locked: LockedCell) -> tuple[str, 
         rendered = json_of(read_file(folder / "image.json", _LIMIT)).get("lock")
         if rendered != lock_digest(locked):
             found.append("image.json, plan.json and the Dockerfile were rendered from another lock")
-    name = f"base-{locked.base.os}/base.json"
-    with suppress(OSError, ValueError, AttributeError):
-        base = json_of(read_file(images / name, _LIMIT))
-        told = locked.base.plain()
-        if other := sorted(key for key, value in told.items() if base.get(key) != value):
-            found.append(f"{name} disagrees on {', '.join(other)}")
+    for artefact, file in ((locked.base, "base"), (locked.tools, locked.resolution.tools)):
+        name = f"base-{locked.base.os}/{file}.json"
+        with suppress(OSError, ValueError, AttributeError):
+            beside = json_of(read_file(images / name, _LIMIT)) if artefact else {}
+            told = artefact_json(artefact) if artefact else {}
+            if other := sorted(key for key, value in told.items() if beside.get(key) != value):
+                found.append(f"{name} disagrees on {', '.join(other)}")
     return tuple(found)
 
 
@@ -220,7 +226,11 @@ def save(images: Path, locked: LockedCell) -> Path:
 
 
 def staleness(
-    images: Path, resolution: Resolution, bound: tuple[str, ...], base: LockedBase | None
+    images: Path,
+    resolution: Resolution,
+    bound: tuple[str, ...],
+    base: LockedBase | None,
+    tools: LockedTools | None = None,
 ) -> tuple[str, ...]:
     """Why the committed lock of *resolution* no longer fits, a phrase each; empty: it is fresh."""
     try:
@@ -236,6 +246,8 @@ def staleness(
         reasons.append(f"its base is {locked.base.digest[:19]}…, base.json has {base.digest[:19]}…")
     elif base is not None and base != locked.base:
         reasons.append("its base has base.json's digest, and other words about it")
+    elif tools is not None and tools != locked.tools:
+        reasons.append(f"its tools are not those of {tools.name}.json")
     file = images / tag_of(resolution) / "requirements.txt"
     if not file.is_file() or file.read_bytes() != requirements_txt(locked):
         reasons.append("requirements.txt does not fit lock.json")

@@ -61,7 +61,7 @@ def _packages(locked: LockedCell | None) -> list[Package]:
     if locked is None:
         return []
     wheels = [Package(system="python", place="", name=one.name, version=one.version) for one in locked.wheels]
-    system = locked.base.packages
+    system = locked.os_packages
     return wheels + [Package(system="os", place="", name=one.name, version=one.version) for one in system]
 
 

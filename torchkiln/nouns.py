@@ -7,9 +7,9 @@ Sizes are bytes, times seconds, digests ``sha256:<64 hex digits>``, versions PEP
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, NewType
+from typing import Literal, NewType
 
 Digest = NewType("Digest", str)
 Flavor = Literal["runtime", "devel"]
@@ -108,6 +108,7 @@ class Resolution:
     nearest: tuple[tuple[str, str], ...]  # (torch, cuda) of the nearest cells that work
     lockable: bool  # the default index alone is enough
     toolkit: Toolkit | None = None  # of a devel cell, where it comes as wheels
+    tools: str | None = None  # the OS's tools of a devel cell, by the name that `tools.py` gives them
 
 
 # --- every byte named -----------------------------------------------------------------------------
@@ -147,10 +148,20 @@ class LockedBase:
     packages: tuple[OsPackage, ...]
     stand_in: bool = False  # its packages came from no more than a stand-in for the archive
 
-    def plain(self) -> dict[str, Any]:
-        """As it stands in files: packages as name → version; no stand-in is no word."""
-        values = asdict(self) | {"packages": {one.name: one.version for one in self.packages}}
-        return values if self.stand_in else {k: v for k, v in values.items() if k != "stand_in"}
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedTools:
+    """The OS's tools as an artefact: a layer blob on top of one base, and what it adds."""
+
+    os: str  # "debian12"
+    name: str  # "devel", "devel-gcc11"
+    base: Digest  # of the base's blob, on which alone it fits
+    digest: Digest
+    diff_id: Digest
+    size: int
+    unpacked: int
+    encoder: str
+    packages: tuple[OsPackage, ...]  # beside the base's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +178,7 @@ class DebFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseFiles:
-    """Which files a base was made of; it is about that base and no other."""
+    """Which files a base, or the tools on top of one, was made of; it is about that blob and no other."""
 
     base: Digest
     debs: tuple[DebFile, ...]  # sorted by name; what the archive did not tell is absent
@@ -196,11 +207,20 @@ class LockedCell:
     inputs: Digest  # of matrix, facts and recipe: what `lock --check` compares
     layers: tuple[LockedLayer, ...]  # empty until recorded
     stand_ins: tuple[Source, ...] = ()  # the indexes that were no more than stand-ins for the real ones
+    tools: LockedTools | None = None  # of a devel cell
+
+    @property
+    def os_packages(self) -> tuple[OsPackage, ...]:
+        """All of the OS's packages that the image has, by name."""
+        more = self.tools.packages if self.tools else ()
+        return tuple(
+            sorted((*self.base.packages, *more), key=lambda package: (package.name, package.version))
+        )
 
 
 # --- what the image will be -----------------------------------------------------------------------
 
-LayerKind = Literal["base", "wheels", "overlay"]
+LayerKind = Literal["base", "wheels", "tools", "overlay"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,6 +249,7 @@ class LayerSpec:
     wheels: tuple[LockedWheel, ...] = ()
     files: tuple[OverlayFile, ...] = ()
     links: tuple[OverlayLink, ...] = ()
+    artefact: LockedBase | LockedTools | None = None  # what the layer is as it comes: nothing is made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,10 +305,10 @@ class BuiltLayer:
     unpacked: int
 
     @classmethod
-    def of_base(cls, base: LockedBase, title: str) -> BuiltLayer:
-        """The base, which is a layer as it comes."""
+    def of_artefact(cls, found: LockedBase | LockedTools, title: str) -> BuiltLayer:
+        """The base or the tools, each of which is a layer as it comes."""
         return cls(
-            title=title, digest=base.digest, diff_id=base.diff_id, size=base.size, unpacked=base.unpacked
+            title=title, digest=found.digest, diff_id=found.diff_id, size=found.size, unpacked=found.unpacked
         )
 
 

@@ -14,6 +14,7 @@ from torchkiln.errors import Unresolvable
 from torchkiln.facts import Facts, GpuClass, Release, Trap, Variant
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import Build, Cell, Note, Resolution, Source, Status
+from torchkiln.tools import tools_of
 from torchkiln.versions import major_of, minor_of, newest, numbers
 
 
@@ -109,6 +110,7 @@ def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Bui
         nearest=(),
         lockable=build.source is Source.DEFAULT and (wheels is not None or cell.flavor == "runtime"),
         toolkit=wheels.toolkit if wheels else None,
+        tools=tools_of(cell, facts),
     )
 
 

@@ -1,4 +1,4 @@
-"""Ubuntu 22.04 from base to image, against an archive in its layout: real Python 3.10, real locks, small wheels.
+"""Ubuntu 22.04 from base to image, against an archive in its layout: real Python 3.10, real locks.
 
 What is not Ubuntu's own here says so: in the lock, in the image, and to the gate.
 """

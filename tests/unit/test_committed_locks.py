@@ -28,7 +28,9 @@ def test_a_committed_lock_is_whole_and_says_nothing_of_its_maker(tag: str) -> No
 
 
 def test_every_cell_of_the_default_index_is_committed_and_minds_the_traps() -> None:
-    assert len(COMMITTED) == 9
+    found = [resolve(cell, MATRIX, FACTS) for cell in all_cells(MATRIX) if cell.os == DEFAULT_OS]
+    lockable = {tag_of(one) for one in found if one.lockable}
+    assert {tag for tag in lockable if tag.endswith("-runtime")} <= {*COMMITTED} <= lockable
     for tag in COMMITTED:
         versions = {one.name: one.version for one in load_locked(IMAGES, tag).wheels}
         old = tag.startswith(("2.0.", "2.1.", "2.2."))

@@ -20,9 +20,9 @@ ADAPTERS = frozenset({"store", "oci", "index", "base", "wheel", "runtimes", "reg
 GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
-            "__init__", "contents", "deb822", "errors", "files", "locks", "nouns", "pagecache", "places",
-            "recipe", "released", "retry", "schema", "sizes", "stand_in", "strict", "versions", "wanted",
-            "workers",
+            "__init__", "artefacts", "contents", "deb822", "errors", "files", "locks", "nouns", "pagecache",
+            "places", "recipe", "released", "retry", "schema", "sizes", "stand_in", "strict", "versions",
+            "wanted", "workers",
         }
     ),
     "stages": frozenset(
@@ -31,7 +31,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
             "facts", "fanout", "gate", "hosts", "layering", "located", "lock", "lockdiff", "lockfile",
             "matrix", "matrix_edit", "pick", "plan", "policy", "proposal", "render", "report", "requires",
             "resolve", "reuse", "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke",
-            "standing", "state", "statements", "suite", "tags", "tolerated", "toolkit", "verdict",
+            "standing", "state", "statements", "suite", "tags", "tolerated", "toolkit", "tools", "verdict",
             "vulnerabilities",
         }
     ),
@@ -40,7 +40,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "kiln": frozenset(
         {
             "billing", "bundle", "doctor", "foretold", "housekeeping", "kiln", "overlay", "pinned_wheels",
-            "planning", "publishing", "revision", "scanner", "stacks", "survey",
+            "planning", "publishing", "revision", "scanner", "stacks", "survey", "system",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),

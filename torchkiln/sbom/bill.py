@@ -146,8 +146,8 @@ def _disagreements(locked: LockedCell, evidence: Evidence) -> Iterator[str]:
     hashes = {wheel.name: wheel.sha256 for wheel in locked.wheels}
     if evidence.wheels:
         yield from _unlike("hash of", hashes, {name: sha256 for name, (_, sha256) in evidence.wheels.items()})
-    base = {package.name: package.version for package in locked.base.packages}
-    yield from _unlike("package", base, {one.name: one.version for one in evidence.packages})
+    system = {package.name: package.version for package in locked.os_packages}
+    yield from _unlike("package", system, {one.name: one.version for one in evidence.packages})
 
 
 def _unlike(what: str, locked: Mapping[str, str], there: Mapping[str, str]) -> Iterator[str]:
