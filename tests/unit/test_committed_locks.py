@@ -7,8 +7,12 @@ import json
 import jsonschema
 import pytest
 
+from tests.gridcase import FACTS, MATRIX
 from torchkiln.lock import load_locked, requirements_txt, to_json
 from torchkiln.places import ROOT
+from torchkiln.resolve import resolve
+from torchkiln.select import all_cells
+from torchkiln.tags import DEFAULT_OS, tag_of
 
 IMAGES = ROOT / "images"
 SCHEMA = json.loads((ROOT / "torchkiln/data/lock.schema.json").read_bytes())
