@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchkiln.base import artefact
+from torchkiln.cuda.source import CudaArchives
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.engines.prefetch import fetching, unfetched
@@ -69,6 +70,7 @@ def build(
             store,
             layout,
             fetcher=fetcher,
+            archives=CudaArchives(environ),
             observer=observer,
             refs=options.refs,
             base_moved=moved,
@@ -124,6 +126,7 @@ def build_on_docker(
             engine=engine,
             repository=matrix.repository,
             wheels=wheels,
+            archives=CudaArchives(environ),
             observer=observer,
             options=handed_on,
             environ=environ,

@@ -15,6 +15,7 @@ from typing import Protocol
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from torchkiln.cuda_redist import digest_of
 from torchkiln.errors import ConfigError, Stale, Unresolvable
 from torchkiln.files import write_atomic
 from torchkiln.lockfile import (
@@ -31,6 +32,7 @@ from torchkiln.lockfile import (
 from torchkiln.nouns import (
     Build,
     Digest,
+    LockedArchive,
     LockedBase,
     LockedCell,
     LockedWheel,
@@ -87,6 +89,7 @@ def lock(
     bound: tuple[str, ...] = (),
     previous: LockedCell | None = None,
     upgrade: Collection[str] = (),
+    archives: Collection[LockedArchive] = (),
 ) -> LockedCell:
     """Name every byte of *resolution*.
 
@@ -95,6 +98,7 @@ def lock(
     :param bound: the packages that the matrix binds to the index `pytorch`; they go there only if the
         resolution's torch does.
     :param upgrade: names of packages that need not keep *previous*'s version; `EVERYTHING` for all.
+    :param archives: what is known of the archives of the toolkit's release.
     :raises Unresolvable: the cell is unavailable, or its packages cannot be had.
     """
     cell = resolution.cell
@@ -124,10 +128,24 @@ def lock(
         epoch=int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp()),
         inputs=inputs_digest(resolution, bound),
         layers=(),
+        archives=_archives(resolution, archives),
     )
     if previous and previous.wheels == locked.wheels and _interpreter(previous) == _interpreter(locked):
         return replace(locked, layers=previous.layers)
     return locked
+
+
+def _archives(resolution: Resolution, known: Collection[LockedArchive]) -> tuple[LockedArchive, ...]:
+    """Those that the resolution means, of which it holds a digest."""
+    toolkit = resolution.toolkit
+    if toolkit is None or not toolkit.release:
+        return ()
+    if digest_of(known) != toolkit.archives:
+        raise Unresolvable(
+            f"the archives of CUDA {toolkit.release} are not those that the cell was resolved with",
+            hint="hand `lock` the archives of the facts that `resolve` had",
+        )
+    return tuple(sorted(known, key=lambda one: one.component))
 
 
 def _interpreter(locked: LockedCell) -> tuple[OsPackage, ...]:

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from torchkiln.cuda_redist import digest_of
 from torchkiln.errors import Stale
 from torchkiln.nouns import (
     Build,
     Cell,
     Digest,
+    LockedArchive,
     LockedBase,
     LockedCell,
     LockedLayer,
@@ -136,16 +138,18 @@ def _document(locked: LockedCell) -> dict[str, Any]:
         "indexes": sorted({wheel.index.value for wheel in locked.wheels}),
         "resolution": json.loads(json.dumps(plain(locked.resolution))),
         "wheels": [asdict(wheel) for wheel in locked.wheels],
+        **({"archives": [asdict(one) for one in locked.archives]} if locked.archives else {}),
         "base": base,
         "layers": [asdict(layer) for layer in locked.layers],
     }
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:
-    """*resolution* as plain values; no toolkit is no word, so that older locks stay as they are."""
+    """*resolution* as plain values; what is not there is no word, so that older locks stay as they are."""
     values = asdict(resolution)
-    if values["toolkit"] is None:
-        del values["toolkit"]
+    toolkit = values.pop("toolkit")
+    if toolkit:
+        values["toolkit"] = {name: told for name, told in sorted(toolkit.items()) if told}
     return values
 
 
@@ -179,10 +183,21 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
         yield "indexes: not those that the wheels name"
     if document["resolution"]["build"]["cudnn"] is None:
         yield "resolution.build.cudnn: must be text, not nothing; the tag names it"
+    yield from _faults_of_archives(document)
     cell, base = document["resolution"]["cell"], document["base"]
     if base["os"] != cell["os"] or not base["python"].startswith(cell["python"] + "."):
         of = f"{base['os']} with Python {base['python']}"
         yield f"base: it is {of}, the cell asks for {cell['os']} with Python {cell['python']}"
+
+
+def _faults_of_archives(document: Mapping[str, Any]) -> Iterator[str]:
+    """They are those that the resolution means, each once."""
+    archives = [LockedArchive(**one) for one in document.get("archives", ())]
+    if len({one.component for one in archives}) < len(archives):
+        yield "archives: a component stands twice"
+    meant = document["resolution"].get("toolkit", {}).get("archives")
+    if (digest_of(archives) if archives else None) != meant:
+        yield "archives: not those that resolution.toolkit means"
 
 
 def _same_version(one: str, other: str) -> bool:
@@ -198,7 +213,7 @@ def _same_version(one: str, other: str) -> bool:
 
 
 def _field(key: str, value: Any) -> str:
-    if key in ("wheels", "layers"):
+    if key in ("wheels", "archives", "layers"):
         return _block("[", (_compact(one) for one in value), "]", 2)
     if key in ("resolution", "base"):
         inner = (
@@ -238,6 +253,7 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
         epoch=document["epoch"],
         inputs=parse_digest(document["inputs"]),
         layers=tuple(LockedLayer(**one) for one in document["layers"]),
+        archives=tuple(LockedArchive(**one) for one in document.get("archives", ())),
     )
 
 
@@ -262,8 +278,8 @@ def _resolution(value: Mapping[str, Any]) -> Resolution:
 def _toolkit(value: Mapping[str, Any] | None) -> Toolkit | None:
     if value is None:
         return None
-    lists = {name: tuple(value[name]) for name in ("programs", "libraries")}
-    return Toolkit(cuda=value["cuda"], folder=value["folder"], **lists)
+    lists = {name: tuple(value.get(name, ())) for name in ("programs", "libraries")}
+    return Toolkit(**{**value, **lists})
 
 
 def _build(value: Mapping[str, Any]) -> Build:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchkiln.errors import ConfigError
 from torchkiln.files import pretty_json
-from torchkiln.layering import wheel_layers
+from torchkiln.layering import archive_layers, wheel_layers
 from torchkiln.nouns import (
     Build,
     Digest,
@@ -17,6 +17,7 @@ from torchkiln.nouns import (
     ImageConfig,
     ImagePlan,
     LayerSpec,
+    LockedArchive,
     LockedCell,
     OverlayFile,
 )
@@ -83,7 +84,7 @@ def plan(
         locked=locked,
         tag=tag,
         aliases=tuple(aliases),
-        layers=(base, *wheel_layers(locked.wheels), top),
+        layers=(base, *wheel_layers(locked.wheels), *archive_layers(locked), top),
         config=_config(locked, build, tag, lock_digest),
         epoch=locked.epoch,
         recipe=RECIPE,
@@ -183,7 +184,12 @@ def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest
         "wheels": [
             {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in locked.wheels
         ],
+        **({"archives": [_archive_facts(one) for one in locked.archives]} if locked.archives else {}),
     }
+
+
+def _archive_facts(archive: LockedArchive) -> dict[str, str]:
+    return {"name": archive.component, "version": archive.version, "sha256": archive.sha256}
 
 
 def constraints(locked: LockedCell) -> str:
@@ -230,10 +236,11 @@ def to_json(plan: ImagePlan) -> dict[str, Any]:
 
 
 def layer_bytes(layer: LayerSpec, locked: LockedCell) -> int:
-    """Bytes that go into *layer*: the base's blob, the wheels' files, or the overlay's data."""
+    """Bytes that go into *layer*: the base's blob, the wheels' or archives' files, or the overlay's data."""
     if layer.kind == "base":
         return locked.base.size
-    return sum(wheel.size for wheel in layer.wheels) + sum(len(file.data) for file in layer.files)
+    whole = sum(wheel.size for wheel in layer.wheels) + sum(archive.size for archive in layer.archives)
+    return whole + sum(len(file.data) for file in layer.files)
 
 
 def _layer_json(layer: LayerSpec, locked: LockedCell) -> dict[str, Any]:
@@ -242,6 +249,8 @@ def _layer_json(layer: LayerSpec, locked: LockedCell) -> dict[str, Any]:
         told["digest"] = locked.base.digest
     if layer.wheels:
         told["wheels"] = [wheel.filename for wheel in layer.wheels]
+    if layer.archives:
+        told["archives"] = [archive.filename for archive in layer.archives]
     if layer.links:
         told["links"] = {link.path: link.target for link in layer.links}
     if layer.files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +13,10 @@ from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, images_folder
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
-from torchkiln.nouns import LockedBase, LockedCell, Resolution, Source
+from torchkiln.nouns import LockedArchive, LockedBase, LockedCell, Resolution, Source
+
+if TYPE_CHECKING:
+    from torchkiln.facts import Facts
 
 
 @click.command("lock")
@@ -75,7 +79,7 @@ def lock(
         return
     wanted = _lockable(resolutions, sweeping=sweeping)
     date = _date(as_of)
-    _Locking(images, bound, date, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
+    _Locking(images, bound, date, upgrade, upgrade_base, facts).run(wanted, sweeping=sweeping)
 
 
 def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: Path) -> None:
@@ -100,10 +104,10 @@ def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: 
 
 
 def _record(resolutions: tuple[Resolution, ...], images: Path, *, sweeping: bool) -> None:
-    """Write the wheel layers' digests into the locks they were built from; builds then hold to them."""
+    """Write the layers' digests into the locks they were built from; builds then hold to them."""
     from dataclasses import replace
 
-    from torchkiln.engines.embedded import known_wheel_layers
+    from torchkiln.engines.embedded import known_layers
     from torchkiln.lock import load_locked, save
     from torchkiln.store import Store
     from torchkiln.tags import tag_of
@@ -112,7 +116,7 @@ def _record(resolutions: tuple[Resolution, ...], images: Path, *, sweeping: bool
     for resolution in resolutions:
         tag = tag_of(resolution)
         locked = load_locked(images, tag)
-        layers = known_wheel_layers(locked, store)
+        layers = known_layers(locked, store)
         if layers is None and locked.layers:
             click.echo(f"lock: {tag}: recorded already, left as it is", err=True)
             continue
@@ -168,13 +172,19 @@ class _Locking:
     """One run over several cells: the indexes and each OS's base are opened once."""
 
     def __init__(
-        self, images: Path, bound: tuple[str, ...], as_of: str, upgrade: tuple[str, ...], upgrade_base: bool
+        self,
+        images: Path,
+        bound: tuple[str, ...],
+        as_of: str,
+        upgrade: tuple[str, ...],
+        upgrade_base: bool,
+        facts: Facts,
     ) -> None:
         from torchkiln.index.package_index import open_index
         from torchkiln.store import Store
 
         self._images, self._bound, self._as_of, self._upgrade = images, bound, as_of, upgrade
-        self._upgrade_base = upgrade_base
+        self._upgrade_base, self._facts = upgrade_base, facts
         self._store = Store(cache_root(), on_wait=waiting)
         self._index = open_index(os.environ, self._store)
         self._bases: dict[str, LockedBase] = {}
@@ -220,15 +230,24 @@ class _Locking:
             bound=self._bound,
             previous=previous,
             upgrade=self._upgrade,
+            archives=self._archives(resolution),
         )
         save(self._images, locked)
         total = sum(wheel.size for wheel in locked.wheels)
+        named = f"{len(locked.wheels)} wheels, {total / 1e9:.2f} GB"
+        if locked.archives:
+            more = sum(archive.size for archive in locked.archives)
+            named += f", {len(locked.archives)} archives, {more / 1e9:.2f} GB"
         changes = (
             "unchanged"
             if previous == locked
             else "; ".join(_moves(previous, locked)) or "new facts, same wheels"
         )
-        click.echo(f"lock: {tag}: {len(locked.wheels)} wheels, {total / 1e9:.2f} GB: {changes}", err=True)
+        click.echo(f"lock: {tag}: {named}: {changes}", err=True)
+
+    def _archives(self, resolution: Resolution) -> tuple[LockedArchive, ...]:
+        toolkit = resolution.toolkit
+        return self._facts.redist.releases.get(toolkit.release, ()) if toolkit else ()
 
     def _previous(self, tag: str) -> LockedCell | None:
         """The present lock; one that is broken gives no versions to keep, and is made anew."""
