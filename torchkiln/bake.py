@@ -20,8 +20,8 @@ NAME = "docker-bake.json"
 def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
     """The file's bytes. Its paths are relative to the folder that has images/ and rootfs/.
 
-    What a user may set from outside (bake's variables): REPOSITORY, WHEELS (a folder), BASE_<OS>, and for devel
-    TOOLKIT_<CUDA>, a folder that `torchkiln toolkit` fills.
+    What a user may set from outside (bake's variables): REPOSITORY, WHEELS (a folder), BASE_<OS>, and for
+    devel TOOLKIT_<CUDA>, a folder that `torchkiln toolkit` fills.
     """
     groups: dict[str, list[str]] = {"default": []}
     for plan in plans:

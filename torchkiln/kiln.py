@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchkiln.base import artefact
-from torchkiln.cuda.source import CudaArchives
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.engines.prefetch import fetching, unfetched
+from torchkiln.engines.toolkits import unmade
 from torchkiln.facts import Facts
+from torchkiln.index.archives import CudaArchives
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import BuiltLayer, LayerFormat, LockedBase, LockedCell
 from torchkiln.planning import plan_locked
@@ -58,8 +59,10 @@ def build(
     """
     store.sweep()
     what = f"builds {tag_of(locked.resolution)}"
+    archives = CudaArchives(environ)
     with ExitStack() as claims:
         claims.enter_context(store.claim(what, build_needs(locked)))
+        archives.require(unmade(locked, store))
         base, moved = _base(locked, store, fetcher, options, environ, say)
         at_hand = replace(locked, base=base, layers=()) if moved else locked
         if moved:
@@ -70,7 +73,7 @@ def build(
             store,
             layout,
             fetcher=fetcher,
-            archives=CudaArchives(environ),
+            archives=archives,
             observer=observer,
             refs=options.refs,
             base_moved=moved,
@@ -107,8 +110,9 @@ def build_on_docker(
     from torchkiln.render import load_templates, render_folder
 
     store.sweep()
-    cell = locked.resolution.cell
+    cell, archives = locked.resolution.cell, CudaArchives(environ)
     with store.claim(f"builds {tag_of(locked.resolution)} on Docker", build_needs(locked)):
+        archives.require(unmade(locked, store))
         at_hand = locked
         moved: tuple[str, ...] = ()
         if handed_on.base is None:
@@ -126,7 +130,7 @@ def build_on_docker(
             engine=engine,
             repository=matrix.repository,
             wheels=wheels,
-            archives=CudaArchives(environ),
+            archives=archives,
             observer=observer,
             options=handed_on,
             environ=environ,

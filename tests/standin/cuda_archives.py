@@ -46,7 +46,7 @@ def archive_of(data: bytes, component: str = "cuda_nvcc", version: str = "12.1.1
 
 
 def members_of(top: str, files: Mapping[str, Content]) -> Iterable[tuple[tarfile.TarInfo, bytes | Path]]:
-    """*files* below the folder *top*, as NVIDIA's archives have them: folders first, a builder's owner and time."""
+    """*files* below the folder *top*, as NVIDIA's archives have them: folders first, some builder's owner."""
     folders = {""} | {
         "/".join(path.split("/")[:count]) for path in files for count in range(1, path.count("/") + 1)
     }
@@ -79,13 +79,15 @@ def write_archive(path: Path, files: Mapping[str, Content], *, preset: int = 0) 
     """An xz tar of *files* at *path*, streamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     top = path.name.removesuffix(".tar.xz")
-    with lzma.open(path, "wb", preset=preset) as out, tarfile.open(fileobj=out, mode="w|") as archive:
+    part = path.with_name(f"{path.name}.part")
+    with lzma.open(part, "wb", preset=preset) as out, tarfile.open(fileobj=out, mode="w|") as archive:
         for info, content in members_of(top, files):
             if isinstance(content, Path):
                 with content.open("rb") as file:
                     archive.addfile(info, file)
             else:
                 archive.addfile(info, io.BytesIO(content))
+    part.rename(path)
 
 
 def locked_archive(folder: Path, component: str, version: str) -> LockedArchive:

@@ -292,8 +292,6 @@ def _moves(previous: LockedCell | None, locked: LockedCell) -> list[str]:
         return ["new"]
     found = lock_change(tag_of(locked.resolution), previous, locked)
     told = [
-        f"{one.name} {one.a or '(new)'} → {one.b or '(gone)'}"
-        for one in found.packages
-        if one.system == "python"
+        f"{one.name} {one.a or '(new)'} → {one.b or '(gone)'}" for one in found.packages if one.system != "os"
     ]
     return told + (["base"] if found.base[0] != found.base[1] else [])

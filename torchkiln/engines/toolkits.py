@@ -21,6 +21,7 @@ from torchkiln.cuda_tree import RULE
 from torchkiln.engines.keys import key_of
 from torchkiln.engines.observer import ArchiveSource, Observer
 from torchkiln.errors import BuildFailed
+from torchkiln.layering import archive_layers
 from torchkiln.nouns import BuiltLayer, Digest, ImagePlan, LayerSpec, LockedArchive, LockedCell
 from torchkiln.oci.encode import Encoded
 from torchkiln.pagecache import PassingFile
@@ -69,13 +70,18 @@ def toolkit_layers(
             return built
         if source is None:
             raise BuildFailed(f"{missing[0].title}: nobody said where archives are", hint="name a source")
-        source.require([one for spec in missing for one in spec.archives if not _kept(one, store).is_file()])
+        source.require(_unkept(missing, store))
         for spec, encoded, blob in _made(missing, home(toolkit), store, source, observer):
             store.adopt(blob, store.blob(encoded.digest))
             store.put_record("layers", key_of(spec, locked), {**asdict(encoded), "looked_into": True})
             built[spec] = BuiltLayer(title=spec.title, **asdict(encoded))
             on_layer(built[spec])
     return built
+
+
+def unmade(locked: LockedCell, store: Store) -> tuple[LockedArchive, ...]:
+    """The archives that a build of *locked* will ask for."""
+    return _unkept([spec for spec in archive_layers(locked) if _known(spec, locked, store) is None], store)
 
 
 def lay_out(
@@ -193,6 +199,10 @@ def _keep(archive: LockedArchive, path: Path, place: Path, store: Store) -> None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _unkept(specs: Sequence[LayerSpec], store: Store) -> tuple[LockedArchive, ...]:
+    return tuple(one for spec in specs for one in spec.archives if not _kept(one, store).is_file())
 
 
 def _kept(archive: LockedArchive, store: Store) -> Path:
