@@ -90,7 +90,7 @@ def archive_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
     name = f"CUDA {toolkit.release}"
     small = tuple(one for one in locked.archives if one.component not in _LARGE_ARCHIVES)
     large = [one for one in locked.archives if one.component in _LARGE_ARCHIVES]
-    shared = LayerSpec(kind="toolkit", title=f"{name}: {len(small)} archives", archives=small)
+    shared = LayerSpec(kind="toolkit", title=f"{name}: parts of {len(small)} archives", archives=small)
     return (
         *([shared] if small else []),
         *(

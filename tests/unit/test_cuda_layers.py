@@ -125,7 +125,7 @@ def test_an_image_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 
     titles = [layer.title for layer in built.image.layers]
     assert titles[-4:-1] == [
-        "CUDA 12.1.1: 2 archives",
+        "CUDA 12.1.1: parts of 2 archives",
         "CUDA 12.1.1: cuda_gdb 12.1.105",
         "CUDA 12.1.1: cuda_nvcc 12.1.105",
     ]

@@ -136,7 +136,7 @@ def _put_together(
     observer: Observer,
 ) -> tuple[Encoded, Path]:
     size = sum(one.size for one in spec.archives)
-    observer.begin("convert", spec.title, size)
+    observer.begin("toolkit", spec.title, size)
     out, whole = store.temporary("toolkit"), False
     try:
         with store.writable():
@@ -145,8 +145,8 @@ def _put_together(
     finally:
         if not whole:
             out.unlink(missing_ok=True)
-    observer.advance("convert", spec.title, size)
-    observer.end("convert", spec.title)
+    observer.advance("toolkit", spec.title, size)
+    observer.end("toolkit", spec.title)
     return encoded, out
 
 
