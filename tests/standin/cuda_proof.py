@@ -1,11 +1,11 @@
-"""A real CUDA 11.8 of Debian's packages -> a devel image that compiles: the way of NVIDIA's archives, to its end.
+"""A real CUDA 11.8, of Debian's packages -> a devel image that compiles: the way of NVIDIA's archives, whole.
 
     python -m tests.standin.cuda_proof ARCHIVES RECORD
 
-*ARCHIVES*: a folder that tests/standin/debian_cuda.py filled. They are served over HTTP in NVIDIA's layout, locked by
-their hashes, and built twice: from that server, and from the folder into another cache. In the image Debian's g++-11
-is installed, and nvcc compiles for sm_80 and sm_90. *RECORD*: where what was seen goes, as JSON. Root, the package
-index and Debian's archive are needed; some minutes. Not in CI.
+*ARCHIVES*: a folder that tests/standin/debian_cuda.py filled. They are served over HTTP in NVIDIA's layout,
+locked by their hashes, and built twice: from that server, and from the folder into another cache. In the
+image Debian's g++-11 is installed, and nvcc compiles for sm_80 and sm_90. *RECORD*: where what was seen goes,
+as JSON. It wants root, the package index and Debian's archive, and takes some minutes. Not in CI.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ exec 3>&1 1>&2
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends g++-11
 cd "$(mktemp -d)"
+codes() { cuobjdump "$@" | sed -E 's/.*(sm_[0-9]+).*/\1/' | sort -u | tr '\n' ' '; }
 cat > twice.cu <<'KERNEL'
 %(kernel)sKERNEL
 cat > CMakeLists.txt <<'CMAKE'
@@ -90,21 +91,23 @@ cat > CMakeLists.txt <<'CMAKE'
   echo "host: $(g++-11 --version | head -n 1)"
   nvcc -ccbin g++-11 -O2 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
       -gencode arch=compute_90,code=compute_90 -o twice twice.cu -lcurand -lnvrtc
-  echo "code: $(cuobjdump --list-elf twice | sed -E 's/.*(sm_[0-9]+).*/\1/' | sort -u | tr '\n' ' ')"
-  echo "ptx: $(cuobjdump --list-ptx twice | sed -E 's/.*(sm_[0-9]+).*/\1/' | sort -u | tr '\n' ' ')"
+  echo "code: $(codes --list-elf twice)"
+  echo "ptx: $(codes --list-ptx twice)"
   echo "starts: $(./twice)"
   echo "loads: $(ldd twice | grep -E 'curand|nvrtc' | awk '{print $3}' | tr '\n' ' ')"
   cuobjdump -xelf all twice > /dev/null
-  echo "nvdisasm: $(for one in ./*.sm_90.cubin; do nvdisasm "$one"; done | grep -cE 'FMUL|FADD')"
+  for one in ./*.sm_90.cubin; do nvdisasm "$one"; done > machine.txt
+  echo "nvdisasm: $(grep -cE 'FMUL|FADD' machine.txt) FMUL or FADD for sm_90"
   g++-11 -o plain -x c++ - -lcudart <<< '#include <cuda_runtime.h>
 #include <cstdio>
 int main() { std::puts(cudaGetErrorString(cudaErrorInvalidValue)); }'
   echo "g++ -lcudart: $(./plain) $(ldd plain | grep cudart | awk '{print $3}')"
   echo "gcc 12: $(nvcc -c -o refused.o twice.cu 2>&1 | grep -o 'unsupported GNU version.*')"
-  CUDAHOSTCXX=g++-11 CXX=g++-11 cmake -S . -B build -G Ninja > cmake.log 2>&1 || { cat cmake.log >&2; exit 1; }
+  export CUDAHOSTCXX=g++-11 CXX=g++-11
+  cmake -S . -B build -G Ninja > cmake.log 2>&1 || { cat cmake.log >&2; exit 1; }
   cmake --build build > build.log 2>&1 || { cat build.log >&2; exit 1; }
   echo "cmake: $(grep -- '-- toolkit' cmake.log)"
-  echo "cmake's: $(cuobjdump --list-elf build/made | sed -E 's/.*(sm_[0-9]+).*/\1/' | sort -u | tr '\n' ' ')"
+  echo "cmake's code: $(codes --list-elf build/made)"
   echo "dangling: $(find -L /usr/local/cuda/ -type l | tr '\n' ' ')"
   echo "tools: $(for one in cuda-gdb cuobjdump nvdisasm ptxas nvlink; do command -v "$one"; done | tr '\n' ' ')"
 } >&3

@@ -62,7 +62,7 @@ def toolkit_layers(
         for key, spec in sorted(((key_of(one, locked), one) for one in specs), key=lambda pair: pair[0]):
             stack.enter_context(store.lock(f"layer-{key}", f"makes layer {spec.title}"))
         for spec in specs:
-            if found := _known(spec, locked, store):
+            if found := known_layer(spec, locked, store):
                 built[spec] = found
                 on_layer(found)
         missing = [spec for spec in specs if spec not in built]
@@ -81,7 +81,9 @@ def toolkit_layers(
 
 def unmade(locked: LockedCell, store: Store) -> tuple[LockedArchive, ...]:
     """The archives that a build of *locked* will ask for."""
-    return _unkept([spec for spec in archive_layers(locked) if _known(spec, locked, store) is None], store)
+    return _unkept(
+        [spec for spec in archive_layers(locked) if known_layer(spec, locked, store) is None], store
+    )
 
 
 def lay_out(
@@ -103,7 +105,8 @@ def lay_out(
     return into
 
 
-def _known(spec: LayerSpec, locked: LockedCell, store: Store) -> BuiltLayer | None:
+def known_layer(spec: LayerSpec, locked: LockedCell, store: Store) -> BuiltLayer | None:
+    """The layer of *spec*, if it was made before and its blob is there."""
     record = store.record("layers", key_of(spec, locked))
     if record is None or not store.has_blob(Digest(record["digest"]), record["size"]):
         return None
