@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Fetcher, Observer
+from torchkiln.engines.toolkits import unmade
 from torchkiln.errors import BuildFailed
 from torchkiln.facts import Facts
+from torchkiln.index.archives import CudaArchives
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import BuiltLayer, LayerFormat, LockedCell
 from torchkiln.planning import plan_locked
@@ -58,8 +60,10 @@ def build(
     _require_real(locked, options)
     store.sweep()
     what = f"builds {tag_of(locked.resolution)}"
+    archives = CudaArchives(environ)
     with ExitStack() as claims:
         claims.enter_context(store.claim(what, build_needs(locked)))
+        archives.require(unmade(locked, store))
         found, moved = at_hand(locked, store, fetcher, options.sources, environ=environ, say=say)
         if moved:
             claims.enter_context(store.claim(what, build_needs(found)))
@@ -69,6 +73,7 @@ def build(
             store,
             layout,
             fetcher=fetcher,
+            archives=archives,
             observer=observer,
             refs=options.refs,
             base_moved=moved,
@@ -106,8 +111,9 @@ def build_on_docker(
 
     _require_real(locked, options)
     store.sweep()
-    cell = locked.resolution.cell
+    cell, archives = locked.resolution.cell, CudaArchives(environ)
     with store.claim(f"builds {tag_of(locked.resolution)} on Docker", build_needs(locked)):
+        archives.require(unmade(locked, store))
         found = locked
         moved: tuple[str, ...] = ()
         if handed_on.base is None:
@@ -124,6 +130,7 @@ def build_on_docker(
             engine=engine,
             repository=matrix.repository,
             wheels=wheels,
+            archives=archives,
             observer=observer,
             options=handed_on,
             environ=environ,

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchkiln.artefacts import artefact_json
+from torchkiln.cuda_redist import digest_of
 from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
 from torchkiln.files import write_atomic
 from torchkiln.lockfile import (
@@ -32,6 +33,7 @@ from torchkiln.lockfile import (
 from torchkiln.nouns import (
     Build,
     Digest,
+    LockedArchive,
     LockedBase,
     LockedCell,
     LockedTools,
@@ -92,6 +94,7 @@ def lock(
     upgrade: Collection[str] = (),
     stand_ins: Collection[Source] = (),
     recorded: str | None = None,
+    archives: Collection[LockedArchive] = (),
 ) -> LockedCell:
     """Name every byte of *resolution*.
 
@@ -103,6 +106,7 @@ def lock(
     :param upgrade: names of packages that need not keep *previous*'s version; `EVERYTHING` for all.
     :param stand_ins: the indexes that are no more than stand-ins; the lock says so of those that it used.
     :param recorded: hex sha256 of the cell's torch wheel, by public record (`facts.recorded`).
+    :param archives: what is known of the archives of the toolkit's release.
     :raises Unresolvable: the cell is unavailable, or its packages cannot be had.
     :raises BuildFailed: the index gave another torch wheel than the recorded one.
     """
@@ -137,10 +141,24 @@ def lock(
         layers=(),
         stand_ins=tuple(source for source in Source if source in {w.index for w in wheels} & {*stand_ins}),
         tools=tools,
+        archives=_archives(resolution, archives),
     )
     if previous and previous.wheels == locked.wheels and _interpreter(previous) == _interpreter(locked):
         return replace(locked, layers=previous.layers)
     return locked
+
+
+def _archives(resolution: Resolution, known: Collection[LockedArchive]) -> tuple[LockedArchive, ...]:
+    """Those that the resolution means, of which it holds a digest."""
+    toolkit = resolution.toolkit
+    if toolkit is None or not toolkit.release:
+        return ()
+    if digest_of(known) != toolkit.archives:
+        raise Unresolvable(
+            f"the archives of CUDA {toolkit.release} are not those that the cell was resolved with",
+            hint="hand `lock` the archives of the facts that `resolve` had",
+        )
+    return tuple(sorted(known, key=lambda one: one.component))
 
 
 def _interpreter(locked: LockedCell) -> tuple[OsPackage, ...]:

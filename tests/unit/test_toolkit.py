@@ -12,6 +12,7 @@ import pytest
 
 from tests.gridcase import FACTS, MATRIX
 from tests.planned import LOCK_DIGEST, PROFILE, locked, wheel
+from torchkiln.errors import Unresolvable
 from torchkiln.lockfile import from_json, to_json
 from torchkiln.nouns import Cell, ImagePlan, LockedCell, Resolution
 from torchkiln.oci import tar
@@ -23,7 +24,7 @@ from torchkiln.resolve import require_buildable, resolve
 
 SITE = site("3.11").lstrip("/")
 PARTS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl")
-WIDER = replace(MATRIX, torch=(*MATRIX.torch, "2.11.0"), cuda=(*MATRIX.cuda, "13.0"))
+WIDER = replace(MATRIX, torch=(*MATRIX.torch, "2.11.0"), cuda=(*MATRIX.cuda, "12.9", "13.0"))
 
 
 def answer(flavor: str, *, cuda: str = "13.0", torch: str = "2.11.0") -> Resolution:
@@ -148,8 +149,9 @@ def test_the_dockerfile_makes_the_same_links() -> None:
     assert {f"/{PurePosixPath(path).parent}" for path in link_map(image)} == set(made[1].split())
 
 
-def test_of_other_cuda_it_needs_archives() -> None:
-    told = answer("devel", torch="2.7.1", cuda="12.1")
+def test_of_a_cuda_without_toolkit_only_runtime_can_be_built() -> None:
+    told = answer("devel", torch="2.8.0", cuda="12.9")
 
     assert (told.toolkit, told.lockable) == (None, False)
-    assert "rules.devel-toolkit" in {note.fact for note in told.limits}
+    with pytest.raises(Unresolvable, match="no toolkit of this CUDA is known"):
+        require_buildable(told)
