@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from tests.gridcase import FACTS, MATRIX
-from tests.planned import LOCK_DIGEST, PROFILE, locked, wheel
+from tests.planned import LOCK_DIGEST, PROFILE, locked, tools_on, wheel
 from torchkiln.errors import Unresolvable
 from torchkiln.lockfile import from_json, to_json
 from torchkiln.nouns import Cell, ImagePlan, LockedCell, Resolution
@@ -37,7 +37,8 @@ def cell_of(flavor: str) -> LockedCell:
     made = locked()
     more = [wheel(name, "13.0.88", megabytes=30) for name in PARTS] if flavor == "devel" else []
     wheels = tuple(sorted((*made.wheels, *more), key=lambda one: one.name))
-    return replace(made, resolution=answer(flavor), wheels=wheels)
+    tools = tools_on(made.base) if flavor == "devel" else None
+    return replace(made, resolution=answer(flavor), wheels=wheels, tools=tools)
 
 
 def planned(flavor: str) -> ImagePlan:

@@ -110,7 +110,7 @@ def _way(
         noun="base",
         lock=f"base-{wanted.os}",
         option="--base FILE",
-        export="torchkiln base export FILE",
+        export="torchkiln base export",
         kind=LockedBase,
         make=lambda: build(wanted, store, environ=environ, say=say),
         read=read,

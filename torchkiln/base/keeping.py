@@ -42,7 +42,7 @@ class Way(Generic[Artefact]):
     noun: str  # "base": as messages about a file call it
     lock: str  # the store's, while it is made: "base-debian12"
     option: str  # by which a file is handed over: "--base FILE"
-    export: str  # how such a file is written: "torchkiln base export FILE"
+    export: str  # what writes such a file: "torchkiln base export"
     kind: type[Artefact]
     make: Callable[[], Artefact]
     read: Callable[[Path, Encoded, str], Artefact]  # blob, what it is, what messages call it
@@ -123,7 +123,7 @@ def adopt(way: Way[Artefact], file: Path, store: Store, *, locked: Artefact | No
         if locked is not None and encoded.digest != locked.digest:
             raise BuildFailed(
                 f"{file} is not the locked {way.noun}: {encoded.digest}, locked is {locked.digest}",
-                hint=f"export the right one where it was locked: {way.export}",
+                hint=f"export the right one where it was locked: {way.export} FILE",
             )
         found = way.read(temporary, encoded, str(file))
         store.adopt(temporary, store.blob(encoded.digest))
@@ -134,7 +134,7 @@ def adopt(way: Way[Artefact], file: Path, store: Store, *, locked: Artefact | No
                 hint="make room, or set TORCHKILN_CACHE to a folder that can be written",
             ) from error
         raise BuildFailed(
-            f"{file} cannot be read as a {way.noun}: {error}", hint=f"export it again: {way.export}"
+            f"{file} cannot be read as a {way.noun}: {error}", hint=f"export it again: {way.export} FILE"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -149,7 +149,7 @@ def _bounded(way: Way[Artefact], tar: BinaryIO, file: Path, locked: Artefact | N
         if locked:
             return BuildFailed(
                 f"{file} is not the locked {way.noun}: it unpacks to more than the lock's {limit} bytes",
-                hint=f"export the right one where it was locked: {way.export}",
+                hint=f"export the right one where it was locked: {way.export} FILE",
             )
         return BuildFailed(f"{file} is no {way.noun}: it unpacks to more than {limit >> 30} GiB")
 

@@ -220,7 +220,7 @@ def _way(
         noun=f"layer of tools {name}",
         lock=f"tools-{wanted.os}-{name}",
         option="--tools FILE",
-        export=f"torchkiln base export FILE --tools {name}",
+        export=f"torchkiln base export --tools {name}",
         kind=LockedTools,
         make=lambda: build(name, asked_for, base, store, environ=environ, say=say),
         read=lambda blob, encoded, called: _read(blob, encoded, name, base, called=called),
