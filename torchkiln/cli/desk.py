@@ -54,6 +54,16 @@ class Desk:
             raise ConfigError(f"--base {self.base}: no such file", hint="`base export` makes one")
         return Path(self.base) if self.base else None
 
+    def stand_in(self, cell: Cell) -> dict[str, str]:
+        """For --json: of what an image is made that is not what it stands for; said aloud, too."""
+        from torchkiln.resolve import resolve
+
+        limits = resolve(cell, self.matrix, self.facts).limits
+        found = [note.text for note in limits if note.fact == "rules.toolkit-stand-in"]
+        for text in found:
+            self.say(text)
+        return {"stand_in": found[0]} if found else {}
+
     def locked(self, cell: Cell) -> LockedCell:
         """The cell's lock, if it still fits matrix and facts."""
         from torchkiln.index.settings import PYTORCH_VARIABLE
