@@ -207,6 +207,9 @@ def _faults_of_archives(document: Mapping[str, Any]) -> Iterator[str]:
     archives = [LockedArchive(**one) for one in document.get("archives", ())]
     if len({one.component for one in archives}) < len(archives):
         yield "archives: a component stands twice"
+    for number, one in enumerate(archives):
+        if not one.filename.startswith(f"{one.component}-") or f"-{one.version}-" not in one.filename:
+            yield f"archives[{number}]: {one.filename} is no archive of {one.component} {one.version}"
     meant = document["resolution"].get("toolkit", {}).get("archives")
     if (digest_of(archives) if archives else None) != meant:
         yield "archives: not those that resolution.toolkit means"

@@ -281,7 +281,7 @@ class _Scan:
             with contextlib.suppress(FileNotFoundError):
                 found = path.stat()
                 yield Item(
-                    kind="toolkit parts",
+                    kind="leftovers" if path.name.endswith(".part") else "toolkit parts",
                     path=f"toolkits/{path.parent.name}/{path.name}",
                     size=found.st_size,
                     used=found.st_mtime,

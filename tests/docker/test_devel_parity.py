@@ -121,7 +121,11 @@ def test_what_lies_where_compilers_look(scene: Scene, devel: Path) -> None:
 def test_an_image_of_a_stand_in_says_so(scene: Scene, devel: Path) -> None:
     labels = json.loads(scene.docker("image", "inspect", "--format", "{{json .Config.Labels}}", THEIRS))
 
-    assert f"a stand-in, not NVIDIA's archives: {STAND_IN}" in labels["torchkiln.limits"]
+    words = f"resolved against a stand-in: the toolkit is not of NVIDIA's archives but of {STAND_IN}"
+    assert words in labels["torchkiln.limits"]
+    told = kiln(scene, devel, "build", "--json")
+    assert json.loads(told.stdout)["stand_in"] == words
+    assert f"torchkiln: {words}" in told.stderr
 
 
 def test_its_sbom_names_the_archives(scene: Scene, devel: Path) -> None:

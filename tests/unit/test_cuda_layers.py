@@ -14,13 +14,16 @@ import pytest
 from tests.cells import HostPython, put_base, small_wheels
 from tests.devel_cells import HOME, planned_devel
 from tests.standin.cuda_archives import write_small
+from torchkiln.cache import judge
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Silent
-from torchkiln.engines.toolkits import lay_out, toolkit_layers
+from torchkiln.engines.toolkits import kept_path, lay_out, part_path, toolkit_layers
 from torchkiln.errors import BuildFailed
 from torchkiln.index.archives import VARIABLE, CudaArchives
 from torchkiln.nouns import BuiltLayer, ImagePlan, LayerSpec, LockedArchive
+from torchkiln.oci.validate import validate
 from torchkiln.store import Store
+from torchkiln.survey import remember_image, survey
 
 KEPT = {
     "bin/cuda-gdb": 0o755,
@@ -129,6 +132,7 @@ def test_an_image_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         "CUDA 12.1.1: cuda_gdb 12.1.105",
         "CUDA 12.1.1: cuda_nvcc 12.1.105",
     ]
+    assert [str(fault) for fault in validate(place.folder / "layout", None)] == []
     assert _built(place.plan, store, place).image.manifest == built.image.manifest
     assert embedded.forecast(place.plan, store)["downloads"] == 0
 
@@ -142,6 +146,26 @@ def _built(plan: ImagePlan, store: Store, place: Place) -> embedded.Build:
         observer=Silent(),
         archives=place.source,
     )
+
+
+def test_the_cache_knows_what_is_kept_of_archives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a tag, to make its layers again; an archive that was cut on its way is rubbish."""
+    monkeypatch.setattr("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython())
+    store = Store(place.folder / "cache")
+    put_base(place.plan.locked.base, store)
+    built = _built(place.plan, store, place)
+    remember_image(store, built.image, place.plan.locked, built.reused)
+    (store.root / part_path(place.archives[0])).write_bytes(b"half")
+
+    seen = survey(store, [place.folder / "layout"], place.folder / "images")
+    judged = {one.item.path: one for one in judge(seen.items, seen.needers)}
+    for archive in place.archives:
+        assert (judged[kept_path(archive)].item.kind, judged[kept_path(archive)].reason) == (
+            "toolkit parts",
+            "makers",
+        )
+    assert judged[part_path(place.archives[0])].reason == "rubbish"
+    assert "not ours" not in {one.item.kind for one in judged.values()}
 
 
 class Shelf:

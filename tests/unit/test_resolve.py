@@ -268,7 +268,7 @@ def test_stand_ins_are_told() -> None:
     told = resolve(answer("2.7.1", "12.1", flavor="devel").cell, MATRIX, made_up)
 
     assert [note.text for note in told.limits if note.fact == "rules.toolkit-stand-in"] == [
-        "the toolkit was resolved against a stand-in, not NVIDIA's archives: paper"
+        "resolved against a stand-in: the toolkit is not of NVIDIA's archives but of paper"
     ]
 
 
