@@ -1,4 +1,4 @@
-"""Ubuntu 22.04 from base to image, against an archive in its layout: real Python 3.10, real locks, small wheels.
+"""Ubuntu 22.04 from base to image, by an archive in its layout: real Python 3.10, real locks, small wheels.
 
 What is not Ubuntu's own here says so: in the lock, in the image, and to the gate.
 """
@@ -112,13 +112,14 @@ def test_both_engines_give_the_same_image(small: Scene) -> None:
     allowed = ("--allow", str(ROOT / "torchkiln/data/parity.yaml"))
     ran = small.command("diff", "--json", "--exit-code", "--files", *allowed, "docker:ubuntu:theirs", TAG)
 
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr
-    assert json.loads(ran.stdout)["b"]["paths"] > 5_000
+    told = json.loads(ran.stdout)
+    assert told["differences"] == [], ran.stderr
+    assert told["b"]["paths"] > 5_000
 
 
 def test_a_command_runs_in_it_with_python_3_10(small: Scene) -> None:
     code = "import platform, sys, torch; print(platform.python_version(), sys.prefix, torch.__file__)"
-    ran = small.command("run", TAG, "--images", str(small.images), "--", "python", "-c", code)
+    ran = small.command("run", TAG, "--", "python", "-c", code)
 
     assert ran.returncode == 0, ran.stderr
     assert re.fullmatch(
@@ -126,18 +127,14 @@ def test_a_command_runs_in_it_with_python_3_10(small: Scene) -> None:
     )
     in_docker = small.docker("run", "--rm", "ubuntu:theirs", "python", "-c", code)
     assert in_docker.splitlines()[-1:] == ran.stdout.splitlines()
-    release = small.command("run", TAG, "--images", str(small.images), "--", "cat", "/etc/os-release").stdout
+    release = small.command("run", TAG, "--", "cat", "/etc/os-release").stdout
     assert "VERSION_CODENAME=jammy" in release
 
 
 def test_the_image_says_that_it_rests_on_a_stand_in(small: Scene) -> None:
     """In its labels, and in what it tells inside."""
     labels = json.loads(small.docker("inspect", "--format", "{{json .Config.Labels}}", "ubuntu:ours"))
-    inside = json.loads(
-        small.command(
-            "run", TAG, "--images", str(small.images), "--", "cat", "/etc/torchkiln/image.json"
-        ).stdout
-    )
+    inside = json.loads(small.command("run", TAG, "--", "cat", "/etc/torchkiln/image.json").stdout)
 
     assert labels["torchkiln.stand_ins"] == "the archive of ubuntu22.04"
     assert inside["stand_ins"] == ["the archive of ubuntu22.04"]
