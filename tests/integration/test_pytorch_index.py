@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -119,8 +118,7 @@ def test_the_lock_has_the_real_pins_and_says_where_it_comes_from(locked: House) 
 
 def test_plan_and_dockerfile_come_of_it(locked: House) -> None:
     """With the libraries of CUDA 11.8 in layers of their own, and the label."""
-    plan = locked.kiln("plan", *CELL).stdout
-    assert re.search(r"CUDA libraries.*nvidia|CUDA libraries \(\d+ wheels\)|CUDA libraries: ", plan), plan
+    assert "CUDA libraries" in locked.kiln("plan", *CELL).stdout
     ran = locked.kiln("render", *CELL)
     assert ran.returncode == 0, ran.stderr
     dockerfile = (locked.root / "images" / TAG / "Dockerfile").read_text()
