@@ -172,7 +172,14 @@ def of_archives(**versions: str) -> LockedCell:
     told = answer("devel", torch="2.7.1", cuda="12.1")
     made = {name: versions.get(name.replace("-", "_"), "12.6.77") for name in OF_ARCHIVES}
     wheels = tuple(wheel(name, version, megabytes=9) for name, version in made.items())
-    return replace(locked(), resolution=told, wheels=wheels, archives=FACTS.redist.releases["12.1.1"])
+    made_for = locked()
+    return replace(
+        made_for,
+        resolution=told,
+        wheels=wheels,
+        tools=tools_on(made_for.base),
+        archives=FACTS.redist.releases["12.1.1"],
+    )
 
 
 def planned_of_archives(**versions: str) -> ImagePlan:
