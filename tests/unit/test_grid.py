@@ -68,6 +68,7 @@ def seen(*told: Witness, proved: bool = False) -> Seen:
 def test_each_state_has_its_words() -> None:
     assert square("2.8.0", "11.7", State.UNAVAILABLE) == "unavailable"
     assert square("2.7.1", "11.8", State.ELSEWHERE) == "native, lockable elsewhere ¹"
+    assert square("2.7.1", "11.8", State.ELSEWHERE, recorded=True) == "native, lockable elsewhere ¹ ⁴"
     assert square("2.3.1", "12.1", State.LOCKABLE) == "native, lockable"
     assert square("2.3.1", "12.1", State.LOCKED) == "**native**<br>locked"
     assert locked(now=seen(ALONE)) == "built; 6 checks passed " + WITHOUT
