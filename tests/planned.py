@@ -12,6 +12,7 @@ from torchkiln.nouns import (
     ImagePlan,
     LockedBase,
     LockedCell,
+    LockedTools,
     LockedWheel,
     OsPackage,
     OverlayFile,
@@ -56,6 +57,21 @@ def wheel(name: str, version: str, *, megabytes: int) -> LockedWheel:
         sha256=hashlib.sha256(filename.encode()).hexdigest(),
         size=megabytes * 1_000_000,
         index=Source.DEFAULT,
+    )
+
+
+def tools_on(base: LockedBase, name: str = "devel") -> LockedTools:
+    """Made-up tools on *base*."""
+    return LockedTools(
+        os=base.os,
+        name=name,
+        base=base.digest,
+        digest=Digest("sha256:" + "c" * 64),
+        diff_id=Digest("sha256:" + "d" * 64),
+        size=42_000_000,
+        unpacked=114_000_000,
+        encoder=base.encoder,
+        packages=(OsPackage(name="cmake", version="3.25.1-1"), OsPackage(name="gdb", version="13.1-3")),
     )
 
 

@@ -20,7 +20,7 @@ from torchkiln.facts import recorded
 from torchkiln.gate import clear, judge, override
 from torchkiln.index.settings import index_settings
 from torchkiln.lock import from_json, load_locked, lock, save, to_json
-from torchkiln.nouns import LockedCell, LockedWheel, Source
+from torchkiln.nouns import LockedCell, LockedWheel, Note, Source
 from torchkiln.plan import plan
 from torchkiln.policy import Policy
 from torchkiln.stand_in import declared, resolved_against, stand_ins
@@ -104,10 +104,14 @@ def test_a_stand_in_of_an_index_that_was_not_used_is_no_lock() -> None:
 
 
 def test_image_and_gate_tell_of_both() -> None:
-    both = replace(OF_INDEX, base=OF_BASE.base)
-    names = ("the default index", "the archive of debian12")
+    toolkit = Note(text="of something else", fact="rules.toolkit-stand-in")
+    answer_ = replace(OF_INDEX.resolution, limits=(*OF_INDEX.resolution.limits, toolkit))
+    both = replace(OF_INDEX, base=OF_BASE.base, resolution=answer_)
+    names = ("the default index", "the archive of debian12", "NVIDIA's archives")
     assert stand_ins(both) == names
-    assert resolved_against(names).endswith("a stand-in of the default index and of the archive of debian12")
+    assert resolved_against(names[:2]).endswith(
+        "a stand-in of the default index and of the archive of debian12"
+    )
     made = plan(both, (), aliases=(), lock_digest=reports.OTHER)
     assert dict(made.config.labels)["torchkiln.stand_ins"] == ", ".join(names)
     facts = next(file for file in made.layers[-1].files if file.path.endswith("image.json"))

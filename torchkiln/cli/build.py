@@ -77,7 +77,14 @@ _ONLY = {
     metavar="FILE|REF",
     help="take the base from this file (made by `base export`); docker: or from this image",
 )
-@click.option("--locked", is_flag=True, help="end with exit 6 when the base is not the locked one")
+@click.option(
+    "--tools",
+    metavar="FILE",
+    help="devel: take the OS's tools from this file (made by `base export --tools NAME`)",
+)
+@click.option(
+    "--locked", is_flag=True, help="end with exit 6 when the base, or devel's tools, are not the locked"
+)
 @click.option("--dry-run", is_flag=True, help="tell what would be done; do nothing")
 @click.option("--json", "as_json", is_flag=True, help="the result as JSON on stdout")
 @click.option("--quiet", "-q", is_flag=True, help="no progress, no summary")
@@ -99,6 +106,7 @@ def build(
     cache_from: tuple[str, ...],
     cache_to: tuple[str, ...],
     base: str | None,
+    tools: str | None,
     locked: bool,
     dry_run: bool,
     as_json: bool,
@@ -112,7 +120,7 @@ def build(
     if tier and not smoke:
         raise click.UsageError("--tier says how far --smoke goes, which is not given")
     cells, matrix, facts = chosen.cells(must_name=True)
-    desk = Desk(matrix, facts, images, base, locked, quiet)
+    desk = Desk(matrix, facts, images, base, tools, locked, quiet)
     way: _Way = _Embedded(desk, output.absolute(), form, layer_format, load, ahead, plain_http)
     if engine == "docker":
         from torchkiln.cli.on_docker import OnDocker
@@ -215,9 +223,7 @@ class _Embedded:
                 layout=self.layout,
                 fetcher=LateIndex(store),
                 observer=observer,
-                options=kiln.Options(
-                    base_file=desk.base_file(), locked_only=desk.locked_only, layer_format=self.layer_format
-                ),
+                options=kiln.Options(sources=desk.sources(), layer_format=self.layer_format),
                 say=desk.say,
                 on_layer=ahead.take,
             )

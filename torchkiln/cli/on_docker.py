@@ -43,9 +43,7 @@ class OnDocker:
                 engine=engine,
                 wheels=LateIndex(store),
                 observer=observer,
-                options=kiln.Options(
-                    base_file=None if reference else desk.base_file(), locked_only=desk.locked_only
-                ),
+                options=kiln.Options(sources=desk.sources(none_of_ours=reference is not None)),
                 handed_on=docker.Options(
                     builder=self.builder,
                     cache_from=self.cache_from,

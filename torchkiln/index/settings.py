@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -147,6 +147,19 @@ def redact_text(text: str) -> str:
 def _host(url: str) -> str:
     """host or host:port, never the user information before it."""
     return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def with_address(settings: IndexSettings, url: str, setting: str) -> tuple[IndexSettings, str]:
+    """*settings* with the credentials of one more address, and that address without them.
+
+    :raises ConfigError: it is not http(s).
+    """
+    faults: list[str] = []
+    logins = list(settings.logins)
+    plain = _address(url, setting, faults, logins)
+    if faults:
+        raise ConfigError.of(faults)
+    return replace(settings, logins=tuple(logins)), plain
 
 
 def _address(url: str, setting: str, faults: list[str], logins: list[tuple[str, str, str]]) -> str:
