@@ -154,9 +154,9 @@ def main(archives: Path, record: Path) -> None:
 def estimate(release: str, layers: list[dict[str, Any]]) -> dict[str, int]:
     """What the layers of NVIDIA's archives of *release* will weigh, in bytes: nobody has made them here.
 
-    nvcc and nvdisasm are the same files here as in NVIDIA's archives of 11.8, so each is taken to grow by gzip
-    as it did here. cuda-gdb's archive has more than Debian's package; gzip is taken to cost it a third. The rest
-    is headers, stubs and small programs, taken to weigh what they weigh here.
+    nvcc and nvdisasm are the same files here as in NVIDIA's archives of 11.8: each is taken to grow by gzip
+    as it did here. cuda-gdb's archive has more than Debian's package; gzip is taken to cost it a third. The
+    rest, headers, stubs and small programs, is taken to weigh what it weighs here.
     """
     sizes = {one.component: one.size for one in FACTS.redist.releases[release]}
     packed = {one.component: one.size for one in FACTS.redist.releases["11.8.0"]}
