@@ -14,6 +14,8 @@ from torchkiln.select import Selection, select
 ROOT = Path(__file__).resolve().parent.parent
 FACTS = facts_of.load()
 MATRIX = matrix_of.read(ROOT / "matrix.yaml", FACTS)
+ASKED = replace(MATRIX, beyond=())
+"""torch x CUDA, and nothing beside it."""
 NATIVE_FIRST = replace(MATRIX, prefer="native")
 
 

@@ -61,8 +61,7 @@ def _packages(locked: LockedCell | None) -> list[Package]:
     if locked is None:
         return []
     wheels = [Package(system="python", place="", name=one.name, version=one.version) for one in locked.wheels]
-    system = locked.base.packages
-    os = [Package(system="os", place="", name=one.name, version=one.version) for one in system]
+    os = [Package(system="os", place="", name=one.name, version=one.version) for one in locked.os_packages]
     toolkit = [
         Package(system="toolkit", place="", name=one.component, version=one.version)
         for one in locked.archives

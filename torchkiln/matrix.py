@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ _MOST = 50  # faults of one kind that are told
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}")
 
 Prefer = Literal["default-index", "native"]
+Pair = tuple[str, str]  # torch, CUDA
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +84,7 @@ class Matrix:
 
     torch: tuple[str, ...]
     cuda: tuple[str, ...]
+    beyond: tuple[Pair, ...]  # beside the product of the two
     flavors: tuple[Flavor, ...]
     os: tuple[OsChoice, ...]
     companions: tuple[str, ...]  # PEP 508
@@ -92,6 +94,21 @@ class Matrix:
     aliases: Aliases
     bounds: tuple[Bound, ...]
     policy: Policy
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """Every torch with every CUDA, and what lies beyond; by version, each once."""
+        return tuple(sorted({*product(self.torch, self.cuda), *self.beyond}, key=_ordered))
+
+    @property
+    def releases(self) -> tuple[str, ...]:
+        """Every torch of `pairs`, oldest first."""
+        return tuple(dict.fromkeys(torch for torch, _ in self.pairs))
+
+    @property
+    def cudas(self) -> tuple[str, ...]:
+        """Every CUDA of `pairs`, oldest first."""
+        return tuple(sorted({cuda for _, cuda in self.pairs}, key=numbers))
 
 
 def read(path: Path, facts: Facts) -> Matrix:
@@ -134,6 +151,7 @@ def _matrix(data: dict[str, Any]) -> Matrix:
     return Matrix(
         torch=tuple(sorted(data["torch"], key=numbers)),
         cuda=tuple(sorted(data["cuda"], key=numbers)),
+        beyond=tuple(sorted(((one["torch"], one["cuda"]) for one in data.get("beyond", ())), key=_ordered)),
         flavors=tuple(data["flavors"]),
         os=tuple(OsChoice(name=name, python=body["python"]) for name, body in data["os"].items()),
         companions=tuple(data["companions"]),
@@ -162,17 +180,21 @@ def _matrix(data: dict[str, Any]) -> Matrix:
     )
 
 
+def _ordered(pair: Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return numbers(pair[0]), numbers(pair[1])
+
+
 def _meaning_faults(file: Located, facts: Facts) -> Iterator[tuple[SchemaPath, str]]:
     """What no schema can tell: names that must be known elsewhere. Skips what has a wrong shape."""
     data = file.data
-    for index, torch in _texts(data.get("torch")):
+    for at, torch in _versions(data, "torch"):
         if _VERSION.fullmatch(torch) and torch not in facts.releases:
             near = ", ".join(nearest(torch, facts.releases))
-            yield ("torch", index), f"nothing is known of torch {torch}; nearest known: {near}"
-    for index, cuda in _texts(data.get("cuda")):
+            yield at, f"nothing is known of torch {torch}; nearest known: {near}"
+    for at, cuda in _versions(data, "cuda"):
         if _VERSION.fullmatch(cuda) and cuda not in facts.cuda:
             near = ", ".join(nearest(cuda, facts.cuda))
-            yield ("cuda", index), f"nothing is known of CUDA {cuda}; nearest known: {near}"
+            yield at, f"nothing is known of CUDA {cuda}; nearest known: {near}"
     for index, companion in _texts(data.get("companions")):
         package = re.split(r"[^A-Za-z0-9._-]", companion)[0].lower()
         if package in ("torch", "torchvision", "torchaudio"):
@@ -210,8 +232,8 @@ def _cell_faults(
 ) -> Iterator[tuple[SchemaPath, str]]:
     """Of what is to mean cells of this matrix."""
     lists = {
-        "torch": data.get("torch"),
-        "cuda": data.get("cuda"),
+        "torch": [text for _, text in _versions(data, "torch")],
+        "cuda": [text for _, text in _versions(data, "cuda")],
         "flavor": data.get("flavors"),
         "os": data.get("os"),
     }
@@ -228,6 +250,14 @@ def _cell_faults(
     names = (*lists, *also)
     if not any(key in bound for key in names):
         yield at, f"names no cell: give at least one of {', '.join(names)}"
+
+
+def _versions(data: dict[str, Any], key: str) -> list[tuple[SchemaPath, str]]:
+    """Where versions stand: the list *key* and the pairs beyond."""
+    beyond = ((index, pair.get(key)) for index, pair in _mappings(data.get("beyond")))
+    return [((key, index), text) for index, text in _texts(data.get(key))] + [
+        (("beyond", index, key), text) for index, text in beyond if isinstance(text, str)
+    ]
 
 
 def _mappings(value: Any) -> list[tuple[int, dict[str, Any]]]:

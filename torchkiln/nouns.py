@@ -110,6 +110,7 @@ class Resolution:
     nearest: tuple[tuple[str, str], ...]  # (torch, cuda) of the nearest cells that work
     lockable: bool  # the default index alone is enough
     toolkit: Toolkit | None = None  # of a devel cell
+    tools: str | None = None  # the OS's tools of a devel cell, by the name that `tools.py` gives them
 
 
 # --- every byte named -----------------------------------------------------------------------------
@@ -163,6 +164,22 @@ class LockedBase:
     unpacked: int
     encoder: str  # "libdeflate 0.9.0 level 6"
     packages: tuple[OsPackage, ...]
+    stand_in: bool = False  # its packages came from no more than a stand-in for the archive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedTools:
+    """The OS's tools as an artefact: a layer blob on top of one base, and what it adds."""
+
+    os: str  # "debian12"
+    name: str  # "devel", "devel-gcc11"
+    base: Digest  # of the base's blob, on which alone it fits
+    digest: Digest
+    diff_id: Digest
+    size: int
+    unpacked: int
+    encoder: str
+    packages: tuple[OsPackage, ...]  # beside the base's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +196,7 @@ class DebFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseFiles:
-    """Which files a base was made of; it is about that base and no other."""
+    """Which files a base, or the tools on top of one, was made of; it is about that blob and no other."""
 
     base: Digest
     debs: tuple[DebFile, ...]  # sorted by name; what the archive did not tell is absent
@@ -207,12 +224,22 @@ class LockedCell:
     epoch: int  # seconds; stands in config, history and overlay
     inputs: Digest  # of matrix, facts and recipe: what `lock --check` compares
     layers: tuple[LockedLayer, ...]  # empty until recorded
+    stand_ins: tuple[Source, ...] = ()  # the indexes that were no more than stand-ins for the real ones
+    tools: LockedTools | None = None  # of a devel cell
     archives: tuple[LockedArchive, ...] = ()  # of a devel cell's toolkit, sorted by component
+
+    @property
+    def os_packages(self) -> tuple[OsPackage, ...]:
+        """All of the OS's packages that the image has, by name."""
+        more = self.tools.packages if self.tools else ()
+        return tuple(
+            sorted((*self.base.packages, *more), key=lambda package: (package.name, package.version))
+        )
 
 
 # --- what the image will be -----------------------------------------------------------------------
 
-LayerKind = Literal["base", "wheels", "toolkit", "overlay"]
+LayerKind = Literal["base", "wheels", "tools", "toolkit", "overlay"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,6 +269,7 @@ class LayerSpec:
     archives: tuple[LockedArchive, ...] = ()
     files: tuple[OverlayFile, ...] = ()
     links: tuple[OverlayLink, ...] = ()
+    artefact: LockedBase | LockedTools | None = None  # what the layer is as it comes: nothing is made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,10 +325,10 @@ class BuiltLayer:
     unpacked: int
 
     @classmethod
-    def of_base(cls, base: LockedBase, title: str) -> BuiltLayer:
-        """The base, which is a layer as it comes."""
+    def of_artefact(cls, found: LockedBase | LockedTools, title: str) -> BuiltLayer:
+        """The base or the tools, each of which is a layer as it comes."""
         return cls(
-            title=title, digest=base.digest, diff_id=base.diff_id, size=base.size, unpacked=base.unpacked
+            title=title, digest=found.digest, diff_id=found.diff_id, size=found.size, unpacked=found.unpacked
         )
 
 

@@ -15,6 +15,7 @@ from torchkiln.nouns import ImagePlan, LayerSpec, OverlayFile
 from torchkiln.plan import GENERATED, to_json
 from torchkiln.recipe import DOCKER_BASES, PREFIX, USER, site
 from torchkiln.toolkit import home
+from torchkiln.tools import packages_of
 
 ENTRY = "Dockerfile.j2"
 
@@ -72,6 +73,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             config=plan.config,
             docker_base=DOCKER_BASES[cell.os],
             os_packages=sorted(os_packages),
+            tools=sorted(packages_of(plan.locked.tools.name)) if plan.locked.tools else (),
             prefix=PREFIX,
             site=site(cell.python),
             pip=_pip(plan),

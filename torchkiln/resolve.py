@@ -16,6 +16,7 @@ from torchkiln.errors import Unresolvable
 from torchkiln.facts import Facts, GpuClass, KnownToolkit, Release, Trap, Variant
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import Build, Cell, Note, Resolution, Source, Status, Toolkit
+from torchkiln.tools import tools_of
 from torchkiln.versions import major_of, minor_of, newest, numbers
 
 
@@ -112,6 +113,7 @@ def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Bui
         lockable=build.source is Source.DEFAULT
         and (cell.flavor == "runtime" or bool(known and known.requires)),
         toolkit=_toolkit(known, build, facts) if known else None,
+        tools=tools_of(cell, facts),
     )
 
 
@@ -247,16 +249,15 @@ def _nearest(cell: Cell, matrix: Matrix, facts: Facts) -> tuple[tuple[str, str],
         bounded = any(bound.covers(other) for bound in matrix.bounds)
         return not bounded and any(True for _ in _candidates(other, facts.releases[torch]))
 
-    def by_distance(value: str, order: Sequence[str]) -> list[str]:
+    def by_distance(value: str, known: Sequence[str], others: Iterable[str]) -> list[str]:
+        order = sorted({*known, value}, key=numbers)
         here = order.index(value)
-        return sorted(order, key=lambda one: abs(order.index(one) - here))
+        return sorted(others, key=lambda one: abs(order.index(one) - here))
 
-    torches = sorted({*matrix.torch, cell.torch}, key=numbers)
-    cudas = sorted({*matrix.cuda, cell.cuda}, key=numbers)
-    same_torch = next(
-        ((cell.torch, cuda) for cuda in by_distance(cell.cuda, cudas) if works(cell.torch, cuda)), None
-    )
-    same_cuda = next(
-        ((torch, cell.cuda) for torch in by_distance(cell.torch, torches) if works(torch, cell.cuda)), None
-    )
+    of_torch = [cuda for torch, cuda in matrix.pairs if torch == cell.torch]
+    of_cuda = [torch for torch, cuda in matrix.pairs if cuda == cell.cuda]
+    cudas = by_distance(cell.cuda, matrix.cudas, of_torch)
+    torches = by_distance(cell.torch, matrix.releases, of_cuda)
+    same_torch = next(((cell.torch, cuda) for cuda in cudas if works(cell.torch, cuda)), None)
+    same_cuda = next(((torch, cell.cuda) for torch in torches if works(torch, cell.cuda)), None)
     return tuple(pair for pair in (same_torch, same_cuda) if pair)

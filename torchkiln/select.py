@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 
 from torchkiln.errors import ConfigError, NothingSelected
-from torchkiln.matrix import Matrix
+from torchkiln.matrix import Matrix, Pair
 from torchkiln.nouns import Cell
 from torchkiln.tags import DEFAULT_OS
-from torchkiln.versions import DOTTED, nearest, newest
+from torchkiln.versions import DOTTED, nearest, newest, numbers
 
 DEFAULT_FLAVOR = "runtime"
 
@@ -29,8 +29,9 @@ class Selection:
 def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> tuple[Cell, ...]:
     """The cells of *matrix* that *selection* means, in the matrix's order, each once.
 
-    A version's prefix means the newest that it fits: ``2.7`` the newest 2.7. Not named: every torch and
-    CUDA, the runtime flavor, debian12; with ``every``: all of them.
+    A version's prefix means the newest that it fits and that goes with the other: ``2.7`` the newest 2.7, and
+    with it ``12`` the newest CUDA 12 of that. Not named: every torch and CUDA, the runtime flavor, debian12;
+    with ``every``: all of them.
 
     :param must_name: refuse a selection that names neither torch nor CUDA nor every cell.
     :raises ConfigError: a value that the matrix does not have; all such values.
@@ -56,17 +57,21 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
             "nothing selected", hint="name --torch and --cuda, or --all; `list` shows what there is"
         )
     faults: list[str] = []
-    torch = _versions("torch", named.get("torch"), matrix.torch, faults)
-    cuda = _versions("cuda", named.get("cuda"), matrix.cuda, faults)
+    torches = _fitting("torch", named.get("torch"), matrix.releases, faults)
+    cudas = _fitting("cuda", named.get("cuda"), matrix.cudas, faults)
+    torch = _newest(torches, {one for one, other in matrix.pairs if any(other in some for some in cudas)})
+    cuda = _newest(cudas, {other for one, other in matrix.pairs if one in torch})
     flavors = _words("flavor", named.get("flavor"), matrix.flavors, DEFAULT_FLAVOR, selection.every, faults)
     systems = _words("os", named.get("os"), os_names, DEFAULT_OS, selection.every, faults)
+    pairs = [pair for pair in matrix.pairs if pair[0] in torch and pair[1] in cuda]
+    if "torch" in named and "cuda" in named:
+        faults += _strangers(torch, cuda, pairs, matrix)
     if faults:
         raise ConfigError.of(faults, hint="`list --all` shows every cell of the matrix")
     return tuple(
         Cell(torch=one_torch, cuda=one_cuda, flavor=flavor, os=choice.name, python=choice.python)
-        for one_torch, one_cuda, flavor, choice in product(
-            (version for version in matrix.torch if version in torch),
-            (version for version in matrix.cuda if version in cuda),
+        for (one_torch, one_cuda), flavor, choice in product(
+            pairs,
             (flavor for flavor in matrix.flavors if flavor in flavors),
             (choice for choice in matrix.os if choice.name in systems),
         )
@@ -82,19 +87,39 @@ def _split(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
-def _versions(option: str, named: Sequence[str] | None, valid: Sequence[str], faults: list[str]) -> set[str]:
+def _fitting(
+    option: str, named: Sequence[str] | None, valid: Sequence[str], faults: list[str]
+) -> list[list[str]]:
+    """For each of *named* the versions that it fits; not named: each valid one fits itself."""
     if named is None:
-        return set(valid)
-    found = set()
+        return [[version] for version in valid]
+    found = []
     for value in named:
         fitting = [version for version in valid if version == value or version.startswith(f"{value}.")]
         if fitting:
-            found.add(newest(fitting))
+            found.append(fitting)
         else:
             form = "" if DOTTED.fullmatch(value) else " (not a version)"
             near = ", ".join(nearest(value, valid)) or ", ".join(valid)
             faults.append(f"--{option} {value}: not in the matrix{form}; nearest: {near}")
     return found
+
+
+def _newest(fitting: list[list[str]], paired: set[str]) -> set[str]:
+    """The newest of each that is *paired*; where none is, the newest, so that it can be told."""
+    return {newest([one for one in some if one in paired] or some) for some in fitting}
+
+
+def _strangers(torch: set[str], cuda: set[str], pairs: list[Pair], matrix: Matrix) -> list[str]:
+    """What was named and has no cell with anything else that was."""
+    told = []
+    for version in sorted(torch - {one for one, _ in pairs}, key=numbers):
+        known = ", ".join(other for one, other in matrix.pairs if one == version)
+        told.append(f"--torch {version}: not in the matrix with the CUDA that is named; with CUDA {known}")
+    for version in sorted(cuda - {other for _, other in pairs}, key=numbers):
+        known = ", ".join(one for one, other in matrix.pairs if other == version)
+        told.append(f"--cuda {version}: not in the matrix with the torch that is named; with torch {known}")
+    return told
 
 
 def _words(

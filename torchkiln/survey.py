@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torchkiln.base import artefact
+from torchkiln.base import artefact, keeping
 from torchkiln.cache import Item, Kind, Needer
 from torchkiln.engines.keys import FORM_RECORDS, key_of, layer_key, source_of
 from torchkiln.engines.toolkits import kept_path
@@ -24,9 +24,10 @@ from torchkiln.files import tree_size
 from torchkiln.layering import archive_layers, wheel_layers
 from torchkiln.lockfile import from_json
 from torchkiln.locks import Holder, in_use
-from torchkiln.nouns import BuiltImage, LockedBase, LockedCell, LockedWheel
+from torchkiln.nouns import BuiltImage, LockedBase, LockedCell, LockedTools, LockedWheel
 from torchkiln.oci.layout import Layout, open_layout
 from torchkiln.store import Store, age
+from torchkiln.tools import is_tools
 
 _OF_WHEELS = re.compile("records/layers/")
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -82,7 +83,8 @@ def build_needs(locked: LockedCell) -> frozenset[str]:
     """Every path in the cache that a build of *locked* may read or make."""
     layers = (*wheel_layers(locked.wheels), *archive_layers(locked))
     records = {f"records/layers/{key_of(layer, locked)}.json" for layer in layers}
-    return frozenset({*records, _blob_path(locked.base.digest), *_sources(locked)})
+    blobs = (_blob_path(found.digest) for found in (locked.base, locked.tools) if found)
+    return frozenset({*records, *blobs, *_sources(locked)})
 
 
 # --- what is there ----------------------------------------------------------------------------------
@@ -152,20 +154,24 @@ def _locks(images: Path, unread: list[str]) -> tuple[list[Needer], set[str], dic
     wheels: dict[str, LockedWheel] = {}
     for path in sorted(images.glob("*/*.json")):
         try:
+            sources: frozenset[str] = frozenset()
             if path.name == "lock.json":
                 locked = from_json(path.read_bytes(), where=str(path))
-                base, sources = locked.base, _sources(locked)
+                blobs = {found.digest for found in (locked.base, locked.tools) if found}
+                sources = _sources(locked)
                 wheels |= {_wheel_path(wheel): wheel for wheel in locked.wheels}
             elif path.name == "base.json":
                 base = artefact.from_json(path.read_bytes(), where=str(path))
-                sources = frozenset({_interpreter_path(base)})
+                blobs, sources = {base.digest}, frozenset({_interpreter_path(base)})
+            elif is_tools(path.stem) and (tools := keeping.read_lock(LockedTools, path)):
+                blobs = {tools.digest}
             else:
                 continue
         except (KilnError, OSError) as error:
             unread.append(str(error))
             continue
-        bases.add(base.digest.removeprefix("sha256:"))
-        needs = frozenset({_blob_path(base.digest)})
+        bases |= {digest.removeprefix("sha256:") for digest in blobs}
+        needs = frozenset(map(_blob_path, blobs))
         found.append(Needer(sort="lock", name=path.parent.name, needs=needs, sources=sources))
     return found, bases, wheels
 

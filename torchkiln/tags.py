@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
 
 from torchkiln.errors import ConfigError
 from torchkiln.facts import Facts
-from torchkiln.matrix import Matrix
+from torchkiln.matrix import Matrix, Pair
 from torchkiln.nouns import Cell, Resolution, Status
 from torchkiln.resolve import resolve
-from torchkiln.versions import major_of, minor_of, newest, numbers
+from torchkiln.versions import major_of, minor_of, numbers
 
 #: The system whose images bear no ending. It is part of what a published tag means, so no matrix sets it.
 DEFAULT_OS = "debian12"
@@ -75,16 +75,16 @@ def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[st
     cell, rules = resolution.cell, matrix.aliases
     if resolution.build is None:
         return ()
-    patches = [torch for torch in matrix.torch if minor_of(torch) == minor_of(cell.torch)]
+    of_minor = [pair for pair in matrix.pairs if minor_of(pair[0]) == minor_of(cell.torch)]
     names: list[str] = []
-    if rules.newest_patch and cell.torch == newest(
-        t for t in patches if _can_be_had(cell, t, cell.cuda, matrix, facts)
+    if rules.newest_patch and _is_newest(
+        cell, [pair for pair in of_minor if pair[1] == cell.cuda], matrix, facts
     ):
         names.append(_filled(rules.newest_patch, cell) + _ending(cell))
     if cell.flavor == "runtime" and cell.os == DEFAULT_OS:
-        if rules.newest_cuda and _is_newest(cell, patches, matrix, facts):
+        if rules.newest_cuda and _is_newest(cell, of_minor, matrix, facts):
             names.append(_filled(rules.newest_cuda, cell))
-        if rules.newest_torch and _is_newest(cell, list(matrix.torch), matrix, facts):
+        if rules.newest_torch and _is_newest(cell, matrix.pairs, matrix, facts):
             names.append(_filled(rules.newest_torch, cell))
     return tuple(dict.fromkeys(names))
 
@@ -105,9 +105,9 @@ def undated(tag: str) -> tuple[str, str] | None:
     return (found["tag"], found["day"]) if found else None
 
 
-def _is_newest(cell: Cell, torches: list[str], matrix: Matrix, facts: Facts) -> bool:
-    pairs = [(t, c) for t, c in product(torches, matrix.cuda) if _can_be_had(cell, t, c, matrix, facts)]
-    return (cell.torch, cell.cuda) == max(pairs, key=lambda pair: (numbers(pair[0]), numbers(pair[1])))
+def _is_newest(cell: Cell, pairs: Iterable[Pair], matrix: Matrix, facts: Facts) -> bool:
+    had = [pair for pair in pairs if _can_be_had(cell, *pair, matrix, facts)]
+    return (cell.torch, cell.cuda) == max(had, key=lambda pair: (numbers(pair[0]), numbers(pair[1])))
 
 
 def _can_be_had(cell: Cell, torch: str, cuda: str, matrix: Matrix, facts: Facts) -> bool:

@@ -15,6 +15,7 @@ from torchkiln.errors import ConfigError, NothingSelected
 
 GOLDEN = ROOT / "tests" / "golden" / "list.txt"
 MATRIX = ["--matrix", str(ROOT / "matrix.yaml")]
+CELLS = 108 + 4 * 3  # nine torch, three CUDA, and three cells beyond; two flavors, two systems
 
 
 def _out(command: click.Command, *args: str) -> str:
@@ -36,12 +37,26 @@ def test_list_as_text():
 def test_list_shows_flavor_and_system_where_there_are_several():
     lines = _out(list_command, "--all").splitlines()
     assert lines[0].split()[:4] == ["TORCH", "CUDA", "FLAVOR", "OS"]
-    assert len(lines) == 1 + 108
+    assert len(lines) == 1 + CELLS
+
+
+def test_lockable_is_what_the_default_index_alone_gives():
+    rows = _json(list_command, "--all")
+    lockable = [row["tag"] for row in rows if row["lockable"]]
+    assert [row["tag"] for row in _json(list_command, "--all", "--lockable")] == lockable
+    runtime = _json(list_command, "--lockable")
+    assert {(row["flavor"], row["os"]) for row in runtime} == {("runtime", "debian12")}
+    assert len(runtime) == 9 + 3
+
+
+def test_where_nothing_is_lockable_nothing_is_chosen():
+    result = CliRunner().invoke(list_command, [*MATRIX, "--cuda", "11.8", "--lockable"])
+    assert isinstance(result.exception, NothingSelected)
 
 
 def test_list_json_is_what_scripts_were_promised():
     rows = _json(list_command, "--all")
-    assert len(rows) == 108
+    assert len(rows) == CELLS
     promised = [
         "torch",
         "cuda",
@@ -166,9 +181,9 @@ def test_pick_as_text():
 
 def test_pick_json():
     told = _json(pick, "--driver", "535", "--gpu", "H100")
-    assert told["runs"][0]["tag"] == "2.8.0-cuda12.1-cudnn9-runtime"
+    assert told["runs"][0]["tag"] == "2.10.0-cuda12.8-cudnn9-runtime"
     assert all(offer["against"] for offer in told["fails"])
-    assert len(told["runs"]) + len(told["fails"]) == 27
+    assert len(told["runs"]) + len(told["fails"]) == 30
 
 
 def test_pick_of_nothing_says_why_and_ends_with_3():
@@ -179,19 +194,19 @@ def test_pick_of_nothing_says_why_and_ends_with_3():
 
 
 def test_pick_tells_all_faults_at_once():
-    result = CliRunner().invoke(pick, [*MATRIX, "--driver", "x", "--gpu", "H1000,B200", "--torch", "2.9"])
+    result = CliRunner().invoke(pick, [*MATRIX, "--driver", "x", "--gpu", "H1000,B200", "--torch", "2.12"])
     assert isinstance(result.exception, ConfigError)
     assert [line.split(":")[0] for line in result.exception.message.splitlines()] == [
         "--driver x",
         "--gpu H1000",
-        "--torch 2.9",
+        "--torch 2.12",
     ]
 
 
 @pytest.mark.parametrize(
     ("command", "args", "error"),
     [
-        (list_command, ["--torch", "2.9"], ConfigError),
+        (list_command, ["--torch", "2.12"], ConfigError),
         (list_command, ["--torch", ""], NothingSelected),
         (explain, [], NothingSelected),
         (explain, ["--matrix", "no-such-file.yaml", "--all"], ConfigError),

@@ -18,7 +18,7 @@ from torchkiln.cli.matrix import matrix
 from torchkiln.errors import BuildFailed, ConfigError, KilnError, Unresolvable
 from torchkiln.facts import parse
 
-OURS = ROOT / "matrix.yaml"
+OURS = (ROOT / "matrix.yaml").read_text().replace('  - {torch: "2.9.1", cuda: "12.8"}\n', "")
 COMPAT = ROOT / "torchkiln" / "data" / "compat.yaml"
 LINUX = 'platform_system == "Linux" and platform_machine == "x86_64"'
 CU12 = [
@@ -49,7 +49,7 @@ class House:
 
     def __init__(self, server: IndexServer, folder: Path) -> None:
         self.server, self.file = server, folder / "matrix.yaml"
-        self.file.write_bytes(OURS.read_bytes())
+        self.file.write_text(OURS)
         self.environ = {
             "TORCHKILN_CACHE": str(folder / "cache"),
             "UV_DEFAULT_INDEX": server.url("default"),
@@ -66,7 +66,7 @@ class House:
         """The error that it must end in, with the matrix as it was."""
         error, _, _ = self.run(*words)
         assert error is not None
-        assert self.file.read_bytes() == OURS.read_bytes()
+        assert self.file.read_text() == OURS
         return error
 
 
@@ -103,10 +103,10 @@ def test_of_a_known_release_only_the_matrix_needs_lines(house: House) -> None:
 
     assert (error, out) == (
         None,
-        '# matrix.yaml, under torch:\n  - "2.9.1"\n# matrix.yaml, under cuda:\n  - "12.8"\n',
+        '# matrix.yaml, under beyond:\n  - {torch: "2.9.1", cuda: "12.8"}\n',
     )
     assert "nothing was written" in err
-    assert house.file.read_bytes() == OURS.read_bytes()
+    assert house.file.read_text() == OURS
 
 
 def test_written_it_is_in_the_matrix_and_a_second_time_there_is_nothing_to_do(house: House) -> None:
@@ -116,12 +116,20 @@ def test_written_it_is_in_the_matrix_and_a_second_time_there_is_nothing_to_do(ho
 
     assert error is None
     assert "then: torchkiln lock --torch 2.9.1" in err
-    assert text.replace('  - "2.9.1"\n', "").replace('  - "12.8"\n', "") == OURS.read_text()
+    assert text == (ROOT / "matrix.yaml").read_text()
     assert house.file.stat().st_mode & 0o777 == 0o640
     error, out, err = house.run("torch", "2.9.1", "--write")
     assert (error, out) == (None, "")
     assert "has torch 2.9.1; nothing to add" in err
     assert house.file.read_text() == text
+
+
+def test_where_the_matrix_has_its_cuda_it_is_a_row_of_the_grid(house: House) -> None:
+    house.file.write_text(OURS.replace('  - "12.1"\n', '  - "12.1"\n  - "12.8"\n', 1))
+    error, out, _ = house.run("torch", "2.9.1", "--write")
+
+    assert (error, out) == (None, '# matrix.yaml, under torch:\n  - "2.9.1"\n')
+    assert '  - "2.8.0"\n  - "2.9.1"\n' in house.file.read_text()
 
 
 def test_a_release_that_is_there_asks_no_index(house: House) -> None:
@@ -173,7 +181,7 @@ def test_names_without_a_cuda_ending_and_a_toolkit_that_the_facts_lack(house: Ho
     _, out, _ = house.run("torch", "2.99.1")
     block = block_of(out)
 
-    assert '# matrix.yaml, under cuda:\n  - "13.2"\n' in out
+    assert '# matrix.yaml, under beyond:\n  - {torch: "2.99.1", cuda: "13.2"}\n' in out
     assert "variant: cu132" in block
     assert '        cuda-toolkit: "13.2.2"\n        nvidia-cudnn-cu13: "9.26.0.51"\n' in block
     assert "toolkit: [cublas, cudart, nvrtc]" in block

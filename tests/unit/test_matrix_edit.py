@@ -8,7 +8,7 @@ import yaml
 from tests.gridcase import FACTS, ROOT
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import load
-from torchkiln.matrix_edit import with_version
+from torchkiln.matrix_edit import with_pair, with_version
 
 OURS = (ROOT / "matrix.yaml").read_text()
 
@@ -18,10 +18,10 @@ def put(text: str, version: str, key: str = "torch") -> str:
 
 
 def test_our_own_matrix_gets_one_line_behind_the_newest_that_is_older() -> None:
-    text = put(put(OURS, "2.9.1"), "12.8", "cuda")
+    text = put(put(OURS, "2.9.0"), "12.8", "cuda")
 
-    assert text.replace('  - "2.9.1"\n', "", 1).replace('  - "12.8"\n', "", 1) == OURS
-    assert load(text, FACTS).torch[-2:] == ("2.8.0", "2.9.1")
+    assert text.replace('  - "2.9.0"\n', "", 1).replace('  - "12.8"\n', "", 1) == OURS
+    assert load(text, FACTS).torch[-2:] == ("2.8.0", "2.9.0")
     assert load(text, FACTS).cuda == ("11.7", "11.8", "12.1", "12.8")
 
 
@@ -56,3 +56,39 @@ def test_a_form_without_a_place_for_it_is_refused(text: str) -> None:
         put(text, "2.9.1")
 
     assert '- "2.9.1"' in caught.value.hint
+
+
+PAIR = '{torch: "2.9.1", cuda: "12.8"}'
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x: 1\n", f"x: 1\n\nbeyond:\n  - {PAIR}\n"),
+        ("x: 1", f"x: 1\n\nbeyond:\n  - {PAIR}\n"),
+        ("x: 1\r\n", f"x: 1\r\n\r\nbeyond:\r\n  - {PAIR}\r\n"),
+        (
+            'beyond:\n  - {torch: "2.8.0", cuda: "12.8"}\nx: 1\n',
+            f'beyond:\n  - {{torch: "2.8.0", cuda: "12.8"}}\n  - {PAIR}\nx: 1\n',
+        ),
+        (
+            'beyond:\n- {cuda: "13.0", torch: "2.11.0"}  # kept\n',
+            f'beyond:\n- {PAIR}\n- {{cuda: "13.0", torch: "2.11.0"}}  # kept\n',
+        ),
+        (
+            'beyond: [{torch: "2.8.0", cuda: "12.8"}]\n',
+            f'beyond: [{{torch: "2.8.0", cuda: "12.8"}}, {PAIR}]\n',
+        ),
+    ],
+)
+def test_a_cell_beyond_stands_behind_those_of_an_older_torch(before: str, after: str) -> None:
+    assert with_pair(before, "2.9.1", "12.8", name="matrix.yaml") == after
+    assert {"torch": "2.9.1", "cuda": "12.8"} in yaml.safe_load(after)["beyond"]
+
+
+@pytest.mark.parametrize("text", ["beyond: []\n", 'beyond:\n  - torch: "2.8.0"\n    cuda: "12.8"\n'])
+def test_pairs_in_a_form_without_a_place_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="the list beyond has a form") as caught:
+        with_pair(text, "2.9.1", "12.8", name="matrix.yaml")
+
+    assert PAIR in caught.value.hint

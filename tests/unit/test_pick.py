@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gridcase import FACTS, MATRIX, NATIVE_FIRST
+from tests.gridcase import ASKED, FACTS, MATRIX, NATIVE_FIRST
 from torchkiln.arch import how_served
 from torchkiln.errors import ConfigError
 from torchkiln.pick import Choice, Driver, parse_driver, parse_gpus, pick
@@ -14,7 +14,7 @@ from torchkiln.resolve import resolve
 from torchkiln.select import Selection, select
 from torchkiln.versions import numbers
 
-RUNTIME = tuple(resolve(cell, MATRIX, FACTS) for cell in select(Selection(), MATRIX))
+RUNTIME = tuple(resolve(cell, MATRIX, FACTS) for cell in select(Selection(), ASKED))
 NAMES = tuple(name for kind in FACTS.gpus for name in kind.names)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gridcase import FACTS, MATRIX, NATIVE_FIRST, answer
+from tests.gridcase import ASKED, FACTS, MATRIX, NATIVE_FIRST, answer
 from torchkiln.arch import capability_served, how_served, served_classes
 from torchkiln.cuda_redist import Redist, digest_of
 from torchkiln.errors import Unresolvable
@@ -37,6 +37,7 @@ FULL = {
     "cu124": "550.54.15",
     "cu126": "560.35.05",
     "cu128": "570.124.06",
+    "cu130": "580.95.05",
 }
 LETTERS = {Status.NATIVE: "N", Status.MINOR_COMPAT: "M", Status.UNAVAILABLE: "-"}
 
@@ -60,7 +61,9 @@ def test_the_grid(line: str, os: str, flavor: str):
     assert [_as_told(torch, cuda, os=os, flavor=flavor) for cuda in ("11.7", "11.8", "12.1")] == expected
 
 
-@pytest.mark.parametrize(("matrix", "counts"), [(MATRIX, (13, 11, 3)), (NATIVE_FIRST, (14, 10, 3))])
+@pytest.mark.parametrize(
+    ("matrix", "counts"), [(ASKED, (13, 11, 3)), (replace(NATIVE_FIRST, beyond=()), (14, 10, 3))]
+)
 def test_how_many_of_each(matrix, counts: tuple[int, int, int]):
     for os in matrix.os:
         found = [
@@ -72,14 +75,24 @@ def test_how_many_of_each(matrix, counts: tuple[int, int, int]):
 
 
 def test_each_system_has_54_cells():
-    cells = all_cells(MATRIX)
-    assert [sum(cell.os == os.name for cell in cells) for os in MATRIX.os] == [54, 54]
+    cells = all_cells(ASKED)
+    assert [sum(cell.os == os.name for cell in cells) for os in ASKED.os] == [54, 54]
+
+
+def test_beyond_the_grid_each_release_has_the_cuda_of_its_own_wheel():
+    """With the default index alone; the toolkit of CUDA 13.0 comes as wheels, those of 12.8 have no nvcc."""
+    beyond = [cell for cell in all_cells(MATRIX) if (cell.torch, cell.cuda) in MATRIX.beyond]
+    assert [pair for pair in MATRIX.pairs if pair not in ASKED.pairs] == list(MATRIX.beyond)
+    for cell in beyond:
+        resolution = resolve(cell, MATRIX, FACTS)
+        assert resolution.status is Status.NATIVE
+        assert resolution.lockable == (cell.flavor == "runtime" or cell.cuda == "13.0")
 
 
 def test_nine_runtime_cells_can_be_locked_from_the_default_index_alone():
     lockable = [
         (cell.torch, cell.cuda)
-        for cell in all_cells(MATRIX)
+        for cell in all_cells(ASKED)
         if cell.os == "debian12" and resolve(cell, MATRIX, FACTS).lockable
     ]
     assert lockable == [("2.0.1", "11.7")] + [
@@ -107,7 +120,14 @@ def test_what_every_answer_keeps(matrix):
         assert numbers(build.cuda) >= numbers(cell.cuda)
         assert (build.cuda == cell.cuda) == (resolution.status is Status.NATIVE)
         assert resolution.full_driver == FULL[build.variant]
-        assert resolution.min_driver == {"11": "450.80.02", "12": "525.60.13"}[major_of(cell.cuda)]
+        assert (
+            resolution.min_driver
+            == {
+                "11": "450.80.02",
+                "12": "525.60.13",
+                "13": "580.65.06",
+            }[major_of(cell.cuda)]
+        )
         assert all(major_of(other.cuda) == major_of(cell.cuda) for other in resolution.alternatives)
         assert build not in resolution.alternatives
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gridcase import MATRIX
+from tests.gridcase import ASKED, MATRIX
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.select import Selection, all_cells, select
 from torchkiln.versions import nearest
@@ -18,6 +18,8 @@ def _named(**options: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def test_a_prefix_means_the_newest_that_it_fits():
     assert _named(torch=("2.7",), cuda=("12.1",)) == [("2.7.1", "12.1")]
+    assert _named(torch=("2",)) == [("2.11.0", "13.0")]
+    assert _named(torch=("2",), cuda=("12",)) == [("2.10.0", "12.8")]
     assert _named(torch=("2",), cuda=("11",)) == [("2.8.0", "11.8")]
     assert _named(torch=("2.7.1",), cuda=("12",)) == [("2.7.1", "12.1")]
 
@@ -39,8 +41,9 @@ def test_what_is_not_named_takes_its_default():
 
 
 def test_every_means_every_flavor_and_system_too_unless_named():
-    assert len(all_cells(MATRIX)) == 108
-    assert len(select(Selection(every=True, flavor=("devel",)), MATRIX)) == 54
+    assert len(all_cells(ASKED)) == 108
+    assert len(all_cells(MATRIX)) == 108 + 4 * len(MATRIX.beyond)
+    assert len(select(Selection(every=True, flavor=("devel",)), ASKED)) == 54
     assert len(select(Selection(every=True, torch=("2.7",), os=("ubuntu22.04",)), MATRIX)) == 6
 
 
@@ -49,10 +52,29 @@ def test_the_python_is_the_systems():
     assert cell.python == "3.10"
 
 
+def test_a_cell_beyond_is_asked_for_as_any_other():
+    assert _named(torch=("2.11",)) == _named(cuda=("13",)) == [("2.11.0", "13.0")]
+    assert _named(torch=("2.8,2.11",), cuda=("12.1,13.0",)) == [("2.8.0", "12.1"), ("2.11.0", "13.0")]
+    assert ("2.11.0", "12.1") not in {(cell.torch, cell.cuda) for cell in all_cells(MATRIX)}
+
+
+def test_what_is_named_together_and_has_no_cell_is_told_from_both_sides():
+    with pytest.raises(ConfigError) as caught:
+        _named(torch=("2.7,2.8",), cuda=("12.1,13.0",))
+    assert caught.value.message.splitlines() == [
+        "--cuda 13.0: not in the matrix with the torch that is named; with torch 2.11.0"
+    ]
+    with pytest.raises(ConfigError) as caught:
+        _named(torch=("2.11",), cuda=("12.1",))
+    assert caught.value.message.splitlines()[0] == (
+        "--torch 2.11.0: not in the matrix with the CUDA that is named; with CUDA 13.0"
+    )
+
+
 def test_all_unknown_values_at_once_with_the_nearest():
     wrong = Selection(torch=("2.9", "banana"), cuda=("12.2",), flavor=("dev",), os=("ubuntu",))
     with pytest.raises(ConfigError) as caught:
-        select(wrong, MATRIX)
+        select(wrong, ASKED)
     assert caught.value.message.splitlines() == [
         "--torch 2.9: not in the matrix; nearest: 2.8.0, 2.7.1, 2.6.0",
         "--torch banana: not in the matrix (not a version); nearest: " + ", ".join(MATRIX.torch),

@@ -20,9 +20,9 @@ ADAPTERS = frozenset({"store", "oci", "index", "base", "wheel", "cuda", "runtime
 GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
-            "__init__", "contents", "cuda_tree", "deb822", "errors", "files", "locks", "nouns", "pagecache",
-            "places", "recipe", "released", "retry", "schema", "sizes", "strict", "versions", "wanted",
-            "workers",
+            "__init__", "artefacts", "contents", "cuda_tree", "deb822", "errors", "files", "locks", "nouns",
+            "pagecache", "places", "recipe", "released", "retry", "schema", "sizes", "stand_in", "strict",
+            "versions", "wanted", "workers",
         }
     ),
     "stages": frozenset(
@@ -32,7 +32,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
             "lockdiff", "lockfile",
             "matrix", "matrix_edit", "pick", "plan", "policy", "proposal", "render", "report", "requires",
             "resolve", "reuse", "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke",
-            "standing", "statements", "suite", "tags", "tolerated", "toolkit", "verdict", "vulnerabilities",
+            "standing", "state", "statements", "suite", "tags", "tolerated", "toolkit", "tools", "verdict",
+            "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
@@ -40,7 +41,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "kiln": frozenset(
         {
             "billing", "bundle", "doctor", "foretold", "housekeeping", "kiln", "overlay", "pinned_wheels",
-            "planning", "publishing", "revision", "scanner", "stacks", "survey",
+            "planning", "publishing", "revision", "scanner", "stacks", "survey", "system",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),

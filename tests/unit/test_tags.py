@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.gridcase import FACTS, MATRIX, NATIVE_FIRST, answer
+from tests.gridcase import ASKED, FACTS, MATRIX, NATIVE_FIRST, answer
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import Aliases, Bound
 from torchkiln.resolve import resolve
@@ -52,7 +52,13 @@ def test_aliases_of_the_headline_cell():
 
 
 def test_latest_is_the_newest_torch():
-    assert _aliases("2.8.0", "12.1") == ("2.8-cuda12.1-runtime", "v2.8", "latest")
+    assert _aliases("2.8.0", "12.1", matrix=ASKED) == ("2.8-cuda12.1-runtime", "v2.8", "latest")
+    assert _aliases("2.11.0", "13.0") == ("2.11-cuda13.0-runtime", "v2.11", "latest")
+
+
+def test_a_cell_beyond_moves_no_name_of_another_minor():
+    assert _aliases("2.8.0", "12.1") == ("2.8-cuda12.1-runtime", "v2.8")
+    assert _aliases("2.10.0", "12.8") == ("2.10-cuda12.8-runtime", "v2.10")
 
 
 def test_other_systems_and_flavors_bear_no_short_name():
@@ -67,21 +73,19 @@ def test_an_unavailable_cuda_outranks_nobody():
 
 
 def test_an_older_patch_bears_its_own_tag_only():
-    both = replace(MATRIX, torch=("2.7.0", "2.7.1"))
+    both = replace(ASKED, torch=("2.7.0", "2.7.1"))
     assert _aliases("2.7.0", "12.1", matrix=both) == ()
     assert _aliases("2.7.1", "12.1", matrix=both) == ("2.7-cuda12.1-runtime", "v2.7", "latest")
 
 
 def test_an_alias_falls_to_the_next_when_a_bound_takes_the_newest():
     bound = Bound(torch="2.8.0", cuda=None, flavor=None, os=None, reason="fails")
-    bounded = replace(MATRIX, bounds=(bound,))
+    bounded = replace(ASKED, bounds=(bound,))
     assert "latest" in _aliases("2.7.1", "12.1", matrix=bounded)
 
 
 def test_a_rule_that_is_off_grants_nothing():
-    silent = replace(
-        MATRIX, aliases=Aliases(newest_patch=None, newest_cuda=None, newest_torch="edge-{torch}")
-    )
+    silent = replace(ASKED, aliases=Aliases(newest_patch=None, newest_cuda=None, newest_torch="edge-{torch}"))
     assert _aliases("2.8.0", "12.1", matrix=silent) == ("edge-2.8.0",)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.gridcase import FACTS, MATRIX
-from tests.planned import LOCK_DIGEST, PROFILE, locked, wheel
+from tests.planned import LOCK_DIGEST, PROFILE, locked, tools_on, wheel
 from torchkiln import lockfile
 from torchkiln.bake import bake
 from torchkiln.engines.keys import key_of
@@ -43,7 +43,8 @@ def cell_of(flavor: str) -> LockedCell:
     made = locked()
     more = [wheel(name, "13.0.88", megabytes=30) for name in PARTS] if flavor == "devel" else []
     wheels = tuple(sorted((*made.wheels, *more), key=lambda one: one.name))
-    return replace(made, resolution=answer(flavor), wheels=wheels)
+    tools = tools_on(made.base) if flavor == "devel" else None
+    return replace(made, resolution=answer(flavor), wheels=wheels, tools=tools)
 
 
 def planned(flavor: str) -> ImagePlan:
@@ -171,7 +172,14 @@ def of_archives(**versions: str) -> LockedCell:
     told = answer("devel", torch="2.7.1", cuda="12.1")
     made = {name: versions.get(name.replace("-", "_"), "12.6.77") for name in OF_ARCHIVES}
     wheels = tuple(wheel(name, version, megabytes=9) for name, version in made.items())
-    return replace(locked(), resolution=told, wheels=wheels, archives=FACTS.redist.releases["12.1.1"])
+    made_for = locked()
+    return replace(
+        made_for,
+        resolution=told,
+        wheels=wheels,
+        tools=tools_on(made_for.base),
+        archives=FACTS.redist.releases["12.1.1"],
+    )
 
 
 def planned_of_archives(**versions: str) -> ImagePlan:

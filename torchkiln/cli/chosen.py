@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchkiln.cli.options import matrix_option
-from torchkiln.errors import ConfigError
+from torchkiln.errors import ConfigError, NothingSelected
 
 if TYPE_CHECKING:
     from torchkiln.facts import Facts
@@ -30,12 +30,13 @@ class Chosen:
     flavor: tuple[str, ...]
     os_names: tuple[str, ...]
     every: bool
+    lockable: bool
     matrix_file: Path
 
     @property
     def any(self) -> bool:
         """Whether one of the options was given that choose."""
-        return bool(self.torch or self.cuda or self.flavor or self.os_names or self.every)
+        return bool(self.torch or self.cuda or self.flavor or self.os_names or self.every or self.lockable)
 
     def selection(self) -> Selection:
         """The same for `select`."""
@@ -62,12 +63,22 @@ class Chosen:
 
         :param must_name: refuse options that name neither torch nor CUDA nor every cell.
         :raises ConfigError: a value that the matrix does not have; all such values.
-        :raises NothingSelected: an option without a value, or *must_name*.
+        :raises NothingSelected: an option without a value, or *must_name*; --lockable, and none is.
         """
+        from torchkiln.resolve import resolve
         from torchkiln.select import select
 
         matrix, facts = self.grid()
-        return select(self.selection(), matrix, must_name=must_name), matrix, facts
+        found = select(self.selection(), matrix, must_name=must_name and not self.lockable)
+        if not self.lockable:
+            return found, matrix, facts
+        lockable = tuple(cell for cell in found if resolve(cell, matrix, facts).lockable)
+        if not lockable:
+            raise NothingSelected(
+                "none of the chosen cells can be locked from the default index alone",
+                hint="`list` shows which can",
+            )
+        return lockable, matrix, facts
 
     def tags(self) -> list[str]:
         """The tags of the chosen cells' images; of several cells, those that can be built.
@@ -116,6 +127,7 @@ def selection(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--flavor", "flavor", multiple=True, metavar="F", help="runtime (default), devel"),
         click.option("--os", "os_names", multiple=True, metavar="OS", help="debian12 (default), ubuntu22.04"),
         click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
+        click.option("--lockable", is_flag=True, help="of these, what the default index alone gives"),
         matrix_option,
     ):
         with_chosen = option(with_chosen)

@@ -13,7 +13,7 @@ from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, images_folder
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
-from torchkiln.nouns import LockedArchive, LockedBase, LockedCell, Resolution, Source
+from torchkiln.nouns import LockedArchive, LockedBase, LockedCell, LockedTools, Resolution, Source
 
 if TYPE_CHECKING:
     from torchkiln.facts import Facts
@@ -79,11 +79,11 @@ def lock(
         return
     wanted = _lockable(resolutions, sweeping=sweeping)
     date = _date(as_of)
-    _Locking(images, bound, date, upgrade, upgrade_base, facts).run(wanted, sweeping=sweeping)
+    _Locking(images, facts, bound, date, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
 
 
 def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: Path) -> None:
-    from torchkiln.base.artefact import read_lock
+    from torchkiln.base import artefact, tools
     from torchkiln.lock import staleness
     from torchkiln.tags import tag_of
 
@@ -95,7 +95,9 @@ def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: 
         # Only what the default index serves must be committed; other locks are checked where they are.
         if not (resolution.lockable and resolution.cell.os == "debian12") and not (images / tag).is_dir():
             continue
-        reasons = staleness(images, resolution, bound, read_lock(images, resolution.cell.os))
+        os_name = resolution.cell.os
+        on_top = tools.read_lock(images, os_name, resolution.tools) if resolution.tools else None
+        reasons = staleness(images, resolution, bound, artefact.read_lock(images, os_name), on_top)
         stale += [f"{tag}: {reason}" for reason in reasons]
         fresh += not reasons
     if stale:
@@ -174,20 +176,21 @@ class _Locking:
     def __init__(
         self,
         images: Path,
+        facts: Facts,
         bound: tuple[str, ...],
         as_of: str,
         upgrade: tuple[str, ...],
         upgrade_base: bool,
-        facts: Facts,
     ) -> None:
         from torchkiln.index.package_index import open_index
         from torchkiln.store import Store
 
         self._images, self._bound, self._as_of, self._upgrade = images, bound, as_of, upgrade
-        self._upgrade_base, self._facts = upgrade_base, facts
+        self._facts, self._upgrade_base = facts, upgrade_base
         self._store = Store(cache_root(), on_wait=waiting)
         self._index = open_index(os.environ, self._store)
         self._bases: dict[str, LockedBase] = {}
+        self._tools: dict[tuple[str, str], LockedTools] = {}
         if left_out := self._index.pages.settings.left_out:
             click.echo(f"lock: not followed, by design: {', '.join(left_out)}", err=True)
 
@@ -214,22 +217,28 @@ class _Locking:
             )
 
     def _one(self, resolution: Resolution, tag: str) -> None:
+        from torchkiln.facts import recorded
         from torchkiln.lock import lock as lock_cell
         from torchkiln.lock import save
+        from torchkiln.stand_in import resolved_against, stand_ins
 
-        previous = self._previous(tag)
+        previous, build = self._previous(tag), resolution.build
         if self._upgrade and "*" not in self._upgrade and previous:
             known = {wheel.name for wheel in previous.wheels}
             if strangers := [name for name in self._upgrade if name.lower().replace("_", "-") not in known]:
                 raise ConfigError(f"--upgrade {', '.join(strangers)}: not in the lock of {tag}")
+        base = self._base(resolution.cell.os)
         locked = lock_cell(
             resolution,
             self._index,
-            self._base(resolution.cell.os),
+            base,
             as_of=self._as_of,
+            tools=self._tools_on(base, resolution.tools) if resolution.tools else None,
             bound=self._bound,
             previous=previous,
             upgrade=self._upgrade,
+            stand_ins=self._index.pages.settings.stand_ins,
+            recorded=recorded(self._facts, build, resolution.cell.python) if build else None,
             archives=self._archives(resolution),
         )
         save(self._images, locked)
@@ -244,6 +253,8 @@ class _Locking:
             else "; ".join(_moves(previous, locked)) or "new facts, same wheels"
         )
         click.echo(f"lock: {tag}: {named}: {changes}", err=True)
+        if names := stand_ins(locked):
+            click.echo(f"lock: {tag}: {resolved_against(names)}", err=True)
 
     def _archives(self, resolution: Resolution) -> tuple[LockedArchive, ...]:
         toolkit = resolution.toolkit
@@ -275,12 +286,31 @@ class _Locking:
                     self._store,
                     environ=os.environ,
                     locked=base,
-                    say=lambda line: click.echo(f"lock: {line}", err=True),
+                    say=_say,
                 )
                 artefact.write_lock(self._images, base)
                 note_beside(self._images, base, self._store)
             self._bases[os_name] = base
         return self._bases[os_name]
+
+    def _tools_on(self, base: LockedBase, name: str) -> LockedTools:
+        """The locked tools *name* on *base*; built where there are none on it yet."""
+        from torchkiln.base import artefact, tools
+        from torchkiln.cli.base import build_tools, note_beside
+
+        if (base.os, name) not in self._tools:
+            found = tools.read_lock(self._images, base.os, name)
+            if found is None or found.base != base.digest:
+                artefact.ensure(base, self._store, os_name=base.os, locked_only=True, say=_say)
+                found = build_tools(name, base, self._store, _say, locked=found)
+                tools.write_lock(self._images, found)
+                note_beside(self._images, found, self._store)
+            self._tools[base.os, name] = found
+        return self._tools[base.os, name]
+
+
+def _say(line: str) -> None:
+    click.echo(f"lock: {line}", err=True)
 
 
 def _moves(previous: LockedCell | None, locked: LockedCell) -> list[str]:

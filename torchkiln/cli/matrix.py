@@ -14,7 +14,6 @@ from torchkiln.errors import ConfigError
 
 if TYPE_CHECKING:
     from torchkiln.facts import Facts
-    from torchkiln.matrix import Matrix
     from torchkiln.proposal import Told
 
 _FACTS = "torchkiln/data/compat.yaml"
@@ -44,42 +43,39 @@ def add(package: str, version: str, write: bool, matrix_file: Path) -> None:
 
     known = facts.load()
     grid = matrix_of.read(matrix_file, known)
-    if version in grid.torch:
+    if version in grid.releases:
         click.echo(f"matrix: {matrix_file} has {package} {version}; nothing to add", err=True)
         return
     told = look_up(version, open_offered(os.environ, Store(cache_root(), on_wait=waiting)))
-    lines = _lines(told, grid)
-    _print(told, lines, known)
+    beyond = told.cuda not in grid.cuda  # then it stands alone: the other releases have no wheel of that CUDA
+    _print(told, known, beyond=beyond)
     if write:
-        _write(matrix_file, told, lines, known)
+        _write(matrix_file, told, known, beyond=beyond)
     else:
         click.echo(f"matrix: nothing was written; with --write these lines go into {matrix_file}", err=True)
 
 
-def _lines(told: Told, grid: Matrix) -> list[tuple[str, str]]:
-    """The lists of matrix.yaml that lack something, each with what."""
-    return [("torch", told.version), *([] if told.cuda in grid.cuda else [("cuda", told.cuda)])]
-
-
-def _print(told: Told, lines: list[tuple[str, str]], known: Facts) -> None:
+def _print(told: Told, known: Facts, *, beyond: bool) -> None:
     from torchkiln.compat_block import block, toolkit_line
 
-    for key, value in lines:
-        click.echo(f'# matrix.yaml, under {key}:\n  - "{value}"')
+    if beyond:
+        click.echo(f'# matrix.yaml, under beyond:\n  - {{torch: "{told.version}", cuda: "{told.cuda}"}}')
+    else:
+        click.echo(f'# matrix.yaml, under torch:\n  - "{told.version}"')
     if told.version not in known.releases:
         click.echo(f"# {_FACTS}, under releases:\n{block(told)}", nl=False)
     if toolkit := toolkit_line(told, known):
         click.echo(f"# {_FACTS}, under cuda:\n{toolkit}", nl=False)
 
 
-def _write(matrix_file: Path, told: Told, lines: list[tuple[str, str]], known: Facts) -> None:
-    """Put *lines* into the file, all of them or none.
+def _write(matrix_file: Path, told: Told, known: Facts, *, beyond: bool) -> None:
+    """Put the line into the file.
 
     :raises ConfigError: the facts lack what the matrix would name, or its text has no place for a line.
     """
     from torchkiln.files import write_atomic
     from torchkiln.matrix import load
-    from torchkiln.matrix_edit import with_version
+    from torchkiln.matrix_edit import with_pair, with_version
     from torchkiln.strict import read_file, text_of
 
     missing = [f"torch {told.version}"] if told.version not in known.releases else []
@@ -90,10 +86,11 @@ def _write(matrix_file: Path, told: Told, lines: list[tuple[str, str]], known: F
             hint="put in what stands above, fill in each TODO, and run again",
         )
     text = text_of(read_file(matrix_file, _LIMIT))
-    for key, value in lines:
-        text = with_version(text, key, value, name=str(matrix_file))
-    changed = load(text, known, name=str(matrix_file))
-    if told.version not in changed.torch or told.cuda not in changed.cuda:
+    if beyond:
+        text = with_pair(text, told.version, told.cuda, name=str(matrix_file))
+    else:
+        text = with_version(text, "torch", told.version, name=str(matrix_file))
+    if (told.version, told.cuda) not in load(text, known, name=str(matrix_file)).pairs:
         raise ConfigError(
             f"{matrix_file}: {told.version} did not come to stand there", hint="write it by hand"
         )

@@ -68,7 +68,7 @@ def build(
     """Build *plan* into *layout* under *refs* (the plan's tag when none).
 
     :param archives: where those of NVIDIA's toolkit come from; a plan without any does not ask.
-    :param base_moved: what `base.artefact.ensure` told; the base's blob is in *store*.
+    :param base_moved: what `base.artefact.ensure` told; the blobs of base and tools are in *store*.
     :param layer_format: other than "gzip": layers are made as ever, compared with the lock, then
         brought into it.
     :param on_layer: hears of each layer of the image as soon as its blob is in *store*.
@@ -127,15 +127,15 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
     layers: list[dict[str, Any]] = []
     absent: list[LockedWheel | LockedArchive] = []
     for spec in plan.layers:
-        if spec.kind == "base":
-            there = store.has_blob(plan.locked.base.digest, plan.locked.base.size)
+        if spec.artefact:
+            there = store.has_blob(spec.artefact.digest, spec.artefact.size)
         else:
             there = spec.kind != "overlay" and _known(spec, plan, store) is not None
         if not there:
             absent += [wheel for wheel in spec.wheels if not store.has_wheel(wheel)]
             absent += [one for one in spec.archives if not (store.root / kept_path(one)).is_file()]
         do = "reuse" if there else "convert" if spec.kind in ("wheels", "toolkit") else "make"
-        layers.append({"what": spec.title, "do": do, "bytes": layer_bytes(spec, plan.locked)})
+        layers.append({"what": spec.title, "do": do, "bytes": layer_bytes(spec)})
     return {
         "layers": layers,
         "downloads": len(absent),
@@ -158,10 +158,10 @@ def known_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, ...] | 
 
 
 def _known(spec: LayerSpec, plan: ImagePlan, store: Store) -> BuiltLayer | None:
-    """The layer of *spec* if it needs no work: the base, the overlay, or another that was made before."""
+    """The layer of *spec* if it needs no work: base, tools, overlay, or another that was made before."""
     locked = plan.locked
-    if spec.kind == "base":
-        return BuiltLayer.of_base(locked.base, spec.title)
+    if spec.artefact:
+        return BuiltLayer.of_artefact(spec.artefact, spec.title)
     if spec.kind == "overlay":
         return _overlay(spec, plan.epoch, store)
     record = store.record(_RECORDS, key_of(spec, locked))

@@ -154,8 +154,8 @@ def _disagreements(locked: LockedCell, evidence: Evidence) -> Iterator[str]:
         {name: " ".join(told) for name, told in archives.items()},
         {name: " ".join(told) for name, told in evidence.archives.items()},
     )
-    base = {package.name: package.version for package in locked.base.packages}
-    yield from _unlike("package", base, {one.name: one.version for one in evidence.packages})
+    system = {package.name: package.version for package in locked.os_packages}
+    yield from _unlike("package", system, {one.name: one.version for one in evidence.packages})
 
 
 def _unlike(what: str, locked: Mapping[str, str], there: Mapping[str, str]) -> Iterator[str]:

@@ -45,7 +45,7 @@ def matches_lock(
     )
     os = (
         Item(system="os", name=name, version=version, sha256=hashes.get((name, version), ""))
-        for name, version in ((one.name, one.version) for one in locked.base.packages)
+        for name, version in ((one.name, one.version) for one in locked.os_packages)
     )
     toolkit = (
         Item(system="toolkit", name=one.component, version=one.version, sha256=one.sha256)

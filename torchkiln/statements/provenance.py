@@ -101,6 +101,11 @@ def provenance(locked: LockedCell, image: Digest, *, source: Source | None, buil
                 *_source(source),
                 {"name": f"base {locked.base.os}", "digest": _sha256(locked.base.digest)},
                 *(
+                    [{"name": f"tools {locked.tools.name}", "digest": _sha256(locked.tools.digest)}]
+                    if locked.tools
+                    else []
+                ),
+                *(
                     {
                         "name": wheel.filename,
                         "uri": f"pkg:pypi/{wheel.name}@{wheel.version}",
