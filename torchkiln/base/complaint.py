@@ -22,10 +22,16 @@ _NO_ANSWER = re.compile(
     re.IGNORECASE,
 )
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|enough free space")
+_HELD = re.compile(r"E: (Unable to correct problems|Unmet dependencies)")
+_WANTS = re.compile(r" *\S+ : (Pre)?(Depends|Breaks|Conflicts): .+|  +(Depends|Breaks|Conflicts): .+")
 # What says no more than that something failed.
 _EMPTY = re.compile(
     r"E: (mmdebstrap failed to run|Some index files failed|(apt-get|env|chroot|run_\w+) .*failed)"
 )
+
+
+class Unsolvable(BuildFailed):
+    """apt finds no packages that go together: those that are held are too old for those of the archive."""
 
 
 def complaint(code: int, lines: Iterable[str], *, os_name: str, scratch: str, elsewhere: str) -> BuildFailed:
@@ -48,6 +54,12 @@ def complaint(code: int, lines: Iterable[str], *, os_name: str, scratch: str, el
                 (f"the archive of {os_name} cannot be reached:", *(f"  {at}: {why[at]}" for at in why))
             ),
             hint=f"look at the network, and at the proxy (http_proxy, or apt's own); {elsewhere}",
+        )
+    if any(_HELD.match(line) for line in said):
+        wants = [line.strip() for line in said if _WANTS.fullmatch(line)] or ["it does not say which"]
+        return Unsolvable(
+            "\n".join(("apt finds no packages that go together:", *(f"  {line}" for line in wants[:_MOST]))),
+            hint=elsewhere,
         )
     errors = [line for line in said if line.startswith(("E: ", "dpkg: error")) and not _EMPTY.match(line)]
     telling = errors[:_MOST] or said[-1:] or ["nothing"]
