@@ -158,7 +158,8 @@ def test_they_work(both: Scene) -> None:
 
 def test_an_image_that_the_user_names_gets_from_apt_what_it_lacks(both: Scene) -> None:
     """As by hand: our layer does not fit it, and stays away."""
-    dockerfile = f"FROM {OURS}\nUSER root\nENTRYPOINT []\nRUN dpkg --purge ninja-build && rm /usr/bin/cmake\n"
+    less = "dpkg --purge ninja-build && rm -r /usr/bin/cmake /usr/local/cuda*"
+    dockerfile = f"FROM {OURS}\nUSER root\nENTRYPOINT []\nRUN {less}\n"
     subprocess.run(
         ["docker", "buildx", "build", "--load", "-t", REDUCED, "-"],
         input=dockerfile,
@@ -171,7 +172,7 @@ def test_an_image_that_the_user_names_gets_from_apt_what_it_lacks(both: Scene) -
     assert ran.returncode == 0, ran.stderr
 
     said = both.docker(
-        "run", "--rm", "--entrypoint", "sh", NAME, "-c", "ninja --version; ls /usr/bin/cmake 2>&1"
+        "run", "--rm", "--entrypoint", "sh", NAME, "-c", "ninja --version; ls /usr/bin/cmake 2>&1 || true"
     )
     assert re.match(r"1\.\d+", said)
     assert "No such file" in said
