@@ -64,7 +64,6 @@ def needs(resolution: Resolution) -> tuple[str, ...]:
     """What locking the cell asks beside the default index and the default system's archive."""
     build, cell = resolution.build, resolution.cell
     found = ["PyTorch's own index"] if build and build.source is Source.PYTORCH else []
-    found += ["NVIDIA's archives"] if cell.flavor == "devel" and resolution.toolkit is None else []
     found += [f"the archive of {cell.os}"] if cell.os != DEFAULT_OS else []
     return tuple(found)
 

@@ -180,6 +180,7 @@ class LockedTools:
     unpacked: int
     encoder: str
     packages: tuple[OsPackage, ...]  # beside the base's
+    stand_in: bool = False  # as of a base
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

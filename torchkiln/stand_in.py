@@ -21,7 +21,8 @@ def declared(address: str) -> tuple[str, bool]:
 
 def stand_ins(locked: LockedCell) -> tuple[str, ...]:
     """What *locked* was resolved against stand-ins of, as people read it; empty: nothing."""
-    base = (f"the archive of {locked.base.os}",) if locked.base.stand_in else ()
+    of_archive = locked.base.stand_in or bool(locked.tools and locked.tools.stand_in)
+    base = (f"the archive of {locked.base.os}",) if of_archive else ()
     toolkit = any(note.fact == "rules.toolkit-stand-in" for note in locked.resolution.limits)
     indexes = (_NAMES[source] for source in locked.stand_ins)
     return (*indexes, *base, *(["NVIDIA's archives"] if toolkit else []))

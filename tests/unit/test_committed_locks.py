@@ -12,6 +12,7 @@ from torchkiln.lock import load_locked, requirements_txt, to_json
 from torchkiln.places import ROOT
 from torchkiln.resolve import resolve
 from torchkiln.select import all_cells
+from torchkiln.stand_in import stand_ins
 from torchkiln.tags import DEFAULT_OS, tag_of
 
 IMAGES = ROOT / "images"
@@ -29,6 +30,7 @@ def test_a_committed_lock_is_whole_and_says_nothing_of_its_maker(tag: str) -> No
     assert (IMAGES / tag / "requirements.txt").read_bytes() == requirements_txt(found)
     assert b"://" not in data
     assert b"/work" not in data
+    assert stand_ins(found) == ()
 
 
 def test_every_cell_of_the_default_index_is_committed_and_minds_the_traps() -> None:

@@ -21,6 +21,7 @@ from torchkiln.gate import clear, judge, override
 from torchkiln.index.settings import index_settings
 from torchkiln.lock import from_json, load_locked, lock, save, to_json
 from torchkiln.nouns import LockedCell, LockedWheel, Note, Source
+from torchkiln.places import ROOT
 from torchkiln.plan import plan
 from torchkiln.policy import Policy
 from torchkiln.stand_in import declared, resolved_against, stand_ins
@@ -30,6 +31,9 @@ DEBIAN, UBUNTU = recipe("debian12"), recipe("ubuntu22.04")
 INDEX = "TORCHKILN_INDEX_PYTORCH"
 CU118 = answer("2.2.2", "11.8")
 OF_INDEX = replace(reports.LOCKED, stand_ins=(Source.DEFAULT,))
+DEVEL = load_locked(ROOT / "images", "2.11.0-cuda13.0-cudnn9-devel")
+assert DEVEL.tools
+OF_TOOLS = replace(DEVEL, tools=replace(DEVEL.tools, stand_in=True))
 OF_BASE = replace(reports.LOCKED, base=replace(reports.LOCKED.base, stand_in=True))
 
 
@@ -83,18 +87,19 @@ def test_what_is_no_address_or_no_path_is_named(name: str, value: str) -> None:
         sources_of(UBUNTU, {name: value})
 
 
-@pytest.mark.parametrize("locked", [OF_INDEX, OF_BASE], ids=["index", "base"])
+@pytest.mark.parametrize("locked", [OF_INDEX, OF_BASE, OF_TOOLS], ids=["index", "base", "tools"])
 def test_a_lock_keeps_it(locked: LockedCell, tmp_path: Path) -> None:
+    assert len(stand_ins(locked)) == 1
     assert from_json(to_json(locked)) == locked
-    save(tmp_path, locked)
-    assert load_locked(tmp_path, reports.TAG) == locked
+    assert load_locked(tmp_path, save(tmp_path, locked).name) == locked
     assert artefact.from_json(artefact.to_json(locked.base)) == locked.base
 
 
 def test_a_lock_of_real_sources_says_nothing() -> None:
     """So the committed ones keep their bytes."""
-    assert b"stand_in" not in to_json(reports.LOCKED)
-    assert stand_ins(reports.LOCKED) == ()
+    for locked in (reports.LOCKED, DEVEL):
+        assert b"stand_in" not in to_json(locked)
+        assert stand_ins(locked) == ()
 
 
 def test_a_stand_in_of_an_index_that_was_not_used_is_no_lock() -> None:

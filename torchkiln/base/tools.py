@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torchkiln.base import keeping
@@ -18,7 +19,7 @@ from torchkiln.base.complaint import Unsolvable
 from torchkiln.base.contents import inspect
 from torchkiln.base.mmdebstrap import Onto, Scratch, command, dev_folder, running, scratch
 from torchkiln.base.recipe import BaseRecipe, recipe
-from torchkiln.base.sources import variables
+from torchkiln.base.sources import sources_of, variables
 from torchkiln.errors import BuildFailed
 from torchkiln.files import write_atomic
 from torchkiln.nouns import BaseFiles, LockedBase, LockedTools, OsPackage
@@ -140,7 +141,7 @@ def build(
             note_files(store, BaseFiles(base=encoded.digest, debs=debs))
     finally:
         temporary.unlink(missing_ok=True)
-    return tools
+    return replace(tools, stand_in=sources_of(wanted, environ).stand_in)
 
 
 def pins(packages: Iterable[OsPackage]) -> str:
