@@ -10,6 +10,9 @@ from __future__ import annotations
 from torchkiln.nouns import LockedCell, Source
 
 PREFIX = "stand-in+"
+TOOLKIT = (
+    "rules.toolkit-stand-in"  # the fact that stands among a cell's limits where its archives are not NVIDIA's
+)
 _NAMES = {Source.PYTORCH: "PyTorch's own index", Source.DEFAULT: "the default index"}
 
 
@@ -22,7 +25,9 @@ def declared(address: str) -> tuple[str, bool]:
 def stand_ins(locked: LockedCell) -> tuple[str, ...]:
     """What *locked* was resolved against stand-ins of, as people read it; empty: nothing."""
     base = (f"the archive of {locked.base.os}",) if locked.base.stand_in else ()
-    return (*(_NAMES[source] for source in locked.stand_ins), *base)
+    facts = {note.fact for note in locked.resolution.limits}
+    toolkit = (f"NVIDIA's archives of CUDA {locked.resolution.cell.cuda}",) if TOOLKIT in facts else ()
+    return (*(_NAMES[source] for source in locked.stand_ins), *base, *toolkit)
 
 
 def resolved_against(names: tuple[str, ...]) -> str:

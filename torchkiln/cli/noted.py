@@ -11,7 +11,7 @@ from torchkiln.nouns import Resolution
 def stand_ins_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
     """What the lock of *resolution* was resolved against stand-ins of; without a sound lock, nothing."""
     from torchkiln.lock import load_locked
-    from torchkiln.stand_in import stand_ins
+    from torchkiln.stand_in import TOOLKIT, stand_ins
     from torchkiln.tags import tag_of
 
     if resolution.build is None:
@@ -19,7 +19,8 @@ def stand_ins_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
     tag = tag_of(resolution)
     try:
         # Only who says so is read whole: that takes its time, and `list` has a hundred cells.
-        if b'"stand_in' not in (images / tag / "lock.json").read_bytes():
+        data = (images / tag / "lock.json").read_bytes()
+        if b'"stand_in' not in data and TOOLKIT.encode() not in data:
             return ()
         return stand_ins(load_locked(images, tag))
     except (OSError, Stale):
