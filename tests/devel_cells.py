@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tests.cells import planned_cell
 from tests.gridcase import FACTS, MATRIX
 from tests.planned import LOCK_DIGEST
 from torchkiln.cuda_redist import Redist
-from torchkiln.nouns import Cell, ImagePlan, LockedArchive, LockedCell, Resolution
+from torchkiln.nouns import (
+    Cell,
+    ImagePlan,
+    LockedArchive,
+    LockedBase,
+    LockedCell,
+    LockedTools,
+    OsPackage,
+    OverlayFile,
+    Resolution,
+)
+from torchkiln.oci import tar
+from torchkiln.oci.encode import encode_bytes
 from torchkiln.plan import plan
 from torchkiln.resolve import resolve
+from torchkiln.store import Store
+from torchkiln.tools import TOOLS
 
 RELEASE = "12.1.1"
 HOME = "usr/local/cuda-12.1"
@@ -25,6 +40,25 @@ def resolution(
     redist = Redist(releases={release: tuple(archives)}, stand_in="a toolkit in miniature")
     cell = Cell(torch=torch, cuda=cuda, flavor="devel", os="debian12", python="3.11")
     return resolve(cell, MATRIX, replace(FACTS, redist=redist))
+
+
+def small_tools(base: LockedBase, store: Store) -> LockedTools:
+    """Tools in *store*, on *base* there, which are so by dpkg's account alone."""
+    path = "var/lib/dpkg/status"
+    with tarfile.open(store.blob(base.digest)) as opened:
+        content = opened.extractfile(f"./{path}")
+        assert content is not None
+        status = content.read().decode()
+    there = {package.name for package in base.packages}
+    named = tuple(OsPackage(name=name, version="1") for name in sorted(TOOLS) if name not in there)
+    said = "Package: {}\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
+    more = "\n".join(said.format(package.name) for package in named)
+    file = OverlayFile(path=path, mode=0o644, data=f"{status.rstrip()}\n\n{more}".encode())
+    blob, encoded = encode_bytes(tar.archive([file], mtime=0))
+    store.blob(encoded.digest).write_bytes(blob)
+    return LockedTools(
+        os=base.os, name="devel", base=base.digest, encoder=base.encoder, packages=named, **asdict(encoded)
+    )
 
 
 def with_toolkit(cell: LockedCell, archives: tuple[LockedArchive, ...]) -> LockedCell:

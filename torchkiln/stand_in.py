@@ -10,6 +10,7 @@ from __future__ import annotations
 from torchkiln.nouns import LockedCell, Source
 
 PREFIX = "stand-in+"
+TOOLKIT = "rules.toolkit-stand-in"  # stands among a cell's limits where its archives are not NVIDIA's
 _NAMES = {Source.PYTORCH: "PyTorch's own index", Source.DEFAULT: "the default index"}
 
 
@@ -23,7 +24,7 @@ def stand_ins(locked: LockedCell) -> tuple[str, ...]:
     """What *locked* was resolved against stand-ins of, as people read it; empty: nothing."""
     of_archive = locked.base.stand_in or bool(locked.tools and locked.tools.stand_in)
     base = (f"the archive of {locked.base.os}",) if of_archive else ()
-    toolkit = any(note.fact == "rules.toolkit-stand-in" for note in locked.resolution.limits)
+    toolkit = any(note.fact == TOOLKIT for note in locked.resolution.limits)
     indexes = (_NAMES[source] for source in locked.stand_ins)
     return (*indexes, *base, *(["NVIDIA's archives"] if toolkit else []))
 

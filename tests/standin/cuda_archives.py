@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.standin.index_server import IndexServer
 from torchkiln.cuda_redist import digest_of
 from torchkiln.nouns import Digest, LockedArchive
 
@@ -32,6 +33,17 @@ PROGRAMS = frozenset({"bin", "nvvm/bin"})
 def path_of(component: str, version: str) -> str:
     """Where an archive lies below the server's address."""
     return f"{component}/linux-x86_64/{component}-linux-x86_64-{version}-archive.tar.xz"
+
+
+def put_up(server: IndexServer, path: str, data: bytes) -> None:
+    """Let *server* have *data* at *path* below `mirror`."""
+    folder, _, name = f"redist/{path}".rpartition("/")
+    server.files[folder, "", name] = data
+
+
+def mirror(server: IndexServer) -> str:
+    """The address that `TORCHKILN_CUDA_ARCHIVES` is to be."""
+    return f"{server.origin}/files/redist"
 
 
 def archive_of(data: bytes, component: str = "cuda_nvcc", version: str = "12.1.105") -> LockedArchive:

@@ -4,8 +4,8 @@
 
 *ARCHIVES*: a folder that tests/standin/debian_cuda.py filled. They are served over HTTP in NVIDIA's layout,
 locked by their hashes, and built twice: from that server, and from the folder into another cache. In the
-image Debian's g++-11 is installed, and nvcc compiles for sm_80 and sm_90. *RECORD*: where what was seen goes,
-as JSON. It wants root, the package index and Debian's archive, and takes some minutes. Not in CI.
+image nvcc compiles for sm_80 and sm_90 with the gcc 11 of its tools. *RECORD*: where what was seen goes, as
+JSON. It wants root, the package index and Debian's archive, and takes some minutes. Not in CI.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.gridcase import FACTS, MATRIX
+from tests.standin.cuda_archives import mirror, put_up
 from tests.standin.index_server import IndexServer
 from torchkiln import cuda_redist
 from torchkiln.base.artefact import read_lock
+from torchkiln.cli import console
+from torchkiln.cli.base import build_tools
 from torchkiln.cli.options import cache_root
 from torchkiln.files import pretty_json
 from torchkiln.index.package_index import open_index
@@ -42,8 +45,6 @@ WHEELS = (
     "nvidia-cuda-nvrtc-cu11==11.8.89",
     "nvidia-curand-cu11==10.3.0.86",
     "pip",
-    "cmake",
-    "ninja",
 )
 KERNEL = """\
 #include <cstdio>
@@ -78,8 +79,6 @@ message(STATUS "toolkit ${CUDAToolkit_VERSION} in ${CUDAToolkit_BIN_DIR}")
 INSIDE = r"""
 set -e
 exec 3>&1 1>&2
-apt-get update -qq
-apt-get install -y -qq --no-install-recommends g++-11
 cd "$(mktemp -d)"
 codes() { cuobjdump "$@" | sed -E 's/.*(sm_[0-9]+).*/\1/' | sort -u | tr '\n' ' '; }
 cat > twice.cu <<'KERNEL'
@@ -88,8 +87,8 @@ cat > CMakeLists.txt <<'CMAKE'
 %(cmake)sCMAKE
 {
   echo "nvcc: $(nvcc --version | grep release)"
-  echo "host: $(g++-11 --version | head -n 1)"
-  nvcc -ccbin g++-11 -O2 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+  echo "host: $(gcc --version | head -n 1)"
+  nvcc -O2 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
       -gencode arch=compute_90,code=compute_90 -o twice twice.cu -lcurand -lnvrtc
   echo "code: $(codes --list-elf twice)"
   echo "ptx: $(codes --list-ptx twice)"
@@ -98,12 +97,11 @@ cat > CMakeLists.txt <<'CMAKE'
   cuobjdump -xelf all twice > /dev/null
   for one in ./*.sm_90.cubin; do nvdisasm "$one"; done > machine.txt
   echo "nvdisasm: $(grep -cE 'FMUL|FADD' machine.txt) FMUL or FADD for sm_90"
-  g++-11 -o plain -x c++ - -lcudart <<< '#include <cuda_runtime.h>
+  g++ -o plain -x c++ - -lcudart <<< '#include <cuda_runtime.h>
 #include <cstdio>
 int main() { std::puts(cudaGetErrorString(cudaErrorInvalidValue)); }'
   echo "g++ -lcudart: $(./plain) $(ldd plain | grep cudart | awk '{print $3}')"
-  echo "gcc 12: $(nvcc -c -o refused.o twice.cu 2>&1 | grep -o 'unsupported GNU version.*')"
-  export CUDAHOSTCXX=g++-11 CXX=g++-11
+  echo "gcc 12: $(nvcc -ccbin gcc-12 -c -o refused.o twice.cu 2>&1 | grep -o 'unsupported GNU version.*')"
   cmake -S . -B build -G Ninja > cmake.log 2>&1 || { cat cmake.log >&2; exit 1; }
   cmake --build build > build.log 2>&1 || { cat build.log >&2; exit 1; }
   echo "cmake: $(grep -- '-- toolkit' cmake.log)"
@@ -119,15 +117,12 @@ def main(archives: Path, record: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="cuda-proof-") as name, IndexServer() as server:
         work = Path(name)
         for path in archives.rglob("*.tar.xz"):
-            server.files["redist", "", str(path.relative_to(archives))] = path.read_bytes()
+            put_up(server, str(path.relative_to(archives)), path.read_bytes())
         locked = lock_it(archives, work / "images")
-        mirror = f"{server.origin}/files/redist"
-        told = [
-            build(work, cache, place, archives)
-            for cache, place in (("one", mirror), ("two", str(archives.absolute())))
-        ]
+        places = {"one": mirror(server), "two": str(archives.absolute())}
+        told = [build(work, cache, place, archives, locked) for cache, place in places.items()]
         asked = sum(sent.count for sent in server.sent)
-        inside = run(work, "one", archives, mirror)
+        inside = run(work, "one", archives, places["one"])
     layers = [
         {key: one[key] for key in ("what", "digest", "size", "unpacked")}
         for one in told[0]["layers"]
@@ -173,6 +168,8 @@ def lock_it(archives: Path, images: Path) -> LockedCell:
     bound = MATRIX.indexes[0].packages
     base = read_lock(ROOT / "images", CELL.os)
     assert isinstance(base, LockedBase)
+    assert resolution.tools is not None
+    tools = build_tools(resolution.tools, base, Store(cache_root()), console.say, locked=None)
     wanted = Wanted(
         requirements=WHEELS, constraints=(), python="3.11", glibc=(2, 36), as_of=AS_OF, keep=(), bound=()
     )
@@ -186,19 +183,20 @@ def lock_it(archives: Path, images: Path) -> LockedCell:
         inputs=inputs_digest(resolution, bound),
         layers=(),
         archives=redist.releases["11.8.0"],
+        tools=tools,
     )
     save(images, locked)
     return locked
 
 
-def build(work: Path, cache: str, place: str, archives: Path) -> dict[str, Any]:
-    """`build --json` into a cache of its own that has the base."""
-    base = read_lock(ROOT / "images", CELL.os)
-    assert isinstance(base, LockedBase)
+def build(work: Path, cache: str, place: str, archives: Path, locked: LockedCell) -> dict[str, Any]:
+    """`build --json` into a cache of its own that has base and tools."""
     kept, store = Store(cache_root()), Store(work / cache)
-    if not store.has_blob(base.digest, base.size) and kept.has_blob(base.digest, base.size):
-        store.blob(base.digest).parent.mkdir(parents=True, exist_ok=True)
-        store.blob(base.digest).write_bytes(kept.blob(base.digest).read_bytes())
+    assert locked.tools is not None
+    for one in (locked.base, locked.tools):
+        if kept.has_blob(one.digest, one.size):
+            store.blob(one.digest).parent.mkdir(parents=True, exist_ok=True)
+            store.blob(one.digest).write_bytes(kept.blob(one.digest).read_bytes())
     told: dict[str, Any] = json.loads(
         kiln(work, cache, archives, place, "build", "--json", "--images", str(work / "images"))
     )

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cells import small_wheels
 from tests.devel_cells import planned_devel
-from tests.standin.cuda_archives import archive_of, path_of, write_small
+from tests.standin.cuda_archives import archive_of, mirror, path_of, put_up, write_small
 from tests.standin.index_server import IndexServer
 from torchkiln.engines.observer import Silent
 from torchkiln.engines.toolkits import part_path, toolkit_layers
@@ -26,7 +26,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
     """It has the archive; nobody waits between two attempts."""
     monkeypatch.setattr("torchkiln.index.download.pause", lambda _attempt, _wait: 0.0)
     with IndexServer() as found:
-        found.files["redist", "", ARCHIVE.path] = DATA
+        put_up(found, ARCHIVE.path, DATA)
         yield found
 
 
@@ -36,10 +36,6 @@ def source(place: str) -> CudaArchives:
 
 def fetch(place: str, part: Path) -> Path | None:
     return source(place).archive(ARCHIVE, part, on_progress=lambda _: None, cancelled=lambda: False)
-
-
-def mirror(server: IndexServer) -> str:
-    return f"{server.origin}/files/redist"
 
 
 def test_it_comes_by_its_path(server: IndexServer, tmp_path: Path) -> None:
@@ -93,7 +89,7 @@ def test_what_is_not_the_locked_file_is_refused(fault: str, server: IndexServer,
     elif fault == "extra":
         server.faults.extra = b"x"
     else:
-        server.files["redist", "", ARCHIVE.path] = b"y" * 30
+        put_up(server, ARCHIVE.path, b"y" * 30)
 
     with pytest.raises(BadArchive, match=ARCHIVE.filename) as caught:
         fetch(mirror(server), tmp_path / "part")
@@ -170,7 +166,7 @@ def test_a_bad_archive_leaves_nothing_and_the_next_run_needs_only_it(
     """Of four archives one is wrong: what was kept of the others is not asked for again."""
     archives = write_small(tmp_path / "redist")
     for archive in archives:
-        server.files["redist", "", archive.path] = (tmp_path / "redist" / archive.path).read_bytes()
+        put_up(server, archive.path, (tmp_path / "redist" / archive.path).read_bytes())
     plan = planned_devel(small_wheels(tmp_path), archives)
     specs = [spec for spec in plan.layers if spec.kind == "toolkit"]
     store = Store(tmp_path / "cache")

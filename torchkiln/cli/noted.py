@@ -11,7 +11,7 @@ from torchkiln.nouns import Resolution
 def stand_ins_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
     """What the lock of *resolution* was resolved against stand-ins of; without a sound lock, nothing."""
     from torchkiln.lock import load_locked
-    from torchkiln.stand_in import stand_ins
+    from torchkiln.stand_in import TOOLKIT, stand_ins
     from torchkiln.tags import tag_of
 
     if resolution.build is None:
@@ -20,7 +20,7 @@ def stand_ins_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
     try:
         # Only who says so is read whole: that takes its time, and `list` has a hundred cells.
         data = (images / tag / "lock.json").read_bytes()
-        if not any(word in data for word in (b'"stand_in', b"toolkit-stand-in")):
+        if not any(word in data for word in (b'"stand_in', TOOLKIT.encode())):
             return ()
         return stand_ins(load_locked(images, tag))
     except (OSError, Stale):
