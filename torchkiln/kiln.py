@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 
 from torchkiln.engines import embedded
 from torchkiln.engines.observer import Fetcher, Observer
+from torchkiln.engines.toolkits import unmade
+from torchkiln.errors import BuildFailed
 from torchkiln.facts import Facts
+from torchkiln.index.archives import CudaArchives
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import BuiltLayer, LayerFormat, LockedCell
 from torchkiln.planning import plan_locked
+from torchkiln.stand_in import resolved_against, stand_ins
 from torchkiln.store import Store
 from torchkiln.survey import build_needs, remember_image, remember_layout
 from torchkiln.system import Sources, at_hand
@@ -53,10 +57,13 @@ def build(
     A base newer than the lock's gives another image, which says so: the plan is then made on that base.
     What the build needs of the cache is claimed meanwhile, and the layout is known to the cache from then on.
     """
+    _require_real(locked, options)
     store.sweep()
     what = f"builds {tag_of(locked.resolution)}"
+    archives = CudaArchives(environ)
     with ExitStack() as claims:
         claims.enter_context(store.claim(what, build_needs(locked)))
+        archives.require(unmade(locked, store))
         found, moved = at_hand(locked, store, fetcher, options.sources, environ=environ, say=say)
         if moved:
             claims.enter_context(store.claim(what, build_needs(found)))
@@ -66,6 +73,7 @@ def build(
             store,
             layout,
             fetcher=fetcher,
+            archives=archives,
             observer=observer,
             refs=options.refs,
             base_moved=moved,
@@ -101,9 +109,11 @@ def build_on_docker(
     from torchkiln.places import TEMPLATES
     from torchkiln.render import load_templates, render_folder
 
+    _require_real(locked, options)
     store.sweep()
-    cell = locked.resolution.cell
+    cell, archives = locked.resolution.cell, CudaArchives(environ)
     with store.claim(f"builds {tag_of(locked.resolution)} on Docker", build_needs(locked)):
+        archives.require(unmade(locked, store))
         found = locked
         moved: tuple[str, ...] = ()
         if handed_on.base is None:
@@ -120,8 +130,18 @@ def build_on_docker(
             engine=engine,
             repository=matrix.repository,
             wheels=wheels,
+            archives=archives,
             observer=observer,
             options=handed_on,
             environ=environ,
         )
     return replace(built, base_moved=moved)
+
+
+def _require_real(locked: LockedCell, options: Options) -> None:
+    """What is published rests on no stand-in, so neither does what is built with `locked_only`."""
+    if options.sources.locked_only and (names := stand_ins(locked)):
+        raise BuildFailed(
+            f"the lock of {tag_of(locked.resolution)} was {resolved_against(names)}",
+            hint="lock it where the real one can be reached; to build it all the same, leave --locked out",
+        )

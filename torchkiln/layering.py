@@ -1,4 +1,4 @@
-"""Locked wheels -> wheel layers: what shares a layer, and in which order layers stand.
+"""Locked wheels and archives -> their layers: what shares one, and in which order they stand.
 
 A host shares extracted layers only as prefixes, so what most images have in common comes first: the CUDA
 libraries of one toolkit, then NVIDIA's libraries with a version of their own, then what follows torch.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import LayerSpec, LockedWheel
+from torchkiln.nouns import LayerSpec, LockedCell, LockedWheel
 from torchkiln.recipe import BIG_WHEEL, MAX_LAYER
 
 _OWN_CADENCE = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not versioned with the toolkit
@@ -21,6 +21,8 @@ _OWN_CADENCE = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not vers
 _BINDINGS = frozenset({"cuda-bindings", "cuda-pathfinder"})
 # What only devel has, on top of everything, so that below it is runtime's.
 _TOOLKIT = frozenset({"cuda-cccl", "cuda-crt", "cuda-nvcc", "cuda-profiler-api", "nvml-dev", "nvvm"})
+# Archives that are taken whole, or nearly so, and are large: a layer each. Of the others it is headers.
+_LARGE_ARCHIVES = frozenset({"cuda_gdb", "cuda_nvcc", "cuda_nvdisasm"})
 _COMPANIONS = frozenset({"torchvision", "torchaudio", "numpy", "pillow", "tqdm"})
 _NAMED_IN_TITLE = 5  # a title tells so many wheels by name, more by number
 
@@ -78,6 +80,24 @@ def wheel_layers(wheels: Iterable[LockedWheel]) -> tuple[LayerSpec, ...]:
             families[next(family.title for family in _FAMILIES if family.holds(wheel.name))].append(wheel)
     runtime = (layer for title, members in families.items() for layer in _layers(title, members))
     return (*runtime, *_layers("CUDA toolkit", toolkit))
+
+
+def archive_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
+    """Every archive of the toolkit in exactly one layer; the same for all cells with the same archives."""
+    toolkit = locked.resolution.toolkit
+    if toolkit is None or not locked.archives:
+        return ()
+    name = f"CUDA {toolkit.release}"
+    small = tuple(one for one in locked.archives if one.component not in _LARGE_ARCHIVES)
+    large = [one for one in locked.archives if one.component in _LARGE_ARCHIVES]
+    shared = LayerSpec(kind="toolkit", title=f"{name}: parts of {len(small)} archives", archives=small)
+    return (
+        *([shared] if small else []),
+        *(
+            LayerSpec(kind="toolkit", title=f"{name}: {one.component} {one.version}", archives=(one,))
+            for one in large
+        ),
+    )
 
 
 def _layers(family: str, wheels: list[LockedWheel]) -> Iterator[LayerSpec]:

@@ -15,10 +15,11 @@ from typing import Protocol
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from torchkiln.errors import ConfigError, Stale, Unresolvable
+from torchkiln.artefacts import artefact_json
+from torchkiln.cuda_redist import digest_of
+from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
 from torchkiln.files import write_atomic
 from torchkiln.lockfile import (
-    artefact_json,
     broken_seal,
     from_json,
     how_to_mend,
@@ -32,6 +33,7 @@ from torchkiln.lockfile import (
 from torchkiln.nouns import (
     Build,
     Digest,
+    LockedArchive,
     LockedBase,
     LockedCell,
     LockedTools,
@@ -90,6 +92,9 @@ def lock(
     bound: tuple[str, ...] = (),
     previous: LockedCell | None = None,
     upgrade: Collection[str] = (),
+    stand_ins: Collection[Source] = (),
+    recorded: str | None = None,
+    archives: Collection[LockedArchive] = (),
 ) -> LockedCell:
     """Name every byte of *resolution*.
 
@@ -99,7 +104,11 @@ def lock(
     :param bound: the packages that the matrix binds to the index `pytorch`; they go there only if the
         resolution's torch does.
     :param upgrade: names of packages that need not keep *previous*'s version; `EVERYTHING` for all.
+    :param stand_ins: the indexes that are no more than stand-ins; the lock says so of those that it used.
+    :param recorded: hex sha256 of the cell's torch wheel, by public record (`facts.recorded`).
+    :param archives: what is known of the archives of the toolkit's release.
     :raises Unresolvable: the cell is unavailable, or its packages cannot be had.
+    :raises BuildFailed: the index gave another torch wheel than the recorded one.
     """
     cell = resolution.cell
     build = resolution.build
@@ -119,7 +128,9 @@ def lock(
             bound=bound if build.source is Source.PYTORCH else (),
         )
     )
-    _check(build, cell.torch, wheels)
+    torch = _check(build, cell.torch, wheels)
+    if recorded and torch.index not in stand_ins:
+        _check_record(torch, recorded)
     locked = LockedCell(
         resolution=resolution,
         wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
@@ -128,11 +139,26 @@ def lock(
         epoch=int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp()),
         inputs=inputs_digest(resolution, bound),
         layers=(),
+        stand_ins=tuple(source for source in Source if source in {w.index for w in wheels} & {*stand_ins}),
         tools=tools,
+        archives=_archives(resolution, archives),
     )
     if previous and previous.wheels == locked.wheels and _interpreter(previous) == _interpreter(locked):
         return replace(locked, layers=previous.layers)
     return locked
+
+
+def _archives(resolution: Resolution, known: Collection[LockedArchive]) -> tuple[LockedArchive, ...]:
+    """Those that the resolution means, of which it holds a digest."""
+    toolkit = resolution.toolkit
+    if toolkit is None or not toolkit.release:
+        return ()
+    if digest_of(known) != toolkit.archives:
+        raise Unresolvable(
+            f"the archives of CUDA {toolkit.release} are not those that the cell was resolved with",
+            hint="hand `lock` the archives of the facts that `resolve` had",
+        )
+    return tuple(sorted(known, key=lambda one: one.component))
 
 
 def _interpreter(locked: LockedCell) -> tuple[OsPackage, ...]:
@@ -246,8 +272,18 @@ def staleness(
     return tuple(reasons)
 
 
-def _check(build: Build, release: str, wheels: tuple[LockedWheel, ...]) -> None:
-    """The index must have given the torch that was resolved, not merely one that a resolver found."""
+def _check_record(torch: LockedWheel, recorded: str) -> None:
+    """An index that nobody here can see is believed no further than the record goes."""
+    if torch.sha256 != recorded:
+        raise BuildFailed(
+            f"{torch.filename} has sha256 {torch.sha256} on this index; on public record it has {recorded}",
+            hint="take another mirror of PyTorch's own index; one made for a test has stand-in+ before"
+            " its address; a record that is wrong is mended in compat.yaml, under index_sha256",
+        )
+
+
+def _check(build: Build, release: str, wheels: tuple[LockedWheel, ...]) -> LockedWheel:
+    """Torch's wheel: the index must have given the one that was resolved, not one that a resolver found."""
     torch = next((wheel for wheel in wheels if wheel.name == "torch"), None)
     found = Version(torch.version) if torch else None
     wanted = Version(build.version) if build.source is Source.PYTORCH else Version(release)
@@ -256,6 +292,7 @@ def _check(build: Build, release: str, wheels: tuple[LockedWheel, ...]) -> None:
             f"torch {wanted} was asked of {build.source.value}, which gave {found or 'none'}",
             hint="look at the requirements in matrix.yaml and at the index's pages",
         )
+    return torch
 
 
 def _glibc(os_name: str) -> tuple[int, int]:

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from torchkiln.artefacts import artefact_json
+from torchkiln.cuda_redist import digest_of
 from torchkiln.errors import Stale
 from torchkiln.nouns import (
     Build,
     Cell,
     Digest,
+    LockedArchive,
     LockedBase,
     LockedCell,
     LockedLayer,
@@ -135,23 +138,24 @@ def _document(locked: LockedCell) -> dict[str, Any]:
         "epoch": locked.epoch,
         # Derived, for the reader: which indexes had to be configured when this was locked.
         "indexes": sorted({wheel.index.value for wheel in locked.wheels}),
+        **({"stand_ins": [source.value for source in locked.stand_ins]} if locked.stand_ins else {}),
         "resolution": json.loads(json.dumps(plain(locked.resolution))),
         "wheels": [asdict(wheel) for wheel in locked.wheels],
+        **({"archives": [asdict(one) for one in locked.archives]} if locked.archives else {}),
         "base": artefact_json(locked.base),
         **({"tools": artefact_json(locked.tools)} if locked.tools else {}),
         "layers": [asdict(layer) for layer in locked.layers],
     }
 
 
-def artefact_json(found: LockedBase | LockedTools) -> dict[str, Any]:
-    """As it stands in locks: packages as name → version."""
-    return asdict(found) | {"packages": {one.name: one.version for one in found.packages}}
-
-
 def plain(resolution: Resolution) -> dict[str, Any]:
-    """*resolution* as plain values; what is no word where it is none leaves older locks as they are."""
-    values = asdict(resolution)
-    return {key: value for key, value in values.items() if value is not None or key not in _LEFT_OUT}
+    """*resolution* as plain values; what is not there is no word, so that older locks stay as they are."""
+    values = {
+        key: value for key, value in asdict(resolution).items() if value is not None or key not in _LEFT_OUT
+    }
+    if toolkit := values.get("toolkit"):
+        values["toolkit"] = {name: told for name, told in sorted(toolkit.items()) if told}
+    return values
 
 
 def _digest(document: Mapping[str, Any]) -> Digest:
@@ -180,10 +184,13 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
         if name in seen:
             yield f"{at}: {name} stands twice"
         seen.add(name)
+    if not set(document.get("stand_ins", ())) <= set(document["indexes"]):
+        yield "stand_ins: not among the indexes"
     if document["indexes"] != sorted({wheel["index"] for wheel in document["wheels"]}):
         yield "indexes: not those that the wheels name"
     if document["resolution"]["build"]["cudnn"] is None:
         yield "resolution.build.cudnn: must be text, not nothing; the tag names it"
+    yield from _faults_of_archives(document)
     cell, base = document["resolution"]["cell"], document["base"]
     if base["os"] != cell["os"] or not base["python"].startswith(cell["python"] + "."):
         of = f"{base['os']} with Python {base['python']}"
@@ -193,6 +200,19 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"tools: they are {found or 'not there'}, the cell asks for {wanted or 'none'}"
     elif tools and (tools["os"], tools["base"]) != (base["os"], base["digest"]):
         yield "tools: they were made on another base"
+
+
+def _faults_of_archives(document: Mapping[str, Any]) -> Iterator[str]:
+    """They are those that the resolution means, each once."""
+    archives = [LockedArchive(**one) for one in document.get("archives", ())]
+    if len({one.component for one in archives}) < len(archives):
+        yield "archives: a component stands twice"
+    for number, one in enumerate(archives):
+        if not one.filename.startswith(f"{one.component}-") or f"-{one.version}-" not in one.filename:
+            yield f"archives[{number}]: {one.filename} is no archive of {one.component} {one.version}"
+    meant = document["resolution"].get("toolkit", {}).get("archives")
+    if (digest_of(archives) if archives else None) != meant:
+        yield "archives: not those that resolution.toolkit means"
 
 
 def _same_version(one: str, other: str) -> bool:
@@ -208,7 +228,7 @@ def _same_version(one: str, other: str) -> bool:
 
 
 def _field(key: str, value: Any) -> str:
-    if key in ("wheels", "layers"):
+    if key in ("wheels", "archives", "layers"):
         return _block("[", (_compact(one) for one in value), "]", 2)
     if key in ("resolution", "base", "tools"):
         inner = (
@@ -246,7 +266,9 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
         epoch=document["epoch"],
         inputs=parse_digest(document["inputs"]),
         layers=tuple(LockedLayer(**one) for one in document["layers"]),
+        stand_ins=tuple(Source(one) for one in document.get("stand_ins", ())),
         tools=LockedTools(**_fields(tools)) if tools else None,
+        archives=tuple(LockedArchive(**one) for one in document.get("archives", ())),
     )
 
 
@@ -277,8 +299,8 @@ def _resolution(value: Mapping[str, Any]) -> Resolution:
 def _toolkit(value: Mapping[str, Any] | None) -> Toolkit | None:
     if value is None:
         return None
-    lists = {name: tuple(value[name]) for name in ("programs", "libraries")}
-    return Toolkit(cuda=value["cuda"], folder=value["folder"], **lists)
+    lists = {name: tuple(value.get(name, ())) for name in ("programs", "libraries")}
+    return Toolkit(**{**value, **lists})
 
 
 def _build(value: Mapping[str, Any]) -> Build:

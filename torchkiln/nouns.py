@@ -83,12 +83,14 @@ class Build:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Toolkit:
-    """A CUDA toolkit among a devel cell's wheels; paths are below site-packages."""
+    """A devel cell's CUDA toolkit, of its wheels or of NVIDIA's archives; paths are below site-packages."""
 
     cuda: str  # "13.0": what its nvcc says
-    folder: str  # "nvidia/cu13"
-    programs: tuple[str, ...]  # what lies in its bin/, "nvcc"
     libraries: tuple[str, ...]  # for linkers, "nvidia/cu13/lib/libcudart.so.13"
+    folder: str = ""  # of the wheels, "nvidia/cu13"
+    programs: tuple[str, ...] = ()  # what lies in the wheels' bin/, "nvcc"
+    release: str = ""  # of the archives, "12.1.1"
+    archives: Digest | None = None  # of what is known of that release's archives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +109,7 @@ class Resolution:
     limits: tuple[Note, ...]
     nearest: tuple[tuple[str, str], ...]  # (torch, cuda) of the nearest cells that work
     lockable: bool  # the default index alone is enough
-    toolkit: Toolkit | None = None  # of a devel cell, where it comes as wheels
+    toolkit: Toolkit | None = None  # of a devel cell
     tools: str | None = None  # the OS's tools of a devel cell, by the name that `tools.py` gives them
 
 
@@ -124,6 +126,22 @@ class LockedWheel:
     sha256: str  # hex
     size: int
     index: Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedArchive:
+    """One part of NVIDIA's toolkit, an xz tar, by content. No URL: where it lies is the user's affair."""
+
+    component: str  # "cuda_nvcc"
+    version: str  # its own, "12.1.105"
+    path: str  # below the address of NVIDIA's layout, "cuda_nvcc/linux-x86_64/cuda_nvcc-...-archive.tar.xz"
+    size: int
+    sha256: str  # hex
+
+    @property
+    def filename(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +164,7 @@ class LockedBase:
     unpacked: int
     encoder: str  # "libdeflate 0.9.0 level 6"
     packages: tuple[OsPackage, ...]
+    stand_in: bool = False  # its packages came from no more than a stand-in for the archive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,7 +224,9 @@ class LockedCell:
     epoch: int  # seconds; stands in config, history and overlay
     inputs: Digest  # of matrix, facts and recipe: what `lock --check` compares
     layers: tuple[LockedLayer, ...]  # empty until recorded
+    stand_ins: tuple[Source, ...] = ()  # the indexes that were no more than stand-ins for the real ones
     tools: LockedTools | None = None  # of a devel cell
+    archives: tuple[LockedArchive, ...] = ()  # of a devel cell's toolkit, sorted by component
 
     @property
     def os_packages(self) -> tuple[OsPackage, ...]:
@@ -218,7 +239,7 @@ class LockedCell:
 
 # --- what the image will be -----------------------------------------------------------------------
 
-LayerKind = Literal["base", "wheels", "tools", "overlay"]
+LayerKind = Literal["base", "wheels", "tools", "toolkit", "overlay"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,6 +266,7 @@ class LayerSpec:
     kind: LayerKind
     title: str  # "torch 2.7.1", "the rest (98 wheels)"
     wheels: tuple[LockedWheel, ...] = ()
+    archives: tuple[LockedArchive, ...] = ()
     files: tuple[OverlayFile, ...] = ()
     links: tuple[OverlayLink, ...] = ()
     artefact: LockedBase | LockedTools | None = None  # what the layer is as it comes: nothing is made

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchkiln.errors import ConfigError
 from torchkiln.files import pretty_json
-from torchkiln.layering import wheel_layers
+from torchkiln.layering import archive_layers, wheel_layers
 from torchkiln.nouns import (
     Build,
     Digest,
@@ -17,12 +17,14 @@ from torchkiln.nouns import (
     ImageConfig,
     ImagePlan,
     LayerSpec,
+    LockedArchive,
     LockedCell,
     LockedTools,
     OverlayFile,
 )
 from torchkiln.recipe import PREFIX, RECIPE
 from torchkiln.resolve import require_buildable, require_cuda
+from torchkiln.stand_in import stand_ins
 from torchkiln.tags import tag_of
 from torchkiln.toolkit import HOME, settings, toolkit_links
 from torchkiln.tools import compiler_links
@@ -87,7 +89,7 @@ def plan(
         locked=locked,
         tag=tag,
         aliases=tuple(aliases),
-        layers=(base, *wheel_layers(locked.wheels), *_tools(locked), top),
+        layers=(base, *wheel_layers(locked.wheels), *_tools(locked), *archive_layers(locked), top),
         config=_config(locked, build, tag, lock_digest),
         epoch=locked.epoch,
         recipe=RECIPE,
@@ -167,6 +169,7 @@ def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
         "torchkiln.base": locked.base.digest,
         "torchkiln.tools": locked.tools.digest if locked.tools else None,
         "torchkiln.recipe": str(RECIPE),
+        "torchkiln.stand_ins": ", ".join(stand_ins(locked)),
     }
     return tuple(sorted((key, value) for key, value in labels.items() if value))
 
@@ -195,9 +198,11 @@ def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest
         "base": locked.base.digest,
         **({"tools": _tools_facts(locked.tools)} if locked.tools else {}),
         "recipe": RECIPE,
+        **({"stand_ins": list(names)} if (names := stand_ins(locked)) else {}),
         "wheels": [
             {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in locked.wheels
         ],
+        **({"archives": [_archive_facts(one) for one in locked.archives]} if locked.archives else {}),
     }
 
 
@@ -207,6 +212,10 @@ def _tools_facts(tools: LockedTools) -> dict[str, Any]:
         "digest": tools.digest,
         "packages": {one.name: one.version for one in tools.packages},
     }
+
+
+def _archive_facts(archive: LockedArchive) -> dict[str, str]:
+    return {"name": archive.component, "version": archive.version, "sha256": archive.sha256}
 
 
 def constraints(locked: LockedCell) -> str:
@@ -253,10 +262,11 @@ def to_json(plan: ImagePlan) -> dict[str, Any]:
 
 
 def layer_bytes(layer: LayerSpec) -> int:
-    """Bytes that go into *layer*: the blob of an artefact, the wheels' files, or the overlay's data."""
+    """Bytes that go into *layer*: an artefact's blob, wheels' or archives' files, or the overlay's data."""
     if layer.artefact:
         return layer.artefact.size
-    return sum(wheel.size for wheel in layer.wheels) + sum(len(file.data) for file in layer.files)
+    whole = sum(wheel.size for wheel in layer.wheels) + sum(archive.size for archive in layer.archives)
+    return whole + sum(len(file.data) for file in layer.files)
 
 
 def _layer_json(layer: LayerSpec) -> dict[str, Any]:
@@ -265,6 +275,8 @@ def _layer_json(layer: LayerSpec) -> dict[str, Any]:
         told["digest"] = layer.artefact.digest
     if layer.wheels:
         told["wheels"] = [wheel.filename for wheel in layer.wheels]
+    if layer.archives:
+        told["archives"] = [archive.filename for archive in layer.archives]
     if layer.links:
         told["links"] = {link.path: link.target for link in layer.links}
     if layer.files:

@@ -14,6 +14,7 @@ from torchkiln.files import pretty_json
 from torchkiln.nouns import ImagePlan, LayerSpec, OverlayFile
 from torchkiln.plan import GENERATED, to_json
 from torchkiln.recipe import DOCKER_BASES, PREFIX, USER, site
+from torchkiln.toolkit import home
 from torchkiln.tools import packages_of
 
 ENTRY = "Dockerfile.j2"
@@ -80,6 +81,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
                 _WheelLayer(title=layer.title, requirements=name) for name, layer in _requirement_files(plan)
             ],
             copies=list(_copies(plan)),
+            toolkit=_tree(plan),
             links=plan.layers[-1].links,
             link_folders=sorted({str(PurePosixPath(link.path).parent) for link in plan.layers[-1].links}),
             generated=[PurePosixPath(path).name for path in GENERATED],
@@ -123,6 +125,12 @@ def _pip(plan: ImagePlan) -> str:
     raise ConfigError(
         f"the lock of {plan.tag} has no pip", hint="name pip among the companions in matrix.yaml"
     )
+
+
+def _tree(plan: ImagePlan) -> str:
+    """Where the toolkit lies that has a context of its own, "usr/local/cuda-12.1"; empty: none has."""
+    toolkit = plan.locked.resolution.toolkit
+    return home(toolkit) if toolkit and plan.locked.archives else ""
 
 
 def _requirement_files(plan: ImagePlan) -> Iterator[tuple[str, LayerSpec]]:

@@ -17,10 +17,11 @@ from typing import Any
 
 from torchkiln.base import artefact, keeping
 from torchkiln.cache import Item, Kind, Needer
-from torchkiln.engines.keys import FORM_RECORDS, layer_key, source_of
+from torchkiln.engines.keys import FORM_RECORDS, key_of, layer_key, source_of
+from torchkiln.engines.toolkits import kept_path
 from torchkiln.errors import KilnError
 from torchkiln.files import tree_size
-from torchkiln.layering import wheel_layers
+from torchkiln.layering import archive_layers, wheel_layers
 from torchkiln.lockfile import from_json
 from torchkiln.locks import Holder, in_use
 from torchkiln.nouns import BuiltImage, LockedBase, LockedCell, LockedTools, LockedWheel
@@ -31,7 +32,7 @@ from torchkiln.tools import is_tools
 _OF_WHEELS = re.compile("records/layers/")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MOMENT, _MOMENTS, _HOUR, _DAY = 60.0, 600.0, 3600.0, 86400.0
-_OURS = frozenset({"blobs", "wheels", "bytecode", "interpreters", "rootfs", "pytest", "records"})
+_OURS = frozenset({"blobs", "wheels", "toolkits", "bytecode", "interpreters", "rootfs", "pytest", "records"})
 _OURS |= {"locks", "claims", "tmp"}
 
 
@@ -65,21 +66,23 @@ def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: 
             "base": locked.base.digest.removeprefix("sha256:"),
             "layers": {layer.digest.removeprefix("sha256:"): layer.title for layer in image.layers},
             "wheels": packs,
+            "archives": [kept_path(archive) for archive in locked.archives],
         },
     )
     old = frozenset(reused)
-    for layer in wheel_layers(locked.wheels):
+    for layer in (*wheel_layers(locked.wheels), *archive_layers(locked)):
         if layer.title not in old:
             for wheel in layer.wheels:
                 store.touch(store.root / _wheel_path(wheel))
                 store.touch(store.root / packs[_wheel_path(wheel)])
+            for archive in layer.archives:
+                store.touch(store.root / kept_path(archive))
 
 
 def build_needs(locked: LockedCell) -> frozenset[str]:
     """Every path in the cache that a build of *locked* may read or make."""
-    layers = wheel_layers(locked.wheels)
-    keys = (layer_key(layer.wheels, locked.base.python) for layer in layers)
-    records = {f"records/layers/{key}.json" for key in keys}
+    layers = (*wheel_layers(locked.wheels), *archive_layers(locked))
+    records = {f"records/layers/{key_of(layer, locked)}.json" for layer in layers}
     blobs = (_blob_path(found.digest) for found in (locked.base, locked.tools) if found)
     return frozenset({*records, *blobs, *_sources(locked)})
 
@@ -127,14 +130,16 @@ def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[
         key = image.manifest.removeprefix("sha256:")
         manifests[key] = image.ref
         made = store.record("images", key) or {}
-        wheels = dict(made.get("wheels", {}))
+        wheels, archives = dict(made.get("wheels", {})), list(made.get("archives", ()))
         needed = {_blob_path(layer.digest) for layer in image.layers}
         plain = {_blob_path(source_of(other[path])) for path in needed if path in other}
         yield Needer(
             sort="tag",
             name=f"{image.ref} in {layout.path}",
             needs=frozenset(needed | {_record_path("images", key)}),
-            sources=frozenset({*plain, *wheels, *wheels.values(), f"interpreters/{made.get('base')}"}),
+            sources=frozenset(
+                {*plain, *wheels, *wheels.values(), *archives, f"interpreters/{made.get('base')}"}
+            ),
         )
 
 
@@ -209,6 +214,7 @@ class _Scan:
         """Everything, kind by kind."""
         yield from self._blobs()
         yield from self._wheels()
+        yield from self._toolkits()
         yield from self._files("bytecode", ".pack", "byte-code")
         yield from self._folders()
         yield from self._files("records/pages", ".json", "index pages")
@@ -263,6 +269,23 @@ class _Scan:
                     along=(f"wheels/{path.parent.name}/{whole.name}",)
                     if partial and not whole.exists()
                     else (),
+                    busy=f"in use: {at_work}" if at_work else "",
+                )
+
+    def _toolkits(self) -> Iterator[Item]:
+        """What was kept of archives, and archives on their way."""
+        for path in sorted((self._root / "toolkits").glob("*/*")):
+            if not _HEX.fullmatch(path.parent.name):
+                continue
+            at_work = self._store.locked(f"archive-{path.parent.name}")
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+                yield Item(
+                    kind="leftovers" if path.name.endswith(".part") else "toolkit parts",
+                    path=f"toolkits/{path.parent.name}/{path.name}",
+                    size=found.st_size,
+                    used=found.st_mtime,
+                    title=path.name,
                     busy=f"in use: {at_work}" if at_work else "",
                 )
 
@@ -332,7 +355,8 @@ class _Scan:
 def _sources(locked: LockedCell) -> frozenset[str]:
     wheels = {_wheel_path(wheel) for wheel in locked.wheels}
     packs = {_pack_path(wheel, locked.base) for wheel in locked.wheels}
-    return frozenset(wheels | packs | {_interpreter_path(locked.base)})
+    archives = {kept_path(archive) for archive in locked.archives}
+    return frozenset(wheels | packs | archives | {_interpreter_path(locked.base)})
 
 
 def _wheel_path(wheel: LockedWheel) -> str:

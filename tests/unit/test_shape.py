@@ -13,24 +13,26 @@ from torchkiln.places import ROOT
 
 PACKAGE = ROOT / "torchkiln"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-ADAPTERS = frozenset({"store", "oci", "index", "base", "wheel", "runtimes", "registry"})
+ADAPTERS = frozenset({"store", "oci", "index", "base", "wheel", "cuda", "runtimes", "registry"})
 
 # Which modules stand together; a package is named by its folder.
 # fmt: off
 GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
-            "__init__", "contents", "deb822", "errors", "files", "locks", "nouns", "pagecache", "places",
-            "recipe", "released", "retry", "schema", "sizes", "strict", "versions", "wanted", "workers",
+            "__init__", "artefacts", "contents", "cuda_tree", "deb822", "errors", "files", "locks", "nouns",
+            "pagecache", "places", "recipe", "released", "retry", "schema", "sizes", "stand_in", "strict",
+            "versions", "wanted", "workers",
         }
     ),
     "stages": frozenset(
         {
-            "allowed", "arch", "bake", "cache", "claims", "compat_block", "contrast", "difference", "explain",
-            "facts", "fanout", "gate", "hosts", "layering", "located", "lock", "lockdiff", "lockfile",
+            "allowed", "arch", "bake", "cache", "claims", "compat_block", "contrast", "cuda_redist",
+            "difference", "explain", "facts", "fanout", "gate", "hosts", "layering", "located", "lock",
+            "lockdiff", "lockfile",
             "matrix", "matrix_edit", "pick", "plan", "policy", "proposal", "render", "report", "requires",
             "resolve", "reuse", "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke",
-            "standing", "statements", "suite", "tags", "tolerated", "toolkit", "tools", "verdict",
+            "standing", "state", "statements", "suite", "tags", "tolerated", "toolkit", "tools", "verdict",
             "vulnerabilities",
         }
     ),
@@ -55,6 +57,7 @@ MAY: Mapping[str, frozenset[str]] = {
     "index": frozenset({"ground", "store"}),
     "base": frozenset({"ground", "store", "oci"}),
     "wheel": frozenset({"ground", "oci"}),
+    "cuda": frozenset({"ground", "oci"}),
     "runtimes": frozenset({"ground", "store", "oci"}),
     "registry": frozenset({"ground", "store", "oci"}),
     "engines": frozenset({"ground", "stages"}) | ADAPTERS,

@@ -10,8 +10,9 @@ from pathlib import Path
 from torchkiln.base import keeping
 from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.keeping import moved, to_json
-from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR, build
+from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import BaseRecipe, recipe
+from torchkiln.base.sources import variables
 from torchkiln.files import write_atomic
 from torchkiln.nouns import LockedBase
 from torchkiln.oci.encode import Encoded
@@ -101,7 +102,7 @@ def _way(
 
     def key(locked: LockedBase) -> str:
         """With another mirror the locked base may be had after all, so it is worth asking again."""
-        asked = (wanted.key(), locked.digest, environ.get(MIRROR, ""), environ.get(SECURITY_MIRROR, ""))
+        asked = (wanted.key(), locked.digest, *(environ.get(name, "") for name in variables(wanted)))
         return hashlib.sha256("\n".join(asked).encode()).hexdigest()
 
     return keeping.Way(

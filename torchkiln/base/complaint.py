@@ -24,6 +24,11 @@ _NO_ANSWER = re.compile(
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|enough free space")
 _HELD = re.compile(r"E: (Unable to correct problems|Unmet dependencies)")
 _WANTS = re.compile(r" *\S+ : (Pre)?(Depends|Breaks|Conflicts): .+|  +(Depends|Breaks|Conflicts): .+")
+# apt calls a repository unsigned too whose signature it does not believe; why, stands in a line before.
+_UNSIGNED = re.compile(
+    r"E: The repository '(?P<scheme>\w+://)(?:[^/@\s]*@)?(?P<suite>\S+ \S+) (?:In)?Release' is not signed\."
+)
+_DISBELIEVED = re.compile(r"W: GPG error: \w+://(?:[^/@\s]*@)?(?P<suite>\S+ \S+) InRelease: (?P<why>.+)")
 # What says no more than that something failed.
 _EMPTY = re.compile(
     r"E: (mmdebstrap failed to run|Some index files failed|(apt-get|env|chroot|run_\w+) .*failed)"
@@ -34,11 +39,14 @@ class Unsolvable(BuildFailed):
     """apt finds no packages that go together: those that are held are too old for those of the archive."""
 
 
-def complaint(code: int, lines: Iterable[str], *, os_name: str, scratch: str, elsewhere: str) -> BuildFailed:
+def complaint(
+    code: int, lines: Iterable[str], *, os_name: str, scratch: str, elsewhere: str, keys: str
+) -> BuildFailed:
     """The error for an mmdebstrap that ended with *code* and said *lines* last.
 
     :param scratch: the folder in which it worked.
     :param elsewhere: how another archive is named; ends the hint.
+    :param keys: where the archive's keys were looked for, and how others are named.
     """
     said = list(dict.fromkeys(lines))
     if any(_FULL.search(line) for line in said):
@@ -60,6 +68,16 @@ def complaint(code: int, lines: Iterable[str], *, os_name: str, scratch: str, el
         return Unsolvable(
             "\n".join(("apt finds no packages that go together:", *(f"  {line}" for line in wants[:_MOST]))),
             hint=elsewhere,
+        )
+    if unsigned := [found for line in said if (found := _UNSIGNED.match(line))]:
+        doubts = {found["suite"]: found["why"] for line in said if (found := _DISBELIEVED.match(line))}
+        told = (
+            f"  {found['scheme']}{found['suite']}: {doubts.get(found['suite'], 'it has no signature')}"
+            for found in unsigned
+        )
+        return BuildFailed(
+            "\n".join((f"the archive of {os_name} is not signed by whom it should be:", *told)),
+            hint=f"{keys}; {elsewhere}",
         )
     errors = [line for line in said if line.startswith(("E: ", "dpkg: error")) and not _EMPTY.match(line)]
     telling = errors[:_MOST] or said[-1:] or ["nothing"]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar, cast
 
+from torchkiln.artefacts import artefact_json
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.files import pretty_json
 from torchkiln.nouns import LockedBase, LockedTools, OsPackage
@@ -185,9 +186,8 @@ def moved(before: tuple[OsPackage, ...], after: tuple[OsPackage, ...]) -> tuple[
 
 
 def to_json(found: LockedBase | LockedTools) -> bytes:
-    """The committed form; packages as name → version."""
-    fields = asdict(found) | {"packages": {package.name: package.version for package in found.packages}}
-    return pretty_json({"schema": SCHEMA, **fields})
+    """The committed form."""
+    return pretty_json({"schema": SCHEMA, **artefact_json(found)})
 
 
 def from_json(kind: type[Artefact], data: bytes, *, where: str) -> Artefact:

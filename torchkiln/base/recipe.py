@@ -84,6 +84,11 @@ class BaseRecipe:
     hooks: tuple[str, ...]
     epoch: int
 
+    @property
+    def distribution(self) -> str:
+        """Whose archive it is: "debian"."""
+        return self.os.rstrip("0123456789.")
+
     def key(self) -> str:
         """64 hex digits that change when any field does."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()

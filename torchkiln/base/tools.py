@@ -16,8 +16,9 @@ from torchkiln.base import keeping
 from torchkiln.base.archive import note_files, read_lists
 from torchkiln.base.complaint import Unsolvable
 from torchkiln.base.contents import inspect
-from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR, Onto, command, dev_folder, running, scratch
+from torchkiln.base.mmdebstrap import Onto, Scratch, command, dev_folder, running, scratch
 from torchkiln.base.recipe import BaseRecipe, recipe
+from torchkiln.base.sources import variables
 from torchkiln.errors import BuildFailed
 from torchkiln.files import write_atomic
 from torchkiln.nouns import BaseFiles, LockedBase, LockedTools, OsPackage
@@ -115,10 +116,10 @@ def build(
     wanted = recipe(base.os)
     temporary = store.temporary(f"tools-{base.os}")
     try:
-        with scratch(wanted, environ) as (env, lists):
-            layer = Path(env["TMPDIR"], "layer.tar")
+        with scratch(wanted, environ) as place:
+            layer = Path(place.env["TMPDIR"], "layer.tar")
             try:
-                whole = _installed(tuple(packages), base, store, wanted, environ, env, lists, say)
+                whole = _installed(tuple(packages), base, store, wanted, environ, place, say)
                 with (
                     open_gzip(store.blob(base.digest)) as lower,
                     whole.open("rb") as upper,
@@ -127,13 +128,13 @@ def build(
                     write_upper(lower, upper, out, mtime=wanted.epoch)
             except OSError as error:
                 raise BuildFailed(
-                    f"the tools cannot be made in {Path(env['TMPDIR']).parent}: {error.strerror}",
+                    f"the tools cannot be made in {Path(place.env['TMPDIR']).parent}: {error.strerror}",
                     hint="make room there (it takes 2 GB), or set TMPDIR to another folder",
                 ) from error
             with store.writable():
                 encoded = encode(layer, temporary)
             tools = _read(temporary, encoded, name, base, called=f"the layer of {name}")
-            debs = read_lists(lists, tools.packages)
+            debs = read_lists(place.lists, tools.packages)
         with store.writable():
             store.adopt(temporary, store.blob(encoded.digest))
             note_files(store, BaseFiles(base=encoded.digest, debs=debs))
@@ -155,20 +156,19 @@ def _installed(
     store: Store,
     wanted: BaseRecipe,
     environ: Mapping[str, str],
-    env: Mapping[str, str],
-    lists: Path,
+    place: Scratch,
     say: Callable[[str], None],
 ) -> Path:
     """The tar of the whole system, base and *packages*."""
-    folder = Path(env["TMPDIR"])
+    folder = Path(place.env["TMPDIR"])
     onto = Onto(base=folder / "base.tar.gz", pins=folder / "pins", packages=packages)
     # Copies: in a user namespace the root of which is none here, the cache cannot be read.
     shutil.copyfile(store.blob(base.digest), onto.base)
     onto.pins.write_text(pins(base.packages))
-    argv = command(wanted, environ, unprivileged=os.geteuid() != 0, lists=lists, onto=onto)
+    argv = command(wanted, environ, unprivileged=os.geteuid() != 0, place=place, onto=onto)
     whole = folder / "whole.tar"
     try:
-        with running(argv, env, wanted.os, say) as tar, whole.open("wb") as out:
+        with running(argv, place.env, wanted, say) as tar, whole.open("wb") as out:
             out.write(dev_folder(wanted.epoch))
             shutil.copyfileobj(tar, out, 1 << 20)
     except Unsolvable as error:
@@ -219,7 +219,7 @@ def _way(
 
     def key(locked: LockedTools) -> str:
         """On another base, or by another mirror, something else may be had."""
-        mirrors = (environ.get(MIRROR, ""), environ.get(SECURITY_MIRROR, ""))
+        mirrors = tuple(environ.get(variable, "") for variable in variables(wanted))
         asked = (wanted.key(), *asked_for, base.digest, locked.digest, *mirrors)
         return hashlib.sha256("\n".join(asked).encode()).hexdigest()
 

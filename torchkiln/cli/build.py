@@ -210,12 +210,13 @@ class _Embedded:
             from torchkiln.cli.on_docker import engine_to_load_into, load_into
         desk, store = self.desk, self.desk.store()
         into = engine_to_load_into() if self.load else None  # asked before the work, not behind it
+        locked = desk.locked(cell)
         with (
             console.progress(quiet=desk.quiet) as observer,
             uploads_ahead(self.ahead, self.plain_http, store, observer) as ahead,
         ):
             built = kiln.build(
-                desk.locked(cell),
+                locked,
                 desk.matrix,
                 desk.facts,
                 store=store,
@@ -236,11 +237,12 @@ class _Embedded:
             told["archive"] = str(archive)
         if not desk.quiet:
             console.summary(built)
+        told |= desk.real_or_not(locked)
         if self.form != "oci":
             desk.say(f"archive: {told['archive']}")
         if into:
             desk.say(f"in {into.host} ({into.kind} {into.version}): {', '.join(loaded)}")
-        return told
+        return told | desk.stand_in(cell)
 
 
 def _forecast(desk: Desk, cell: Cell, layer_format: LayerFormat) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +51,11 @@ class Chosen:
 
         :raises ConfigError: one of the files is missing, or wrong.
         """
-        from torchkiln import facts, matrix
+        from torchkiln import cuda_redist, facts, matrix
 
         known = facts.load()
+        if file := os.environ.get(cuda_redist.VARIABLE):
+            known = replace(known, redist=cuda_redist.read(Path(file)))
         return matrix.read(self.matrix_file, known), known
 
     def cells(self, *, must_name: bool = False) -> tuple[tuple[Cell, ...], Matrix, Facts]:

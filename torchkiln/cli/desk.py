@@ -47,6 +47,15 @@ class Desk:
         if not self.quiet:
             console.say(line)
 
+    def real_or_not(self, locked: LockedCell) -> dict[str, list[str]]:
+        """Says what *locked* was resolved against a stand-in of; what --json prints of it, if anything."""
+        from torchkiln.stand_in import resolved_against, stand_ins
+
+        names = stand_ins(locked)
+        if names:
+            self.say(f"the lock was {resolved_against(names)}: this image shows nothing of the real one")
+        return {"stand_ins": list(names)} if names else {}
+
     def sources(self, *, none_of_ours: bool = False) -> Sources:
         """Where base and tools may come from; *none_of_ours*: --base names another's image.
 
@@ -56,6 +65,16 @@ class Desk:
 
         base = None if none_of_ours else _file(self.base, "--base")
         return Sources(base_file=base, tools_file=_file(self.tools, "--tools"), locked_only=self.locked_only)
+
+    def stand_in(self, cell: Cell) -> dict[str, str]:
+        """For --json: of what an image is made that is not what it stands for; said aloud, too."""
+        from torchkiln.resolve import resolve
+
+        limits = resolve(cell, self.matrix, self.facts).limits
+        found = [note.text for note in limits if note.fact == "rules.toolkit-stand-in"]
+        for text in found:
+            self.say(text)
+        return {"stand_in": found[0]} if found else {}
 
     def locked(self, cell: Cell) -> LockedCell:
         """The cell's lock, if it still fits matrix and facts."""

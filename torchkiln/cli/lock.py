@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +13,10 @@ from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, images_folder
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
-from torchkiln.nouns import LockedBase, LockedCell, LockedTools, Resolution, Source
+from torchkiln.nouns import LockedArchive, LockedBase, LockedCell, LockedTools, Resolution, Source
+
+if TYPE_CHECKING:
+    from torchkiln.facts import Facts
 
 
 @click.command("lock")
@@ -75,7 +79,7 @@ def lock(
         return
     wanted = _lockable(resolutions, sweeping=sweeping)
     date = _date(as_of)
-    _Locking(images, bound, date, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
+    _Locking(images, facts, bound, date, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
 
 
 def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: Path) -> None:
@@ -102,10 +106,10 @@ def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: 
 
 
 def _record(resolutions: tuple[Resolution, ...], images: Path, *, sweeping: bool) -> None:
-    """Write the wheel layers' digests into the locks they were built from; builds then hold to them."""
+    """Write the layers' digests into the locks they were built from; builds then hold to them."""
     from dataclasses import replace
 
-    from torchkiln.engines.embedded import known_wheel_layers
+    from torchkiln.engines.embedded import known_layers
     from torchkiln.lock import load_locked, save
     from torchkiln.store import Store
     from torchkiln.tags import tag_of
@@ -114,7 +118,7 @@ def _record(resolutions: tuple[Resolution, ...], images: Path, *, sweeping: bool
     for resolution in resolutions:
         tag = tag_of(resolution)
         locked = load_locked(images, tag)
-        layers = known_wheel_layers(locked, store)
+        layers = known_layers(locked, store)
         if layers is None and locked.layers:
             click.echo(f"lock: {tag}: recorded already, left as it is", err=True)
             continue
@@ -170,13 +174,19 @@ class _Locking:
     """One run over several cells: the indexes and each OS's base are opened once."""
 
     def __init__(
-        self, images: Path, bound: tuple[str, ...], as_of: str, upgrade: tuple[str, ...], upgrade_base: bool
+        self,
+        images: Path,
+        facts: Facts,
+        bound: tuple[str, ...],
+        as_of: str,
+        upgrade: tuple[str, ...],
+        upgrade_base: bool,
     ) -> None:
         from torchkiln.index.package_index import open_index
         from torchkiln.store import Store
 
         self._images, self._bound, self._as_of, self._upgrade = images, bound, as_of, upgrade
-        self._upgrade_base = upgrade_base
+        self._facts, self._upgrade_base = facts, upgrade_base
         self._store = Store(cache_root(), on_wait=waiting)
         self._index = open_index(os.environ, self._store)
         self._bases: dict[str, LockedBase] = {}
@@ -207,10 +217,12 @@ class _Locking:
             )
 
     def _one(self, resolution: Resolution, tag: str) -> None:
+        from torchkiln.facts import recorded
         from torchkiln.lock import lock as lock_cell
         from torchkiln.lock import save
+        from torchkiln.stand_in import resolved_against, stand_ins
 
-        previous = self._previous(tag)
+        previous, build = self._previous(tag), resolution.build
         if self._upgrade and "*" not in self._upgrade and previous:
             known = {wheel.name for wheel in previous.wheels}
             if strangers := [name for name in self._upgrade if name.lower().replace("_", "-") not in known]:
@@ -225,15 +237,28 @@ class _Locking:
             bound=self._bound,
             previous=previous,
             upgrade=self._upgrade,
+            stand_ins=self._index.pages.settings.stand_ins,
+            recorded=recorded(self._facts, build, resolution.cell.python) if build else None,
+            archives=self._archives(resolution),
         )
         save(self._images, locked)
         total = sum(wheel.size for wheel in locked.wheels)
+        named = f"{len(locked.wheels)} wheels, {total / 1e9:.2f} GB"
+        if locked.archives:
+            more = sum(archive.size for archive in locked.archives)
+            named += f", {len(locked.archives)} archives, {more / 1e9:.2f} GB"
         changes = (
             "unchanged"
             if previous == locked
             else "; ".join(_moves(previous, locked)) or "new facts, same wheels"
         )
-        click.echo(f"lock: {tag}: {len(locked.wheels)} wheels, {total / 1e9:.2f} GB: {changes}", err=True)
+        click.echo(f"lock: {tag}: {named}: {changes}", err=True)
+        if names := stand_ins(locked):
+            click.echo(f"lock: {tag}: {resolved_against(names)}", err=True)
+
+    def _archives(self, resolution: Resolution) -> tuple[LockedArchive, ...]:
+        toolkit = resolution.toolkit
+        return self._facts.redist.releases.get(toolkit.release, ()) if toolkit else ()
 
     def _previous(self, tag: str) -> LockedCell | None:
         """The present lock; one that is broken gives no versions to keep, and is made anew."""
@@ -297,8 +322,6 @@ def _moves(previous: LockedCell | None, locked: LockedCell) -> list[str]:
         return ["new"]
     found = lock_change(tag_of(locked.resolution), previous, locked)
     told = [
-        f"{one.name} {one.a or '(new)'} → {one.b or '(gone)'}"
-        for one in found.packages
-        if one.system == "python"
+        f"{one.name} {one.a or '(new)'} → {one.b or '(gone)'}" for one in found.packages if one.system != "os"
     ]
     return told + (["base"] if found.base[0] != found.base[1] else [])

@@ -17,7 +17,8 @@ from typing import Protocol
 
 from torchkiln.engines import buildx
 from torchkiln.engines.daemon import Engine
-from torchkiln.engines.observer import Fetcher, Observer
+from torchkiln.engines.observer import ArchiveSource, Fetcher, Observer
+from torchkiln.engines.toolkits import lay_out
 from torchkiln.files import remove_tree
 from torchkiln.nouns import BuiltLayer, Digest, ImageConfig, ImagePlan, LayerSpec, LockedWheel
 from torchkiln.oci.layout import write_image
@@ -79,6 +80,7 @@ def build(
     engine: Engine,
     repository: str,
     wheels: WheelSource,
+    archives: ArchiveSource,
     observer: Observer,
     options: Options,
     environ: Mapping[str, str] = os.environ,
@@ -94,10 +96,13 @@ def build(
         work = store.temporary("docker")
         work.mkdir(parents=True)
         stack.callback(remove_tree, work)
+        tree = lay_out(plan, store, work / "toolkit", archives=archives, observer=observer)
         places = _fetched(plan.locked.wheels, store, wheels, observer)
         fetched = time.monotonic()
         base = options.base or _BASE
         contexts = {"wheels": _wheels(work / "wheels", places), "rootfs": _rootfs(work / "rootfs", plan)}
+        if tree:
+            contexts["toolkit"] = str(tree)
         if options.base is None:
             contexts |= {
                 _CONTEXTS[layer.kind]: _as_image(work / layer.kind, layer, plan, store)

@@ -20,14 +20,15 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import BaseFiles, DebFile, Digest, LockedCell, LockedWheel
+from torchkiln.nouns import BaseFiles, DebFile, Digest, LockedArchive, LockedCell, LockedWheel
 from torchkiln.sbom.evidence import Distribution, Evidence, Installed
 from torchkiln.sbom.licences import Licence
+from torchkiln.sbom.listed import TOOLKIT
 from torchkiln.tags import tag_of
 
-#: wheel: the lock's. os: dpkg's. library: CUDA, cuDNN, NCCL, which come in a wheel. vendored: a Python
-#: distribution inside of something else.
-Kind = Literal["wheel", "os", "library", "vendored"]
+#: wheel: the lock's. os: dpkg's. toolkit: archives of NVIDIA's, the lock's too. library: CUDA, cuDNN, NCCL,
+#: which come in a wheel. vendored: a Python distribution inside of something else.
+Kind = Literal["wheel", "os", "toolkit", "library", "vendored"]
 _DebKey = tuple[str, str, str]  # name, version, architecture
 
 _NAMESPACE = uuid5(UUID(int=0), "torchkiln sbom")
@@ -115,6 +116,7 @@ def bill_of(
     os = [_of_deb(one, debs, distro) for one in evidence.packages]
     dists = {one.name: one for one in evidence.distributions if one.of_a_wheel}
     wheels = [_of_wheel(wheel, dists[wheel.name]) for wheel in locked.wheels]
+    toolkit = [_of_archive(archive) for archive in locked.archives]
     vendored = [_vendored(one, dists) for one in evidence.distributions if not one.of_a_wheel]
     return Bill(
         name=name,
@@ -125,7 +127,7 @@ def bill_of(
         tool=tool,
         components=tuple(
             sorted(
-                (*wheels, *_libraries(locked, dists), *os, *vendored),
+                (*wheels, *toolkit, *_libraries(locked, dists), *os, *vendored),
                 key=lambda one: (one.kind, one.name, one.version, one.architecture, one.told_by),
             )
         ),
@@ -146,6 +148,12 @@ def _disagreements(locked: LockedCell, evidence: Evidence) -> Iterator[str]:
     hashes = {wheel.name: wheel.sha256 for wheel in locked.wheels}
     if evidence.wheels:
         yield from _unlike("hash of", hashes, {name: sha256 for name, (_, sha256) in evidence.wheels.items()})
+    archives = {one.component: (one.version, one.sha256) for one in locked.archives}
+    yield from _unlike(
+        "archive",
+        {name: " ".join(told) for name, told in archives.items()},
+        {name: " ".join(told) for name, told in evidence.archives.items()},
+    )
     system = {package.name: package.version for package in locked.os_packages}
     yield from _unlike("package", system, {one.name: one.version for one in evidence.packages})
 
@@ -165,6 +173,18 @@ def _of_wheel(wheel: LockedWheel, said: Distribution) -> Component:
         sha256=wheel.sha256,
         licences=said.licences,
         told_by=said.path,
+    )
+
+
+def _of_archive(archive: LockedArchive) -> Component:
+    """NVIDIA's licence of its toolkit lies beside it, in words of its own; none is put into its mouth."""
+    return Component(
+        kind="toolkit",
+        name=archive.component,
+        version=archive.version,
+        purl=PackageURL("generic", TOOLKIT, archive.component, archive.version).to_string(),
+        sha256=archive.sha256,
+        remark="a part of NVIDIA's CUDA toolkit, of which headers, programs and stubs are in the image",
     )
 
 

@@ -113,6 +113,14 @@ def provenance(locked: LockedCell, image: Digest, *, source: Source | None, buil
                     }
                     for wheel in locked.wheels
                 ),
+                *(
+                    {
+                        "name": archive.filename,
+                        "uri": f"pkg:generic/nvidia/{archive.component}@{archive.version}",
+                        "digest": {"sha256": archive.sha256},
+                    }
+                    for archive in locked.archives
+                ),
             ],
         },
         "runDetails": {"builder": {"id": builder, "version": {"torchkiln": __version__}}},
