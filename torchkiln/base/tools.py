@@ -225,7 +225,7 @@ def _way(
         return hashlib.sha256("\n".join(asked).encode()).hexdigest()
 
     return keeping.Way(
-        what=f"tools {name} of {wanted.os}",
+        what=f"layer of tools {name} of {wanted.os}",
         noun=f"layer of tools {name}",
         lock=f"tools-{wanted.os}-{name}",
         option="--tools FILE",

@@ -11,10 +11,10 @@ from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.errors import KilnError
 from torchkiln.facts import Facts
 from torchkiln.matrix import Matrix
-from torchkiln.nouns import LockedCell
+from torchkiln.nouns import LockedBase, LockedCell, LockedTools
 from torchkiln.oci.encode import encode
 from torchkiln.oci.image import LAYER_TYPES
-from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
 from torchkiln.oci.opening import open_layer
 from torchkiln.publishing.verify import Point
 from torchkiln.registry.reading import Reading
@@ -34,9 +34,9 @@ def rebuilt(
     observer: Observer,
     say: Callable[[str], None] = lambda _: None,
 ) -> Point:
-    """Build *locked* on the base that is the image's own lowest layer, and compare the digests.
+    """Build *locked* on the image's own lowest layer, with its own layer of tools, and compare the digests.
 
-    Where that layer is in another form than the lock has it, it is compressed anew by the lock's encoder.
+    Where such a layer is in another form than the lock has it, it is compressed anew by the lock's encoder.
 
     :raises RegistryError: the registry refuses, or cannot be reached.
     """
@@ -44,22 +44,23 @@ def rebuilt(
     if base.diff_id != locked.base.diff_id:
         text = f"its lowest layer is {base.diff_id[:19]}, and the lock's base {locked.base.diff_id[:19]}"
         return Point(what="rebuild", good=False, text=text)
+    tools = next((one for one in image.layers if locked.tools and one.diff_id == locked.tools.diff_id), None)
+    if locked.tools and tools is None:
+        text = f"none of its layers is {locked.tools.diff_id[:19]}, the lock's tools"
+        return Point(what="rebuild", good=False, text=text)
     store.root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rebuild-", dir=store.root) as folder:
-        blob = Path(folder, "base.tar.gz")
-        if not store.has_blob(locked.base.digest, locked.base.size):
-            fetched = blob if base.digest == locked.base.digest else Path(folder, "base")
-            observer.begin("download", "base", base.size)
-            reading.fetch(base.digest, base.size, fetched, lambda n: observer.advance("download", "base", n))
-            observer.end("download", "base")
-            if fetched != blob:
-                try:
-                    with open_layer(fetched) as stream:
-                        encode(stream, blob)
-                except (OSError, EOFError, ValueError) as error:
-                    return Point(what="rebuild", good=False, text=f"its lowest layer cannot be read: {error}")
+        try:
+            blobs = [
+                _taken(reading, layer, artefact, store, Path(folder), observer)
+                if layer and artefact
+                else None
+                for layer, artefact in ((base, locked.base), (tools, locked.tools))
+            ]
+        except (OSError, EOFError, ValueError) as error:
+            return Point(what="rebuild", good=False, text=f"one of its layers cannot be read: {error}")
         options = kiln.Options(
-            sources=Sources(base_file=blob if blob.exists() else None, locked_only=True),
+            sources=Sources(base_file=blobs[0], tools_file=blobs[1], locked_only=True),
             layer_format="zstd" if base.media_type == LAYER_TYPES["zstd"] else "gzip",
         )
         try:
@@ -83,3 +84,30 @@ def rebuilt(
             what="rebuild", good=True, text="built again from its lock: the same but for the layers' packing"
         )
     return Point(what="rebuild", good=False, text=f"built again from its lock it is {built.manifest}")
+
+
+def _taken(
+    reading: Reading,
+    layer: LayerOnDisk,
+    artefact: LockedBase | LockedTools,
+    store: Store,
+    folder: Path,
+    observer: Observer,
+) -> Path | None:
+    """The blob of *artefact* out of the image's *layer*; None where *store* has it.
+
+    :raises OSError: the layer is damaged, as EOFError and ValueError say too.
+    """
+    if store.has_blob(artefact.digest, artefact.size):
+        return None
+    what = "tools" if isinstance(artefact, LockedTools) else "base"
+    fetched = folder / f"{what}.fetched"
+    observer.begin("download", what, layer.size)
+    reading.fetch(layer.digest, layer.size, fetched, lambda n: observer.advance("download", what, n))
+    observer.end("download", what)
+    if layer.digest == artefact.digest:
+        return fetched
+    blob = folder / f"{what}.tar.gz"
+    with open_layer(fetched) as stream:
+        encode(stream, blob)
+    return blob

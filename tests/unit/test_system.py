@@ -1,0 +1,216 @@
+"""Base and tools at hand: what fits what, what stands in, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.roots import entry, tar_of
+from tests.unit.test_base_artefact import a_base
+from tests.unit.test_tools import devel
+from torchkiln.base import artefact, keeping, tools
+from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.nouns import LockedBase, LockedCell, LockedTools, OsPackage
+from torchkiln.oci.encode import ENCODER, encode_bytes
+from torchkiln.store import Store
+from torchkiln.system import Sources, at_hand
+
+STATUS = "Package: {}\nStatus: install ok installed\nVersion: {}\n\n"
+
+
+def tools_tar(base: LockedBase, cmake: str) -> bytes:
+    """A layer of tools on *base*: dpkg's status with one package more."""
+    packages = [*base.packages, OsPackage(name="cmake", version=cmake)]
+    status = "".join(STATUS.format(one.name, one.version) for one in packages)
+    return tar_of([entry("var/lib/dpkg/status", status.encode()), entry("usr/bin/cmake", b"cmake")])
+
+
+def some_tools(base: LockedBase, store: Store | None, cmake: str = "3.25") -> LockedTools:
+    """Tools on *base*; their blob is put into *store*."""
+    blob, encoded = encode_bytes(tools_tar(base, cmake))
+    if store is not None:
+        place = store.blob(encoded.digest)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(blob)
+    return LockedTools(
+        os=base.os,
+        name="devel",
+        base=base.digest,
+        digest=encoded.digest,
+        diff_id=encoded.diff_id,
+        size=encoded.size,
+        unpacked=encoded.unpacked,
+        encoder=ENCODER,
+        packages=(OsPackage(name="cmake", version=cmake),),
+    )
+
+
+@dataclass
+class Archive:
+    """A Debian archive with a memory: its present versions, and how often it was asked for what."""
+
+    openssl: str = "3.0.18"
+    cmake: str = "3.25"
+    bases: int = 0
+    tools: int = 0
+
+    def build_base(self, _: object, store: Store, **__: object) -> LockedBase:
+        self.bases += 1
+        return a_base(store, self.openssl)
+
+    def build_tools(self, _: str, __: object, base: LockedBase, store: Store, **___: object) -> LockedTools:
+        self.tools += 1
+        assert store.has_blob(base.digest, base.size)  # apt installs on it
+        return some_tools(base, store, self.cmake)
+
+
+@pytest.fixture
+def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
+    found = Archive()
+    monkeypatch.setattr(artefact, "build", found.build_base)
+    monkeypatch.setattr(tools, "build", found.build_tools)
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")
+
+
+def a_cell() -> LockedCell:
+    """A devel cell's lock without wheels, for nobody fetches any here."""
+    base = a_base(None)
+    return replace(devel(), base=base, tools=some_tools(base, None), wheels=(), layers=())
+
+
+def found(locked: LockedCell, store: Store, **sources: Any) -> tuple[LockedCell, tuple[str, ...]]:
+    nobody: Any = None
+    return at_hand(locked, store, nobody, Sources(**sources), environ={})
+
+
+def test_what_the_cache_has_is_taken(store: Store, archive: Archive) -> None:
+    some_tools(a_base(store), store)
+
+    assert found(a_cell(), store) == (a_cell(), ())
+    assert (archive.bases, archive.tools) == (0, 0)
+
+
+def test_a_runtime_image_asks_for_none(store: Store, archive: Archive) -> None:
+    a_base(store)
+
+    assert found(replace(a_cell(), tools=None), store) == (replace(a_cell(), tools=None), ())
+    assert archive.tools == 0
+
+
+def test_the_archive_may_still_give_both(store: Store, archive: Archive) -> None:
+    assert found(a_cell(), store, locked_only=True) == (a_cell(), ())
+    assert (archive.bases, archive.tools) == (1, 1)
+
+
+def test_newer_tools_stand_in_and_are_named(store: Store, archive: Archive) -> None:
+    a_base(store)
+    archive.cmake = "3.31"
+
+    first, again = found(a_cell(), store), found(a_cell(), store)
+
+    assert first == again
+    assert first[1] == ("cmake 3.25 → 3.31",)
+    assert first[0].tools == some_tools(a_base(None), None, "3.31")
+    assert archive.tools == 1
+
+
+def test_with_locked_only_they_end_the_build(store: Store, archive: Archive) -> None:
+    a_base(store)
+    archive.cmake = "3.31"
+
+    with pytest.raises(
+        BuildFailed, match=r"the layer of tools devel of debian12 is locked as .*\n  cmake 3\.25 → 3\.31"
+    ) as caught:
+        found(a_cell(), store, locked_only=True)
+    assert caught.value.exit_code == 6
+    assert "--tools FILE" in caught.value.hint
+    assert "lock --upgrade-base" in caught.value.hint
+
+
+def test_on_another_base_they_are_made_anew_though_the_cache_has_the_locked(
+    store: Store, archive: Archive
+) -> None:
+    """Their dpkg status is the other base's."""
+    locked = a_cell()
+    some_tools(a_base(None), store)
+    archive.openssl = "3.0.19"
+
+    now, moved = found(locked, store)
+
+    assert now.base == a_base(None, "3.0.19")
+    assert now.tools == some_tools(now.base, None)
+    assert moved == ("openssl 3.0.18 → 3.0.19", "the same packages, other bytes")
+    assert (archive.bases, archive.tools) == (1, 1)
+    assert found(locked, store) == (now, moved)
+    assert (archive.bases, archive.tools) == (1, 1)
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_file_of_the_users_is_taken(tmp_path: Path, store: Store, archive: Archive, bare: bool) -> None:
+    tar = tools_tar(a_base(store), "3.25")
+    (tmp_path / "f").write_bytes(tar if bare else encode_bytes(tar)[0])
+
+    assert found(a_cell(), store, tools_file=tmp_path / "f") == (a_cell(), ())
+    assert archive.tools == 0
+
+
+Make = Callable[[LockedBase], bytes]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda base: tools_tar(base, "3.31"), "is not the locked layer of tools devel"),
+        (lambda _: b"no tar", "f is not the tar of|cannot be read|is not the locked"),
+    ],
+)
+def test_another_file_is_refused_and_nothing_kept(
+    tmp_path: Path, store: Store, archive: Archive, make: Make, words: str
+) -> None:
+    (tmp_path / "f").write_bytes(make(a_base(store)))
+
+    with pytest.raises(BuildFailed, match=words):
+        found(a_cell(), store, tools_file=tmp_path / "f")
+    assert len(list((store.root / "blobs/sha256").iterdir())) == 1
+
+
+def test_tools_of_another_base_are_none_of_this_one(tmp_path: Path, store: Store) -> None:
+    """Without a lock, a file is taken by its own word; it says of which packages it was made."""
+    base = a_base(store)
+    (tmp_path / "f").write_bytes(tools_tar(a_base(None, "3.0.17"), "3.25"))
+
+    with pytest.raises(BuildFailed, match=r"openssl 3\.0\.18 → 3\.0\.17") as caught:
+        tools.adopt(tmp_path / "f", "devel", base, store)
+    assert "made on another base" in caught.value.hint
+
+    (tmp_path / "g").write_bytes(tools_tar(base, "3.25"))
+    assert tools.adopt(tmp_path / "g", "devel", base, store) == some_tools(base, None)
+
+
+def test_the_lock_reads_back_and_a_spoiled_one_is_named(tmp_path: Path) -> None:
+    made = some_tools(a_base(None), None)
+    path = tools.write_lock(tmp_path, made)
+
+    assert path == tmp_path / "base-debian12" / "devel.json"
+    assert tools.read_lock(tmp_path, "debian12", "devel") == made
+    assert tools.read_lock(tmp_path, "debian12", "devel-gcc11") is None
+    assert keeping.from_json(LockedTools, keeping.to_json(made), where="x") == made
+    path.write_text(path.read_text().replace(made.digest, "sha256:abc"))
+    with pytest.raises(ConfigError, match=r"base-debian12/devel\.json: "):
+        tools.read_lock(tmp_path, "debian12", "devel")
+
+
+def test_each_package_of_the_base_is_held() -> None:
+    assert tools.pins(a_base(None).packages) == (
+        "Package: openssl\nPin: version 3.0.18\nPin-Priority: 1001\n\n"
+        "Package: python3.11-minimal\nPin: version 3.11.2-6+deb12u6\nPin-Priority: 1001\n"
+    )
