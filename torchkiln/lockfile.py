@@ -13,13 +13,16 @@ from torchkiln.errors import Stale
 from torchkiln.nouns import (
     Build,
     Cell,
+    Component,
     Digest,
     LockedBase,
     LockedCell,
+    LockedComponent,
     LockedLayer,
     LockedWheel,
     Note,
     OsPackage,
+    OwnFile,
     Resolution,
     Source,
     Status,
@@ -31,6 +34,7 @@ from torchkiln.strict import json_of
 
 SCHEMA = 1
 _PLAIN = re.compile(r"[A-Za-z0-9.]{1,20}")
+_NAME = re.compile(r"[a-z0-9-]{1,60}")
 
 
 def to_json(locked: LockedCell) -> bytes:
@@ -99,6 +103,9 @@ def how_to_mend(document: object, where: str) -> str:
         for name in ("torch", "cuda", "flavor", "os")
         if isinstance(cell, dict) and isinstance(value := cell.get(name), str) and _PLAIN.fullmatch(value)
     ]
+    beside = cell.get("components") if isinstance(cell, dict) else None
+    if isinstance(beside, list) and all(isinstance(one, str) and _NAME.fullmatch(one) for one in beside):
+        options.append(f" --with {','.join(beside)}")
     return (
         f"restore it: git checkout -- {where}"
         f"; or make it anew, with the newest packages: torchkiln lock{''.join(options) or ' --all'}"
@@ -136,9 +143,18 @@ def _document(locked: LockedCell) -> dict[str, Any]:
         "indexes": sorted({wheel.index.value for wheel in locked.wheels}),
         "resolution": json.loads(json.dumps(plain(locked.resolution))),
         "wheels": [asdict(wheel) for wheel in locked.wheels],
+        **_components(locked),
         "base": base,
         "layers": [asdict(layer) for layer in locked.layers],
     }
+
+
+def _components(locked: LockedCell) -> dict[str, Any]:
+    """No components are no word, so that other locks stay as they are; nor is a program that is none."""
+    told = [
+        {key: value for key, value in asdict(one).items() if value is not None} for one in locked.components
+    ]
+    return {"components": json.loads(json.dumps(told))} if told else {}
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:
@@ -146,6 +162,8 @@ def plain(resolution: Resolution) -> dict[str, Any]:
     values = asdict(resolution)
     if values["toolkit"] is None:
         del values["toolkit"]
+    if not values["components"]:
+        del values["components"], values["cell"]["components"]
     return values
 
 
@@ -175,6 +193,7 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
         if name in seen:
             yield f"{at}: {name} stands twice"
         seen.add(name)
+    yield from _component_faults(document, seen)
     if document["indexes"] != sorted({wheel["index"] for wheel in document["wheels"]}):
         yield "indexes: not those that the wheels name"
     if document["resolution"]["build"]["cudnn"] is None:
@@ -183,6 +202,22 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
     if base["os"] != cell["os"] or not base["python"].startswith(cell["python"] + "."):
         of = f"{base['os']} with Python {base['python']}"
         yield f"base: it is {of}, the cell asks for {cell['os']} with Python {cell['python']}"
+
+
+def _component_faults(document: Mapping[str, Any], wheels: set[str]) -> Iterator[str]:
+    """Between what the cell names, what its resolution tells of it, and what is locked of it."""
+    resolution, locked = document["resolution"], document.get("components", [])
+    asked = resolution["cell"].get("components", [])
+    told = [[one["name"] for one in some] for some in (resolution.get("components", []), locked)]
+    if told != [asked, asked]:
+        yield "components: the cell, its resolution and the lock name different ones"
+    taken: set[str] = set()
+    for one in locked:
+        if lost := sorted(set(one["wheels"]) - wheels):
+            yield f"components: {one['name']} names {', '.join(lost)}, which is no wheel of this lock"
+        if twice := sorted(set(one["wheels"]) & taken):
+            yield f"components: {', '.join(twice)} belongs to two"
+        taken |= set(one["wheels"])
 
 
 def _same_version(one: str, other: str) -> bool:
@@ -198,7 +233,7 @@ def _same_version(one: str, other: str) -> bool:
 
 
 def _field(key: str, value: Any) -> str:
-    if key in ("wheels", "layers"):
+    if key in ("wheels", "layers", "components"):
         return _block("[", (_compact(one) for one in value), "]", 2)
     if key in ("resolution", "base"):
         inner = (
@@ -207,7 +242,7 @@ def _field(key: str, value: Any) -> str:
                 _block("{", (f"{_compact(k)}: {_compact(v)}" for k, v in field.items()), "}", 4)
                 if name == "packages"
                 else _block("[", (_compact(one) for one in field), "]", 4)
-                if name in ("limits", "constraints", "alternatives")
+                if name in ("limits", "constraints", "alternatives", "components")
                 else _compact(field)
             )
             for name, field in value.items()
@@ -230,7 +265,7 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
     base = document["base"]
     return LockedCell(
         resolution=_resolution(document["resolution"]),
-        wheels=tuple(LockedWheel(**{**one, "index": Source(one["index"])}) for one in document["wheels"]),
+        wheels=tuple(_wheel(one) for one in document["wheels"]),
         base=LockedBase(
             **{**base, "packages": tuple(OsPackage(name=k, version=v) for k, v in base["packages"].items())}
         ),
@@ -238,12 +273,24 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
         epoch=document["epoch"],
         inputs=parse_digest(document["inputs"]),
         layers=tuple(LockedLayer(**one) for one in document["layers"]),
+        components=tuple(
+            LockedComponent(
+                name=one["name"],
+                wheels=tuple(one["wheels"]),
+                program=_wheel(one["program"]) if "program" in one else None,
+            )
+            for one in document.get("components", ())
+        ),
     )
+
+
+def _wheel(value: Mapping[str, Any]) -> LockedWheel:
+    return LockedWheel(**{**value, "index": Source(value["index"])})
 
 
 def _resolution(value: Mapping[str, Any]) -> Resolution:
     return Resolution(
-        cell=Cell(**value["cell"]),
+        cell=Cell(**{**value["cell"], "components": tuple(value["cell"].get("components", ()))}),
         status=Status(value["status"]),
         reason=value["reason"],
         build=None if value["build"] is None else _build(value["build"]),
@@ -256,6 +303,17 @@ def _resolution(value: Mapping[str, Any]) -> Resolution:
         nearest=tuple((torch, cuda) for torch, cuda in value["nearest"]),
         lockable=value["lockable"],
         toolkit=_toolkit(value.get("toolkit")),
+        components=tuple(_component(one) for one in value.get("components", ())),
+    )
+
+
+def _component(value: Mapping[str, Any]) -> Component:
+    return Component(
+        name=value["name"],
+        suffix=value["suffix"],
+        requires=tuple(value["requires"]),
+        wheels=tuple(OwnFile(**one) for one in value["wheels"]),
+        program=OwnFile(**value["program"]) if value["program"] else None,
     )
 
 

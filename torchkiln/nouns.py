@@ -40,6 +40,7 @@ class Cell:
     flavor: Flavor
     os: str  # "debian12"
     python: str  # the OS's own, "3.11"
+    components: tuple[str, ...] = ()  # what it has beside, by --with; sorted
 
 
 # --- what it resolves to --------------------------------------------------------------------------
@@ -58,6 +59,7 @@ class Source(str, Enum):
 
     DEFAULT = "default-index"
     PYTORCH = "pytorch"
+    OWN = "own"  # no index: where the user says that a component's files lie
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +94,27 @@ class Toolkit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OwnFile:
+    """A file that no index has, by content; where it lies the user says, by the variable of its package."""
+
+    name: str  # "flash-attn", "micromamba"
+    version: str
+    filename: str
+    sha256: str  # hex
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Component:
+    """Something that an image can have on top, for one cell."""
+
+    name: str  # "flash-attn"
+    suffix: str  # of tags, "flashattn"
+    requires: tuple[str, ...] = ()  # PEP 508
+    wheels: tuple[OwnFile, ...] = ()
+    program: OwnFile | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Resolution:
     """A cell's answer. For an unavailable cell `build`, the drivers and `requirements` are empty."""
 
@@ -108,6 +131,7 @@ class Resolution:
     nearest: tuple[tuple[str, str], ...]  # (torch, cuda) of the nearest cells that work
     lockable: bool  # the default index alone is enough
     toolkit: Toolkit | None = None  # of a devel cell, where it comes as wheels
+    components: tuple[Component, ...] = ()  # by name
 
 
 # --- every byte named -----------------------------------------------------------------------------
@@ -123,6 +147,15 @@ class LockedWheel:
     sha256: str  # hex
     size: int
     index: Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedComponent:
+    """What a component adds to a cell's lock."""
+
+    name: str
+    wheels: tuple[str, ...]  # names, among the lock's own; sorted
+    program: LockedWheel | None = None  # its file, which is no wheel but is fetched like one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,11 +222,12 @@ class LockedCell:
     epoch: int  # seconds; stands in config, history and overlay
     inputs: Digest  # of matrix, facts and recipe: what `lock --check` compares
     layers: tuple[LockedLayer, ...]  # empty until recorded
+    components: tuple[LockedComponent, ...] = ()  # by name; what they need lies above the other wheels
 
 
 # --- what the image will be -----------------------------------------------------------------------
 
-LayerKind = Literal["base", "wheels", "overlay"]
+LayerKind = Literal["base", "wheels", "program", "overlay"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,7 +253,7 @@ class LayerSpec:
 
     kind: LayerKind
     title: str  # "torch 2.7.1", "the rest (98 wheels)"
-    wheels: tuple[LockedWheel, ...] = ()
+    wheels: tuple[LockedWheel, ...] = ()  # of a program: its one file
     files: tuple[OverlayFile, ...] = ()
     links: tuple[OverlayLink, ...] = ()
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from torchkiln import program
 from torchkiln.errors import ConfigError
 from torchkiln.files import pretty_json
-from torchkiln.layering import wheel_layers
+from torchkiln.layering import layers_of
 from torchkiln.nouns import (
     Build,
     Digest,
@@ -83,7 +84,7 @@ def plan(
         locked=locked,
         tag=tag,
         aliases=tuple(aliases),
-        layers=(base, *wheel_layers(locked.wheels), top),
+        layers=(base, *layers_of(locked), top),
         config=_config(locked, build, tag, lock_digest),
         epoch=locked.epoch,
         recipe=RECIPE,
@@ -95,10 +96,10 @@ def _count(number: int, what: str) -> str:
 
 
 def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> ImageConfig:
-    toolkit = settings(locked)
+    toolkit, beside = settings(locked), program.settings(locked)
     return ImageConfig(
         env=(
-            ("PATH", ":".join((f"{PREFIX}/bin", *toolkit.programs, _SYSTEM_PATH))),
+            ("PATH", ":".join((f"{PREFIX}/bin", *toolkit.programs, _SYSTEM_PATH, *beside.programs))),
             ("LANG", "C.UTF-8"),
             ("VIRTUAL_ENV", PREFIX),
             ("PYTHONUNBUFFERED", "1"),  # `docker logs` and `nohup ... &` show a training's lines as they come
@@ -112,6 +113,7 @@ def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
             ("NVIDIA_REQUIRE_CUDA", require_cuda(locked.resolution)),
             *toolkit.env,
+            *beside.env,
         ),
         entrypoint=("/usr/bin/tini", "--", "/opt/torchkiln/entrypoint"),
         cmd=(),
@@ -149,6 +151,7 @@ def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
         "torchkiln.python": locked.base.python,
         "torchkiln.os": cell.os,
         "torchkiln.flavor": cell.flavor,
+        "torchkiln.components": " ".join(cell.components),
         "torchkiln.limits": ". ".join(" ".join(note.text.split()) for note in resolution.limits),
         "torchkiln.lock": lock_digest,
         "torchkiln.base": locked.base.digest,
@@ -169,6 +172,7 @@ def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest
         "status": resolution.status.value,
         "reason": resolution.reason,
         "flavor": cell.flavor,
+        **({"components": list(cell.components)} if cell.components else {}),
         "os": cell.os,
         "python": locked.base.python,
         "cudnn": build.cudnn,

@@ -17,10 +17,10 @@ from typing import Any
 
 from torchkiln.base import artefact
 from torchkiln.cache import Item, Kind, Needer
-from torchkiln.engines.keys import FORM_RECORDS, layer_key, source_of
+from torchkiln.engines.keys import FORM_RECORDS, key_of, layer_key, source_of
 from torchkiln.errors import KilnError
 from torchkiln.files import tree_size
-from torchkiln.layering import wheel_layers
+from torchkiln.layering import files_of, layers_of
 from torchkiln.lockfile import from_json
 from torchkiln.locks import Holder, in_use
 from torchkiln.nouns import BuiltImage, LockedBase, LockedCell, LockedWheel
@@ -55,7 +55,7 @@ def remember_layout(store: Store, layout: Path) -> None:
 
 def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: Iterable[str]) -> None:
     """Note what *image* was made of; its wheels count as used where their layer was not *reused*."""
-    packs = {_wheel_path(wheel): _pack_path(wheel, locked.base) for wheel in locked.wheels}
+    packs = {_wheel_path(wheel): _pack_path(wheel, locked.base) for wheel in files_of(locked)}
     store.put_record(
         "images",
         image.manifest.removeprefix("sha256:"),
@@ -67,7 +67,7 @@ def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: 
         },
     )
     old = frozenset(reused)
-    for layer in wheel_layers(locked.wheels):
+    for layer in layers_of(locked):
         if layer.title not in old:
             for wheel in layer.wheels:
                 store.touch(store.root / _wheel_path(wheel))
@@ -76,8 +76,8 @@ def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: 
 
 def build_needs(locked: LockedCell) -> frozenset[str]:
     """Every path in the cache that a build of *locked* may read or make."""
-    layers = wheel_layers(locked.wheels)
-    keys = (layer_key(layer.wheels, locked.base.python) for layer in layers)
+    layers = layers_of(locked)
+    keys = (key_of(layer, locked.base.python) for layer in layers)
     records = {f"records/layers/{key}.json" for key in keys}
     return frozenset({*records, _blob_path(locked.base.digest), *_sources(locked)})
 
@@ -150,7 +150,7 @@ def _locks(images: Path, unread: list[str]) -> tuple[list[Needer], set[str], dic
             if path.name == "lock.json":
                 locked = from_json(path.read_bytes(), where=str(path))
                 base, sources = locked.base, _sources(locked)
-                wheels |= {_wheel_path(wheel): wheel for wheel in locked.wheels}
+                wheels |= {_wheel_path(wheel): wheel for wheel in files_of(locked)}
             elif path.name == "base.json":
                 base = artefact.from_json(path.read_bytes(), where=str(path))
                 sources = frozenset({_interpreter_path(base)})
@@ -324,7 +324,7 @@ class _Scan:
 
 
 def _sources(locked: LockedCell) -> frozenset[str]:
-    wheels = {_wheel_path(wheel) for wheel in locked.wheels}
+    wheels = {_wheel_path(wheel) for wheel in files_of(locked)}
     packs = {_pack_path(wheel, locked.base) for wheel in locked.wheels}
     return frozenset(wheels | packs | {_interpreter_path(locked.base)})
 

@@ -28,20 +28,26 @@ class Chosen:
     cuda: tuple[str, ...]
     flavor: tuple[str, ...]
     os_names: tuple[str, ...]
+    beside: tuple[str, ...]
     every: bool
     matrix_file: Path
 
     @property
     def any(self) -> bool:
         """Whether one of the options was given that choose."""
-        return bool(self.torch or self.cuda or self.flavor or self.os_names or self.every)
+        return bool(self.torch or self.cuda or self.flavor or self.os_names or self.beside or self.every)
 
     def selection(self) -> Selection:
         """The same for `select`."""
         from torchkiln.select import Selection
 
         return Selection(
-            torch=self.torch, cuda=self.cuda, flavor=self.flavor, os=self.os_names, every=self.every
+            torch=self.torch,
+            cuda=self.cuda,
+            flavor=self.flavor,
+            os=self.os_names,
+            components=self.beside,
+            every=self.every,
         )
 
     def grid(self) -> tuple[Matrix, Facts]:
@@ -61,10 +67,13 @@ class Chosen:
         :raises ConfigError: a value that the matrix does not have; all such values.
         :raises NothingSelected: an option without a value, or *must_name*.
         """
-        from torchkiln.select import select
+        from torchkiln.select import everywhere, select
 
         matrix, facts = self.grid()
-        return select(self.selection(), matrix, must_name=must_name), matrix, facts
+        cells = select(self.selection(), matrix, must_name=must_name)
+        for name in everywhere(self.selection(), matrix):
+            click.echo(f"--with {name}: every image has it already", err=True)
+        return cells, matrix, facts
 
     def tags(self) -> list[str]:
         """The tags of the chosen cells' images; of several cells, those that can be built.
@@ -97,7 +106,7 @@ class Chosen:
 
 
 def selection(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that choose cells; --torch, --cuda, --flavor and --os may come several times.
+    """The options that choose cells; --torch, --cuda, --flavor, --os and --with may come several times.
 
     *command* gets them together, as the argument `chosen`.
     """
@@ -112,6 +121,13 @@ def selection(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--cuda", "cuda", multiple=True, metavar="X[,Y]", help="CUDA versions: 12.1"),
         click.option("--flavor", "flavor", multiple=True, metavar="F", help="runtime (default), devel"),
         click.option("--os", "os_names", multiple=True, metavar="OS", help="debian12 (default), ubuntu22.04"),
+        click.option(
+            "--with",
+            "beside",
+            multiple=True,
+            metavar="C[,C]",
+            help="with components: conda, transformers",
+        ),
         click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
         matrix_option,
     ):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, images_folder
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
-from torchkiln.nouns import LockedBase, LockedCell, Resolution, Source
+from torchkiln.nouns import Cell, LockedBase, LockedCell, Resolution, Source
 
 
 @click.command("lock")
@@ -74,8 +76,8 @@ def lock(
         _record(_lockable(resolutions, sweeping=sweeping), images, sweeping=sweeping)
         return
     wanted = _lockable(resolutions, sweeping=sweeping)
-    date = _date(as_of)
-    _Locking(images, bound, date, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
+    below = {one.cell: resolve(replace(one.cell, components=()), matrix, facts) for one in wanted}
+    _Locking(images, bound, as_of, below, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
 
 
 def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: Path) -> None:
@@ -101,8 +103,6 @@ def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: 
 
 def _record(resolutions: tuple[Resolution, ...], images: Path, *, sweeping: bool) -> None:
     """Write the wheel layers' digests into the locks they were built from; builds then hold to them."""
-    from dataclasses import replace
-
     from torchkiln.engines.embedded import known_wheel_layers
     from torchkiln.lock import load_locked, save
     from torchkiln.store import Store
@@ -168,12 +168,19 @@ class _Locking:
     """One run over several cells: the indexes and each OS's base are opened once."""
 
     def __init__(
-        self, images: Path, bound: tuple[str, ...], as_of: str, upgrade: tuple[str, ...], upgrade_base: bool
+        self,
+        images: Path,
+        bound: tuple[str, ...],
+        as_of: str | None,
+        below: Mapping[Cell, Resolution],
+        upgrade: tuple[str, ...],
+        upgrade_base: bool,
     ) -> None:
         from torchkiln.index.package_index import open_index
         from torchkiln.store import Store
 
-        self._images, self._bound, self._as_of, self._upgrade = images, bound, as_of, upgrade
+        self._images, self._bound, self._below, self._upgrade = images, bound, below, upgrade
+        self._as_of, self._date = as_of, _date(as_of)
         self._upgrade_base = upgrade_base
         self._store = Store(cache_root(), on_wait=waiting)
         self._index = open_index(os.environ, self._store)
@@ -204,23 +211,39 @@ class _Locking:
             )
 
     def _one(self, resolution: Resolution, tag: str) -> None:
+        from torchkiln.lock import load_locked, save
         from torchkiln.lock import lock as lock_cell
-        from torchkiln.lock import save
+        from torchkiln.tags import tag_of
 
         previous = self._previous(tag)
         if self._upgrade and "*" not in self._upgrade and previous:
             known = {wheel.name for wheel in previous.wheels}
             if strangers := [name for name in self._upgrade if name.lower().replace("_", "-") not in known]:
                 raise ConfigError(f"--upgrade {', '.join(strangers)}: not in the lock of {tag}")
-        locked = lock_cell(
-            resolution,
-            self._index,
-            self._base(resolution.cell.os),
-            as_of=self._as_of,
-            bound=self._bound,
-            previous=previous,
-            upgrade=self._upgrade,
-        )
+        if resolution.components:
+            from torchkiln.lock_beside import lock_beside
+
+            below = self._below[resolution.cell]
+            locked = lock_beside(
+                resolution,
+                below,
+                load_locked(self._images, tag_of(below)),
+                self._index,
+                as_of=self._date if self._as_of or self._upgrade else None,
+                bound=self._bound,
+                previous=previous,
+                upgrade=self._upgrade,
+            )
+        else:
+            locked = lock_cell(
+                resolution,
+                self._index,
+                self._base(resolution.cell.os),
+                as_of=self._date,
+                bound=self._bound,
+                previous=previous,
+                upgrade=self._upgrade,
+            )
         save(self._images, locked)
         total = sum(wheel.size for wheel in locked.wheels)
         changes = (

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.base.interpreter import interpreter
-from torchkiln.engines.keys import layer_key
+from torchkiln.engines.keys import key_of
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.errors import BuildFailed
-from torchkiln.layering import wheel_layers
+from torchkiln.layering import layers_of
 from torchkiln.nouns import (
     BuiltImage,
     BuiltLayer,
@@ -121,8 +121,8 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
         if spec.kind == "base":
             there = store.has_blob(plan.locked.base.digest, plan.locked.base.size)
         else:
-            there = spec.kind == "wheels" and _known(spec, plan, store) is not None
-        if spec.kind == "wheels" and not there:
+            there = spec.kind != "overlay" and _known(spec, plan, store) is not None
+        if not there:
             absent += [wheel for wheel in spec.wheels if not store.has_wheel(wheel)]
         do = "reuse" if there else "convert" if spec.kind == "wheels" else "make"
         layers.append({"what": spec.title, "do": do, "bytes": layer_bytes(spec, plan.locked)})
@@ -139,8 +139,8 @@ def known_wheel_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, .
     Only those count whose wheels were looked into: a lock must not vouch for itself.
     """
     found = []
-    for spec in wheel_layers(locked.wheels):
-        record = store.record(_RECORDS, layer_key(spec.wheels, locked.base.python))
+    for spec in layers_of(locked):
+        record = store.record(_RECORDS, key_of(spec, locked.base.python))
         if record is None or not record.get("looked_into"):
             return None
         found.append(LockedLayer(**asdict(_layer(spec, record))))
@@ -154,7 +154,7 @@ def _known(spec: LayerSpec, plan: ImagePlan, store: Store) -> BuiltLayer | None:
         return BuiltLayer.of_base(locked.base, spec.title)
     if spec.kind == "overlay":
         return _overlay(spec, plan.epoch, store)
-    record = store.record(_RECORDS, layer_key(spec.wheels, locked.base.python))
+    record = store.record(_RECORDS, key_of(spec, locked.base.python))
     if record is None or not store.has_blob(Digest(record["digest"]), record["size"]):
         return None
     layer = _layer(spec, record)
@@ -187,10 +187,11 @@ def _make(
     Locks are taken in the order of their names, so two builds cannot wait for each other.
     """
     from torchkiln.engines.kitchen import Kitchen, Order  # slow to load, and most builds change nothing
+    from torchkiln.engines.programs import make_program
 
     python = plan.locked.base.python
     recorded = {layer.title: layer for layer in plan.locked.layers}
-    keys = {layer_key(spec.wheels, python): spec for spec in missing}
+    keys = {key_of(spec, python): spec for spec in missing}
     made: dict[LayerSpec, BuiltLayer] = {}
     waited: list[str] = []
     with ExitStack() as locks:
@@ -198,7 +199,12 @@ def _make(
         for key in sorted(keys):
             locks.enter_context(store.lock(f"layer-{key}", f"makes layer {keys[key].title}"))
             known = _known(keys[key], plan, store)
-            if known is None:
+            if known is None and keys[key].kind == "program":
+                written, blob = make_program(keys[key], store, fetcher, observer)
+                _take(key, written, blob, store, looked_into=True)
+                made[keys[key]] = _layer(keys[key], asdict(written))
+                on_layer(made[keys[key]])
+            elif known is None:
                 spec = keys[key]
                 told = _written(recorded[spec.title]) if spec.title in recorded else None
                 orders.append(Order(key=key, title=spec.title, wheels=spec.wheels, recorded=told))
@@ -209,12 +215,15 @@ def _make(
         argv = tuple(interpreter(plan.locked.base, store).argv()) if orders else ()
         with Kitchen(store, fetcher, observer, python=python, interpreter=argv) as kitchen:
             for order, written, blob in kitchen.cook(orders):
-                store.adopt(blob, store.blob(written.digest))
-                record = {**asdict(written), "looked_into": written != order.recorded}
-                store.put_record(_RECORDS, order.key, record)
-                made[keys[order.key]] = _layer(keys[order.key], record)
+                _take(order.key, written, blob, store, looked_into=written != order.recorded)
+                made[keys[order.key]] = _layer(keys[order.key], asdict(written))
                 on_layer(made[keys[order.key]])
             return made, kitchen.seconds, waited
+
+
+def _take(key: str, written: Written, blob: Path, store: Store, *, looked_into: bool) -> None:
+    store.adopt(blob, store.blob(written.digest))
+    store.put_record(_RECORDS, key, {**asdict(written), "looked_into": looked_into})
 
 
 def _written(layer: LockedLayer | BuiltLayer) -> Written:

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from torchkiln.nouns import Digest, LockedWheel
+from torchkiln.nouns import Digest, LayerSpec, LockedWheel
 from torchkiln.oci.encode import ENCODER
 from torchkiln.recipe import PREFIX, RECIPE
 
@@ -21,6 +21,20 @@ def layer_key(wheels: Iterable[LockedWheel], python: str) -> str:
         "wheels": [wheel.sha256 for wheel in wheels],
         "python": python,
         "prefix": PREFIX,
+        "recipe": RECIPE,
+        "encoder": ENCODER,
+    }
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+def key_of(spec: LayerSpec, python: str) -> str:
+    """What decides the bytes of a layer between base and overlay."""
+    if spec.kind == "wheels":
+        return layer_key(spec.wheels, python)
+    decides = {
+        "program": [file.sha256 for file in spec.wheels],
+        "files": [(file.path, file.mode, hashlib.sha256(file.data).hexdigest()) for file in spec.files],
+        "links": [(link.path, link.target) for link in spec.links],
         "recipe": RECIPE,
         "encoder": ENCODER,
     }

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from torchkiln.engines.keys import layer_key
+from torchkiln.engines.keys import key_of
 from torchkiln.engines.observer import Fetcher
-from torchkiln.layering import wheel_layers
+from torchkiln.layering import layers_of
 from torchkiln.nouns import LockedCell, LockedWheel
 from torchkiln.store import Store
 from torchkiln.wheel.source import Cancelled
@@ -21,8 +21,8 @@ def unfetched(locked: LockedCell, store: Store) -> tuple[LockedWheel, ...]:
     """The wheels that are neither in *store* nor in a layer there."""
     layers = (
         layer
-        for layer in wheel_layers(locked.wheels)
-        if store.record("layers", layer_key(layer.wheels, locked.base.python)) is None
+        for layer in layers_of(locked)
+        if store.record("layers", key_of(layer, locked.base.python)) is None
     )
     return tuple(wheel for layer in layers for wheel in layer.wheels if not store.has_wheel(wheel))
 

@@ -12,11 +12,12 @@ from packaging.utils import canonicalize_name
 from torchkiln.errors import BuildFailed
 from torchkiln.index.choose import choose, tags_of
 from torchkiln.index.dates import too_new
+from torchkiln.index.own import own_file, required_by
 from torchkiln.index.pages import Pages
 from torchkiln.index.session import WORKERS
 from torchkiln.index.settings import index_settings
 from torchkiln.index.uv import Pin, compile_pins
-from torchkiln.nouns import LockedWheel, Source
+from torchkiln.nouns import LockedWheel, OwnFile, Source
 from torchkiln.store import Store
 from torchkiln.wanted import Wanted
 
@@ -52,6 +53,17 @@ class PackageIndex:
 
         with ThreadPoolExecutor(WORKERS) as pool:
             return tuple(pool.map(locked, pins))
+
+    def own(self, file: OwnFile) -> LockedWheel:
+        """*file*, which no index has, measured and held against its hash.
+
+        :raises Unresolvable: nobody says where it lies, or it is not there, or another file is.
+        """
+        return own_file(self.pages, file)
+
+    def requires(self, wheel: LockedWheel) -> tuple[str, ...]:
+        """What a wheel from `own` asks for."""
+        return required_by(self.pages, wheel)
 
     def _pins(self, wanted: Wanted) -> tuple[Pin, ...]:
         """uv's answer to a question that depends on no page's mood.
