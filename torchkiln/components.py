@@ -114,11 +114,6 @@ def files_of(component: Component) -> tuple[OwnFile, ...]:
     return (*component.wheels, *([component.program] if component.program else []))
 
 
-def variable_of(name: str) -> str:
-    """The environment variable that says where the files of package *name* lie that no index has."""
-    return f"TORCHKILN_INDEX_{re.sub('[^A-Z0-9]+', '_', name.upper())}"
-
-
 def _fits(one: OfferedWheel, cell: Cell, build: Build) -> bool:
     from packaging.utils import parse_wheel_filename
 

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from torchkiln.arch import served_classes
-from torchkiln.components import files_of, for_cell, variable_of
+from torchkiln.components import files_of, for_cell
 from torchkiln.errors import Unresolvable
 from torchkiln.facts import Facts, GpuClass, Release, Trap, Variant
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import Build, Cell, Component, Note, Resolution, Source, Status
 from torchkiln.versions import major_of, minor_of, newest, numbers
+from torchkiln.wanted import variable_of
 
 
 def resolve(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:

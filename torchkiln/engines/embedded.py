@@ -136,10 +136,16 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
 def known_wheel_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, ...] | None:
     """The wheel layers that *store* has of this lock, in order; None when one is missing.
 
-    Only those count whose wheels were looked into: a lock must not vouch for itself.
+    Only those count whose wheels were looked into: a lock must not vouch for itself. Where it has a part of
+    them, which came from the plain cell's lock, the others are added.
     """
     found = []
-    for spec in layers_of(locked):
+    specs, told = layers_of(locked), {layer.title: layer for layer in locked.layers}
+    partly = any(spec.title not in told for spec in specs)
+    for spec in specs:
+        if partly and spec.title in told:
+            found.append(told[spec.title])
+            continue
         record = store.record(_RECORDS, key_of(spec, locked.base.python))
         if record is None or not record.get("looked_into"):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import requests
@@ -11,10 +12,9 @@ from urllib3 import HTTPResponse
 
 
 class Folder(HTTPAdapter):
-    """file: addresses for a session, as a server with ranges would answer. No page and no server can lead here: `unsafe`
-    refuses their links, and only `own.place_of` makes such addresses."""
+    """No page and no server can lead here: `unsafe` refuses such links; only `own` makes these addresses."""
 
-    def send(self, request: requests.PreparedRequest, *_: object, **__: object) -> requests.Response:  # type: ignore[override]
+    def send(self, request: requests.PreparedRequest, *others: Any, **named: Any) -> requests.Response:
         """The file, or the part of it that is asked for."""
         path = Path(unquote(urlsplit(request.url or "").path))
         try:

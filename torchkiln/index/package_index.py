@@ -9,17 +9,19 @@ from dataclasses import replace
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from torchkiln.errors import BuildFailed
+from torchkiln.errors import BadWheel, BuildFailed, Unresolvable
 from torchkiln.index.choose import choose, tags_of
 from torchkiln.index.dates import too_new
-from torchkiln.index.own import own_file, required_by
+from torchkiln.index.download import Downloads
 from torchkiln.index.pages import Pages
+from torchkiln.index.remote_wheel import metadata_of
 from torchkiln.index.session import WORKERS
 from torchkiln.index.settings import index_settings
 from torchkiln.index.uv import Pin, compile_pins
 from torchkiln.nouns import LockedWheel, OwnFile, Source
+from torchkiln.released import FileAt
 from torchkiln.store import Store
-from torchkiln.wanted import Wanted
+from torchkiln.wanted import Wanted, variable_of
 
 
 class PackageIndex:
@@ -55,15 +57,34 @@ class PackageIndex:
             return tuple(pool.map(locked, pins))
 
     def own(self, file: OwnFile) -> LockedWheel:
-        """*file*, which no index has, measured and held against its hash.
+        """*file*, which no index has: fetched, so that size and hash are its own.
 
         :raises Unresolvable: nobody says where it lies, or it is not there, or another file is.
         """
-        return own_file(self.pages, file)
+        told = f"set {variable_of(file.name)} to a place that has it, with sha256 {file.sha256}"
+        try:
+            at = self.pages.find(file.filename, file.sha256, file.name, Source.OWN)
+            wheel = LockedWheel(
+                name=file.name,
+                version=file.version,
+                filename=file.filename,
+                sha256=file.sha256,
+                size=self.pages.measure(at).size or 0,
+                index=Source.OWN,
+            )
+            Downloads(self.pages).fetch_wheel(wheel, self.pages.store)
+        except BadWheel as error:
+            raise Unresolvable(f"what lies there is another file: {error.message}", hint=told) from error
+        except BuildFailed as error:
+            raise Unresolvable(f"{file.filename} cannot be had: {error.message}", hint=told) from error
+        return wheel
 
     def requires(self, wheel: LockedWheel) -> tuple[str, ...]:
-        """What a wheel from `own` asks for."""
-        return required_by(self.pages, wheel)
+        """What METADATA of a wheel from `own` asks for; what belongs to extras does not count."""
+        path = self.pages.store.wheel(wheel)
+        at = FileAt(filename=wheel.filename, url=path.as_uri(), size=wheel.size, sha256=wheel.sha256)
+        told = metadata_of(self.pages.session, at).requires
+        return tuple(text for text in told if "extra ==" not in text)
 
     def _pins(self, wanted: Wanted) -> tuple[Pin, ...]:
         """uv's answer to a question that depends on no page's mood.
