@@ -27,9 +27,10 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "stages": frozenset(
         {
             "allowed", "arch", "bake", "cache", "claims", "compat_block", "components", "contrast",
-            "difference", "explain", "facts", "fanout", "gate", "hosts", "layering", "located", "lock", "lock_beside",
-            "lockdiff", "lockfile", "matrix", "matrix_edit", "pick", "plan", "policy", "program", "proposal", "render", "report", "requires",
-            "resolve", "reuse", "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke",
+            "difference", "explain", "facts", "fanout", "gate", "hosts", "layering", "located", "lock",
+            "lock_beside", "lockdiff", "lockfile", "matrix", "matrix_edit", "pick", "plan", "policy",
+            "program", "proposal", "render", "report", "requires", "resolve", "reuse", "sbom", "scanned",
+            "select", "sharing", "sharing_picture", "smoke",
             "standing", "statements", "suite", "tags", "tolerated", "toolkit", "verdict", "vulnerabilities",
         }
     ),

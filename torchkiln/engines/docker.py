@@ -19,6 +19,7 @@ from torchkiln.engines import buildx
 from torchkiln.engines.daemon import Engine
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.files import remove_tree
+from torchkiln.layering import files_of
 from torchkiln.nouns import BuiltLayer, Digest, ImageConfig, ImagePlan, LockedWheel
 from torchkiln.oci.layout import write_image
 from torchkiln.plan import GENERATED
@@ -93,10 +94,16 @@ def build(
         work = store.temporary("docker")
         work.mkdir(parents=True)
         stack.callback(remove_tree, work)
-        places = _fetched(plan.locked.wheels, store, wheels, observer)
+        places = _fetched(files_of(plan.locked), store, wheels, observer)
         fetched = time.monotonic()
         base = options.base or _BASE
-        contexts = {"wheels": _wheels(work / "wheels", places), "rootfs": _rootfs(work / "rootfs", plan)}
+        programs = [place for place in places if place.suffix != ".whl"]
+        contexts = {
+            "wheels": _linked(work / "wheels", [place for place in places if place not in programs]),
+            "rootfs": _rootfs(work / "rootfs", plan),
+        }
+        if programs:
+            contexts["programs"] = _linked(work / "programs", programs)
         if options.base is None:
             contexts[_BASE] = _base(work / "base", plan, store)
         request = buildx.Request(
@@ -157,8 +164,8 @@ def _secrets(folder: Path, secrets: Mapping[str, bytes]) -> tuple[tuple[str, Pat
     return tuple((id, folder / id) for id in secrets)
 
 
-def _wheels(folder: Path, places: Sequence[Path]) -> str:
-    """The wheels in one folder, by hard links: the store never writes into a file."""
+def _linked(folder: Path, places: Sequence[Path]) -> str:
+    """The files at *places* in one folder, by hard links: the store never writes into a file."""
     folder.mkdir()
     for place in places:
         os.link(place, folder / place.name)
