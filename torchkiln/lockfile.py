@@ -142,7 +142,7 @@ def _document(locked: LockedCell) -> dict[str, Any]:
         # Derived, for the reader: which indexes had to be configured when this was locked.
         "indexes": sorted({wheel.index.value for wheel in locked.wheels}),
         "resolution": json.loads(json.dumps(plain(locked.resolution))),
-        "wheels": [asdict(wheel) for wheel in locked.wheels],
+        "wheels": [_told(wheel) for wheel in locked.wheels],
         **_components(locked),
         "base": base,
         "layers": [asdict(layer) for layer in locked.layers],
@@ -152,9 +152,15 @@ def _document(locked: LockedCell) -> dict[str, Any]:
 def _components(locked: LockedCell) -> dict[str, Any]:
     """No components are no word, so that other locks stay as they are; nor is a program that is none."""
     told = [
-        {key: value for key, value in asdict(one).items() if value is not None} for one in locked.components
+        {"name": one.name, "wheels": list(one.wheels)}
+        | ({"program": _told(one.program)} if one.program else {})
+        for one in locked.components
     ]
-    return {"components": json.loads(json.dumps(told))} if told else {}
+    return {"components": told} if told else {}
+
+
+def _told(wheel: LockedWheel) -> dict[str, Any]:
+    return {key: value for key, value in asdict(wheel).items() if key != "at" or value}
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:

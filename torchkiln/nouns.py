@@ -147,6 +147,7 @@ class LockedWheel:
     sha256: str  # hex
     size: int
     index: Source
+    at: str = ""  # its name where it lies, if that is another than its own metadata give it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

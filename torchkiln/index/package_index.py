@@ -61,22 +61,26 @@ class PackageIndex:
 
         :raises Unresolvable: nobody says where it lies, or it is not there, or another file is.
         """
-        told = f"set {variable_of(file.name)} to a place that has it, with sha256 {file.sha256}"
+        hint = f"set {variable_of(file.name)} to a place that has it, with sha256 {file.sha256}"
         try:
-            at = self.pages.find(file.filename, file.sha256, file.name, Source.OWN)
+            at = self.pages.measure(self.pages.find(file.filename, file.sha256, file.name, Source.OWN))
+            version, filename = file.version, file.filename
+            if filename.endswith(".whl"):
+                version, filename = _own_name(file, metadata_of(self.pages.session, at).version)
             wheel = LockedWheel(
                 name=file.name,
-                version=file.version,
-                filename=file.filename,
+                version=version,
+                filename=filename,
                 sha256=file.sha256,
-                size=self.pages.measure(at).size or 0,
+                size=at.size or 0,
                 index=Source.OWN,
+                at=file.filename if file.filename != filename else "",
             )
             Downloads(self.pages).fetch_wheel(wheel, self.pages.store)
         except BadWheel as error:
-            raise Unresolvable(f"what lies there is another file: {error.message}", hint=told) from error
+            raise Unresolvable(f"what lies there is another file: {error.message}", hint=hint) from error
         except BuildFailed as error:
-            raise Unresolvable(f"{file.filename} cannot be had: {error.message}", hint=told) from error
+            raise Unresolvable(f"{file.filename} cannot be had: {error.message}", hint=hint) from error
         return wheel
 
     def requires(self, wheel: LockedWheel) -> tuple[str, ...]:
@@ -110,6 +114,18 @@ class PackageIndex:
             for name in sorted(doubtful):
                 index = Source.PYTORCH if name in wanted.bound else Source.DEFAULT
                 dated[name] = too_new(self.pages, name, index, wanted.as_of)
+
+
+def _own_name(file: OwnFile, version: str) -> tuple[str, str]:
+    """Version and name of a wheel as its metadata have them.
+
+    Projects put the torch that a wheel is for behind the version of its file, 2.8.3+cu12torch2.7, and leave
+    the inside as it was: under that name pip refuses it.
+    """
+    project, told, rest = file.filename.split("-", 2)
+    if "+" in told and told.partition("+")[0] == version:
+        return version, f"{project}-{version}-{rest}"
+    return file.version, file.filename
 
 
 def open_index(environ: Mapping[str, str], store: Store) -> PackageIndex:

@@ -83,7 +83,8 @@ class Pages:
         ordered = sorted(wheels, key=lambda wheel: -wheel.size)
         with ThreadPoolExecutor(WORKERS) as pool:
             places = pool.map(
-                lambda wheel: self.find(wheel.filename, wheel.sha256, wheel.name, wheel.index), ordered
+                lambda wheel: self.find(wheel.at or wheel.filename, wheel.sha256, wheel.name, wheel.index),
+                ordered,
             )
             return dict(zip(ordered, places, strict=True))
 
