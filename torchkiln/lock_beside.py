@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Protocol
 
 from torchkiln.errors import ConfigError, Stale, Unresolvable
-from torchkiln.lock import EVERYTHING, Index, glibc_of, inputs_digest
+from torchkiln.lock import EVERYTHING, Index, glibc_of, inputs_digest, load_locked
 from torchkiln.nouns import (
     Component,
     LockedCell,
@@ -25,6 +26,8 @@ from torchkiln.nouns import (
 )
 from torchkiln.tags import tag_of
 from torchkiln.wanted import Wanted
+
+_SHOWN = 5  # packages that are named
 
 
 class WideIndex(Index, Protocol):
@@ -101,12 +104,19 @@ def lock_beside(
     return locked
 
 
-def moved_below(locked: LockedCell, plain: LockedCell) -> tuple[str, ...]:
-    """The packages in which the lower part of *locked* is no longer *plain*."""
+def left_behind(images: Path, resolution: Resolution, below: Resolution) -> tuple[str, ...]:
+    """Why the lock of *resolution* no longer stands on that of *below*, a phrase each; empty: it does."""
+    locked = load_locked(images, tag_of(resolution))
+    try:
+        plain = load_locked(images, tag_of(below))
+    except Stale as error:
+        return (error.message,)
     above = {name for component in locked.components for name in component.wheels}
     lower = {wheel.name: wheel for wheel in locked.wheels if wheel.name not in above}
     there = {wheel.name: wheel for wheel in plain.wheels}
-    return tuple(sorted(name for name in lower.keys() | there if lower.get(name) != there.get(name)))
+    moved = sorted(name for name in lower.keys() | there if lower.get(name) != there.get(name))
+    more = f" and {len(moved) - _SHOWN} more" if len(moved) > _SHOWN else ""
+    return (f"{tag_of(below)} has other {', '.join(moved[:_SHOWN])}{more}",) if moved else ()
 
 
 def _new(

@@ -69,20 +69,26 @@ def lock(
     resolutions = tuple(resolve(cell, matrix, facts) for cell in cells)
     bound = next((index.packages for index in matrix.indexes if index.name == Source.PYTORCH.value), ())
     sweeping = chosen.every or len(resolutions) > 1
+    below = {one.cell: resolve(replace(one.cell, components=()), matrix, facts) for one in resolutions}
     if check:
-        _check(resolutions, bound, images)
+        _check(resolutions, below, bound, images)
         return
     if record:
         _record(_lockable(resolutions, sweeping=sweeping), images, sweeping=sweeping)
         return
     wanted = _lockable(resolutions, sweeping=sweeping)
-    below = {one.cell: resolve(replace(one.cell, components=()), matrix, facts) for one in wanted}
     _Locking(images, bound, as_of, below, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
 
 
-def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: Path) -> None:
+def _check(
+    resolutions: tuple[Resolution, ...],
+    below: Mapping[Cell, Resolution],
+    bound: tuple[str, ...],
+    images: Path,
+) -> None:
     from torchkiln.base.artefact import read_lock
     from torchkiln.lock import staleness
+    from torchkiln.lock_beside import left_behind
     from torchkiln.tags import tag_of
 
     stale, fresh = [], 0
@@ -91,9 +97,12 @@ def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: 
             continue
         tag = tag_of(resolution)
         # Only what the default index serves must be committed; other locks are checked where they are.
-        if not (resolution.lockable and resolution.cell.os == "debian12") and not (images / tag).is_dir():
+        committed = resolution.lockable and resolution.cell.os == "debian12" and not resolution.components
+        if not committed and not (images / tag).is_dir():
             continue
         reasons = staleness(images, resolution, bound, read_lock(images, resolution.cell.os))
+        if resolution.components and not reasons:
+            reasons = left_behind(images, resolution, below[resolution.cell])
         stale += [f"{tag}: {reason}" for reason in reasons]
         fresh += not reasons
     if stale:
