@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 import requests
@@ -18,10 +19,12 @@ class Folder(HTTPAdapter):
         """The file, or the part of it that is asked for."""
         path = Path(unquote(urlsplit(request.url or "").path))
         try:
-            body = path.open("rb")
+            body: BinaryIO = path.open("rb")
             size = path.stat().st_size
         except OSError:
-            return self.build_response(request, HTTPResponse(body=b"", status=404, preload_content=False))
+            return self.build_response(
+                request, HTTPResponse(body=BytesIO(), status=404, preload_content=False)
+            )
         wanted = request.headers.get("Range", "").removeprefix("bytes=")
         start, _, end = wanted.partition("-")
         first, last = int(start or 0), min(int(end or size - 1), size - 1)
@@ -29,6 +32,9 @@ class Folder(HTTPAdapter):
         if wanted:
             headers["Content-Range"] = f"bytes {first}-{last}/{size}"
         body.seek(first)
+        if request.method == "HEAD":
+            body.close()
+            body = BytesIO()
         raw = HTTPResponse(
             body=body,
             headers=headers,
