@@ -217,6 +217,9 @@ def _component_faults(document: Mapping[str, Any], wheels: set[str]) -> Iterator
     told = [[one["name"] for one in some] for some in (resolution.get("components", []), locked)]
     if told != [asked, asked]:
         yield "components: the cell, its resolution and the lock name different ones"
+    asked_for = [one["program"]["sha256"] for one in resolution.get("components", []) if one["program"]]
+    if asked_for != [one["program"]["sha256"] for one in locked if "program" in one]:
+        yield "components: a program is locked by another sha256 than the resolution has"
     taken: set[str] = set()
     for one in locked:
         if lost := sorted(set(one["wheels"]) - wheels):

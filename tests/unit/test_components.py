@@ -193,7 +193,7 @@ PROGRAM = LockedWheel(
     name="micromamba",
     version="2.9.0",
     filename="micromamba-linux-64",
-    sha256="c" * 64,
+    sha256=next(offer.program.sha256 for offer in MATRIX.components if offer.program),
     size=13_000_000,
     index=Source.OWN,
 )
@@ -246,6 +246,10 @@ def test_the_lock_is_read_as_it_was_written(components: Sequence[str]) -> None:
         (
             {"components": (LockedComponent(name="transformers", wheels=("nobody",)),)},
             "names nobody, which is no wheel of this lock",
+        ),
+        (
+            {"components": (LockedComponent(name="transformers", wheels=(), program=PROGRAM),)},
+            "a program is locked by another sha256",
         ),
     ],
 )
