@@ -249,6 +249,14 @@ class OverlayLink:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OverlayFolder:
+    """A folder whose mode is not 0755."""
+
+    path: str  # relative to /
+    mode: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSpec:
     """One layer, told by what goes into it."""
 
@@ -257,6 +265,7 @@ class LayerSpec:
     wheels: tuple[LockedWheel, ...] = ()  # of a program: its one file
     files: tuple[OverlayFile, ...] = ()
     links: tuple[OverlayLink, ...] = ()
+    folders: tuple[OverlayFolder, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -248,6 +248,8 @@ def _layer_json(layer: LayerSpec, locked: LockedCell) -> dict[str, Any]:
         told["wheels"] = [wheel.filename for wheel in layer.wheels]
     if layer.links:
         told["links"] = {link.path: link.target for link in layer.links}
+    if layer.folders:
+        told["folders"] = {folder.path: f"{folder.mode:04o}" for folder in layer.folders}
     if layer.files:
         told["files"] = [
             {

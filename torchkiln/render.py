@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from torchkiln.errors import ConfigError
 from torchkiln.files import pretty_json
-from torchkiln.nouns import ImagePlan, LayerSpec, OverlayFile, OverlayLink
+from torchkiln.nouns import ImagePlan, LayerSpec, OverlayFile, OverlayFolder, OverlayLink
 from torchkiln.plan import GENERATED, to_json
 from torchkiln.program import program_path
 from torchkiln.recipe import DOCKER_BASES, PREFIX, USER, site
@@ -44,6 +44,7 @@ class _Program:
     path: str
     copies: tuple[_Copy, ...]
     links: tuple[OverlayLink, ...]
+    folders: tuple[OverlayFolder, ...]
 
 
 def load_templates(folder: Path) -> dict[str, str]:
@@ -165,6 +166,7 @@ def _program(layer: LayerSpec) -> _Program:
         path=program_path(file),
         copies=tuple(_copies(layer.files)),
         links=layer.links,
+        folders=layer.folders,
     )
 
 

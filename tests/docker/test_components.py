@@ -119,16 +119,19 @@ def test_the_component_and_the_plain_image_see_each_other(scene: Scene, image: s
 
 @pytest.mark.parametrize("user", ["0", "1000:1000", "4711:4711"])
 def test_conda_stands_behind_the_images_own_programs(scene: Scene, image: str, user: str) -> None:
-    words = "command -v python; command -v conda; micromamba --version; conda --version; echo $PATH"
+    words = (
+        "command -v python; command -v conda; micromamba --version; conda --version; echo $HOME; echo $PATH"
+    )
     said = scene.docker("run", "--rm", "--user", user, image, "sh", "-c", words).splitlines()
-    assert said[-5:-1] == [
+    *told, home, path = said[-6:]
+    assert told == [
         "/opt/venv/bin/python",
         "/opt/conda/condabin/conda",
         "/opt/conda/condabin/micromamba --version in /opt/conda",
         "/opt/conda/condabin/conda --version in /opt/conda",
     ]
-    assert said[-1].startswith("/opt/venv/bin:")
-    assert said[-1].partition(":/opt/conda/condabin")[2] in ("", ":/home/user/.local/bin")
+    assert path.startswith("/opt/venv/bin:")
+    assert path.partition(":/opt/conda/condabin")[2] in ("", f":{home}/.local/bin")
 
 
 def test_an_interactive_bash_loads_the_hook_when_it_is_wanted(scene: Scene, image: str) -> None:

@@ -114,6 +114,8 @@ def test_what_is_in_the_programs_layer(wheels: list[Path], program: Path, tmp_pa
     link = tree["opt/conda/condabin/conda"]
     assert (link.kind, link.data) == ("link", b"micromamba")
     assert tree["opt/conda/conda-meta/history"].data == b""
+    assert (tree["opt/conda/envs"].kind, tree["opt/conda/envs"].mode) == ("folder", 0o1777)
+    assert tree["opt/conda"].mode == 0o755
     assert not [path for path in tree if path.startswith(("opt/venv", "usr/"))]
 
 

@@ -35,6 +35,7 @@ def key_of(spec: LayerSpec, python: str) -> str:
         "program": [file.sha256 for file in spec.wheels],
         "files": [(file.path, file.mode, hashlib.sha256(file.data).hexdigest()) for file in spec.files],
         "links": [(link.path, link.target) for link in spec.links],
+        "folders": [(folder.path, folder.mode) for folder in spec.folders],
         "recipe": RECIPE,
         "encoder": ENCODER,
     }

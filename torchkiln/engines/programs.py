@@ -25,7 +25,9 @@ def make_program(spec: LayerSpec, store: Store, fetcher: Fetcher, observer: Obse
     place = _fetched(file, store, fetcher, observer)
     observer.begin("convert", spec.title, file.size)
     program = OverlayFile(path=program_path(file), mode=0o755, data=place.read_bytes())
-    blob, encoded = encode_bytes(tar.archive((program, *spec.files, *spec.links), mtime=WHEEL_EPOCH))
+    blob, encoded = encode_bytes(
+        tar.archive((program, *spec.files, *spec.links, *spec.folders), mtime=WHEEL_EPOCH)
+    )
     out = store.temporary("program")
     out.write_bytes(blob)
     observer.end("convert", spec.title)

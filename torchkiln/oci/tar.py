@@ -10,7 +10,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Iterable
 
-from torchkiln.nouns import OverlayFile, OverlayLink
+from torchkiln.nouns import OverlayFile, OverlayFolder, OverlayLink
 
 BLOCK = 512
 _NAME = 100  # bytes for the path, one of them for a folder's slash
@@ -55,7 +55,7 @@ def link(path: str, target: str, *, mtime: int) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
-def archive(files: Iterable[OverlayFile | OverlayLink], *, mtime: int) -> bytes:
+def archive(files: Iterable[OverlayFile | OverlayLink | OverlayFolder], *, mtime: int) -> bytes:
     """A whole tar of *files* by path, each folder before what is in it."""
     out: list[bytes] = []
     folders: set[str] = set()
@@ -64,6 +64,10 @@ def archive(files: Iterable[OverlayFile | OverlayLink], *, mtime: int) -> bytes:
             if folder not in folders:
                 folders.add(folder)
                 out.append(header(folder, mode=0o755, mtime=mtime, directory=True))
+        if isinstance(file, OverlayFolder):
+            folders.add(file.path)
+            out.append(header(file.path, mode=file.mode, mtime=mtime, directory=True))
+            continue
         if isinstance(file, OverlayLink):
             out.append(link(file.path, file.target, mtime=mtime))
             continue
