@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.meters import Failed, measure
 from bench.results import Sample, Side
 from bench.subject import Subject
-from torchkiln.engines.embedded import known_wheel_layers
+from torchkiln.engines.embedded import known_layers
 from torchkiln.nouns import LockedLayer
 from torchkiln.places import ROOT
 from torchkiln.store import Store
@@ -101,7 +101,7 @@ def keep_bytecode(subject: Subject) -> tuple[LockedLayer, ...]:
     for folder in ("bytecode", "interpreters"):
         if (cache / folder).is_dir():
             (cache / folder).rename(subject.store.root / folder)
-    layers = known_wheel_layers(subject.locked, Store(cache))
+    layers = known_layers(subject.locked, Store(cache))
     remove(cache, layout)
     return layers or ()
 

@@ -12,6 +12,7 @@ from torchkiln.nouns import (
     ImagePlan,
     LockedBase,
     LockedCell,
+    LockedTools,
     LockedWheel,
     OsPackage,
     OverlayFile,
@@ -24,6 +25,7 @@ from torchkiln.resolve import resolve
 LOCK_DIGEST = Digest("sha256:" + "1" * 64)
 PACKAGES = ("ca-certificates", "python3", "python3-venv", "tini")
 ENTRYPOINT = OverlayFile(path="opt/torchkiln/entrypoint", mode=0o755, data=b'#!/bin/sh\nexec "$@"\n')
+PYTHONS = {"debian12": "3.11.2", "ubuntu22.04": "3.10.12"}
 PROFILE = OverlayFile(path="etc/profile.d/torchkiln.sh", mode=0o644, data=b"export VIRTUAL_ENV=/opt/venv\n")
 
 _MEGABYTES = {
@@ -58,17 +60,33 @@ def wheel(name: str, version: str, *, megabytes: int) -> LockedWheel:
     )
 
 
-def locked(torch: str = "2.7.1", cuda: str = "12.1") -> LockedCell:
-    """The lock of that cell on debian12."""
+def tools_on(base: LockedBase, name: str = "devel") -> LockedTools:
+    """Made-up tools on *base*."""
+    return LockedTools(
+        os=base.os,
+        name=name,
+        base=base.digest,
+        digest=Digest("sha256:" + "c" * 64),
+        diff_id=Digest("sha256:" + "d" * 64),
+        size=42_000_000,
+        unpacked=114_000_000,
+        encoder=base.encoder,
+        packages=(OsPackage(name="cmake", version="3.25.1-1"), OsPackage(name="gdb", version="13.1-3")),
+    )
+
+
+def locked(torch: str = "2.7.1", cuda: str = "12.1", os_name: str = "debian12") -> LockedCell:
+    """The lock of that cell."""
+    python = PYTHONS[os_name]
     known = facts.load()
     grid = matrix.read(ROOT / "matrix.yaml", known)
-    cell = Cell(torch=torch, cuda=cuda, flavor="runtime", os="debian12", python="3.11")
+    cell = Cell(torch=torch, cuda=cuda, flavor="runtime", os=os_name, python=python[:4])
     return LockedCell(
         resolution=resolve(cell, grid, known),
         wheels=tuple(wheel(*told.split(), megabytes=size) for told, size in _MEGABYTES.items()),
         base=LockedBase(
-            os="debian12",
-            python="3.11.2",
+            os=os_name,
+            python=python,
             digest=Digest("sha256:" + "a" * 64),
             diff_id=Digest("sha256:" + "b" * 64),
             size=150_000_000,
@@ -83,12 +101,12 @@ def locked(torch: str = "2.7.1", cuda: str = "12.1") -> LockedCell:
     )
 
 
-def planned(torch: str = "2.7.1", *wheels: LockedWheel) -> ImagePlan:
+def planned(torch: str = "2.7.1", *wheels: LockedWheel, os_name: str = "debian12") -> ImagePlan:
     """The plan of that lock, with *wheels* in place of its own if any are given."""
-    cell = locked(torch)
+    cell = locked(torch, os_name=os_name)
     return plan(
         replace(cell, wheels=wheels) if wheels else cell,
         (PROFILE, ENTRYPOINT),
-        aliases=("v2.7", "latest"),
+        aliases=("v2.7", "latest") if os_name == "debian12" else (),
         lock_digest=LOCK_DIGEST,
     )

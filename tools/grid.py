@@ -9,20 +9,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.markdown import table
-from tools.kept import IMAGES, PROOFS, latest_earlier, present, proofs, same_wheels, short
+from tools.kept import IMAGES, PROOFS, latest_earlier, present, proofs, same_wheels, short, without_gpus
 from torchkiln import facts as facts_of
 from torchkiln import hosts
 from torchkiln import matrix as matrix_of
-from torchkiln.errors import GateRefused
-from torchkiln.gate import clear, judge
 from torchkiln.lock import load_locked
-from torchkiln.nouns import Digest, LockedCell, Resolution, Source, Status, Witness
+from torchkiln.nouns import Cell, LockedCell, Resolution, Source, Status, Witness
 from torchkiln.places import ROOT
 from torchkiln.policy import Policy
 from torchkiln.resolve import resolve
 from torchkiln.select import Selection, select
+from torchkiln.state import Kept, State, cleared, saw_gpus, state
 from torchkiln.suite import Suite, load_suite
 from torchkiln.tags import tag_of
+
+_HERE = (State.PROVED, State.BUILT)
+# Beside runtime on debian12: what a cell is marked with where it can be had so.
+_MARKS = {("runtime", "ubuntu22.04"): "²", ("devel", "debian12"): "³"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,19 +40,31 @@ class Seen:
         """Whether any report holds nothing but what passed."""
         return any(one.report.verdict == "pass" for one in self.reports)
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether any report is of a run on GPUs."""
+        return any(map(saw_gpus, self.reports))
+
     def now(self) -> str:
         """For the image that the lock gives today."""
         if failed := self._failed():
-            return f"built; {failed} failed on {self._where()}"
-        return f"{'proved' if self.proved else 'built; not all checks ran, but passed,'} on {self._where()}"
+            return f"built; {failed} failed {self._where()}"
+        return f"built and proved {self._where()}" if self.proved else f"built; {self._some()}"
 
     def earlier(self, image: str) -> str:
         """For another, which is called *image*: never that the present one was proved."""
         if failed := self._failed():
-            return f"in {image} {failed} failed on {self._where()}"
-        if self.proved:
-            return f"{image} was proved on {self._where()}"
-        return f"in {image} not all of today's checks ran, but passed, on {self._where()}"
+            return f"in {image} {failed} failed {self._where()}"
+        return (
+            f"{image} was proved {self._where()}" if self.proved else f"in {image} {self._some(' of today')}"
+        )
+
+    def _some(self, which: str = "") -> str:
+        """Of a run that is no proof, or not on GPUs."""
+        if self.on_gpus:
+            return f"not all checks{which} ran, but passed, {self._where()}"
+        count = sum(finding.outcome == "passed" for finding in self._best().report.findings)
+        return f"{count} checks passed {self._where()}"
 
     def _failed(self) -> str:
         return ", ".join(f"`{name}`" for name in _failed(self._best()))
@@ -64,35 +79,48 @@ class Seen:
         best = self._best()
         gpus, day = hosts.kinds(json.loads(best.report.host)), (best.report.when or "").partition("T")[0]
         name = best.name.removesuffix(".dsse.json").removesuffix(".json")
-        return f"{gpus}, [{day}](docs/proofs/{name}.json), `{short(best.report)}`"
+        where = f"on {gpus}" if gpus else "without a GPU"
+        return f"{where}, [{day or 'report'}](docs/proofs/{name}.json), `{short(best.report)}`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Square:
-    """A cell of the grid. *digest*: the image that its committed lock gives; None: there is no lock."""
+    """A cell of the grid."""
 
     answer: Resolution
-    digest: Digest | None = None
-    now: Seen | None = None  # of that digest
+    state: State
+    now: Seen | None = None  # of the image that its lock gives
     earlier: Seen | None = None  # of the image before it
     same_wheels: bool = False  # that one had the wheels of the lock
+    others: Mapping[tuple[str, str], State]  # the same torch and CUDA in other flavors and systems
 
     def text(self) -> str:
         """For a table; bold where a lock is committed."""
         build = self.answer.build
-        if build is None:
-            return "unavailable"
+        if build is None or self.state is State.UNAVAILABLE:
+            return "unavailable" + self._marks()
         kind = "native" if self.answer.status is Status.NATIVE else f"minor-compat, built with {build.cuda}"
-        if self.digest is None:
-            return f"{kind}, lockable elsewhere{' ¹' if build.source is Source.PYTORCH else ''}"
-        return f"**{kind}**<br>{self._seen()}"
+        if self.state in (State.ELSEWHERE, State.LOCKABLE):
+            mark = " ¹" if build.source is Source.PYTORCH else ""
+            return f"{kind}, {self.state.value}{mark}{self._marks()}"
+        return f"**{kind}**{self._marks()}<br>{self._seen()}"
 
     def told_of_earlier(self) -> Seen | None:
-        """What is worth telling of an earlier image: nothing once a report of the present one passed."""
-        return None if self.now and self.now.passed else self.earlier
+        """What is worth telling of an earlier image: nothing once as much is known of the present one."""
+        if self.now is None or not self.now.passed:
+            return self.earlier
+        return self.earlier if self.earlier and self.earlier.on_gpus and not self.now.on_gpus else None
+
+    def _marks(self) -> str:
+        told = [
+            f"**{mark}**" if self.others[kind] in _HERE else mark
+            for kind, mark in _MARKS.items()
+            if self.others.get(kind, State.UNAVAILABLE) is not State.UNAVAILABLE
+        ]
+        return "".join(f" {mark}" for mark in told)
 
     def _seen(self) -> str:
-        told = self.now.now() if self.now else "built"
+        told = self.now.now() if self.now else "locked"
         if (earlier := self.told_of_earlier()) is None:
             return told
         image = "an earlier image of this lock's wheels" if self.same_wheels else "an earlier image"
@@ -100,48 +128,64 @@ class Square:
 
 
 def grid() -> str:
-    """The runtime cells of the default OS, a row a torch."""
+    """The runtime cells of the default OS, a row a torch; those beyond their product, a row each."""
     facts = facts_of.load()
     matrix = matrix_of.read(ROOT / "matrix.yaml", facts)
-    known, suite = proofs(PROOFS), load_suite(ROOT / "smoke_tests")
-    squares: dict[tuple[str, str], Square] = {}
-    for cell in select(Selection(), matrix):
-        answer = resolve(cell, matrix, facts)
-        squares[cell.torch, cell.cuda] = _square(answer, known, matrix.policy, suite)
+    known, suite = [*proofs(PROOFS), *without_gpus(PROOFS)], load_suite(ROOT / "smoke_tests")
+    answers = {cell: resolve(cell, matrix, facts) for cell in select(Selection(every=True), matrix)}
+    states = {
+        cell: state(answer, _kept(answer, known), matrix.policy, suite) for cell, answer in answers.items()
+    }
+    squares = {
+        (cell.torch, cell.cuda): _square(answers[cell], states, known, matrix.policy, suite)
+        for cell in select(Selection(), matrix)
+    }
     head = ["torch", *(f"CUDA {cuda}<br>{_drivers(cuda, squares.values())}" for cuda in matrix.cuda)]
     rows = [
         [f"**{torch}**", *(squares[torch, cuda].text() for cuda in matrix.cuda)]
         for torch in reversed(matrix.torch)
     ]
-    return table(head, rows) + f"\n{_counts(list(squares.values()))}\n"
+    told = table(head, rows)
+    if matrix.beyond:
+        told += "\nBeyond it, a line each in `matrix.yaml`:\n\n" + table(
+            ["torch", "CUDA", ""],
+            ([f"**{pair[0]}**", pair[1], squares[pair].text()] for pair in reversed(matrix.beyond)),
+        )
+    return told + f"\n{_counts(list(squares.values()), states)}\n"
 
 
-def _square(answer: Resolution, known: Sequence[Witness], policy: Policy, suite: Suite) -> Square:
+def _kept(answer: Resolution, known: Sequence[Witness]) -> Kept | None:
+    """What is kept of a cell; None: it has no lock."""
     tag = tag_of(answer) if answer.build else ""
-    digest = present(tag) if tag else None
-    if digest is None:
-        return Square(answer=answer)
-    locked = load_locked(IMAGES, tag)
-    mine = [one for one in known if one.report.tag == tag]
-    now = [one for one in mine if one.report.image == digest]
-    before = latest_earlier(mine, digest)
+    if not tag or not (IMAGES / tag / "lock.json").is_file():
+        return None
+    mine = tuple(one for one in known if one.report.tag == tag)
+    return Kept(locked=load_locked(IMAGES, tag), image=present(tag), reports=mine)
+
+
+def _square(
+    answer: Resolution, states: Mapping[Cell, State], known: Sequence[Witness], policy: Policy, suite: Suite
+) -> Square:
+    cell = answer.cell
+    others = {
+        (one.flavor, one.os): what
+        for one, what in states.items()
+        if (one.torch, one.cuda) == (cell.torch, cell.cuda) and one != cell
+    }
+    here, kept = states[cell], _kept(answer, known)
+    if kept is None or here is State.UNAVAILABLE:
+        return Square(answer=answer, state=here, others=others)
+    earlier = [one for one in kept.reports if one not in kept.present]
+    before = latest_earlier([one for one in earlier if saw_gpus(one)] or earlier, kept.image)
+    was_proved = bool(before) and _was_cleared(before, policy, kept.locked, suite)
     return Square(
         answer=answer,
-        digest=digest,
-        now=Seen(reports=now, proved=_cleared(now, policy, locked, suite, digest)) if now else None,
-        earlier=Seen(reports=before, proved=_was_cleared(before, policy, locked, suite)) if before else None,
-        same_wheels=bool(before) and all(same_wheels(one.report, locked) for one in before),
+        state=here,
+        now=Seen(reports=kept.present, proved=here is State.PROVED) if kept.present else None,
+        earlier=Seen(reports=before, proved=was_proved) if before else None,
+        same_wheels=bool(before) and all(same_wheels(one.report, kept.locked) for one in before),
+        others=others,
     )
-
-
-def _cleared(
-    reports: Sequence[Witness], policy: Policy, locked: LockedCell, suite: Suite, digest: Digest
-) -> bool:
-    try:
-        clear(judge(reports, policy, locked, suite, image=digest))
-    except GateRefused:
-        return False
-    return True
 
 
 def _was_cleared(reports: Sequence[Witness], policy: Policy, locked: LockedCell, suite: Suite) -> bool:
@@ -157,7 +201,7 @@ def _was_cleared(reports: Sequence[Witness], policy: Policy, locked: LockedCell,
         for one in reports
     ]
     image, made_by = reports[0].report.image, max(reports, key=lambda one: one.report.when or "").report.suite
-    return image is not None and _cleared(theirs, policy, locked, replace(suite, digest=made_by), image)
+    return image is not None and cleared(theirs, policy, locked, replace(suite, digest=made_by), image)
 
 
 def _failed(one: Witness) -> list[str]:
@@ -165,16 +209,25 @@ def _failed(one: Witness) -> list[str]:
     return sorted(finding.id for finding in one.report.findings if finding.outcome == "failed")
 
 
-def _counts(squares: Sequence[Square]) -> str:
-    kinds: Mapping[str, int] = Counter(square.answer.status.value for square in squares)
+def _counts(squares: Sequence[Square], states: Mapping[Cell, State]) -> str:
+    """Of the cells shown, by state; then of the other flavors and systems."""
+    kinds = Counter(square.answer.status.value for square in squares)
     told = ", ".join(f"{kinds[status.value]} {status.value}" for status in Status)
-    locked = sum(square.digest is not None for square in squares)
-    now = sum(square.now is not None and square.now.proved for square in squares)
     before = sum((seen := square.told_of_earlier()) is not None and seen.proved for square in squares)
-    return (
-        f"{len(squares)} cells (runtime, debian12): {told}. {locked} built from their committed locks (bold),"
-        f" {now} of them proved on GPUs as they are now, {before} in an earlier image."
-    )
+    lines = [
+        f"{len(squares)} cells (runtime, debian12): {told}. {_by_state(square.state for square in squares)};"
+        f" {before} proved in an earlier image."
+    ]
+    for kind in dict.fromkeys((cell.flavor, cell.os) for cell in states):
+        if kind != ("runtime", "debian12"):
+            of = [what for cell, what in states.items() if (cell.flavor, cell.os) == kind]
+            lines.append(f"{kind[0]} on {kind[1]}: {_by_state(of)}.")
+    return "  \n".join(lines)
+
+
+def _by_state(states: Iterable[State]) -> str:
+    counted = Counter(states)
+    return ", ".join(f"{counted[one]} {one.value}" for one in State if counted[one])
 
 
 def _drivers(cuda: str, squares: Iterable[Square]) -> str:

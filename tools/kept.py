@@ -1,4 +1,4 @@
-"""docs/proofs → the signed reports of GPU runs, and whether each is of the image that its lock gives today.
+"""docs/proofs → the reports that are kept, and whether each is of the image that its lock gives today.
 
 A report is bound to the digest of the image that ran. When base, rootfs/ or wheels change, the lock gives
 another digest, and the report is of an earlier image: it still tells what was seen, and it clears nothing.
@@ -40,6 +40,12 @@ def proofs(folder: Path) -> list[Witness]:
             if hosts.gpus(json.loads(witness.report.host)):
                 found.append(witness)
     return found
+
+
+def without_gpus(folder: Path) -> list[Witness]:
+    """The reports in *folder* of runs without a GPU in an image; nobody signs those."""
+    found = [attestation.read(path, ()) for path in sorted(folder.glob("*-tier0.json"))]
+    return [one for one in found if one.report.tag and not hosts.gpus(json.loads(one.report.host))]
 
 
 @cache

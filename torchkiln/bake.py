@@ -20,7 +20,8 @@ NAME = "docker-bake.json"
 def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
     """The file's bytes. Its paths are relative to the folder that has images/ and rootfs/.
 
-    What a user may set from outside (bake's variables): REPOSITORY, WHEELS (a folder), and BASE_<OS>.
+    What a user may set from outside (bake's variables): REPOSITORY, WHEELS (a folder), BASE_<OS>, and for
+    devel TOOLKIT_<CUDA>, a folder that `torchkiln toolkit` fills.
     """
     groups: dict[str, list[str]] = {"default": []}
     for plan in plans:
@@ -30,6 +31,8 @@ def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
     systems = sorted({plan.locked.resolution.cell.os for plan in plans})
     variables = {"REPOSITORY": repository, "WHEELS": "wheels"}
     variables |= {_base(system): DOCKER_BASES[system] for system in systems}
+    with_archives = [plan for plan in plans if plan.locked.archives]
+    variables |= {_folder(plan): f"toolkit-{plan.locked.resolution.cell.cuda}" for plan in with_archives}
     return pretty_json(
         {
             "variable": {name: {"default": value} for name, value in variables.items()},
@@ -42,7 +45,7 @@ def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
 def _built(plan: ImagePlan) -> dict[str, Any]:
     return {
         "context": f"images/{plan.tag}",
-        "contexts": {"wheels": "${WHEELS}", "rootfs": "rootfs"},
+        "contexts": {"wheels": "${WHEELS}", "rootfs": "rootfs", **_toolkit(plan)},
         "args": {
             "BASE": f"${{{_base(plan.locked.resolution.cell.os)}}}",
             "SOURCE_DATE_EPOCH": str(plan.epoch),
@@ -50,6 +53,15 @@ def _built(plan: ImagePlan) -> dict[str, Any]:
         "tags": [f"${{REPOSITORY}}:{tag}" for tag in (plan.tag, *plan.aliases)],
         "platforms": ["linux/amd64"],
     }
+
+
+def _toolkit(plan: ImagePlan) -> dict[str, str]:
+    """The context with NVIDIA's toolkit, for a cell whose lock has its archives."""
+    return {"toolkit": f"${{{_folder(plan)}}}"} if plan.locked.archives else {}
+
+
+def _folder(plan: ImagePlan) -> str:
+    return f"TOOLKIT_{plan.locked.resolution.cell.cuda.replace('.', '_')}"
 
 
 def _target(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchkiln import __version__
-from torchkiln.base.archive import read_files
+from torchkiln.base.archive import files_of
 from torchkiln.engines.evidence import made_of, read_evidence
 from torchkiln.lock import lock_digest
 from torchkiln.nouns import LockedCell
@@ -28,7 +28,7 @@ def bill_of_image(image: ImageOnDisk, locked: LockedCell, images: Path, store: S
         locked,
         image.manifest,
         read_evidence(image, store, made_of=made_of(locked, specs, store)),
-        files=read_files(images, locked.base, store),
+        files=files_of(images, locked, store),
         name=name,
         tool=__version__,
     )

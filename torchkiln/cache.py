@@ -20,6 +20,7 @@ Kind = Literal[
     "other blobs",
     "wheels",
     "partial wheels",
+    "toolkit parts",
     "byte-code",
     "interpreters",
     "unpacked images",

@@ -62,9 +62,12 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Package:
-    """An installed package. `place` is the folder of a Python distribution, empty for a package of the OS."""
+    """An installed package. `place` is the folder of a Python distribution, else empty.
 
-    system: Literal["python", "os"]
+    toolkit: an archive of NVIDIA's CUDA toolkit.
+    """
+
+    system: Literal["python", "os", "toolkit"]
     place: str
     name: str
     version: str

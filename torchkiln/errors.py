@@ -82,6 +82,18 @@ class BadWheel(BuildFailed):
         return BadWheel, (self.wheel, self.reason)
 
 
+class BadArchive(BuildFailed):
+    """An archive of NVIDIA's toolkit that is refused; the message names it and the reason."""
+
+    def __init__(self, archive: str, reason: str) -> None:
+        super().__init__(
+            f"{archive}: {reason}",
+            hint="the file is not the archive that was locked, or is malformed; nothing was kept",
+        )
+        self.archive = archive
+        self.reason = reason
+
+
 class GateRefused(KilnError):
     """The image was not proved as the policy demands; *missing* is (what, why), all of it."""
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torchkiln.arch import served_classes
-from torchkiln.facts import Facts, SourceInfo
+from torchkiln.facts import Facts, SourceInfo, recorded
 from torchkiln.matrix import Matrix, Prefer
-from torchkiln.nouns import Cell, Note, Resolution
+from torchkiln.nouns import Cell, Note, Resolution, Source
 from torchkiln.resolve import require_cuda, resolve
-from torchkiln.tags import aliases_of, tag_of
+from torchkiln.tags import DEFAULT_OS, aliases_of, tag_of
 from torchkiln.versions import major_of
 
 _PREFERENCES: tuple[Prefer, ...] = ("default-index", "native")
@@ -28,6 +28,8 @@ class Explanation:
     aliases: tuple[str, ...]
     gpus: tuple[tuple[str, tuple[str, ...]], ...]  # (capability, names) that the build's code serves
     require_cuda: str | None
+    needs: tuple[str, ...]  # see `needs`
+    recorded: str | None  # hex sha256 of torch's wheel, by public record
     citations: tuple[tuple[str, tuple[str, ...]], ...]  # (fact id, source ids)
     sources: tuple[SourceInfo, ...]
 
@@ -39,7 +41,9 @@ def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
     otherwise = resolve(cell, replace(matrix, prefer=other), facts)
     build = resolution.build
     classes = served_classes(build.archs, facts.gpus) if build else ()
-    used = tuple((fact, facts.citations[fact]) for fact in _facts_of(resolution))
+    known = recorded(facts, build, cell.python) if build else None
+    about = [*_facts_of(resolution), *(["index_sha256"] if known else [])]
+    used = tuple((fact, facts.citations[fact]) for fact in about)
     named = dict.fromkeys(source for _, sources in used for source in sources)
     return Explanation(
         resolution=resolution,
@@ -49,9 +53,20 @@ def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
         aliases=aliases_of(resolution, matrix, facts),
         gpus=tuple((kind.capability, kind.x86_names) for kind in classes if kind.x86_names),
         require_cuda=require_cuda(resolution) if build else None,
+        needs=needs(resolution) if build else (),
+        recorded=known,
         citations=used,
         sources=tuple(facts.sources[source] for source in named),
     )
+
+
+def needs(resolution: Resolution) -> tuple[str, ...]:
+    """What locking the cell asks beside the default index and the default system's archive."""
+    build, cell = resolution.build, resolution.cell
+    found = ["PyTorch's own index"] if build and build.source is Source.PYTORCH else []
+    found += ["NVIDIA's archives"] if cell.flavor == "devel" and resolution.toolkit is None else []
+    found += [f"the archive of {cell.os}"] if cell.os != DEFAULT_OS else []
+    return tuple(found)
 
 
 def to_json(explanation: Explanation) -> dict[str, Any]:
@@ -64,6 +79,8 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
         "otherwise": asdict(explanation.otherwise) if explanation.otherwise else None,
         "gpus": {capability: list(names) for capability, names in explanation.gpus},
         "require_cuda": explanation.require_cuda,
+        "needs": list(explanation.needs),
+        "recorded": explanation.recorded,
         "facts": {fact: list(sources) for fact, sources in explanation.citations},
         "sources": {
             source.id: {"trust": source.trust, "what": source.what} for source in explanation.sources

@@ -15,8 +15,10 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+from torchkiln import cuda_redist
+from torchkiln.cuda_redist import Redist
 from torchkiln.errors import ConfigError
-from torchkiln.nouns import Digest, Toolkit
+from torchkiln.nouns import Build, Digest, Source, Toolkit
 from torchkiln.schema import dotted, shipped
 from torchkiln.strict import text_of
 
@@ -95,10 +97,10 @@ class Drivers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WheelToolkit:
-    """A CUDA toolkit that comes as wheels."""
+class KnownToolkit:
+    """A CUDA toolkit, and how it comes."""
 
-    requires: str  # PEP 508; torch pins its version
+    requires: str  # the wheels, PEP 508; torch pins their version; empty: NVIDIA's archives bring it
     toolkit: Toolkit
 
 
@@ -146,7 +148,9 @@ class Facts:
     traps: tuple[Trap, ...]
     rules: Mapping[str, str] = field(hash=False)  # id -> the words of a limit
     checks: Mapping[str, str] = field(hash=False)  # id -> why a smoke check does not apply
-    toolkits: Mapping[str, WheelToolkit] = field(hash=False)  # by CUDA version
+    toolkits: Mapping[str, KnownToolkit] = field(hash=False)  # by CUDA version
+    redist: Redist  # cuda_redist.yaml
+    host_gcc: Mapping[str, int] = field(hash=False)  # by CUDA version: the newest that its nvcc takes
     cuda: Mapping[str, Drivers] = field(hash=False)
     floors: Mapping[str, Floor] = field(hash=False)  # by CUDA major
     gpus: tuple[GpuClass, ...]  # by capability, ascending
@@ -213,6 +217,8 @@ def _facts(data: bytes, raw: dict[str, Any]) -> Facts:
         rules=_limits(raw["rules"]),
         checks=_limits(raw["checks"]),
         toolkits=MappingProxyType({cuda: _toolkit(cuda, body) for cuda, body in raw["toolkits"].items()}),
+        host_gcc=MappingProxyType({cuda: body["newest"] for cuda, body in raw["host_gcc"].items()}),
+        redist=cuda_redist.load(),
         cuda=MappingProxyType({name: Drivers(**body) for name, body in raw["cuda"].items()}),
         floors=MappingProxyType(
             {
@@ -229,6 +235,16 @@ def _facts(data: bytes, raw: dict[str, Any]) -> Facts:
         ),
         citations=MappingProxyType(_citations(raw, releases)),
     )
+
+
+def recorded(facts: Facts, build: Build, python: str) -> str | None:
+    """Hex sha256 that public record tells of the wheel of *build* for *python*; None: nothing is known.
+
+    Of PyTorch's own index only, which cannot be looked at everywhere: the default index speaks for itself.
+    """
+    release, tag = facts.releases[build.version.partition("+")[0]], "cp" + python.replace(".", "")
+    known = {(variant, cpython): sha256 for variant, cpython, sha256 in release.index_sha256}
+    return known.get((build.variant, tag)) if build.source is Source.PYTORCH else None
 
 
 def cuda_of(variant: str) -> str:
@@ -325,9 +341,15 @@ def _trap(name: str, body: Mapping[str, Any]) -> Trap:
     )
 
 
-def _toolkit(cuda: str, body: Mapping[str, Any]) -> WheelToolkit:
-    lists = {name: tuple(body[name]) for name in ("programs", "libraries")}
-    return WheelToolkit(requires=body["requires"], toolkit=Toolkit(cuda=cuda, folder=body["folder"], **lists))
+def _toolkit(cuda: str, body: Mapping[str, Any]) -> KnownToolkit:
+    toolkit = Toolkit(
+        cuda=cuda,
+        libraries=tuple(body["libraries"]),
+        folder=body.get("folder", ""),
+        programs=tuple(body.get("programs", ())),
+        release=body.get("release", ""),
+    )
+    return KnownToolkit(requires=body.get("requires", ""), toolkit=toolkit)
 
 
 def _gpu_class(capability: str, body: Mapping[str, Any]) -> GpuClass:
@@ -347,8 +369,8 @@ def _pairs(mapping: Mapping[str, str]) -> Pairs:
 def _citations(raw: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[str, tuple[str, ...]]:
     """Every fact id that a note may bear, with its source ids."""
     general = {name: tuple(ids) for name, ids in raw["provenance"].items()}
-    cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",)}
-    for table in ("traps", "rules", "checks", "toolkits", "floors", "gpus"):
+    cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",), "index_sha256": general["index_sha256"]}
+    for table in ("traps", "rules", "checks", "toolkits", "host_gcc", "floors", "gpus"):
         cited |= {f"{table}.{name}": tuple(body["source"]) for name, body in raw[table].items()}
     for version, release in releases.items():
         at = f"releases.{version}"

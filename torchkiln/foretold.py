@@ -27,6 +27,6 @@ def _layer(spec: LayerSpec, plan: ImagePlan) -> BuiltLayer | None:
     if spec.kind == "overlay":
         blob = tar.archive((*spec.files, *spec.links), mtime=plan.epoch)
         return BuiltLayer(title=spec.title, **asdict(encode_bytes(blob)[1]))
-    if spec.kind == "base":
-        return BuiltLayer.of_base(plan.locked.base, spec.title)
+    if spec.artefact:
+        return BuiltLayer.of_artefact(spec.artefact, spec.title)
     return next((BuiltLayer(**asdict(one)) for one in plan.locked.layers if one.title == spec.title), None)

@@ -20,6 +20,7 @@ from torchkiln.nouns import Digest, LockedCell, Witness
 from torchkiln.plan import IMAGE_JSON, plan
 from torchkiln.policy import Policy
 from torchkiln.reuse import age_of
+from torchkiln.stand_in import resolved_against, stand_ins
 from torchkiln.standing import GPUS, Standing, standing
 from torchkiln.suite import Suite
 from torchkiln.tags import tag_of
@@ -137,6 +138,8 @@ def judge(
         for check in suite.checks
     )
     missing = [("policy", text) for text in _of_policy(policy, suite)]
+    if names := stand_ins(locked):
+        missing.append(("lock", f"{resolved_against(names)}: that proves nothing of the real one"))
     for witness in witnesses:
         told = [*_of_image(witness, locked, image), *_of_request(witness, policy, suite, nonce, at)]
         missing += [(witness.name, text) for text in told]

@@ -16,7 +16,8 @@ from torchkiln.engines.conversion import cores
 from torchkiln.errors import KilnError
 from torchkiln.files import remove_tree, tree_size
 from torchkiln.locks import clear, in_use
-from torchkiln.nouns import LockedWheel
+from torchkiln.nouns import Digest, LockedWheel
+from torchkiln.oci.unpack import root_of
 from torchkiln.store import Store
 from torchkiln.survey import Survey
 from torchkiln.wheel.bytecode import read_pack
@@ -136,15 +137,32 @@ def _discard(store: Store, one: Judged, aside: list[Path]) -> None:
         clear(place)  # no rename: somebody may take the lock at this moment
         return
     aside += store.set_aside(store.root / path for path in one.item.along if path.startswith("records/"))
-    moved = store.set_aside([place])
-    if one.item.kind == "unpacked images" and any(in_use(path) for path in moved):
-        for path in moved:  # a command started in it between the look and now
-            path.rename(place)
+    if one.item.kind == "unpacked images":
+        aside += _set_root_aside(store, place)
         return
-    aside += moved
+    aside += store.set_aside([place])
     if one.item.kind in ("wheels", "partial wheels"):
         with contextlib.suppress(OSError):  # its neighbour is still there
             place.parent.rmdir()
+
+
+def _set_root_aside(store: Store, place: Path) -> list[Path]:
+    moved = store.set_aside([place])
+    if any(in_use(path) for path in moved):
+        for path in moved:  # a command started in it between the look and now
+            path.rename(place)
+        return []
+    return moved
+
+
+def forget_root(store: Store, manifest: Digest) -> None:
+    """Delete the unpacked image *manifest*, if it is there and nothing runs in it."""
+    with store.gate():
+        root = root_of(store, manifest)
+        if aside := _set_root_aside(store, root):
+            aside += store.set_aside([store.root / "records" / "roots" / f"{root.name}.json"])
+    for path in aside:
+        remove_tree(path)
 
 
 def _fault(store: Store, one: Judged, advanced: Callable[[int], None]) -> str:

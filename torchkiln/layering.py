@@ -1,4 +1,4 @@
-"""Locked wheels -> wheel layers: what shares a layer, and in which order layers stand.
+"""Locked wheels and archives -> their layers: what shares one, and in which order they stand.
 
 A host shares extracted layers only as prefixes, so what most images have in common comes first: the CUDA
 libraries of one toolkit, then NVIDIA's libraries with a version of their own, then what follows torch.
@@ -22,6 +22,8 @@ _OWN_CADENCE = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not vers
 _BINDINGS = frozenset({"cuda-bindings", "cuda-pathfinder"})
 # What only devel has, on top of everything, so that below it is runtime's.
 _TOOLKIT = frozenset({"cuda-cccl", "cuda-crt", "cuda-nvcc", "cuda-profiler-api", "nvml-dev", "nvvm"})
+# Archives that are taken whole, or nearly so, and are large: a layer each. Of the others it is headers.
+_LARGE_ARCHIVES = frozenset({"cuda_gdb", "cuda_nvcc", "cuda_nvdisasm"})
 _COMPANIONS = frozenset({"torchvision", "torchaudio", "numpy", "pillow", "tqdm"})
 _NAMED_IN_TITLE = 5  # a title tells so many wheels by name, more by number
 
@@ -58,13 +60,26 @@ _FAMILIES = (
 )
 
 
-def layers_of(locked: LockedCell) -> tuple[LayerSpec, ...]:
-    """Every layer between base and overlay: the plain cell's, then what each component adds, by name.
+def made_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
+    """Every layer that a build makes of what *locked* fetches, in order; base, tools and overlay are not."""
+    return (*plain_layers(locked), *archive_layers(locked), *component_layers(locked))
+
+
+def plain_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
+    """The wheels' layers that the cell without components has too.
 
     :raises BuildFailed: a single wheel is larger than a registry takes.
     """
     above = {name for component in locked.components for name in component.wheels}
-    found = [*wheel_layers(wheel for wheel in locked.wheels if wheel.name not in above)]
+    return wheel_layers(wheel for wheel in locked.wheels if wheel.name not in above)
+
+
+def component_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
+    """What each component adds, by name.
+
+    :raises BuildFailed: a single wheel is larger than a registry takes.
+    """
+    found: list[LayerSpec] = []
     for component in locked.components:
         wheels = [wheel for wheel in locked.wheels if wheel.name in component.wheels]
         found += _layers(f"with {component.name}", _fitting(wheels))
@@ -95,6 +110,24 @@ def wheel_layers(wheels: Iterable[LockedWheel]) -> tuple[LayerSpec, ...]:
             families[next(family.title for family in _FAMILIES if family.holds(wheel.name))].append(wheel)
     runtime = (layer for title, members in families.items() for layer in _layers(title, members))
     return (*runtime, *_layers("CUDA toolkit", toolkit))
+
+
+def archive_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
+    """Every archive of the toolkit in exactly one layer; the same for all cells with the same archives."""
+    toolkit = locked.resolution.toolkit
+    if toolkit is None or not locked.archives:
+        return ()
+    name = f"CUDA {toolkit.release}"
+    small = tuple(one for one in locked.archives if one.component not in _LARGE_ARCHIVES)
+    large = [one for one in locked.archives if one.component in _LARGE_ARCHIVES]
+    shared = LayerSpec(kind="toolkit", title=f"{name}: parts of {len(small)} archives", archives=small)
+    return (
+        *([shared] if small else []),
+        *(
+            LayerSpec(kind="toolkit", title=f"{name}: {one.component} {one.version}", archives=(one,))
+            for one in large
+        ),
+    )
 
 
 def _fitting(wheels: Iterable[LockedWheel]) -> list[LockedWheel]:

@@ -15,7 +15,9 @@ from typing import Protocol
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from torchkiln.errors import ConfigError, Stale, Unresolvable
+from torchkiln.artefacts import artefact_json
+from torchkiln.cuda_redist import digest_of
+from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
 from torchkiln.files import write_atomic
 from torchkiln.lockfile import (
     broken_seal,
@@ -31,8 +33,10 @@ from torchkiln.lockfile import (
 from torchkiln.nouns import (
     Build,
     Digest,
+    LockedArchive,
     LockedBase,
     LockedCell,
+    LockedTools,
     LockedWheel,
     OsPackage,
     Resolution,
@@ -83,18 +87,27 @@ def lock(
     base: LockedBase,
     *,
     as_of: str,
+    tools: LockedTools | None = None,
     bound: tuple[str, ...] = (),
     previous: LockedCell | None = None,
     upgrade: Collection[str] = (),
+    stand_ins: Collection[Source] = (),
+    recorded: str | None = None,
+    archives: Collection[LockedArchive] = (),
 ) -> LockedCell:
     """Name every byte of *resolution*.
 
     :param as_of: ISO date; what was uploaded on that day or later (UTC) does not take part. A *previous*
         lock's own date goes on to hold, unless something is upgraded.
+    :param tools: those that the resolution names, on *base*.
     :param bound: the packages that the matrix binds to the index `pytorch`; they go there only if the
         resolution's torch does.
     :param upgrade: names of packages that need not keep *previous*'s version; `EVERYTHING` for all.
+    :param stand_ins: the indexes that are no more than stand-ins; the lock says so of those that it used.
+    :param recorded: hex sha256 of the cell's torch wheel, by public record (`facts.recorded`).
+    :param archives: what is known of the archives of the toolkit's release.
     :raises Unresolvable: the cell is unavailable, or its packages cannot be had.
+    :raises BuildFailed: the index gave another torch wheel than the recorded one.
     """
     cell = resolution.cell
     build = resolution.build
@@ -114,7 +127,9 @@ def lock(
             bound=bound if build.source is Source.PYTORCH else (),
         )
     )
-    _check(build, cell.torch, wheels)
+    torch = _check(build, cell.torch, wheels)
+    if recorded and torch.index not in stand_ins:
+        _check_record(torch, recorded)
     locked = LockedCell(
         resolution=resolution,
         wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
@@ -123,10 +138,26 @@ def lock(
         epoch=int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp()),
         inputs=inputs_digest(resolution, bound),
         layers=(),
+        stand_ins=tuple(source for source in Source if source in {w.index for w in wheels} & {*stand_ins}),
+        tools=tools,
+        archives=_archives(resolution, archives),
     )
     if previous and previous.wheels == locked.wheels and _interpreter(previous) == _interpreter(locked):
         return replace(locked, layers=previous.layers)
     return locked
+
+
+def _archives(resolution: Resolution, known: Collection[LockedArchive]) -> tuple[LockedArchive, ...]:
+    """Those that the resolution means, of which it holds a digest."""
+    toolkit = resolution.toolkit
+    if toolkit is None or not toolkit.release:
+        return ()
+    if digest_of(known) != toolkit.archives:
+        raise Unresolvable(
+            f"the archives of CUDA {toolkit.release} are not those that the cell was resolved with",
+            hint="hand `lock` the archives of the facts that `resolve` had",
+        )
+    return tuple(sorted(known, key=lambda one: one.component))
 
 
 def _interpreter(locked: LockedCell) -> tuple[OsPackage, ...]:
@@ -193,12 +224,13 @@ def disagreements(images: Path, folder: Path, locked: LockedCell) -> tuple[str, 
         rendered = json_of(read_file(folder / "image.json", _LIMIT)).get("lock")
         if rendered != lock_digest(locked):
             found.append("image.json, plan.json and the Dockerfile were rendered from another lock")
-    name = f"base-{locked.base.os}/base.json"
-    with suppress(OSError, ValueError, AttributeError):
-        base = json_of(read_file(images / name, _LIMIT))
-        told = asdict(locked.base) | {"packages": {one.name: one.version for one in locked.base.packages}}
-        if other := sorted(key for key, value in told.items() if base.get(key) != value):
-            found.append(f"{name} disagrees on {', '.join(other)}")
+    for artefact, file in ((locked.base, "base"), (locked.tools, locked.resolution.tools)):
+        name = f"base-{locked.base.os}/{file}.json"
+        with suppress(OSError, ValueError, AttributeError):
+            beside = json_of(read_file(images / name, _LIMIT)) if artefact else {}
+            told = artefact_json(artefact) if artefact else {}
+            if other := sorted(key for key, value in told.items() if beside.get(key) != value):
+                found.append(f"{name} disagrees on {', '.join(other)}")
     return tuple(found)
 
 
@@ -211,7 +243,11 @@ def save(images: Path, locked: LockedCell) -> Path:
 
 
 def staleness(
-    images: Path, resolution: Resolution, bound: tuple[str, ...], base: LockedBase | None
+    images: Path,
+    resolution: Resolution,
+    bound: tuple[str, ...],
+    base: LockedBase | None,
+    tools: LockedTools | None = None,
 ) -> tuple[str, ...]:
     """Why the committed lock of *resolution* no longer fits, a phrase each; empty: it is fresh."""
     try:
@@ -227,14 +263,26 @@ def staleness(
         reasons.append(f"its base is {locked.base.digest[:19]}…, base.json has {base.digest[:19]}…")
     elif base is not None and base != locked.base:
         reasons.append("its base has base.json's digest, and other words about it")
+    elif tools is not None and tools != locked.tools:
+        reasons.append(f"its tools are not those of {tools.name}.json")
     file = images / tag_of(resolution) / "requirements.txt"
     if not file.is_file() or file.read_bytes() != requirements_txt(locked):
         reasons.append("requirements.txt does not fit lock.json")
     return tuple(reasons)
 
 
-def _check(build: Build, release: str, wheels: tuple[LockedWheel, ...]) -> None:
-    """The index must have given the torch that was resolved, not merely one that a resolver found."""
+def _check_record(torch: LockedWheel, recorded: str) -> None:
+    """An index that nobody here can see is believed no further than the record goes."""
+    if torch.sha256 != recorded:
+        raise BuildFailed(
+            f"{torch.filename} has sha256 {torch.sha256} on this index; on public record it has {recorded}",
+            hint="take another mirror of PyTorch's own index; one made for a test has stand-in+ before"
+            " its address; a record that is wrong is mended in compat.yaml, under index_sha256",
+        )
+
+
+def _check(build: Build, release: str, wheels: tuple[LockedWheel, ...]) -> LockedWheel:
+    """Torch's wheel: the index must have given the one that was resolved, not one that a resolver found."""
     torch = next((wheel for wheel in wheels if wheel.name == "torch"), None)
     found = Version(torch.version) if torch else None
     wanted = Version(build.version) if build.source is Source.PYTORCH else Version(release)
@@ -243,6 +291,7 @@ def _check(build: Build, release: str, wheels: tuple[LockedWheel, ...]) -> None:
             f"torch {wanted} was asked of {build.source.value}, which gave {found or 'none'}",
             hint="look at the requirements in matrix.yaml and at the index's pages",
         )
+    return torch
 
 
 def glibc_of(os_name: str) -> tuple[int, int]:

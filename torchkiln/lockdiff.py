@@ -61,15 +61,24 @@ def _packages(locked: LockedCell | None) -> list[Package]:
     if locked is None:
         return []
     wheels = [Package(system="python", place="", name=one.name, version=one.version) for one in locked.wheels]
-    system = locked.base.packages
-    return wheels + [Package(system="os", place="", name=one.name, version=one.version) for one in system]
+    os = [Package(system="os", place="", name=one.name, version=one.version) for one in locked.os_packages]
+    toolkit = [
+        Package(system="toolkit", place="", name=one.component, version=one.version)
+        for one in locked.archives
+    ]
+    return wheels + os + toolkit
 
 
 def _swapped(a: LockedCell, b: LockedCell) -> tuple[PackageChange, ...]:
-    """No index may do this; who reviews must see it if one did."""
-    was = {(one.name, one.version): one.sha256 for one in a.wheels}
+    """No index may do this; who reviews must see it if one did. Nor may an archive of NVIDIA's change."""
+    was = {(name, version): sha256 for name, version, sha256 in _files(a)}
     return tuple(
-        PackageChange(system="python", place="", name=f"{one.name} {one.version}", a=before, b=one.sha256)
-        for one in b.wheels
-        if (before := was.get((one.name, one.version), one.sha256)) != one.sha256
+        PackageChange(system="python", place="", name=f"{name} {version}", a=before, b=sha256)
+        for name, version, sha256 in _files(b)
+        if (before := was.get((name, version), sha256)) != sha256
     )
+
+
+def _files(locked: LockedCell) -> list[tuple[str, str, str]]:
+    wheels = [(one.name, one.version, one.sha256) for one in locked.wheels]
+    return wheels + [(one.component, one.version, one.sha256) for one in locked.archives]

@@ -9,16 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from torchkiln.artefacts import artefact_json
+from torchkiln.cuda_redist import digest_of
 from torchkiln.errors import Stale
 from torchkiln.nouns import (
     Build,
     Cell,
     Component,
     Digest,
+    LockedArchive,
     LockedBase,
     LockedCell,
     LockedComponent,
     LockedLayer,
+    LockedTools,
     LockedWheel,
     Note,
     OsPackage,
@@ -33,6 +37,7 @@ from torchkiln.schema import sentences, shipped, told
 from torchkiln.strict import json_of
 
 SCHEMA = 1
+_LEFT_OUT = frozenset({"toolkit", "tools"})
 _PLAIN = re.compile(r"[A-Za-z0-9.]{1,20}")
 _NAME = re.compile(r"[a-z0-9-]{1,60}")
 
@@ -133,7 +138,6 @@ def requirements_txt(locked: LockedCell) -> bytes:
 
 
 def _document(locked: LockedCell) -> dict[str, Any]:
-    base = asdict(locked.base) | {"packages": {one.name: one.version for one in locked.base.packages}}
     return {
         "schema": SCHEMA,
         "inputs": locked.inputs,
@@ -141,10 +145,13 @@ def _document(locked: LockedCell) -> dict[str, Any]:
         "epoch": locked.epoch,
         # Derived, for the reader: which indexes had to be configured when this was locked.
         "indexes": sorted({wheel.index.value for wheel in locked.wheels}),
+        **({"stand_ins": [source.value for source in locked.stand_ins]} if locked.stand_ins else {}),
         "resolution": json.loads(json.dumps(plain(locked.resolution))),
         "wheels": [_told(wheel) for wheel in locked.wheels],
         **_components(locked),
-        "base": base,
+        **({"archives": [asdict(one) for one in locked.archives]} if locked.archives else {}),
+        "base": artefact_json(locked.base),
+        **({"tools": artefact_json(locked.tools)} if locked.tools else {}),
         "layers": [asdict(layer) for layer in locked.layers],
     }
 
@@ -164,10 +171,12 @@ def _told(wheel: LockedWheel) -> dict[str, Any]:
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:
-    """*resolution* as plain values; no toolkit is no word, so that older locks stay as they are."""
-    values = asdict(resolution)
-    if values["toolkit"] is None:
-        del values["toolkit"]
+    """*resolution* as plain values; what is not there is no word, so that older locks stay as they are."""
+    values = {
+        key: value for key, value in asdict(resolution).items() if value is not None or key not in _LEFT_OUT
+    }
+    if toolkit := values.get("toolkit"):
+        values["toolkit"] = {name: told for name, told in sorted(toolkit.items()) if told}
     if not values["components"]:
         del values["components"], values["cell"]["components"]
     return values
@@ -200,14 +209,35 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"{at}: {name} stands twice"
         seen.add(name)
     yield from _component_faults(document, seen)
+    if not set(document.get("stand_ins", ())) <= set(document["indexes"]):
+        yield "stand_ins: not among the indexes"
     if document["indexes"] != sorted({wheel["index"] for wheel in document["wheels"]}):
         yield "indexes: not those that the wheels name"
     if document["resolution"]["build"]["cudnn"] is None:
         yield "resolution.build.cudnn: must be text, not nothing; the tag names it"
+    yield from _faults_of_archives(document)
     cell, base = document["resolution"]["cell"], document["base"]
     if base["os"] != cell["os"] or not base["python"].startswith(cell["python"] + "."):
         of = f"{base['os']} with Python {base['python']}"
         yield f"base: it is {of}, the cell asks for {cell['os']} with Python {cell['python']}"
+    tools, wanted = document.get("tools"), document["resolution"].get("tools")
+    if (found := tools["name"] if tools else None) != wanted:
+        yield f"tools: they are {found or 'not there'}, the cell asks for {wanted or 'none'}"
+    elif tools and (tools["os"], tools["base"]) != (base["os"], base["digest"]):
+        yield "tools: they were made on another base"
+
+
+def _faults_of_archives(document: Mapping[str, Any]) -> Iterator[str]:
+    """They are those that the resolution means, each once."""
+    archives = [LockedArchive(**one) for one in document.get("archives", ())]
+    if len({one.component for one in archives}) < len(archives):
+        yield "archives: a component stands twice"
+    for number, one in enumerate(archives):
+        if not one.filename.startswith(f"{one.component}-") or f"-{one.version}-" not in one.filename:
+            yield f"archives[{number}]: {one.filename} is no archive of {one.component} {one.version}"
+    meant = document["resolution"].get("toolkit", {}).get("archives")
+    if (digest_of(archives) if archives else None) != meant:
+        yield "archives: not those that resolution.toolkit means"
 
 
 def _component_faults(document: Mapping[str, Any], wheels: set[str]) -> Iterator[str]:
@@ -242,9 +272,9 @@ def _same_version(one: str, other: str) -> bool:
 
 
 def _field(key: str, value: Any) -> str:
-    if key in ("wheels", "layers", "components"):
+    if key in ("wheels", "components", "archives", "layers"):
         return _block("[", (_compact(one) for one in value), "]", 2)
-    if key in ("resolution", "base"):
+    if key in ("resolution", "base", "tools"):
         inner = (
             f'"{name}": '
             + (
@@ -271,17 +301,18 @@ def _compact(value: Any) -> str:
 
 def locked_of(document: Mapping[str, Any]) -> LockedCell:
     """The noun that a document from `parse` stands for."""
-    base = document["base"]
+    tools = document.get("tools")
     return LockedCell(
         resolution=_resolution(document["resolution"]),
         wheels=tuple(_wheel(one) for one in document["wheels"]),
-        base=LockedBase(
-            **{**base, "packages": tuple(OsPackage(name=k, version=v) for k, v in base["packages"].items())}
-        ),
+        base=LockedBase(**_fields(document["base"])),
         as_of=document["as_of"],
         epoch=document["epoch"],
         inputs=parse_digest(document["inputs"]),
         layers=tuple(LockedLayer(**one) for one in document["layers"]),
+        stand_ins=tuple(Source(one) for one in document.get("stand_ins", ())),
+        tools=LockedTools(**_fields(tools)) if tools else None,
+        archives=tuple(LockedArchive(**one) for one in document.get("archives", ())),
         components=tuple(
             LockedComponent(
                 name=one["name"],
@@ -295,6 +326,11 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
 
 def _wheel(value: Mapping[str, Any]) -> LockedWheel:
     return LockedWheel(**{**value, "index": Source(value["index"])})
+
+
+def _fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    packages = tuple(OsPackage(name=name, version=version) for name, version in value["packages"].items())
+    return {**value, "packages": packages}
 
 
 def _resolution(value: Mapping[str, Any]) -> Resolution:
@@ -312,6 +348,7 @@ def _resolution(value: Mapping[str, Any]) -> Resolution:
         nearest=tuple((torch, cuda) for torch, cuda in value["nearest"]),
         lockable=value["lockable"],
         toolkit=_toolkit(value.get("toolkit")),
+        tools=value.get("tools"),
         components=tuple(_component(one) for one in value.get("components", ())),
     )
 
@@ -329,8 +366,8 @@ def _component(value: Mapping[str, Any]) -> Component:
 def _toolkit(value: Mapping[str, Any] | None) -> Toolkit | None:
     if value is None:
         return None
-    lists = {name: tuple(value[name]) for name in ("programs", "libraries")}
-    return Toolkit(cuda=value["cuda"], folder=value["folder"], **lists)
+    lists = {name: tuple(value.get(name, ())) for name in ("programs", "libraries")}
+    return Toolkit(**{**value, **lists})
 
 
 def _build(value: Mapping[str, Any]) -> Build:

@@ -85,12 +85,14 @@ class Build:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Toolkit:
-    """A CUDA toolkit among a devel cell's wheels; paths are below site-packages."""
+    """A devel cell's CUDA toolkit, of its wheels or of NVIDIA's archives; paths are below site-packages."""
 
     cuda: str  # "13.0": what its nvcc says
-    folder: str  # "nvidia/cu13"
-    programs: tuple[str, ...]  # what lies in its bin/, "nvcc"
     libraries: tuple[str, ...]  # for linkers, "nvidia/cu13/lib/libcudart.so.13"
+    folder: str = ""  # of the wheels, "nvidia/cu13"
+    programs: tuple[str, ...] = ()  # what lies in the wheels' bin/, "nvcc"
+    release: str = ""  # of the archives, "12.1.1"
+    archives: Digest | None = None  # of what is known of that release's archives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +132,8 @@ class Resolution:
     limits: tuple[Note, ...]
     nearest: tuple[tuple[str, str], ...]  # (torch, cuda) of the nearest cells that work
     lockable: bool  # the default index alone is enough
-    toolkit: Toolkit | None = None  # of a devel cell, where it comes as wheels
+    toolkit: Toolkit | None = None  # of a devel cell
+    tools: str | None = None  # the OS's tools of a devel cell, by the name that `tools.py` gives them
     components: tuple[Component, ...] = ()  # by name
 
 
@@ -160,6 +163,22 @@ class LockedComponent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LockedArchive:
+    """One part of NVIDIA's toolkit, an xz tar, by content. No URL: where it lies is the user's affair."""
+
+    component: str  # "cuda_nvcc"
+    version: str  # its own, "12.1.105"
+    path: str  # below the address of NVIDIA's layout, "cuda_nvcc/linux-x86_64/cuda_nvcc-...-archive.tar.xz"
+    size: int
+    sha256: str  # hex
+
+    @property
+    def filename(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OsPackage:
     """One package of the base."""
 
@@ -179,6 +198,22 @@ class LockedBase:
     unpacked: int
     encoder: str  # "libdeflate 0.9.0 level 6"
     packages: tuple[OsPackage, ...]
+    stand_in: bool = False  # its packages came from no more than a stand-in for the archive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedTools:
+    """The OS's tools as an artefact: a layer blob on top of one base, and what it adds."""
+
+    os: str  # "debian12"
+    name: str  # "devel", "devel-gcc11"
+    base: Digest  # of the base's blob, on which alone it fits
+    digest: Digest
+    diff_id: Digest
+    size: int
+    unpacked: int
+    encoder: str
+    packages: tuple[OsPackage, ...]  # beside the base's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +230,7 @@ class DebFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseFiles:
-    """Which files a base was made of; it is about that base and no other."""
+    """Which files a base, or the tools on top of one, was made of; it is about that blob and no other."""
 
     base: Digest
     debs: tuple[DebFile, ...]  # sorted by name; what the archive did not tell is absent
@@ -223,12 +258,23 @@ class LockedCell:
     epoch: int  # seconds; stands in config, history and overlay
     inputs: Digest  # of matrix, facts and recipe: what `lock --check` compares
     layers: tuple[LockedLayer, ...]  # empty until recorded
-    components: tuple[LockedComponent, ...] = ()  # by name; what they need lies above the other wheels
+    stand_ins: tuple[Source, ...] = ()  # the indexes that were no more than stand-ins for the real ones
+    tools: LockedTools | None = None  # of a devel cell
+    archives: tuple[LockedArchive, ...] = ()  # of a devel cell's toolkit, sorted by component
+    components: tuple[LockedComponent, ...] = ()  # by name; what they need lies above all else
+
+    @property
+    def os_packages(self) -> tuple[OsPackage, ...]:
+        """All of the OS's packages that the image has, by name."""
+        more = self.tools.packages if self.tools else ()
+        return tuple(
+            sorted((*self.base.packages, *more), key=lambda package: (package.name, package.version))
+        )
 
 
 # --- what the image will be -----------------------------------------------------------------------
 
-LayerKind = Literal["base", "wheels", "program", "overlay"]
+LayerKind = Literal["base", "wheels", "tools", "toolkit", "program", "overlay"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,9 +309,11 @@ class LayerSpec:
     kind: LayerKind
     title: str  # "torch 2.7.1", "the rest (98 wheels)"
     wheels: tuple[LockedWheel, ...] = ()  # of a program: its one file
+    archives: tuple[LockedArchive, ...] = ()
     files: tuple[OverlayFile, ...] = ()
     links: tuple[OverlayLink, ...] = ()
     folders: tuple[OverlayFolder, ...] = ()
+    artefact: LockedBase | LockedTools | None = None  # what the layer is as it comes: nothing is made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -321,10 +369,10 @@ class BuiltLayer:
     unpacked: int
 
     @classmethod
-    def of_base(cls, base: LockedBase, title: str) -> BuiltLayer:
-        """The base, which is a layer as it comes."""
+    def of_artefact(cls, found: LockedBase | LockedTools, title: str) -> BuiltLayer:
+        """The base or the tools, each of which is a layer as it comes."""
         return cls(
-            title=title, digest=base.digest, diff_id=base.diff_id, size=base.size, unpacked=base.unpacked
+            title=title, digest=found.digest, diff_id=found.diff_id, size=found.size, unpacked=found.unpacked
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torchkiln import program
 from torchkiln.errors import ConfigError
 from torchkiln.files import pretty_json
-from torchkiln.layering import layers_of
+from torchkiln.layering import archive_layers, component_layers, plain_layers
 from torchkiln.nouns import (
     Build,
     Digest,
@@ -18,13 +18,17 @@ from torchkiln.nouns import (
     ImageConfig,
     ImagePlan,
     LayerSpec,
+    LockedArchive,
     LockedCell,
+    LockedTools,
     OverlayFile,
 )
 from torchkiln.recipe import PREFIX, RECIPE
 from torchkiln.resolve import require_buildable, require_cuda
+from torchkiln.stand_in import stand_ins
 from torchkiln.tags import tag_of
-from torchkiln.toolkit import settings, toolkit_links
+from torchkiln.toolkit import HOME, settings, toolkit_links
+from torchkiln.tools import compiler_links
 
 SCHEMA = 1
 IMAGE_JSON = "etc/torchkiln/image.json"
@@ -60,7 +64,7 @@ def plan(
     :raises BuildFailed: a wheel is too large for a layer.
     """
     build = require_buildable(locked.resolution)
-    tag = tag_of(locked.resolution)
+    tag, cell = tag_of(locked.resolution), locked.resolution.cell
     for file in overlay:
         if file.path in GENERATED:
             raise ConfigError(f"rootfs/{file.path}: this file is made by the plan", hint="delete it")
@@ -72,23 +76,41 @@ def plan(
     )
     files = tuple(sorted((*overlay, *generated), key=lambda file: file.path))
     base = LayerSpec(
-        kind="base", title=f"{locked.base.os} base ({_count(len(locked.base.packages), 'package')})"
+        kind="base",
+        title=f"{locked.base.os} base ({_count(len(locked.base.packages), 'package')})",
+        artefact=locked.base,
     )
     top = LayerSpec(
         kind="overlay",
         title=f"torchkiln ({_count(len(files), 'file')})",
         files=files,
-        links=toolkit_links(locked),
+        links=(*toolkit_links(locked), *compiler_links(locked, f"{HOME}-{cell.cuda}".lstrip("/"))),
     )
     return ImagePlan(
         locked=locked,
         tag=tag,
         aliases=tuple(aliases),
-        layers=(base, *layers_of(locked), top),
+        layers=(
+            base,
+            *plain_layers(locked),
+            *_tools(locked),
+            *archive_layers(locked),
+            *component_layers(locked),
+            top,
+        ),
         config=_config(locked, build, tag, lock_digest),
         epoch=locked.epoch,
         recipe=RECIPE,
     )
+
+
+def _tools(locked: LockedCell) -> tuple[LayerSpec, ...]:
+    """What the OS's archive adds to a devel image, above all that it has in common with runtime."""
+    if locked.tools is None:
+        return ()
+    count = _count(len(locked.tools.packages), "package")
+    title = f"{locked.base.os} tools {locked.tools.name} ({count})"
+    return (LayerSpec(kind="tools", title=title, artefact=locked.tools),)
 
 
 def _count(number: int, what: str) -> str:
@@ -155,7 +177,9 @@ def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
         "torchkiln.limits": ". ".join(" ".join(note.text.split()) for note in resolution.limits),
         "torchkiln.lock": lock_digest,
         "torchkiln.base": locked.base.digest,
+        "torchkiln.tools": locked.tools.digest if locked.tools else None,
         "torchkiln.recipe": str(RECIPE),
+        "torchkiln.stand_ins": ", ".join(stand_ins(locked)),
     }
     return tuple(sorted((key, value) for key, value in labels.items() if value))
 
@@ -183,11 +207,26 @@ def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest
         "limits": [note.text for note in resolution.limits],
         "lock": lock_digest,
         "base": locked.base.digest,
+        **({"tools": _tools_facts(locked.tools)} if locked.tools else {}),
         "recipe": RECIPE,
+        **({"stand_ins": list(names)} if (names := stand_ins(locked)) else {}),
         "wheels": [
             {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in locked.wheels
         ],
+        **({"archives": [_archive_facts(one) for one in locked.archives]} if locked.archives else {}),
     }
+
+
+def _tools_facts(tools: LockedTools) -> dict[str, Any]:
+    return {
+        "name": tools.name,
+        "digest": tools.digest,
+        "packages": {one.name: one.version for one in tools.packages},
+    }
+
+
+def _archive_facts(archive: LockedArchive) -> dict[str, str]:
+    return {"name": archive.component, "version": archive.version, "sha256": archive.sha256}
 
 
 def constraints(locked: LockedCell) -> str:
@@ -211,7 +250,7 @@ def to_json(plan: ImagePlan) -> dict[str, Any]:
         "aliases": list(plan.aliases),
         "recipe": plan.recipe,
         "epoch": plan.epoch,
-        "layers": [_layer_json(layer, plan.locked) for layer in plan.layers],
+        "layers": [_layer_json(layer) for layer in plan.layers],
         "config": {
             "env": dict(config.env),
             "entrypoint": list(config.entrypoint),
@@ -233,19 +272,22 @@ def to_json(plan: ImagePlan) -> dict[str, Any]:
     }
 
 
-def layer_bytes(layer: LayerSpec, locked: LockedCell) -> int:
-    """Bytes that go into *layer*: the base's blob, the wheels' files, or the overlay's data."""
-    if layer.kind == "base":
-        return locked.base.size
-    return sum(wheel.size for wheel in layer.wheels) + sum(len(file.data) for file in layer.files)
+def layer_bytes(layer: LayerSpec) -> int:
+    """Bytes that go into *layer*: an artefact's blob, wheels' or archives' files, or the overlay's data."""
+    if layer.artefact:
+        return layer.artefact.size
+    whole = sum(wheel.size for wheel in layer.wheels) + sum(archive.size for archive in layer.archives)
+    return whole + sum(len(file.data) for file in layer.files)
 
 
-def _layer_json(layer: LayerSpec, locked: LockedCell) -> dict[str, Any]:
-    told: dict[str, Any] = {"kind": layer.kind, "title": layer.title, "bytes": layer_bytes(layer, locked)}
-    if layer.kind == "base":
-        told["digest"] = locked.base.digest
+def _layer_json(layer: LayerSpec) -> dict[str, Any]:
+    told: dict[str, Any] = {"kind": layer.kind, "title": layer.title, "bytes": layer_bytes(layer)}
+    if layer.artefact:
+        told["digest"] = layer.artefact.digest
     if layer.wheels:
         told["wheels"] = [wheel.filename for wheel in layer.wheels]
+    if layer.archives:
+        told["archives"] = [archive.filename for archive in layer.archives]
     if layer.links:
         told["links"] = {link.path: link.target for link in layer.links}
     if layer.folders:

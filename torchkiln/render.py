@@ -15,6 +15,8 @@ from torchkiln.nouns import ImagePlan, LayerSpec, OverlayFile, OverlayFolder, Ov
 from torchkiln.plan import GENERATED, to_json
 from torchkiln.program import program_path
 from torchkiln.recipe import DOCKER_BASES, PREFIX, USER, site
+from torchkiln.toolkit import home
+from torchkiln.tools import packages_of
 
 ENTRY = "Dockerfile.j2"
 _BESIDE = "components"  # the folder of what components bring that is neither wheel nor program
@@ -85,6 +87,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             config=plan.config,
             docker_base=DOCKER_BASES[cell.os],
             os_packages=sorted(os_packages),
+            tools=sorted(packages_of(plan.locked.tools.name)) if plan.locked.tools else (),
             prefix=PREFIX,
             site=site(cell.python),
             pip=_pip(plan),
@@ -93,6 +96,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             ],
             copies=list(_copies(file for file in plan.layers[-1].files if file.path not in GENERATED)),
             beside=_BESIDE,
+            toolkit=_tree(plan),
             links=plan.layers[-1].links,
             link_folders=sorted({str(PurePosixPath(link.path).parent) for link in plan.layers[-1].links}),
             programs=[_program(layer) for layer in plan.layers if layer.kind == "program"],
@@ -143,6 +147,12 @@ def _pip(plan: ImagePlan) -> str:
     raise ConfigError(
         f"the lock of {plan.tag} has no pip", hint="name pip among the companions in matrix.yaml"
     )
+
+
+def _tree(plan: ImagePlan) -> str:
+    """Where the toolkit lies that has a context of its own, "usr/local/cuda-12.1"; empty: none has."""
+    toolkit = plan.locked.resolution.toolkit
+    return home(toolkit) if toolkit and plan.locked.archives else ""
 
 
 def _requirement_files(plan: ImagePlan) -> Iterator[tuple[str, LayerSpec]]:

@@ -12,10 +12,12 @@ from dataclasses import replace
 
 from torchkiln.arch import served_classes
 from torchkiln.components import files_of, for_cell
+from torchkiln.cuda_redist import digest_of
 from torchkiln.errors import Unresolvable
-from torchkiln.facts import Facts, GpuClass, Release, Trap, Variant
+from torchkiln.facts import Facts, GpuClass, KnownToolkit, Release, Trap, Variant
 from torchkiln.matrix import Matrix
-from torchkiln.nouns import Build, Cell, Component, Note, Resolution, Source, Status
+from torchkiln.nouns import Build, Cell, Component, Note, Resolution, Source, Status, Toolkit
+from torchkiln.tools import tools_of
 from torchkiln.versions import major_of, minor_of, newest, numbers
 from torchkiln.wanted import variable_of
 
@@ -98,7 +100,7 @@ def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Bui
     build, *others = candidates
     native = build.cuda == cell.cuda
     traps = [trap for trap in facts.traps if _applies(trap, cell, build)]
-    wheels = facts.toolkits.get(cell.cuda) if cell.flavor == "devel" else None
+    known = facts.toolkits.get(cell.cuda) if cell.flavor == "devel" else None
     floor = facts.floors[major_of(cell.cuda)].driver
     return Resolution(
         cell=cell,
@@ -110,13 +112,28 @@ def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Bui
         full_driver=facts.cuda[build.cuda].full,
         requirements=(
             *_requirements(build, facts.releases[cell.torch], matrix, traps),
-            *([wheels.requires] if wheels else []),
+            *([known.requires] if known and known.requires else []),
         ),
         constraints=tuple(Note(text=trap.constrain, fact=trap.id) for trap in traps if trap.constrain),
         limits=tuple(_limits(cell, build, facts, traps)),
         nearest=(),
-        lockable=build.source is Source.DEFAULT and (wheels is not None or cell.flavor == "runtime"),
-        toolkit=wheels.toolkit if wheels else None,
+        lockable=build.source is Source.DEFAULT
+        and (cell.flavor == "runtime" or bool(known and known.requires)),
+        toolkit=_toolkit(known, build, facts) if known else None,
+        tools=tools_of(cell, facts),
+    )
+
+
+def _toolkit(known: KnownToolkit, build: Build, facts: Facts) -> Toolkit:
+    """With what the facts say of its archives now: when that changes, older locks are stale."""
+    toolkit = known.toolkit
+    if not toolkit.release:
+        return toolkit
+    cudnn = major_of(build.cudnn or "")
+    return replace(
+        toolkit,
+        libraries=tuple(one.replace("{cudnn}", cudnn) for one in toolkit.libraries),
+        archives=digest_of(facts.redist.releases.get(toolkit.release, ())),
     )
 
 
@@ -178,8 +195,8 @@ def _applies(trap: Trap, cell: Cell, build: Build) -> bool:
 
 
 def _limits(cell: Cell, build: Build, facts: Facts, traps: Sequence[Trap]) -> Iterable[Note]:
-    if cell.flavor == "devel" and cell.cuda not in facts.toolkits:
-        yield _rule("devel-toolkit", facts)
+    if cell.flavor == "devel":
+        yield from _limits_of_devel(cell, facts)
     if build.source is not Source.DEFAULT:
         yield _rule("other-index", facts)
     if build.cuda != cell.cuda:
@@ -198,6 +215,16 @@ def _limits(cell: Cell, build: Build, facts: Facts, traps: Sequence[Trap]) -> It
     for trap in traps:
         if trap.limit:
             yield Note(text=trap.limit, fact=trap.id)
+
+
+def _limits_of_devel(cell: Cell, facts: Facts) -> Iterable[Note]:
+    known = facts.toolkits.get(cell.cuda)
+    if known is None or (known.toolkit.release and known.toolkit.release not in facts.redist.releases):
+        yield _rule("devel-toolkit", facts)
+    elif known.toolkit.release:
+        yield _rule("devel-archives", facts)
+        if facts.redist.stand_in:
+            yield _rule("toolkit-stand-in", facts, f" {facts.redist.stand_in}")
 
 
 def _rule(name: str, facts: Facts, more: str = "") -> Note:

@@ -15,22 +15,24 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torchkiln.base import artefact
+from torchkiln.base import artefact, keeping
 from torchkiln.cache import Item, Kind, Needer
 from torchkiln.engines.keys import FORM_RECORDS, key_of, layer_key, source_of
+from torchkiln.engines.toolkits import kept_path
 from torchkiln.errors import KilnError
 from torchkiln.files import tree_size
-from torchkiln.layering import files_of, layers_of
+from torchkiln.layering import files_of, made_layers
 from torchkiln.lockfile import from_json
 from torchkiln.locks import Holder, in_use
-from torchkiln.nouns import BuiltImage, LockedBase, LockedCell, LockedWheel
+from torchkiln.nouns import BuiltImage, LockedBase, LockedCell, LockedTools, LockedWheel
 from torchkiln.oci.layout import Layout, open_layout
 from torchkiln.store import Store, age
+from torchkiln.tools import is_tools
 
 _OF_WHEELS = re.compile("records/layers/")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MOMENT, _MOMENTS, _HOUR, _DAY = 60.0, 600.0, 3600.0, 86400.0
-_OURS = frozenset({"blobs", "wheels", "bytecode", "interpreters", "rootfs", "pytest", "records"})
+_OURS = frozenset({"blobs", "wheels", "toolkits", "bytecode", "interpreters", "rootfs", "pytest", "records"})
 _OURS |= {"locks", "claims", "tmp"}
 
 
@@ -64,22 +66,24 @@ def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: 
             "base": locked.base.digest.removeprefix("sha256:"),
             "layers": {layer.digest.removeprefix("sha256:"): layer.title for layer in image.layers},
             "wheels": packs,
+            "archives": [kept_path(archive) for archive in locked.archives],
         },
     )
     old = frozenset(reused)
-    for layer in layers_of(locked):
+    for layer in made_layers(locked):
         if layer.title not in old:
             for wheel in layer.wheels:
                 store.touch(store.root / _wheel_path(wheel))
                 store.touch(store.root / packs[_wheel_path(wheel)])
+            for archive in layer.archives:
+                store.touch(store.root / kept_path(archive))
 
 
 def build_needs(locked: LockedCell) -> frozenset[str]:
     """Every path in the cache that a build of *locked* may read or make."""
-    layers = layers_of(locked)
-    keys = (key_of(layer, locked.base.python) for layer in layers)
-    records = {f"records/layers/{key}.json" for key in keys}
-    return frozenset({*records, _blob_path(locked.base.digest), *_sources(locked)})
+    records = {f"records/layers/{key_of(layer, locked)}.json" for layer in made_layers(locked)}
+    blobs = (_blob_path(found.digest) for found in (locked.base, locked.tools) if found)
+    return frozenset({*records, *blobs, *_sources(locked)})
 
 
 # --- what is there ----------------------------------------------------------------------------------
@@ -125,14 +129,16 @@ def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[
         key = image.manifest.removeprefix("sha256:")
         manifests[key] = image.ref
         made = store.record("images", key) or {}
-        wheels = dict(made.get("wheels", {}))
+        wheels, archives = dict(made.get("wheels", {})), list(made.get("archives", ()))
         needed = {_blob_path(layer.digest) for layer in image.layers}
         plain = {_blob_path(source_of(other[path])) for path in needed if path in other}
         yield Needer(
             sort="tag",
             name=f"{image.ref} in {layout.path}",
             needs=frozenset(needed | {_record_path("images", key)}),
-            sources=frozenset({*plain, *wheels, *wheels.values(), f"interpreters/{made.get('base')}"}),
+            sources=frozenset(
+                {*plain, *wheels, *wheels.values(), *archives, f"interpreters/{made.get('base')}"}
+            ),
         )
 
 
@@ -147,20 +153,24 @@ def _locks(images: Path, unread: list[str]) -> tuple[list[Needer], set[str], dic
     wheels: dict[str, LockedWheel] = {}
     for path in sorted(images.glob("*/*.json")):
         try:
+            sources: frozenset[str] = frozenset()
             if path.name == "lock.json":
                 locked = from_json(path.read_bytes(), where=str(path))
-                base, sources = locked.base, _sources(locked)
+                blobs = {found.digest for found in (locked.base, locked.tools) if found}
+                sources = _sources(locked)
                 wheels |= {_wheel_path(wheel): wheel for wheel in files_of(locked)}
             elif path.name == "base.json":
                 base = artefact.from_json(path.read_bytes(), where=str(path))
-                sources = frozenset({_interpreter_path(base)})
+                blobs, sources = {base.digest}, frozenset({_interpreter_path(base)})
+            elif is_tools(path.stem) and (tools := keeping.read_lock(LockedTools, path)):
+                blobs = {tools.digest}
             else:
                 continue
         except (KilnError, OSError) as error:
             unread.append(str(error))
             continue
-        bases.add(base.digest.removeprefix("sha256:"))
-        needs = frozenset({_blob_path(base.digest)})
+        bases |= {digest.removeprefix("sha256:") for digest in blobs}
+        needs = frozenset(map(_blob_path, blobs))
         found.append(Needer(sort="lock", name=path.parent.name, needs=needs, sources=sources))
     return found, bases, wheels
 
@@ -203,6 +213,7 @@ class _Scan:
         """Everything, kind by kind."""
         yield from self._blobs()
         yield from self._wheels()
+        yield from self._toolkits()
         yield from self._files("bytecode", ".pack", "byte-code")
         yield from self._folders()
         yield from self._files("records/pages", ".json", "index pages")
@@ -257,6 +268,23 @@ class _Scan:
                     along=(f"wheels/{path.parent.name}/{whole.name}",)
                     if partial and not whole.exists()
                     else (),
+                    busy=f"in use: {at_work}" if at_work else "",
+                )
+
+    def _toolkits(self) -> Iterator[Item]:
+        """What was kept of archives, and archives on their way."""
+        for path in sorted((self._root / "toolkits").glob("*/*")):
+            if not _HEX.fullmatch(path.parent.name):
+                continue
+            at_work = self._store.locked(f"archive-{path.parent.name}")
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+                yield Item(
+                    kind="leftovers" if path.name.endswith(".part") else "toolkit parts",
+                    path=f"toolkits/{path.parent.name}/{path.name}",
+                    size=found.st_size,
+                    used=found.st_mtime,
+                    title=path.name,
                     busy=f"in use: {at_work}" if at_work else "",
                 )
 
@@ -326,7 +354,8 @@ class _Scan:
 def _sources(locked: LockedCell) -> frozenset[str]:
     wheels = {_wheel_path(wheel) for wheel in files_of(locked)}
     packs = {_pack_path(wheel, locked.base) for wheel in locked.wheels}
-    return frozenset(wheels | packs | {_interpreter_path(locked.base)})
+    archives = {kept_path(archive) for archive in locked.archives}
+    return frozenset(wheels | packs | archives | {_interpreter_path(locked.base)})
 
 
 def _wheel_path(wheel: LockedWheel) -> str:

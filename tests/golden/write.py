@@ -15,15 +15,16 @@ from torchkiln.places import ROOT, TEMPLATES
 from torchkiln.render import load_templates, render_folder
 
 GOLDEN = Path(__file__).parent / "2.7.1-cuda12.1-cudnn9-runtime"
+FOLDERS = {"debian12": GOLDEN, "ubuntu22.04": GOLDEN.with_name(f"{GOLDEN.name}-ubuntu22.04")}
 # A wheel that is kept as a file: what zipfile writes hangs on the compressor of the machine.
 LAYER_WHEEL = Path(__file__).parent / "golden-1.0-py3-none-any.whl"
 LAYER = Path(__file__).parent / "layer.json"
 _KEPT = ("Dockerfile", "image.json", "plan.json")
 
 
-def files() -> dict[str, bytes]:
-    """What the golden files should hold, by name."""
-    rendered = render_folder(planned(), load_templates(TEMPLATES), PACKAGES)
+def files(os_name: str = "debian12") -> dict[str, bytes]:
+    """What the golden files of a system should hold, by name."""
+    rendered = render_folder(planned(os_name=os_name), load_templates(TEMPLATES), PACKAGES)
     return {name: rendered[name] for name in _KEPT}
 
 
@@ -46,5 +47,6 @@ if __name__ == "__main__":
     write_atomic(table.PAGE, table.page(table.told(), table.pips()).encode())
     write_atomic(ROOT / "docs" / "hostile-documents.md", hostile_documents())
     write_atomic(LAYER, pretty_json(layer_facts(LAYER_WHEEL)))
-    for name, data in files().items():
-        write_atomic(GOLDEN / name, data)
+    for os_name, folder in FOLDERS.items():
+        for name, data in files(os_name).items():
+            write_atomic(folder / name, data)

@@ -21,14 +21,17 @@ from tests.engine.registry import free_port
 from tests.needs import needs_mmdebstrap
 from torchkiln.base import artefact, mmdebstrap
 from torchkiln.base.interpreter import Interpreter, interpreter
-from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR, build
+from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import EPOCH, recipe
+from torchkiln.base.sources import variables
 from torchkiln.cli.options import cache_root
 from torchkiln.errors import BuildFailed
 from torchkiln.nouns import LockedBase
 from torchkiln.oci.gunzip import open_gzip
 from torchkiln.places import ROOT
 from torchkiln.store import Store
+
+MIRROR, SECURITY_MIRROR, _ = variables(recipe("debian12"))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.cache_scene import Scene, made, scene
 from tests.unpublished import FakeIndex
 from torchkiln.cache import Policy
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.housekeeping import prune
+from torchkiln.housekeeping import forget_root, prune
 from torchkiln.nouns import LayerFormat
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, unpacked_root
@@ -170,6 +170,19 @@ def test_prune_and_unpacked_images(scene: Scene) -> None:
     os.utime(marker, (week, week))
     assert [one["kind"] for one in scene.told("prune")["gone"]] == ["unpacked images"]
     assert (root.exists(), marker.exists(), scene.files("tmp")) == (False, False, [])
+
+
+def test_an_unpacked_image_is_forgotten_unless_a_command_runs_in_it(scene: Scene) -> None:
+    image = open_layout(scene.layout).image("t")
+    layers = [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
+    store = Store(scene.cache)
+    root = unpacked_root(image.manifest, layers, store)
+    with using(root):
+        forget_root(store, image.manifest)
+        assert root.is_dir()
+    forget_root(store, image.manifest)
+    assert (root.exists(), scene.files("records/roots"), scene.files("tmp")) == (False, [], [])
+    forget_root(store, image.manifest)
 
 
 def test_prune_takes_what_interrupted_runs_left(scene: Scene) -> None:

@@ -16,7 +16,7 @@ from tests.layers import tree_of_layer
 from tests.planned import LOCK_DIGEST
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.engines.embedded import forecast, known_wheel_layers
+from torchkiln.engines.embedded import forecast, known_layers
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.nouns import Digest, ImagePlan, LockedComponent, LockedWheel, Source
 from torchkiln.oci.validate import validate
@@ -140,9 +140,7 @@ def test_recorded_layers_hold_and_the_plain_ones_need_no_second_look(
     above = with_components(below, added, program)
     build(above, cache, tmp_path / "layout", FakeIndex([*added, program]))
     with patch("torchkiln.layering.BIG_WHEEL", 100_000):
-        known = known_wheel_layers(
-            replace(above.locked, layers=as_locked(plain.image.layers[1:-1])), Store(cache)
-        )
+        known = known_layers(replace(above.locked, layers=as_locked(plain.image.layers[1:-1])), Store(cache))
     assert known is not None
     assert [one.title for one in known] == [layer.title for layer in above.layers[1:-1]]
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.gridcase import FACTS
+from tests.gridcase import FACTS, MATRIX
 from torchkiln.index.download import open_downloads
 from torchkiln.index.package_index import open_index
+from torchkiln.lock import load_locked
+from torchkiln.places import ROOT
+from torchkiln.resolve import resolve
 from torchkiln.store import Store
+from torchkiln.toolkit import libraries_of
 from torchkiln.wanted import Wanted
 
 TAIL = 1 << 20  # bytes at a wheel's end in which its directory stands
@@ -62,3 +68,35 @@ def test_every_link_leads_to_a_file_of_a_wheel(cuda: str, torch: str, tmp_path: 
             "libnvtx3interop.so.1",
         )
     }
+
+
+LIBRARY = re.compile(r".*/lib/lib\w+\.so\.[\d.]+")
+LOCKED = sorted(path.parent.name for path in (ROOT / "images").glob("*-runtime/lock.json"))
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("tag", LOCKED)
+def test_the_wheels_have_what_takes_the_place_of_the_archives_libraries(tag: str, tmp_path: Path) -> None:
+    """Of each locked torch: each link leads to a file, and no library of the toolkit is forgotten."""
+    locked = load_locked(ROOT / "images", tag)
+    cell = replace(locked.resolution.cell, flavor="devel")
+    resolution = resolve(cell, MATRIX, FACTS)
+    if resolution.toolkit is None or not resolution.toolkit.release:
+        pytest.skip("its toolkit is of wheels")
+    archives = FACTS.redist.releases[resolution.toolkit.release]
+    linked = libraries_of(replace(locked, resolution=resolution, archives=archives))
+    downloads = open_downloads(os.environ, Store(tmp_path))
+    held = set()
+    for wheel in locked.wheels:
+        if wheel.name.startswith("nvidia-"):
+            tail = downloads.tail(wheel, min(TAIL, wheel.size))
+            assert tail is not None
+            with zipfile.ZipFile(io.BytesIO(tail)) as archive:
+                held |= {
+                    name for name in archive.namelist() if re.fullmatch(r".*/lib/lib\w+\.so\.[\d.]+", name)
+                }
+
+    assert set(linked) - held == set()
+    # Parts of others, which nobody names to a linker; and those that the facts say are left out.
+    others = re.compile(r".*/lib(cudnn_\w+|cufile_rdma|cusparseLt|OpenCL)\.so\.\d")
+    assert {name for name in held - set(linked) if not others.fullmatch(name)} == set()

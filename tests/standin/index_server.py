@@ -54,6 +54,12 @@ def wheel_bytes(
     return f"{stem}-{tag}.whl", out.getvalue()
 
 
+def metadata_of(wheel: bytes) -> bytes:
+    """The METADATA of a wheel."""
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        return archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA")))
+
+
 @dataclass
 class Faults:
     """What goes wrong with files; each counts down or holds."""
@@ -104,6 +110,7 @@ class IndexServer:
         self.moved = ""  # a prefix of file addresses; changing it makes the earlier ones 404
         self.faults = Faults()
         self.etags = False
+        self.metadata = False  # PEP 658: each wheel's METADATA beside it
         self.asked: list[tuple[str, str, str]] = []  # (method, path, Range)
         self.counts: Counter[int] = Counter()  # answers by status
         self.logins: list[str] = []  # Authorization headers
@@ -146,8 +153,11 @@ class IndexServer:
             if (where, name) == (index, project):
                 digest = hashlib.sha256(data).hexdigest()
                 href = f"{self.moved}/files/{index}/{quote(filename, safe='')}#sha256={digest}"
-                date = f' data-upload-time="{self.dates[filename]}"' if filename in self.dates else ""
-                links.append(f'<a href="{href}"{date}>{filename}</a><br/>\n')
+                more = f' data-upload-time="{self.dates[filename]}"' if filename in self.dates else ""
+                if self.metadata:
+                    told = hashlib.sha256(metadata_of(data)).hexdigest()
+                    more += f' data-dist-info-metadata="sha256={told}" data-core-metadata="sha256={told}"'
+                links.append(f'<a href="{href}"{more}>{filename}</a><br/>\n')
         if not links:
             return None
         return f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>".encode()
@@ -156,9 +166,12 @@ class IndexServer:
         """The content at *path*, or None."""
         if not path.startswith(f"{self.moved}/files/"):
             return None
-        index, _, filename = path.removeprefix(f"{self.moved}/files/").partition("/")
-        found = (data for (where, _, one), data in self.files.items() if (where, one) == (index, filename))
-        return next(found, None)
+        index, _, filename = path.removeprefix(f"{self.moved}/files/").rpartition("/")
+        wanted = filename.removesuffix(".metadata")
+        found = next(
+            (data for (where, _, one), data in self.files.items() if (where, one) == (index, wanted)), None
+        )
+        return metadata_of(found) if found and wanted != filename and self.metadata else found
 
     def _handler(outer) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
@@ -187,7 +200,7 @@ class IndexServer:
                 if outer.faults.page_loop:
                     self.answer(302, b"", {"Location": self.path})
                     return
-                index, _, project = path.strip("/").partition("/")
+                index, _, project = path.strip("/").rpartition("/")
                 page = outer.page(index, project)
                 if page and outer.faults.page_body is not None:
                     page = outer.faults.page_body

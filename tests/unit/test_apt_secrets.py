@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR
 from torchkiln.base.recipe import recipe
+from torchkiln.base.sources import variables
 from torchkiln.engines.secrets import apt_secrets
 from torchkiln.errors import ConfigError
 
 DEBIAN, UBUNTU = recipe("debian12"), recipe("ubuntu22.04")
+MIRROR, SECURITY_MIRROR, _ = variables(DEBIAN)
 
 
 def test_nothing_is_told_where_nothing_is_set() -> None:
@@ -46,8 +47,9 @@ def test_mirrors_proxy_and_bundle(tmp_path: Path) -> None:
 
 
 def test_the_suite_and_components_are_the_systems() -> None:
-    told = apt_secrets(UBUNTU, {MIRROR: "http://mirror/ubuntu"}, None)
+    told = apt_secrets(UBUNTU, {"TORCHKILN_UBUNTU_MIRROR": "stand-in+http://mirror/ubuntu"}, None)
 
+    assert apt_secrets(UBUNTU, {MIRROR: "http://mirror/debian"}, None) == {}
     assert told["apt-sources"].splitlines()[1] == b"deb http://mirror/ubuntu jammy-updates main universe"
 
 

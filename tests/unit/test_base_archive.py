@@ -97,7 +97,7 @@ def test_it_is_about_one_base_and_no_other(tmp_path: Path) -> None:
     other = replace(BASE, digest=sboms.IMAGE)
     assert read_files(images, BASE, store) is None
 
-    write_files(images, BASE.os, FILES)
+    write_files(images, BASE, FILES)
     assert read_files(images, BASE, store) == FILES
     assert read_files(images, other, store) is None
 
@@ -106,7 +106,7 @@ def test_it_is_about_one_base_and_no_other(tmp_path: Path) -> None:
 
 
 def test_a_broken_note_is_named(tmp_path: Path) -> None:
-    path = write_files(tmp_path, BASE.os, FILES)
+    path = write_files(tmp_path, BASE, FILES)
     path.write_text(path.read_text().replace("amd64", "a m d"))
 
     with pytest.raises(ConfigError, match=r"debs\.json: debs\[0\]\.architecture"):
@@ -147,10 +147,10 @@ def test_the_command_notes_what_the_archive_says(tmp_path: Path, monkeypatch: py
     write_lock(tmp_path, BASE)
     done = CliRunner().invoke(base, ["files", "--images", str(tmp_path)], catch_exceptions=False)
 
-    assert done.stdout == f"{files_path(tmp_path, 'debian12')}\n"
+    assert done.stdout == f"{files_path(tmp_path, BASE)}\n"
     assert "the archive no longer has tini 0.19.0-1+b3: no hash of it" in done.stderr
     assert "3 of 4 packages" in done.stderr
-    assert from_json(files_path(tmp_path, "debian12").read_bytes()) == told
+    assert from_json(files_path(tmp_path, BASE).read_bytes()) == told
 
 
 def test_the_committed_note_is_of_the_committed_base(tmp_path: Path) -> None:

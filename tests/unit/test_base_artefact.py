@@ -150,7 +150,9 @@ def test_a_stand_in_goes_with_its_blob_its_lock_and_the_mirror(store: Store, arc
     locked, archive.version = a_base(None), "3.0.19"
     base, _ = artefact.ensure(locked, store, os_name="debian12", environ={})
 
-    artefact.ensure(locked, store, os_name="debian12", environ={artefact.MIRROR: "http://snap.test/x"})
+    artefact.ensure(
+        locked, store, os_name="debian12", environ={"TORCHKILN_DEBIAN_MIRROR": "http://snap.test/x"}
+    )
     artefact.ensure(a_base(None, "3.0.17"), store, os_name="debian12", environ={})
     store.blob(base.digest).unlink()
     artefact.ensure(locked, store, os_name="debian12", environ={})

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR, build, command
+from torchkiln.base.mmdebstrap import build, command
 from torchkiln.base.recipe import EPOCH, recipe
+from torchkiln.base.sources import variables
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.store import Store
 
+MIRROR, SECURITY_MIRROR, KEYRING = variables(recipe("debian12"))
 DEFAULT = (
     "deb http://archive.test/debian bookworm main\n"
     "deb http://archive.test/debian bookworm-updates main\n"

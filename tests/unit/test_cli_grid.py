@@ -40,6 +40,20 @@ def test_list_shows_flavor_and_system_where_there_are_several():
     assert len(lines) == 1 + CELLS
 
 
+def test_lockable_is_what_the_default_index_alone_gives():
+    rows = _json(list_command, "--all")
+    lockable = [row["tag"] for row in rows if row["lockable"]]
+    assert [row["tag"] for row in _json(list_command, "--all", "--lockable")] == lockable
+    runtime = _json(list_command, "--lockable")
+    assert {(row["flavor"], row["os"]) for row in runtime} == {("runtime", "debian12")}
+    assert len(runtime) == 9 + 3
+
+
+def test_where_nothing_is_lockable_nothing_is_chosen():
+    result = CliRunner().invoke(list_command, [*MATRIX, "--cuda", "11.8", "--lockable"])
+    assert isinstance(result.exception, NothingSelected)
+
+
 def test_list_json_is_what_scripts_were_promised():
     rows = _json(list_command, "--all")
     assert len(rows) == CELLS

@@ -25,7 +25,12 @@ E: mmdebstrap failed to run
 
 def told(lines: str) -> BuildFailed:
     return complaint(
-        25, dedent(lines).splitlines(), os_name="debian12", scratch="/var/tmp", elsewhere="another one"
+        25,
+        dedent(lines).splitlines(),
+        os_name="debian12",
+        scratch="/var/tmp",
+        elsewhere="another one",
+        keys="its keys",
     )
 
 
@@ -90,3 +95,30 @@ def test_the_lines_that_tell_stand_and_those_that_only_sigh_do_not() -> None:
     ]
     assert told("Killed\n").message.endswith("it said:\n  Killed")
     assert told("").message.endswith("it said:\n  nothing")
+
+
+UNSIGNED = """\
+W: http://archive.test/ubuntu/dists/jammy-updates/InRelease: Key is stored in legacy trusted.gpg keyring
+W: GPG error: http://u:p@archive.test/ubuntu jammy InRelease: {why}
+E: The repository 'http://u:p@archive.test/ubuntu jammy InRelease' is not signed.
+E: The repository 'http://archive.test/ubuntu jammy-security Release' is not signed.
+E: apt-get update --error-on=any -oAPT::Status-Fd=<$fd> -oDpkg::Use-Pty=false failed
+E: mmdebstrap failed to run
+"""
+
+
+def test_an_archive_that_is_not_signed_by_its_keys_is_told_with_the_reason() -> None:
+    """Of each suite; one without any signature has no reason of its own."""
+    for why in (
+        "The following signatures couldn't be verified because the public key is not available: "
+        "NO_PUBKEY B7B9DA27CE5EF82E",
+        "The following signatures were invalid: BADSIG B7B9DA27CE5EF82E the stand-in's key",
+    ):
+        error = told(UNSIGNED.format(why=why))
+
+        assert error.message.splitlines() == [
+            "the archive of debian12 is not signed by whom it should be:",
+            f"  http://archive.test/ubuntu jammy: {why}",
+            "  http://archive.test/ubuntu jammy-security: it has no signature",
+        ]
+        assert error.hint == "its keys; another one"

@@ -15,7 +15,7 @@ from tests.gridcase import FACTS, MATRIX
 from tests.planned import LOCK_DIGEST, PROFILE, locked, wheel
 from torchkiln.components import Offer
 from torchkiln.errors import ConfigError, NothingSelected, Stale
-from torchkiln.layering import layers_of
+from torchkiln.layering import made_layers
 from torchkiln.lock import inputs_digest
 from torchkiln.lockfile import from_json, plain, to_json
 from torchkiln.matrix import load
@@ -281,13 +281,13 @@ def test_the_plain_image_lies_below_and_the_components_by_name_above() -> None:
 @given(st.lists(st.sampled_from(sorted(ADDED)), unique=True).map(sorted))
 def test_every_wheel_is_in_one_layer_and_what_one_adds_hangs_on_no_other(components: list[str]) -> None:
     made = lock_with(*components)
-    layers = layers_of(made)
+    layers = made_layers(made)
     names = [one.name for layer in layers if layer.kind == "wheels" for one in layer.wheels]
 
     assert sorted(names) == [one.name for one in made.wheels]
     assert len({layer.title for layer in layers}) == len(layers)
     for component in components:
-        alone = layers_of(lock_with(component))[len(layers_of(lock_with())) :]
+        alone = made_layers(lock_with(component))[len(made_layers(lock_with())) :]
         assert set(alone) <= set(layers)
 
 

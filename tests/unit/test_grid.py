@@ -21,6 +21,7 @@ from torchkiln.places import ROOT
 from torchkiln.planning import plan_cell
 from torchkiln.resolve import resolve
 from torchkiln.select import Selection, select
+from torchkiln.state import State
 from torchkiln.suite import Suite, load_suite
 
 FACTS = facts.load()
@@ -29,13 +30,14 @@ CELLS = {(cell.torch, cell.cuda): cell for cell in select(Selection(), MATRIX)}
 IMAGE, BEFORE = Digest("sha256:" + "ab" * 32), Digest("sha256:" + "cd" * 32)
 
 
-def square(torch: str, cuda: str, **more: object) -> str:
-    return replace(Square(answer=resolve(CELLS[torch, cuda], MATRIX, FACTS)), **more).text()
+def square(torch: str, cuda: str, state: State, **more: object) -> str:
+    answer = resolve(CELLS[torch, cuda], MATRIX, FACTS)
+    return replace(Square(answer=answer, state=state, others={}), **more).text()
 
 
 def locked(**more: object) -> str:
     """What is told of a cell with a lock, behind its kind."""
-    return square("2.3.1", "12.1", digest=IMAGE, **more).partition("<br>")[2]
+    return square("2.3.1", "12.1", State.LOCKED, **more).partition("<br>")[2]
 
 
 # Of tags that ran on two GPUs: the matrix's policy asks for NCCL.
@@ -47,6 +49,12 @@ _ON_TWO = {
 PASSED = [one for one in proofs(PROOFS) if one.report.verdict == "pass" and one.report.tag in _ON_TWO]
 WHERE = "2 × NVIDIA H200, [2026-11-21](docs/proofs/a-h200x2.json), `abababababab`"
 TOLD = reports.witness(reports.report(), "a-h200x2.dsse.json")
+ALONE = replace(
+    TOLD,
+    name="c-tier0.json",
+    report=replace(TOLD.report, host=json.dumps({}), when=None),
+)
+WITHOUT = "without a GPU, [report](docs/proofs/c-tier0.json), `abababababab`"
 WRONG = replace(TOLD.report.findings[0], outcome="failed")
 FAILED = replace(
     TOLD, name="b.dsse.json", report=replace(TOLD.report, verdict="fail", findings=(WRONG,), image=BEFORE)
@@ -58,23 +66,41 @@ def seen(*told: Witness, proved: bool = False) -> Seen:
 
 
 def test_each_state_has_its_words() -> None:
-    assert square("2.8.0", "11.7") == "unavailable"
-    assert square("2.7.1", "11.8") == "native, lockable elsewhere ¹"
-    assert square("2.3.1", "12.1", digest=IMAGE) == "**native**<br>built"
-    assert locked(now=seen(TOLD, proved=True)) == f"proved on {WHERE}"
+    assert square("2.8.0", "11.7", State.UNAVAILABLE) == "unavailable"
+    assert square("2.7.1", "11.8", State.ELSEWHERE) == "native, lockable elsewhere ¹"
+    assert square("2.3.1", "12.1", State.LOCKABLE) == "native, lockable"
+    assert square("2.3.1", "12.1", State.LOCKED) == "**native**<br>locked"
+    assert locked(now=seen(ALONE)) == "built; 6 checks passed " + WITHOUT
+    assert locked(now=seen(TOLD, proved=True)) == f"built and proved on {WHERE}"
     assert locked(now=seen(TOLD)) == f"built; not all checks ran, but passed, on {WHERE}"
+
+
+def test_a_mark_for_another_system_and_flavor() -> None:
+    """Bold where it was built; nothing where it cannot be had."""
+    ubuntu, devel = ("runtime", "ubuntu22.04"), ("devel", "debian12")
+
+    def marked(state: State, others: dict[tuple[str, str], State]) -> str:
+        return square("2.7.1", "11.8", state, others=others)
+
+    assert marked(State.ELSEWHERE, {ubuntu: State.ELSEWHERE}) == "native, lockable elsewhere ¹ ²"
+    assert (
+        marked(State.LOCKED, {ubuntu: State.ELSEWHERE, devel: State.BUILT}) == "**native** ² **³**<br>locked"
+    )
+    assert marked(State.UNAVAILABLE, {ubuntu: State.UNAVAILABLE}) == "unavailable"
 
 
 def test_an_earlier_image_is_called_so_and_nothing_of_it_is_said_of_the_present_one() -> None:
     """Whose wheels it had only where that is known."""
     ours = "an earlier image of this lock's wheels"
 
-    assert locked(earlier=seen(TOLD, proved=True)) == f"built; an earlier image was proved on {WHERE}"
+    assert locked(earlier=seen(TOLD, proved=True)) == f"locked; an earlier image was proved on {WHERE}"
     assert (
         locked(earlier=seen(TOLD))
-        == f"built; in an earlier image not all of today's checks ran, but passed, on {WHERE}"
+        == f"locked; in an earlier image not all checks of today ran, but passed, on {WHERE}"
     )
-    assert locked(earlier=seen(TOLD, proved=True), same_wheels=True) == f"built; {ours} was proved on {WHERE}"
+    assert (
+        locked(earlier=seen(TOLD, proved=True), same_wheels=True) == f"locked; {ours} was proved on {WHERE}"
+    )
 
 
 def test_one_that_failed_is_told_whatever_passed() -> None:
@@ -82,7 +108,7 @@ def test_one_that_failed_is_told_whatever_passed() -> None:
     told = f"`{WRONG.id}` failed on 2 × NVIDIA H200, [2026-11-21](docs/proofs/b.json), `cdcdcdcdcdcd`"
 
     assert locked(now=seen(FAILED, TOLD)) == f"built; {told}"
-    assert locked(earlier=seen(FAILED, TOLD)) == f"built; in an earlier image {told}"
+    assert locked(earlier=seen(FAILED, TOLD)) == f"locked; in an earlier image {told}"
 
 
 def test_an_earlier_image_is_told_of_until_something_passed_in_the_present_one() -> None:
@@ -92,6 +118,11 @@ def test_an_earlier_image_is_told_of_until_something_passed_in_the_present_one()
     assert locked(now=seen(FAILED), earlier=seen(TOLD, proved=True)).endswith(
         f"`cdcdcdcdcdcd`; an earlier image was proved on {WHERE}"
     )
+    # Checks without a GPU are less than what was proved before.
+    assert locked(now=seen(ALONE), earlier=seen(TOLD, proved=True)).endswith(
+        f"`abababababab`; an earlier image was proved on {WHERE}"
+    )
+    assert "earlier" not in locked(now=seen(ALONE), earlier=seen(ALONE))
 
 
 def test_of_several_earlier_images_the_last_that_ran_is_told() -> None:
@@ -125,6 +156,14 @@ def test_the_same_wheels_are_those_of_an_image_json_that_the_report_tells_by_its
     assert not kept.same_wheels(before, replace(reports.LOCKED, wheels=(other, *wheels[1:])))
 
 
+LOCKS = len(list(IMAGES.glob("*-runtime/lock.json")))
+
+
+@pytest.fixture(autouse=True)
+def nothing_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "without_gpus", lambda folder: [])
+
+
 @pytest.fixture
 def suite(monkeypatch: pytest.MonkeyPatch) -> Suite:
     """As it is, less what kept reports lack: a check that is newer than they must not turn a test red."""
@@ -151,9 +190,10 @@ def test_the_whole_grid_with_reports_of_the_present_images(
     monkeypatch.setattr(grid, "proofs", lambda folder: now)
     told, proved = grid.grid(), len({one.report.tag for one in PASSED})
 
-    assert told.count("<br>proved on ") == proved > 0
+    assert told.count("<br>built and proved on ") == proved > 0
     assert "earlier image of" not in told
-    assert f" {proved} of them proved on GPUs as they are now, 0 in an earlier image." in told
+    assert f" {proved} built and proved, " in told
+    assert "; 0 proved in an earlier image." in told
 
 
 def test_the_whole_grid_with_the_same_reports_of_other_images(
@@ -164,9 +204,10 @@ def test_the_whole_grid_with_the_same_reports_of_other_images(
     monkeypatch.setattr(grid, "proofs", lambda folder: before)
     told, proved = grid.grid(), len({one.report.tag for one in PASSED})
 
-    assert "<br>proved on " not in told
+    assert "<br>built" not in told
     assert told.count("earlier image of this lock's wheels was proved on ") == proved > 0
-    assert f" 0 of them proved on GPUs as they are now, {proved} in an earlier image." in told
+    assert f" {LOCKS} locked, " in told
+    assert f"; {proved} proved in an earlier image." in told
 
 
 def test_the_whole_grid_with_reports_of_other_images_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,9 +216,10 @@ def test_the_whole_grid_with_reports_of_other_images_that_failed(monkeypatch: py
     monkeypatch.setattr(grid, "proofs", lambda folder: before)
     told = grid.grid()
 
-    words = r"<br>built; in an earlier image( of this lock's wheels)? `linkage` failed on NVIDIA H100"
+    words = r"<br>locked; in an earlier image( of this lock's wheels)? `linkage` failed on NVIDIA H100"
     assert re.search(words, told)
-    assert " 0 of them proved on GPUs as they are now, 0 in an earlier image." in told
+    assert f" {LOCKS} locked, " in told
+    assert "; 0 proved in an earlier image." in told
 
 
 def test_an_earlier_image_that_the_gate_would_not_have_cleared_was_not_proved(
@@ -192,7 +234,7 @@ def test_an_earlier_image_that_the_gate_would_not_have_cleared_was_not_proved(
         monkeypatch.setattr(grid, "proofs", lambda folder, told=before: told)
 
         assert "was proved on" not in grid.grid()
-        assert "0 in an earlier image." in grid.grid()
+        assert "; 0 proved in an earlier image." in grid.grid()
 
 
 def test_without_recorded_layers_nothing_is_foretold() -> None:

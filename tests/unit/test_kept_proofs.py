@@ -14,7 +14,8 @@ from dataclasses import replace
 import pytest
 
 from smoke_tests.allowed import allowed_unresolved
-from tools.kept import ACCOUNTS, IMAGES, PROOFS, present, proofs, short
+from tools import tier0
+from tools.kept import ACCOUNTS, IMAGES, PROOFS, present, proofs, short, without_gpus
 from torchkiln import facts, matrix
 from torchkiln.errors import GateRefused
 from torchkiln.gate import clear, judge
@@ -95,9 +96,11 @@ def test_the_gate_clears_the_present_image_with_reports_of_it_and_no_other(tag: 
     image = digest_of(tag)
     if not witnesses:
         pytest.skip(f"nothing passed yet in {image}, which the lock of {tag} gives: to be made again on GPUs")
-    if others := [one.name for one in witnesses if one.report.suite != SUITE.digest]:
+    counted = (SUITE.digest, *POLICY.suites)
+    if others := [one.name for one in witnesses if one.report.suite not in counted]:
         pytest.skip(f"made by another suite, to be made again on GPUs: {', '.join(others)}")
-    policy, locked = Policy(tiers=tiers_of(witnesses), checks=(), signed=True), locked_of(tag)
+    policy = Policy(tiers=tiers_of(witnesses), checks=(), signed=True, suites=POLICY.suites)
+    locked = locked_of(tag)
     assert {0, 1} <= set(policy.tiers)
 
     assert clear(judge(witnesses, policy, locked, SUITE, image=image)).judged.image == image
@@ -152,3 +155,25 @@ def test_the_list_of_the_unresolved_is_what_was_found_in_the_image(witness: Witn
     wheels = [{"name": name, "version": version} for name, version in found["lock"]["installed"].items()]
     python = locked_of(witness.report.tag or "").base.python
     assert found["linkage"]["unresolved"] == allowed_unresolved(wheels, python)
+
+
+WITHOUT_GPUS = without_gpus(PROOFS)
+
+
+@pytest.mark.parametrize("one", WITHOUT_GPUS, ids=lambda one: one.name)
+def test_a_report_without_a_gpu_lies_under_its_cells_name_and_says_what_its_values_give(one: Witness) -> None:
+    assert tier0.report_path(one.report.tag or "") == PROOFS / one.name
+    assert {finding.tier for finding in one.report.findings} == {0}
+    assert verdict(one.report.findings) == one.report.verdict == "pass"
+
+
+def test_each_such_file_is_one() -> None:
+    assert {one.name for one in WITHOUT_GPUS} == {path.name for path in PROOFS.glob("*-tier0.json")}
+
+
+def test_tier_0_is_run_in_no_image_but_the_one_that_the_lock_gives() -> None:
+    lock, other = Digest("sha256:" + "1" * 64), Digest("sha256:" + "2" * 64)
+    assert tier0.why_not(lock, lock) == ""
+    assert tier0.why_not(None, lock).startswith("its lock has no recorded layers")
+    assert tier0.why_not(lock, None).startswith("not in dist/")
+    assert tier0.why_not(lock, other) == f"dist/ has {other[:19]}, its lock gives {lock[:19]}: build it again"

@@ -20,7 +20,7 @@ from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.engines import conversion
 from torchkiln.engines.conversion import Input, Job, convert
-from torchkiln.engines.embedded import Build, known_wheel_layers
+from torchkiln.engines.embedded import Build, known_layers
 from torchkiln.errors import BadWheel
 from torchkiln.nouns import Digest, LockedLayer
 from torchkiln.oci.layer import Written
@@ -185,7 +185,7 @@ def test_a_build_from_a_recorded_lock(tmp_path: Path) -> None:
     second = build(planned_cell(wheels, layers), tmp_path / "two", tmp_path / "layout2", FakeIndex(wheels))
 
     assert second.image.manifest == first.image.manifest
-    assert known_wheel_layers(plain.locked, Store(tmp_path / "two")) is None
+    assert known_layers(plain.locked, Store(tmp_path / "two")) is None
 
 
 def test_one_lock_does_not_vouch_for_another(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.golden.write import GOLDEN, files
+from tests.golden.write import FOLDERS, files
 from tests.planned import PACKAGES, planned, wheel
 from torchkiln.errors import ConfigError
 from torchkiln.places import TEMPLATES
@@ -21,9 +21,19 @@ TEXTS = load_templates(TEMPLATES)
 
 
 @pytest.mark.parametrize("name", sorted(files()))
-def test_rendered_files_are_as_committed(name: str) -> None:
+@pytest.mark.parametrize("os_name", FOLDERS)
+def test_rendered_files_are_as_committed(os_name: str, name: str) -> None:
     """Red after a wanted change: `make golden`, and read the difference."""
-    assert files()[name].decode() == (GOLDEN / name).read_text("utf-8")
+    assert files(os_name)[name].decode() == (FOLDERS[os_name] / name).read_text("utf-8")
+
+
+def test_a_system_decides_base_and_python_and_no_more_of_a_dockerfile() -> None:
+    debian, ubuntu = (files(os_name)["Dockerfile"].decode().splitlines() for os_name in FOLDERS)
+
+    assert "ARG BASE=ubuntu:22.04" in ubuntu
+    assert any("/opt/venv/lib/python3.10/site-packages" in line for line in ubuntu)
+    assert len(debian) == len(ubuntu)
+    assert not any("python3.11" in line or "debian" in line for line in ubuntu)
 
 
 def test_hadolint_finds_nothing(tmp_path: Path) -> None:

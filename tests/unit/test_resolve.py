@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.gridcase import ASKED, FACTS, MATRIX, NATIVE_FIRST, answer
 from torchkiln.arch import capability_served, how_served, served_classes
+from torchkiln.cuda_redist import Redist, digest_of
 from torchkiln.errors import Unresolvable
 from torchkiln.matrix import Bound
 from torchkiln.nouns import Source, Status
@@ -238,12 +239,37 @@ def test_minor_compat_limits_only_on_minor_compat_cells():
     assert not any("minor-compat" in fact for fact in _limits("2.4.1", "12.1"))
 
 
-def test_devel_is_not_lockable_and_says_why():
-    resolution = answer("2.7.1", "12.1", flavor="devel")
+@pytest.mark.parametrize(
+    ("torch", "cuda", "release", "cudnn"),
+    [("2.0.1", "11.7", "11.7.1", "8"), ("2.7.1", "11.8", "11.8.0", "9"), ("2.1.2", "12.1", "12.1.1", "8")],
+)
+def test_devel_takes_a_release_of_nvidias_archives(torch: str, cuda: str, release: str, cudnn: str) -> None:
+    """The default index alone does not do, so no lock need be committed; with archives it can be built."""
+    resolution = answer(torch, cuda, flavor="devel")
+
     assert not resolution.lockable
-    assert "toolkit archives" in _limits("2.7.1", "12.1", flavor="devel")["rules.devel-toolkit"]
+    assert "TORCHKILN_CUDA_ARCHIVES" in _limits(torch, cuda, flavor="devel")["rules.devel-archives"]
+    assert resolution.toolkit is not None
+    assert resolution.toolkit.release == release
+    assert resolution.toolkit.archives == digest_of(FACTS.redist.releases[release])
+    assert f"nvidia/cudnn/lib/libcudnn.so.{cudnn}" in resolution.toolkit.libraries
+    assert require_buildable(resolution) == require_buildable(answer(torch, cuda))
+
+
+def test_devel_of_a_release_that_is_not_known_cannot_be_built() -> None:
+    lacking = replace(FACTS, redist=Redist(releases={}, stand_in=""))
+
     with pytest.raises(Unresolvable, match="devel"):
-        require_buildable(resolution)
+        require_buildable(resolve(answer("2.7.1", "12.1", flavor="devel").cell, MATRIX, lacking))
+
+
+def test_stand_ins_are_told() -> None:
+    made_up = replace(FACTS, redist=replace(FACTS.redist, stand_in="paper"))
+    told = resolve(answer("2.7.1", "12.1", flavor="devel").cell, MATRIX, made_up)
+
+    assert [note.text for note in told.limits if note.fact == "rules.toolkit-stand-in"] == [
+        "resolved against a stand-in: the toolkit is not of NVIDIA's archives but of paper"
+    ]
 
 
 def test_an_unavailable_cell_cannot_be_built_and_names_its_neighbours():

@@ -152,7 +152,7 @@ def test_the_command_writes_the_document_and_nothing_else(tmp_path: Path, form: 
     """Which its --check then takes; notes are on stderr."""
     images, cell = tmp_path / "images", sboms.locked()
     save(images, cell)
-    write_files(images, "debian12", sboms.files(cell))
+    write_files(images, cell.base, sboms.files(cell))
     image = sboms.image(tmp_path / "a", ref=tag_of(cell.resolution))
     where = ["--output", str(tmp_path / "a/dist"), "--images", str(images)]
     done = CliRunner().invoke(sbom, [image.ref, *where, "--format", form], catch_exceptions=False)

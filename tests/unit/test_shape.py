@@ -13,25 +13,26 @@ from torchkiln.places import ROOT
 
 PACKAGE = ROOT / "torchkiln"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-ADAPTERS = frozenset({"store", "oci", "index", "base", "wheel", "runtimes", "registry"})
+ADAPTERS = frozenset({"store", "oci", "index", "base", "wheel", "cuda", "runtimes", "registry"})
 
 # Which modules stand together; a package is named by its folder.
 # fmt: off
 GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
-            "__init__", "contents", "deb822", "errors", "files", "locks", "nouns", "pagecache", "places",
-            "recipe", "released", "retry", "schema", "sizes", "strict", "versions", "wanted", "workers",
+            "__init__", "artefacts", "contents", "cuda_tree", "deb822", "errors", "files", "locks", "nouns",
+            "pagecache", "places", "recipe", "released", "retry", "schema", "sizes", "stand_in", "strict",
+            "versions", "wanted", "workers",
         }
     ),
     "stages": frozenset(
         {
             "allowed", "arch", "bake", "cache", "claims", "compat_block", "components", "contrast",
-            "difference", "explain", "facts", "fanout", "gate", "hosts", "layering", "located", "lock",
-            "lock_beside", "lockdiff", "lockfile", "matrix", "matrix_edit", "pick", "plan", "policy",
-            "program", "proposal", "render", "report", "requires", "resolve", "reuse", "sbom", "scanned",
-            "select", "sharing", "sharing_picture", "smoke",
-            "standing", "statements", "suite", "tags", "tolerated", "toolkit", "verdict", "vulnerabilities",
+            "cuda_redist", "difference", "explain", "facts", "fanout", "gate", "hosts", "layering",
+            "located", "lock", "lock_beside", "lockdiff", "lockfile", "matrix", "matrix_edit", "pick",
+            "plan", "policy", "program", "proposal", "render", "report", "requires", "resolve", "reuse",
+            "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke", "standing", "state",
+            "statements", "suite", "tags", "tolerated", "toolkit", "tools", "verdict", "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},
@@ -39,7 +40,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "kiln": frozenset(
         {
             "billing", "bundle", "doctor", "foretold", "housekeeping", "kiln", "overlay", "pinned_wheels",
-            "planning", "publishing", "revision", "scanner", "stacks", "survey",
+            "planning", "publishing", "revision", "scanner", "stacks", "survey", "system",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),
@@ -55,6 +56,7 @@ MAY: Mapping[str, frozenset[str]] = {
     "index": frozenset({"ground", "store"}),
     "base": frozenset({"ground", "store", "oci"}),
     "wheel": frozenset({"ground", "oci"}),
+    "cuda": frozenset({"ground", "oci"}),
     "runtimes": frozenset({"ground", "store", "oci"}),
     "registry": frozenset({"ground", "store", "oci"}),
     "engines": frozenset({"ground", "stages"}) | ADAPTERS,

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import tarfile
 from dataclasses import replace
 from pathlib import PurePosixPath
+from typing import Any
 
 import pytest
 
 from tests.gridcase import FACTS, MATRIX
-from tests.planned import LOCK_DIGEST, PROFILE, locked, wheel
+from tests.planned import LOCK_DIGEST, PROFILE, locked, tools_on, wheel
+from torchkiln import lockfile
+from torchkiln.bake import bake
+from torchkiln.engines.keys import key_of
+from torchkiln.errors import Stale, Unresolvable
+from torchkiln.layering import archive_layers
 from torchkiln.lockfile import from_json, to_json
 from torchkiln.nouns import Cell, ImagePlan, LockedCell, Resolution
 from torchkiln.oci import tar
@@ -23,7 +30,7 @@ from torchkiln.resolve import require_buildable, resolve
 
 SITE = site("3.11").lstrip("/")
 PARTS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl")
-WIDER = replace(MATRIX, torch=(*MATRIX.torch, "2.11.0"), cuda=(*MATRIX.cuda, "13.0"))
+WIDER = replace(MATRIX, torch=(*MATRIX.torch, "2.11.0"), cuda=(*MATRIX.cuda, "12.9", "13.0"))
 
 
 def answer(flavor: str, *, cuda: str = "13.0", torch: str = "2.11.0") -> Resolution:
@@ -36,7 +43,8 @@ def cell_of(flavor: str) -> LockedCell:
     made = locked()
     more = [wheel(name, "13.0.88", megabytes=30) for name in PARTS] if flavor == "devel" else []
     wheels = tuple(sorted((*made.wheels, *more), key=lambda one: one.name))
-    return replace(made, resolution=answer(flavor), wheels=wheels)
+    tools = tools_on(made.base) if flavor == "devel" else None
+    return replace(made, resolution=answer(flavor), wheels=wheels, tools=tools)
 
 
 def planned(flavor: str) -> ImagePlan:
@@ -148,8 +156,135 @@ def test_the_dockerfile_makes_the_same_links() -> None:
     assert {f"/{PurePosixPath(path).parent}" for path in link_map(image)} == set(made[1].split())
 
 
-def test_of_other_cuda_it_needs_archives() -> None:
-    told = answer("devel", torch="2.7.1", cuda="12.1")
+def test_of_a_cuda_without_toolkit_only_runtime_can_be_built() -> None:
+    told = answer("devel", torch="2.8.0", cuda="12.9")
 
     assert (told.toolkit, told.lockable) == (None, False)
-    assert "rules.devel-toolkit" in {note.fact for note in told.limits}
+    with pytest.raises(Unresolvable, match="no toolkit of this CUDA is known"):
+        require_buildable(told)
+
+
+OF_ARCHIVES = tuple(f"nvidia-{name}-cu12" for name in ("cublas", "cuda-runtime", "cudnn", "cufft", "nccl"))
+
+
+def of_archives(**versions: str) -> LockedCell:
+    """torch 2.7.1 for CUDA 12.1 with NVIDIA's archives, and wheels newer than these but for *versions*."""
+    told = answer("devel", torch="2.7.1", cuda="12.1")
+    made = {name: versions.get(name.replace("-", "_"), "12.6.77") for name in OF_ARCHIVES}
+    wheels = tuple(wheel(name, version, megabytes=9) for name, version in made.items())
+    made_for = locked()
+    return replace(
+        made_for,
+        resolution=told,
+        wheels=wheels,
+        tools=tools_on(made_for.base),
+        archives=FACTS.redist.releases["12.1.1"],
+    )
+
+
+def planned_of_archives(**versions: str) -> ImagePlan:
+    return plan(of_archives(**versions), (PROFILE,), aliases=(), lock_digest=LOCK_DIGEST)
+
+
+TREE = "usr/local/cuda-12.1/targets/x86_64-linux"
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("usr/local/cuda/bin/nvcc", "usr/local/cuda-12.1/bin/nvcc"),
+        ("usr/local/cuda/include/cuda.h", f"{TREE}/include/cuda.h"),
+        ("usr/local/cuda/lib64/libcudart_static.a", f"{TREE}/lib/libcudart_static.a"),
+        ("usr/local/cuda/lib64/libcublas.so", f"{SITE}/nvidia/cublas/lib/libcublas.so.12"),
+        ("usr/local/cuda/lib64/libcudnn.so", f"{SITE}/nvidia/cudnn/lib/libcudnn.so.9"),
+        ("usr/local/cuda/extras/CUPTI/include/cupti.h", f"{TREE}/include/cupti.h"),
+        ("usr/local/cuda/extras/CUPTI/lib64/libcublas.so", f"{SITE}/nvidia/cublas/lib/libcublas.so.12"),
+    ],
+)
+def test_of_archives_where_nvcc_and_linkers_look(asked: str, found: str) -> None:
+    assert followed(asked, link_map(planned_of_archives())) == found
+
+
+def test_a_wheel_older_than_the_archives_headers_takes_no_place() -> None:
+    """Nor one whose version cannot be compared, nor one that is not there."""
+    links = set(link_map(planned_of_archives(nvidia_cublas_cu12="12.0.1.1", nvidia_cufft_cu12="11.9+x")))
+
+    assert f"{TREE}/lib/libcudart.so" in links
+    assert not {f"{TREE}/lib/lib{name}.so" for name in ("cublas", "cublasLt", "cufft", "curand")} & links
+
+
+def test_of_archives_what_shells_and_build_systems_are_told() -> None:
+    """The headers of the archives go before those that only wheels have; the stubs behind the libraries."""
+    env = dict(planned_of_archives().config.env)
+
+    assert env["CPATH"].split(":") == [
+        "/usr/local/cuda/include",
+        f"/{SITE}/nvidia/cudnn/include",
+        f"/{SITE}/nvidia/nccl/include",
+    ]
+    assert env["LIBRARY_PATH"] == "/usr/local/cuda/lib64:/usr/local/cuda/lib64/stubs"
+    assert f":/{SITE}/nvidia/cublas/lib:" in env["LD_LIBRARY_PATH"]
+    assert "/usr/local/cuda/bin" in env["PATH"].split(":")
+
+
+def test_all_torch_releases_of_a_cuda_have_the_same_toolkit_layers() -> None:
+    """On top of what runtime has, and below our own files."""
+    older = replace(of_archives(), resolution=answer("devel", torch="2.1.2", cuda="12.1"))
+    one, other = (archive_layers(cell) for cell in (of_archives(), older))
+
+    assert one == other
+    assert [layer.kind for layer in planned_of_archives().layers[-5:]] == [*["toolkit"] * 4, "overlay"]
+    held = [archive for layer in one for archive in layer.archives]
+    assert sorted(archive.component for archive in held) == [one.component for one in of_archives().archives]
+    assert {key_of(layer, of_archives()) for layer in one} == {key_of(layer, older) for layer in one}
+
+
+def test_its_lock_names_the_archives() -> None:
+    cell = of_archives()
+    data = to_json(cell)
+
+    assert from_json(data) == cell
+    assert data.count(b"-archive.tar.xz") == len(cell.archives) == 17
+    assert b'"archives"' not in to_json(cell_of("devel"))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"sha256": "0" * 64}, "not those that resolution.toolkit means"),
+        ({"version": "12.2.0"}, "is no archive of cuda_cccl 12.2.0"),
+        ({"path": "a/b/../../x.tar.xz"}, "path"),
+        ({"path": "https://host/x/y.tar.xz"}, "path"),
+        ({"component": "cuda_nvcc"}, "a component stands twice"),
+    ],
+)
+def test_a_lock_with_other_archives_than_it_means_is_refused(change: dict[str, str], told: str) -> None:
+    """Even where its seal was made anew."""
+    document = json.loads(to_json(of_archives()))
+    document["archives"][0] |= change
+
+    with pytest.raises(Stale, match=re.escape(told)):
+        from_json(_resealed(document))
+
+
+def _resealed(document: dict[str, Any]) -> bytes:
+    """As somebody would write it who knows how the seal is made."""
+    document["digest"] = lockfile._digest(document)
+    document["seal"] = lockfile._seal(document)
+    return json.dumps(document).encode()
+
+
+def test_the_dockerfile_takes_its_tree_from_a_context() -> None:
+    image = planned_of_archives()
+    pip = wheel("pip", "25.3", megabytes=2)
+    text = render(
+        replace(image, locked=replace(image.locked, wheels=(pip,))), load_templates(ROOT / "templates"), ()
+    )
+
+    assert "FROM scratch AS toolkit\n" in text
+    assert "COPY --from=toolkit usr/local/cuda-12.1/ /usr/local/cuda-12.1/\n" in text
+    assert {path: target for target, path in re.findall(r"ln -s (\S+) /(\S+)", text)} == link_map(image)
+    told = json.loads(bake([image], "pytorch-cuda"))
+    (target,) = told["target"].values()
+    assert target["contexts"]["toolkit"] == "${TOOLKIT_12_1}"
+    assert told["variable"]["TOOLKIT_12_1"] == {"default": "toolkit-12.1"}

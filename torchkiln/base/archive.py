@@ -1,7 +1,8 @@
 """An archive's signed indexes, a base's packages -> BaseFiles: in which .deb each of them came.
 
 apt has checked the indexes' signatures before they lie in its lists. A base has no lists, so what they said
-is noted when it is built: in the store, and beside its lock in ``images/base-<os>/debs.json``.
+is noted when it is built: in the store, and beside its lock in ``images/base-<os>/debs.json``; of the tools
+on top of it in ``devel-debs.json``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from typing import Any
 from torchkiln.deb822 import PACKAGE, VERSION, paragraphs
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.files import write_atomic
-from torchkiln.nouns import BaseFiles, DebFile, LockedBase, OsPackage, parse_digest
+from torchkiln.nouns import (
+    BaseFiles,
+    DebFile,
+    LockedBase,
+    LockedCell,
+    LockedTools,
+    OsPackage,
+    parse_digest,
+)
 from torchkiln.schema import sentences
 from torchkiln.store import Store
 from torchkiln.strict import json_of, read_file
@@ -76,7 +85,7 @@ def read_lists(lists: Path, packages: Iterable[OsPackage]) -> tuple[DebFile, ...
     return tuple(found[key] for key in sorted(found))
 
 
-def without_file(locked: LockedBase, files: BaseFiles) -> tuple[str, ...]:
+def without_file(locked: LockedBase | LockedTools, files: BaseFiles) -> tuple[str, ...]:
     """The packages of *locked* of which *files* says nothing, a phrase each."""
     told = {(deb.name, deb.version) for deb in files.debs}
     return tuple(
@@ -92,9 +101,23 @@ def together(noted: BaseFiles | None, now: BaseFiles) -> BaseFiles:
     return BaseFiles(base=now.base, debs=tuple(debs[key] for key in sorted(debs)))
 
 
-def files_path(images: Path, os_name: str) -> Path:
-    """Where under *images* it is noted."""
-    return images / f"base-{os_name}" / "debs.json"
+def files_path(images: Path, found: LockedBase | LockedTools) -> Path:
+    """Where under *images* it is noted for *found*."""
+    name = f"{found.name}-debs" if isinstance(found, LockedTools) else "debs"
+    return images / f"base-{found.os}" / f"{name}.json"
+
+
+def files_of(images: Path, locked: LockedCell, store: Store) -> BaseFiles | None:
+    """What is noted of the base of *locked* and of its tools, told as the base's; None where nothing is.
+
+    :raises ConfigError: a committed file is broken.
+    """
+    noted = read_files(images, locked.base, store)
+    more = read_files(images, locked.tools, store) if locked.tools else None
+    if more is None:
+        return noted
+    debs = sorted((*(noted.debs if noted else ()), *more.debs), key=lambda deb: (deb.name, deb.version))
+    return BaseFiles(base=locked.base.digest, debs=tuple(debs))
 
 
 def to_json(files: BaseFiles) -> bytes:
@@ -125,12 +148,12 @@ def note_files(store: Store, files: BaseFiles) -> None:
     store.put_record(_RECORDS, files.base.removeprefix("sha256:"), json.loads(to_json(files)))
 
 
-def read_files(images: Path, base: LockedBase, store: Store) -> BaseFiles | None:
-    """What is noted of *base*: beside its lock, or here when it was built; None where nothing is.
+def read_files(images: Path, found: LockedBase | LockedTools, store: Store) -> BaseFiles | None:
+    """What is noted of *found*: beside its lock, or here when it was built; None where nothing is.
 
     :raises ConfigError: the committed file is broken.
     """
-    path = files_path(images, base.os)
+    path = files_path(images, found)
     try:
         committed = from_json(read_file(path, _LIMIT), where=str(path))
     except FileNotFoundError:
@@ -138,18 +161,18 @@ def read_files(images: Path, base: LockedBase, store: Store) -> BaseFiles | None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint=f"restore it: git checkout -- {path}") from error
     else:
-        if committed.base == base.digest:
+        if committed.base == found.digest:
             return committed
-    record = store.record(_RECORDS, base.digest.removeprefix("sha256:"))
+    record = store.record(_RECORDS, found.digest.removeprefix("sha256:"))
     try:
         return from_json(json.dumps(record).encode()) if record else None
     except ConfigError:  # written by another release of ours
         return None
 
 
-def write_files(images: Path, os_name: str, files: BaseFiles) -> Path:
-    """Note *files* beside the lock of *os_name*'s base."""
-    path = files_path(images, os_name)
+def write_files(images: Path, found: LockedBase | LockedTools, files: BaseFiles) -> Path:
+    """Note *files* beside the lock of *found*."""
+    path = files_path(images, found)
     write_atomic(path, to_json(files))
     return path
 

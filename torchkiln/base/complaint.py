@@ -22,17 +22,25 @@ _NO_ANSWER = re.compile(
     re.IGNORECASE,
 )
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|enough free space")
+# apt calls a repository unsigned too whose signature it does not believe; why, stands in a line before.
+_UNSIGNED = re.compile(
+    r"E: The repository '(?P<scheme>\w+://)(?:[^/@\s]*@)?(?P<suite>\S+ \S+) (?:In)?Release' is not signed\."
+)
+_DISBELIEVED = re.compile(r"W: GPG error: \w+://(?:[^/@\s]*@)?(?P<suite>\S+ \S+) InRelease: (?P<why>.+)")
 # What says no more than that something failed.
 _EMPTY = re.compile(
     r"E: (mmdebstrap failed to run|Some index files failed|(apt-get|env|chroot|run_\w+) .*failed)"
 )
 
 
-def complaint(code: int, lines: Iterable[str], *, os_name: str, scratch: str, elsewhere: str) -> BuildFailed:
+def complaint(
+    code: int, lines: Iterable[str], *, os_name: str, scratch: str, elsewhere: str, keys: str
+) -> BuildFailed:
     """The error for an mmdebstrap that ended with *code* and said *lines* last.
 
     :param scratch: the folder in which it worked.
     :param elsewhere: how another archive is named; ends the hint.
+    :param keys: where the archive's keys were looked for, and how others are named.
     """
     said = list(dict.fromkeys(lines))
     if any(_FULL.search(line) for line in said):
@@ -48,6 +56,16 @@ def complaint(code: int, lines: Iterable[str], *, os_name: str, scratch: str, el
                 (f"the archive of {os_name} cannot be reached:", *(f"  {at}: {why[at]}" for at in why))
             ),
             hint=f"look at the network, and at the proxy (http_proxy, or apt's own); {elsewhere}",
+        )
+    if unsigned := [found for line in said if (found := _UNSIGNED.match(line))]:
+        doubts = {found["suite"]: found["why"] for line in said if (found := _DISBELIEVED.match(line))}
+        told = (
+            f"  {found['scheme']}{found['suite']}: {doubts.get(found['suite'], 'it has no signature')}"
+            for found in unsigned
+        )
+        return BuildFailed(
+            "\n".join((f"the archive of {os_name} is not signed by whom it should be:", *told)),
+            hint=f"{keys}; {elsewhere}",
         )
     errors = [line for line in said if line.startswith(("E: ", "dpkg: error")) and not _EMPTY.match(line)]
     telling = errors[:_MOST] or said[-1:] or ["nothing"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -14,6 +13,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from io import RawIOBase
 from pathlib import Path
 from typing import IO, BinaryIO, cast
@@ -21,15 +21,12 @@ from typing import IO, BinaryIO, cast
 from torchkiln.base.archive import note_files, read_lists
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect, locked_base
-from torchkiln.base.recipe import BaseRecipe
-from torchkiln.errors import BuildFailed, ConfigError, ToolMissing
-from torchkiln.nouns import BaseFiles, LockedBase
+from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe
+from torchkiln.base.sources import Sources, edits, sources_of, variables
+from torchkiln.errors import BuildFailed, ToolMissing
+from torchkiln.nouns import BaseFiles, LockedBase, LockedTools
 from torchkiln.oci.encode import encode
 from torchkiln.store import Store
-
-MIRROR = "TORCHKILN_DEBIAN_MIRROR"
-SECURITY_MIRROR = "TORCHKILN_DEBIAN_SECURITY_MIRROR"
-_ELSEWHERE = f"another archive can be set by {MIRROR}; a base made elsewhere can be given by --base FILE"
 
 # All that the build sees of the caller's environment: how to reach the archive and where scratch space is.
 # Locale, umask and the like would leak into the result.
@@ -43,7 +40,6 @@ _PASSED_ON = (
     "NO_PROXY",
     "APT_CONFIG",
 )
-_SNAPSHOT = re.compile(r"/\d{8}T\d{6}Z/?$")
 _CHATTER = (
     "I: chroot arch",
     "I: skipping",
@@ -57,6 +53,27 @@ _CHATTER = (
     "I: success",
     "I: main() received signal",
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scratch:
+    """Where mmdebstrap works."""
+
+    env: Mapping[str, str]  # its environment
+    lists: Path  # a folder for apt's lists
+    keyring: Path  # a copy that apt's own user can read
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Onto:
+    """A base that is there already, to which packages are added; files that any user can read."""
+
+    base: Path  # its gzipped tar
+    pins: Path  # apt's preferences while they are installed
+    packages: tuple[str, ...]
+
+
+_PINS = "/etc/apt/preferences.d/torchkiln"
 
 
 def build(
@@ -77,12 +94,12 @@ def build(
     """
     temporary = store.temporary(f"base-{recipe.os}")
     try:
-        with _scratch(recipe, environ) as (env, lists):
-            argv = command(recipe, environ, unprivileged=os.geteuid() != 0, lists=lists)
-            with _running(argv, env, recipe.os, say) as tar, store.writable():
-                encoded = encode(cast(BinaryIO, _Prefixed(_dev_folder(recipe.epoch), tar)), temporary)
+        with scratch(recipe, environ) as place:
+            argv = command(recipe, environ, unprivileged=os.geteuid() != 0, place=place)
+            with running(argv, place.env, recipe, say) as tar, store.writable():
+                encoded = encode(cast(BinaryIO, _Prefixed(dev_folder(recipe.epoch), tar)), temporary)
             contents = inspect(temporary)
-            debs = read_lists(lists, contents.packages)
+            debs = read_lists(place.lists, contents.packages)
         with store.writable():
             store.adopt(temporary, store.blob(encoded.digest))
             note_files(store, BaseFiles(base=encoded.digest, debs=debs))
@@ -90,12 +107,13 @@ def build(
         temporary.unlink(missing_ok=True)
     if not contents.python.startswith(f"{recipe.python}."):
         raise BuildFailed(f"{recipe.os} should bring Python {recipe.python} and has {contents.python}")
-    return locked_base(recipe.os, encoded, contents)
+    stand_in = sources_of(recipe, environ).stand_in
+    return replace(locked_base(recipe.os, encoded, contents), stand_in=stand_in)
 
 
 def ask_archive(
     recipe: BaseRecipe,
-    locked: LockedBase,
+    locked: LockedBase | LockedTools,
     *,
     environ: Mapping[str, str],
     say: Callable[[str], None] = lambda _: None,
@@ -104,12 +122,12 @@ def ask_archive(
 
     :raises KilnError: as for `build`.
     """
-    with _scratch(recipe, environ) as (env, lists):
-        argv = command(recipe, environ, unprivileged=os.geteuid() != 0, lists=lists, bare=True)
-        with _running(argv, env, recipe.os, say) as tar:
+    with scratch(recipe, environ) as place:
+        argv = command(recipe, environ, unprivileged=os.geteuid() != 0, place=place, bare=True)
+        with running(argv, place.env, recipe, say) as tar:
             while tar.read(1 << 20):
                 pass
-        return BaseFiles(base=locked.digest, debs=read_lists(lists, locked.packages))
+        return BaseFiles(base=locked.digest, debs=read_lists(place.lists, locked.packages))
 
 
 def command(
@@ -117,51 +135,56 @@ def command(
     environ: Mapping[str, str],
     *,
     unprivileged: bool,
-    lists: Path | None = None,
+    place: Scratch | None = None,
     bare: bool = False,
+    onto: Onto | None = None,
 ) -> list[str]:
     """mmdebstrap's argv; the tar goes to its stdout. Pure.
 
-    :param lists: a folder outside that gets what apt knows of the archive, when all is installed.
+    :param place: its lists get what apt knows of the archive, when all is installed.
     :param bare: install nothing.
+    :param onto: install these packages into that base, and no base of the recipe's own.
     :raises ConfigError: a mirror is not an address.
     """
-    setup, restore = _mirror_hooks(environ)
-    noted = (f"sync-out /var/lib/apt/lists {shlex.quote(str(lists))}",) if lists else ()
-    installs = ("--variant=minbase", f"--include={','.join(recipe.packages)}")
+    sources = sources_of(recipe, environ)
+    setup, restore = _mirror_hooks(sources)
+    noted = (f"sync-out /var/lib/apt/lists {shlex.quote(str(place.lists))}",) if place else ()
+    variant, packages, hooks = "minbase", recipe.packages, recipe.hooks
+    if bare:
+        variant, packages, hooks = "custom", (), ()
+    if onto:
+        variant, packages, hooks = "custom", onto.packages, (f'rm "$1{_PINS}"', *ON_TOP, *CLEANING)
+        setup = (
+            f'tar --extract --gzip --file={shlex.quote(str(onto.base))} --directory="$1"'
+            " --numeric-owner --same-owner --preserve-permissions --xattrs --xattrs-include='*'",
+            f"upload {shlex.quote(str(onto.pins))} {_PINS}",
+            *setup,
+        )
     # As root it would mount /proc and /sys in the host's own namespace, and killed, would leave them there.
     alone = [] if unprivileged else ["unshare", "--mount", "--propagation=private", "--"]
     return [
         *alone,
         "mmdebstrap",
         f"--mode={'unshare' if unprivileged else 'root'}",
-        *(("--variant=custom",) if bare else installs),
+        f"--variant={variant}",
+        *((f"--include={','.join(packages)}",) if packages else ()),
         "--architectures=amd64",
         "--format=tar",
-        f"--keyring={recipe.keyring}",
+        f"--keyring={place.keyring if place else sources.keyring}",
         f"--components={','.join(recipe.components)}",
         *(f"--dpkgopt={option}" for option in recipe.dpkg_options),
         # The keyring is named above; whether sources.list names it too would hang on what the host trusts.
         "--skip=check/signed-by,output/dev",
         *(f"--setup-hook={hook}" for hook in setup),
-        *(f"--customize-hook={hook}" for hook in (*restore, *(() if bare else recipe.hooks), *noted)),
+        *(f"--customize-hook={hook}" for hook in (*restore, *hooks, *noted)),
         recipe.suite,
         "-",
     ]
 
 
-def _mirror_hooks(environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _mirror_hooks(sources: Sources) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Hooks that put the user's mirrors in, and that put back what mmdebstrap had written."""
-    lines = []
-    for name, which in ((MIRROR, "/-security /!"), (SECURITY_MIRROR, "/-security /")):
-        address = environ.get(name)
-        if not address:
-            continue
-        if not re.fullmatch(r"(https?|file|copy)://[^\s'\"|&\\]+", address):
-            raise ConfigError(f"{name} is not an address of an archive: {address!r}")
-        # A snapshot's Release file is past its date by nature.
-        option = "[check-valid-until=no] " if _SNAPSHOT.search(address) else ""
-        lines.append(f"{which}s|^deb [^ ]*|deb {option}{address}|")
+    lines = edits(sources)
     if not lines:
         return (), ()
     there, aside = '"$1/etc/apt/sources.list"', '"$1/etc/apt/sources.list.default"'
@@ -170,40 +193,45 @@ def _mirror_hooks(environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[st
 
 
 @contextlib.contextmanager
-def _scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[tuple[dict[str, str], Path]]:
-    """mmdebstrap's environment, and an empty folder for apt's lists.
+def scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[Scratch]:
+    """A folder for mmdebstrap, which goes with the block.
 
     :raises ToolMissing: mmdebstrap or the archive's keyring is not here.
     """
-    _require(recipe)
-    with tempfile.TemporaryDirectory(prefix="torchkiln-base-", ignore_cleanup_errors=True) as scratch:
-        os.chmod(scratch, 0o755)  # apt and the namespace's root are other users
+    keys = Path(sources_of(recipe, environ).keyring)
+    _require(recipe, keys)
+    with tempfile.TemporaryDirectory(prefix="torchkiln-base-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)  # apt and the namespace's root are other users
         env = {name: environ[name] for name in _PASSED_ON if name in environ}
-        env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": scratch, "TMPDIR": scratch}
+        env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": folder, "TMPDIR": folder}
         env |= {
             "LC_ALL": "C.UTF-8",
             "SOURCE_DATE_EPOCH": str(recipe.epoch),
             "DEBIAN_FRONTEND": "noninteractive",
         }
-        lists = Path(scratch, "lists")
+        lists = Path(folder, "lists")
         lists.mkdir()
-        yield env, lists
+        # Who checks signatures is a user of apt's own, whom a home folder may shut out.
+        keyring = Path(shutil.copyfile(keys, Path(folder, f"keyring{keys.suffix}")))
+        keyring.chmod(0o644)
+        yield Scratch(env=env, lists=lists, keyring=keyring)
 
 
-def _require(recipe: BaseRecipe) -> None:
+def _require(recipe: BaseRecipe, keyring: Path) -> None:
     if not shutil.which("mmdebstrap"):
         raise ToolMissing(
             "mmdebstrap is not installed, and the base must be built",
             hint="as root: apt-get install mmdebstrap; or hand over a base made elsewhere: --base FILE",
         )
-    if not Path(recipe.keyring).exists():
+    if not keyring.is_file():
         raise ToolMissing(
-            f"the keys of {recipe.os}'s archive are not here: {recipe.keyring}",
-            hint=f"as root: apt-get install {recipe.keyring_package}; or hand over a base: --base FILE",
+            f"the keys of {recipe.os}'s archive are not here: {keyring}",
+            hint=f"{recipe.distribution.capitalize()}'s package {recipe.keyring_package} brings them; keys"
+            f" elsewhere are named by {variables(recipe)[2]}; or hand over a base: --base FILE",
         )
 
 
-def _dev_folder(epoch: int) -> bytes:
+def dev_folder(epoch: int) -> bytes:
     """A tar header for an empty /dev: mmdebstrap leaves it out, or fills it with nodes."""
     info = tarfile.TarInfo("./dev/")
     info.type, info.mode, info.mtime = tarfile.DIRTYPE, 0o755, epoch
@@ -224,8 +252,8 @@ class _Prefixed(RawIOBase):
 
 
 @contextlib.contextmanager
-def _running(
-    argv: list[str], env: Mapping[str, str], os_name: str, say: Callable[[str], None]
+def running(
+    argv: list[str], env: Mapping[str, str], recipe: BaseRecipe, say: Callable[[str], None]
 ) -> Iterator[IO[bytes]]:
     """mmdebstrap's stdout while it runs; however the block ends, nothing of it runs on.
 
@@ -256,7 +284,18 @@ def _running(
             listener.join()
     if code := process.returncode:
         where = str(Path(env["TMPDIR"]).parent)  # the scratch folder itself is as good as gone
-        raise complaint(code, last, os_name=os_name, scratch=where, elsewhere=_ELSEWHERE)
+        mirror, _, keyring = variables(recipe)
+        elsewhere = (
+            f"another archive can be set by {mirror}; a base made elsewhere can be given by --base FILE"
+        )
+        raise complaint(
+            code,
+            last,
+            os_name=recipe.os,
+            scratch=where,
+            elsewhere=elsewhere,
+            keys=f"its keys are {keyring}'s, or those of {recipe.keyring_package}",
+        )
 
 
 def _listen(stream: IO[bytes], last: deque[str], say: Callable[[str], None]) -> None:

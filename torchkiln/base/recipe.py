@@ -34,7 +34,7 @@ _DPKG_OPTIONS = (
 )
 
 # Run by sh with the new root as "$1", after the packages.
-_HOOKS = (
+_MAKING = (
     # Empty, and made by the base's own Python: wheels are only added to it. It sees the system's packages, as
     # only then Python looks into a user's own site, where pip installs for who may not write to the venv.
     'chroot "$1" env PYTHONDONTWRITEBYTECODE=1'
@@ -47,6 +47,17 @@ _HOOKS = (
     f'install -d -m 0755 -o 1000 -g 1000 "$1/home/{USER}"',
     # Debian's greeting; ours comes from the shell.
     'rm -f "$1"/etc/update-motd.d/* && : >"$1/etc/motd"',
+)
+
+# After packages that are put on top of a base, before the cleaning.
+ON_TOP = (
+    # git-lfs enters itself there, its lines in another order each time.
+    'cd "$1/etc" && [ ! -e gitconfig ]'
+    " || { head -n 1 gitconfig; tail -n +2 gitconfig | sort; } >gitconfig.new && mv gitconfig.new gitconfig",
+)
+
+# After those, and after whatever else is installed on top of a base.
+CLEANING = (
     # The build host's name and resolver; identities that every container must make for itself.
     'rm -f "$1/etc/resolv.conf" "$1/etc/hostname" "$1/etc/hosts" "$1/etc/machine-id" "$1"/etc/ssh/ssh_host_*',
     # Second copies that tools keep of files they changed.
@@ -73,6 +84,11 @@ class BaseRecipe:
     hooks: tuple[str, ...]
     epoch: int
 
+    @property
+    def distribution(self) -> str:
+        """Whose archive it is: "debian"."""
+        return self.os.rstrip("0123456789.")
+
     def key(self) -> str:
         """64 hex digits that change when any field does."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()
@@ -90,7 +106,7 @@ _RECIPES = {
             python="3.11",
             packages=_PACKAGES,
             dpkg_options=_DPKG_OPTIONS,
-            hooks=_HOOKS,
+            hooks=(*_MAKING, *CLEANING),
             epoch=EPOCH,
         ),
         BaseRecipe(
@@ -102,7 +118,7 @@ _RECIPES = {
             python="3.10",
             packages=_PACKAGES,
             dpkg_options=_DPKG_OPTIONS,
-            hooks=_HOOKS,
+            hooks=(*_MAKING, *CLEANING),
             epoch=EPOCH,
         ),
     )

@@ -24,6 +24,7 @@ COMMANDS = {
     "pick": ("torchkiln.cli.grid", "pick"),
     "lock": ("torchkiln.cli.lock", "lock"),
     "plan": ("torchkiln.cli.plan", "plan"),
+    "toolkit": ("torchkiln.cli.toolkit", "toolkit"),
     "sharing": ("torchkiln.cli.sharing", "sharing"),
     "render": ("torchkiln.cli.render", "render"),
     "base": ("torchkiln.cli.base", "base"),

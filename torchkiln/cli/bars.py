@@ -21,6 +21,7 @@ from torchkiln.engines.observer import Work
 _LABELS: dict[Work, str] = {
     "download": "download",
     "convert": "convert",
+    "toolkit": "toolkit",
     "join": "join",
     "compress": "compress",
     "load": "load",

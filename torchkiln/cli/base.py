@@ -1,9 +1,10 @@
-"""`torchkiln base`: build, show, export and import the base of an OS."""
+"""`torchkiln base`: build, show, export and import the base of an OS, or devel's tools on top of it."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -11,10 +12,13 @@ import click
 from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, images_folder
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.nouns import LockedBase
+from torchkiln.nouns import LockedBase, LockedTools
 from torchkiln.store import Store
 
 _os = click.option("--os", "os_name", default="debian12", show_default=True, help="debian12, ubuntu22.04")
+_tools = click.option(
+    "--tools", "name", metavar="NAME", help="not the base: devel's tools on top of it, devel or devel-gcc11"
+)
 
 
 def _say(line: str) -> None:
@@ -23,38 +27,41 @@ def _say(line: str) -> None:
 
 @click.group("base")
 def base() -> None:
-    """The base of an OS: one layer, made from the distribution's packages, shared by all its images."""
+    """The base of an OS: one layer, made from the distribution's packages, shared by all its images.
+
+    With --tools the layer that devel images have on top of it: cmake, ninja, gdb and so on.
+    """
 
 
 @base.command("build")
 @_os
+@_tools
 @images_folder
-@click.option("--lock", "relock", is_flag=True, help="make the result the lock's base")
-def build(os_name: str, images: Path, relock: bool) -> None:
+@click.option("--lock", "relock", is_flag=True, help="make the result the lock's")
+def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
     """Build the base from the archive's present state; print its digest.
 
     The first base of an OS becomes its lock. Later ones are only compared, unless --lock is given.
     """
-    from torchkiln.base import artefact
-    from torchkiln.base.recipe import recipe
+    from torchkiln.base.keeping import moved
 
-    locked = artefact.read_lock(images, os_name)
     store = Store(cache_root(), on_wait=waiting)
-    built = artefact.rebuild(recipe(os_name), store, environ=os.environ, locked=locked, say=_say)
+    locked, built = _rebuilt(images, os_name, name, store)
     if locked is None or (relock and built != locked):
-        _say(f"locked in {artefact.write_lock(images, built)}")
+        _say(f"locked in {write(images, built)}")
         note_beside(images, built, store)
     if locked is not None and built.digest != locked.digest:
         _say(f"differs from the lock ({locked.digest})")
-        for change in artefact.moved(locked.packages, built.packages):
+        for change in moved(locked.packages, built.packages):
             _say(f"  {change}")
     click.echo(built.digest)
 
 
 @base.command("files")
 @_os
+@_tools
 @images_folder
-def files(os_name: str, images: Path) -> None:
+def files(os_name: str, name: str | None, images: Path) -> None:
     """Note of which .deb files the locked base was made, for SBOMs; print where.
 
     The archive is asked as it is now: what it has no more, and what was not noted before, stays without a
@@ -64,61 +71,57 @@ def files(os_name: str, images: Path) -> None:
     from torchkiln.base.mmdebstrap import ask_archive
     from torchkiln.base.recipe import recipe
 
-    locked = _locked(images, os_name)
+    locked = _locked(images, os_name, name)
     noted = archive.read_files(images, locked, Store(cache_root(), on_wait=waiting))
     found = archive.together(noted, ask_archive(recipe(os_name), locked, environ=os.environ, say=_say))
     for package in archive.without_file(locked, found):
         _say(f"the archive no longer has {package}: no hash of it")
-    path = archive.write_files(images, os_name, found)
+    path = archive.write_files(images, locked, found)
     _say(f"{len(found.debs)} of {len(locked.packages)} packages")
     click.echo(path)
 
 
-def note_beside(images: Path, locked: LockedBase, store: Store) -> None:
-    """What was noted of the files of *locked* when it was built, beside its lock."""
-    from torchkiln.base import archive
-
-    if noted := archive.read_files(images, locked, store):
-        archive.write_files(images, locked.os, noted)
-
-
 @base.command("show")
 @_os
+@_tools
 @images_folder
 @click.option("--json", "as_json", is_flag=True, help="the whole lock")
-def show(os_name: str, images: Path, as_json: bool) -> None:
+def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
     """Show the locked base and whether it is in the cache."""
-    from torchkiln.base import artefact
+    from torchkiln.base import keeping
 
-    locked = _locked(images, os_name)
+    locked = _locked(images, os_name, name)
     if as_json:
-        click.echo(artefact.to_json(locked), nl=False)
+        click.echo(keeping.to_json(locked), nl=False)
         return
     store = Store(cache_root(), on_wait=waiting)
     at_hand = store.has_blob(locked.digest, locked.size)
-    for name, value in (
+    own = ("python", locked.python) if isinstance(locked, LockedBase) else ("base", locked.base)
+    for key, value in (
         ("os", locked.os),
         ("digest", locked.digest),
         ("diff_id", locked.diff_id),
         ("size", f"{locked.size:,} bytes, unpacked {locked.unpacked:,}"),
-        ("python", locked.python),
+        own,
         ("encoder", locked.encoder),
         ("packages", str(len(locked.packages))),
         ("cache", str(store.blob(locked.digest)) if at_hand else "not there"),
     ):
-        click.echo(f"{name:<9} {value}")
+        click.echo(f"{key:<9} {value}")
 
 
 @base.command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @_os
+@_tools
 @images_folder
-def export(file: Path, os_name: str, images: Path) -> None:
-    """Write the locked base to FILE, a gzipped tar that `base import` and --base take."""
-    locked, store = _locked(images, os_name), Store(cache_root(), on_wait=waiting)
+def export(file: Path, os_name: str, name: str | None, images: Path) -> None:
+    """Write the locked base to FILE, a gzipped tar that `base import` and --base take (--tools: --tools)."""
+    locked, store = _locked(images, os_name, name), Store(cache_root(), on_wait=waiting)
     if not store.has_blob(locked.digest, locked.size):
         raise BuildFailed(
-            f"the locked base of {os_name} is not in the cache", hint="build it: torchkiln base build"
+            f"the locked {f'layer of tools {name}' if name else 'base'} of {os_name} is not in the cache",
+            hint=f"build it: torchkiln base build{f' --tools {name}' if name else ''}",
         )
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -136,19 +139,96 @@ def export(file: Path, os_name: str, images: Path) -> None:
 @base.command("import")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @_os
+@_tools
 @images_folder
-def import_(file: Path, os_name: str, images: Path) -> None:
+def import_(file: Path, os_name: str, name: str | None, images: Path) -> None:
     """Take the locked base from FILE into the cache; without a lock, FILE becomes the lock's base."""
-    from torchkiln.base import artefact
-
-    locked = artefact.read_lock(images, os_name)
-    taken = artefact.adopt(file, Store(cache_root(), on_wait=waiting), os_name=os_name, locked=locked)
+    store = Store(cache_root(), on_wait=waiting)
+    locked, taken = _taken(file, images, os_name, name, store)
     if locked is None:
-        _say(f"locked in {artefact.write_lock(images, taken)}")
+        _say(f"locked in {write(images, taken)}")
     click.echo(taken.digest)
 
 
-def _locked(images: Path, os_name: str) -> LockedBase:
+# --- for `lock` too ---------------------------------------------------------------------------------
+
+
+def build_tools(
+    name: str, below: LockedBase, store: Store, say: Callable[[str], None], *, locked: LockedTools | None
+) -> LockedTools:
+    """The tools *name* on *below* from the archive's present state."""
+    from torchkiln.base import tools
+    from torchkiln.tools import packages_of
+
+    return tools.rebuild(name, packages_of(name), below, store, environ=os.environ, locked=locked, say=say)
+
+
+def write(images: Path, found: LockedBase | LockedTools) -> Path:
+    """Make *found* the lock's; returns where."""
+    from torchkiln.base import artefact, tools
+
+    if isinstance(found, LockedTools):
+        return tools.write_lock(images, found)
+    return artefact.write_lock(images, found)
+
+
+def note_beside(images: Path, found: LockedBase | LockedTools, store: Store) -> None:
+    """What was noted of the files of *found* when it was built, beside its lock."""
+    from torchkiln.base import archive
+
+    if noted := archive.read_files(images, found, store):
+        archive.write_files(images, found, noted)
+
+
+# --- the base, or the tools -------------------------------------------------------------------------
+
+_Either = LockedBase | LockedTools
+
+
+def _rebuilt(images: Path, os_name: str, name: str | None, store: Store) -> tuple[_Either | None, _Either]:
+    """What is locked, and what the archive gives now."""
+    from torchkiln.base import artefact, tools
+    from torchkiln.base.recipe import recipe
+
+    if name is None:
+        base = artefact.read_lock(images, os_name)
+        return base, artefact.rebuild(recipe(os_name), store, environ=os.environ, locked=base, say=_say)
+    _check(name)
+    below, locked = _locked_base(images, os_name), tools.read_lock(images, os_name, name)
+    artefact.ensure(below, store, os_name=os_name, locked_only=True, say=_say)
+    return locked, build_tools(name, below, store, _say, locked=locked)
+
+
+def _taken(
+    file: Path, images: Path, os_name: str, name: str | None, store: Store
+) -> tuple[_Either | None, _Either]:
+    """What was locked, and the same out of *file*."""
+    from torchkiln.base import artefact, tools
+
+    if name is None:
+        base = artefact.read_lock(images, os_name)
+        return base, artefact.adopt(file, store, os_name=os_name, locked=base)
+    _check(name)
+    locked = tools.read_lock(images, os_name, name)
+    return locked, tools.adopt(file, name, _locked_base(images, os_name), store, locked=locked)
+
+
+def _locked(images: Path, os_name: str, name: str | None) -> _Either:
+    from torchkiln.base import tools
+
+    if name is None:
+        return _locked_base(images, os_name)
+    _check(name)
+    locked = tools.read_lock(images, os_name, name)
+    if locked is None:
+        raise ConfigError(
+            f"no tools {name} of {os_name} are locked: {tools.lock_path(images, os_name, name)} is not there",
+            hint=f"build them: torchkiln base build --tools {name}",
+        )
+    return locked
+
+
+def _locked_base(images: Path, os_name: str) -> LockedBase:
     from torchkiln.base import artefact
 
     locked = artefact.read_lock(images, os_name)
@@ -158,3 +238,10 @@ def _locked(images: Path, os_name: str) -> LockedBase:
             hint="build one: torchkiln base build",
         )
     return locked
+
+
+def _check(name: str) -> None:
+    from torchkiln.tools import is_tools
+
+    if not is_tools(name):
+        raise ConfigError(f"--tools {name}: no tools have that name", hint="devel, or devel-gcc11")

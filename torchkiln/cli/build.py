@@ -77,7 +77,14 @@ _ONLY = {
     metavar="FILE|REF",
     help="take the base from this file (made by `base export`); docker: or from this image",
 )
-@click.option("--locked", is_flag=True, help="end with exit 6 when the base is not the locked one")
+@click.option(
+    "--tools",
+    metavar="FILE",
+    help="devel: take the OS's tools from this file (made by `base export --tools NAME`)",
+)
+@click.option(
+    "--locked", is_flag=True, help="end with exit 6 when the base, or devel's tools, are not the locked"
+)
 @click.option("--dry-run", is_flag=True, help="tell what would be done; do nothing")
 @click.option("--json", "as_json", is_flag=True, help="the result as JSON on stdout")
 @click.option("--quiet", "-q", is_flag=True, help="no progress, no summary")
@@ -99,6 +106,7 @@ def build(
     cache_from: tuple[str, ...],
     cache_to: tuple[str, ...],
     base: str | None,
+    tools: str | None,
     locked: bool,
     dry_run: bool,
     as_json: bool,
@@ -112,7 +120,7 @@ def build(
     if tier and not smoke:
         raise click.UsageError("--tier says how far --smoke goes, which is not given")
     cells, matrix, facts = chosen.cells(must_name=True)
-    desk = Desk(matrix, facts, images, base, locked, quiet)
+    desk = Desk(matrix, facts, images, base, tools, locked, quiet)
     way: _Way = _Embedded(desk, output.absolute(), form, layer_format, load, ahead, plain_http)
     if engine == "docker":
         from torchkiln.cli.on_docker import OnDocker
@@ -125,7 +133,7 @@ def build(
                 _tell(_forecast(desk, cell, layer_format), as_json)
             else:
                 told = way.build(cell)
-                report = _checked(told, images, chosen.matrix_file, tier) if smoke else None
+                report = _checked(told, images, chosen, tier, alone=len(cells) == 1) if smoke else None
                 click.echo(json.dumps(told) if as_json else told["digest"])
                 if report:
                     end(report)
@@ -141,10 +149,23 @@ def build(
         raise console.worst(failures, len(cells), "cells")
 
 
-def _checked(told: dict[str, Any], images: Path, matrix_file: Path, tier: int) -> SmokeReport:
-    """The report on the image that was built, shown and noted in what --json prints."""
+def _checked(told: dict[str, Any], images: Path, chosen: Chosen, tier: int, *, alone: bool) -> SmokeReport:
+    """The report on the image that was built, shown and noted in what --json prints.
+
+    Of several images none stays unpacked that was not so before: each takes twice its compressed size.
+    """
+    from torchkiln.housekeeping import forget_root
+    from torchkiln.oci.unpack import root_of
+    from torchkiln.store import Store
+
+    store, manifest = Store(cache_root()), told["digest"]
+    stays = alone or root_of(store, manifest).is_dir()
     checks = Checks(suite=suite_of(None), tier=tier)
-    report = run_checks(told["digest"], Path(told["layout"]), images, matrix_file, checks)
+    try:
+        report = run_checks(manifest, Path(told["layout"]), images, chosen.matrix_file, checks)
+    finally:
+        if not stays:
+            forget_root(store, manifest)
     show_lines(report)
     told["smoke"] = {
         "verdict": report.verdict,
@@ -189,21 +210,20 @@ class _Embedded:
             from torchkiln.cli.on_docker import engine_to_load_into, load_into
         desk, store = self.desk, self.desk.store()
         into = engine_to_load_into() if self.load else None  # asked before the work, not behind it
+        locked = desk.locked(cell)
         with (
             console.progress(quiet=desk.quiet) as observer,
             uploads_ahead(self.ahead, self.plain_http, store, observer) as ahead,
         ):
             built = kiln.build(
-                desk.locked(cell),
+                locked,
                 desk.matrix,
                 desk.facts,
                 store=store,
                 layout=self.layout,
                 fetcher=LateIndex(store),
                 observer=observer,
-                options=kiln.Options(
-                    base_file=desk.base_file(), locked_only=desk.locked_only, layer_format=self.layer_format
-                ),
+                options=kiln.Options(sources=desk.sources(), layer_format=self.layer_format),
                 say=desk.say,
                 on_layer=ahead.take,
             )
@@ -217,11 +237,12 @@ class _Embedded:
             told["archive"] = str(archive)
         if not desk.quiet:
             console.summary(built)
+        told |= desk.real_or_not(locked)
         if self.form != "oci":
             desk.say(f"archive: {told['archive']}")
         if into:
             desk.say(f"in {into.host} ({into.kind} {into.version}): {', '.join(loaded)}")
-        return told
+        return told | desk.stand_in(cell)
 
 
 def _forecast(desk: Desk, cell: Cell, layer_format: LayerFormat) -> dict[str, Any]:

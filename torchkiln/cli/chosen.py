@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchkiln.cli.options import matrix_option
-from torchkiln.errors import ConfigError
+from torchkiln.errors import ConfigError, NothingSelected
 
 if TYPE_CHECKING:
     from torchkiln.facts import Facts
@@ -30,12 +31,14 @@ class Chosen:
     os_names: tuple[str, ...]
     beside: tuple[str, ...]
     every: bool
+    lockable: bool
     matrix_file: Path
 
     @property
     def any(self) -> bool:
         """Whether one of the options was given that choose."""
-        return bool(self.torch or self.cuda or self.flavor or self.os_names or self.beside or self.every)
+        named = (self.torch, self.cuda, self.flavor, self.os_names, self.beside)
+        return bool(any(named) or self.every or self.lockable)
 
     def selection(self) -> Selection:
         """The same for `select`."""
@@ -55,9 +58,11 @@ class Chosen:
 
         :raises ConfigError: one of the files is missing, or wrong.
         """
-        from torchkiln import facts, matrix
+        from torchkiln import cuda_redist, facts, matrix
 
         known = facts.load()
+        if file := os.environ.get(cuda_redist.VARIABLE):
+            known = replace(known, redist=cuda_redist.read(Path(file)))
         return matrix.read(self.matrix_file, known), known
 
     def cells(self, *, must_name: bool = False) -> tuple[tuple[Cell, ...], Matrix, Facts]:
@@ -65,15 +70,24 @@ class Chosen:
 
         :param must_name: refuse options that name neither torch nor CUDA nor every cell.
         :raises ConfigError: a value that the matrix does not have; all such values.
-        :raises NothingSelected: an option without a value, or *must_name*.
+        :raises NothingSelected: an option without a value, or *must_name*; --lockable, and none is.
         """
+        from torchkiln.resolve import resolve
         from torchkiln.select import everywhere, select
 
         matrix, facts = self.grid()
-        cells = select(self.selection(), matrix, must_name=must_name)
+        found = select(self.selection(), matrix, must_name=must_name and not self.lockable)
         for name in everywhere(self.selection(), matrix):
             click.echo(f"--with {name}: every image has it already", err=True)
-        return cells, matrix, facts
+        if not self.lockable:
+            return found, matrix, facts
+        lockable = tuple(cell for cell in found if resolve(cell, matrix, facts).lockable)
+        if not lockable:
+            raise NothingSelected(
+                "none of the chosen cells can be locked from the default index alone",
+                hint="`list` shows which can",
+            )
+        return lockable, matrix, facts
 
     def tags(self) -> list[str]:
         """The tags of the chosen cells' images; of several cells, those that can be built.
@@ -129,6 +143,7 @@ def selection(command: Callable[..., Any]) -> Callable[..., Any]:
             help="with components: conda, transformers",
         ),
         click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
+        click.option("--lockable", is_flag=True, help="of these, what the default index alone gives"),
         matrix_option,
     ):
         with_chosen = option(with_chosen)

@@ -53,6 +53,8 @@ class Plain:
         total = self._sizes.get((work, name), 0)
         if work == "convert":
             say(f"layer {name}: {size(total)} of wheels")
+        elif work == "toolkit":
+            say(f"layer {name}: of {size(total)} of archives")
         elif work == "join":
             say(f"layer {name}: {size(total)} joined")
         elif work == "compress":

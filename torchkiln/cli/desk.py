@@ -21,16 +21,18 @@ if TYPE_CHECKING:
     from torchkiln.matrix import Matrix
     from torchkiln.nouns import Cell
     from torchkiln.store import Store
+    from torchkiln.system import Sources
 
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """What every cell's build is given. `base`: a file, or for Docker a reference."""
+    """What every cell's build is given. `base`: a file, or for Docker a reference; `tools`: a file."""
 
     matrix: Matrix
     facts: Facts
     images: Path
     base: str | None
+    tools: str | None
     locked_only: bool
     quiet: bool
 
@@ -45,14 +47,34 @@ class Desk:
         if not self.quiet:
             console.say(line)
 
-    def base_file(self) -> Path | None:
-        """The file that --base names.
+    def real_or_not(self, locked: LockedCell) -> dict[str, list[str]]:
+        """Says what *locked* was resolved against a stand-in of; what --json prints of it, if anything."""
+        from torchkiln.stand_in import resolved_against, stand_ins
 
-        :raises ConfigError: there is no such file.
+        names = stand_ins(locked)
+        if names:
+            self.say(f"the lock was {resolved_against(names)}: this image shows nothing of the real one")
+        return {"stand_ins": list(names)} if names else {}
+
+    def sources(self, *, none_of_ours: bool = False) -> Sources:
+        """Where base and tools may come from; *none_of_ours*: --base names another's image.
+
+        :raises ConfigError: --base or --tools names no file.
         """
-        if self.base is not None and not Path(self.base).is_file():
-            raise ConfigError(f"--base {self.base}: no such file", hint="`base export` makes one")
-        return Path(self.base) if self.base else None
+        from torchkiln.system import Sources
+
+        base = None if none_of_ours else _file(self.base, "--base")
+        return Sources(base_file=base, tools_file=_file(self.tools, "--tools"), locked_only=self.locked_only)
+
+    def stand_in(self, cell: Cell) -> dict[str, str]:
+        """For --json: of what an image is made that is not what it stands for; said aloud, too."""
+        from torchkiln.resolve import resolve
+
+        limits = resolve(cell, self.matrix, self.facts).limits
+        found = [note.text for note in limits if note.fact == "rules.toolkit-stand-in"]
+        for text in found:
+            self.say(text)
+        return {"stand_in": found[0]} if found else {}
 
     def locked(self, cell: Cell) -> LockedCell:
         """The cell's lock, if it still fits matrix and facts."""
@@ -80,6 +102,12 @@ class Desk:
                 hint=f"run: torchkiln lock --torch {cell.torch} --cuda {cell.cuda}",
             )
         return found
+
+
+def _file(name: str | None, option: str) -> Path | None:
+    if name is not None and not Path(name).is_file():
+        raise ConfigError(f"{option} {name}: no such file", hint="`base export` makes one")
+    return Path(name) if name else None
 
 
 class LateIndex:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchkiln.cli.chosen import Chosen, selection
+from torchkiln.cli.noted import stand_ins_in
 from torchkiln.cli.options import images_folder, split
 from torchkiln.cli.tables import table
 from torchkiln.errors import ConfigError, NothingSelected
@@ -52,12 +53,12 @@ def list_command(as_json: bool, github: bool, since: str | None, images: Path, c
         click.echo(matrix_line(resolutions, images, since))
         return
     if as_json:
-        click.echo(json.dumps([_row(resolution, facts) for resolution in resolutions], indent=2))
+        click.echo(json.dumps([_row(resolution, facts, images) for resolution in resolutions], indent=2))
         return
     systems = {cell.os for cell in cells}
     flavors = {cell.flavor for cell in cells}
     header = ["TORCH", "CUDA", "STATUS", "WHEEL", "INDEX", "DRIVER", "CAPABILITIES", "TAG"]
-    lines = [_columns(resolution) for resolution in resolutions]
+    lines = [_columns(resolution, images) for resolution in resolutions]
     if len(systems) > 1 or len(flavors) > 1:
         header[2:2] = ["FLAVOR", "OS"]
         for line, cell in zip(lines, cells, strict=True):
@@ -68,7 +69,8 @@ def list_command(as_json: bool, github: bool, since: str | None, images: Path, c
 @click.command("explain")
 @selection
 @as_json
-def explain(as_json: bool, chosen: Chosen) -> None:
+@images_folder
+def explain(as_json: bool, images: Path, chosen: Chosen) -> None:
     """Tell the whole reasoning for the chosen cells: what, why, where it runs, its limits, the sources."""
     from torchkiln.explain import explain as explanation_of
     from torchkiln.explain import to_json
@@ -76,10 +78,10 @@ def explain(as_json: bool, chosen: Chosen) -> None:
     cells, matrix, facts = chosen.cells(must_name=True)
     told = [explanation_of(cell, matrix, facts) for cell in cells]
     if as_json:
-        values = [to_json(explanation) for explanation in told]
+        values = [to_json(explanation) | _of_lock(explanation, images) for explanation in told]
         click.echo(json.dumps(values[0] if len(values) == 1 else values, indent=2))
         return
-    click.echo("\n\n".join(_explained(explanation) for explanation in told))
+    click.echo("\n\n".join(_explained(explanation, images) for explanation in told))
 
 
 @click.command("pick")
@@ -124,9 +126,11 @@ def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: Chosen) -> No
         raise NothingSelected("none of these images runs on that host", hint="; ".join(choice.host))
 
 
-def _row(resolution: Resolution, facts: Facts) -> dict[str, Any]:
+def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
     """One cell as others script against it (issue 3, section 7): keys are only ever added."""
     from torchkiln.arch import served_classes
+    from torchkiln.explain import needs
+    from torchkiln.facts import recorded
     from torchkiln.tags import tag_of
 
     cell, build = resolution.cell, resolution.build
@@ -149,10 +153,13 @@ def _row(resolution: Resolution, facts: Facts) -> dict[str, Any]:
         "capabilities": [kind.capability for kind in classes],
         "nearest": [{"torch": torch, "cuda": cuda} for torch, cuda in resolution.nearest],
         "lockable": resolution.lockable,
+        "needs": list(needs(resolution)),
+        "recorded": recorded(facts, build, cell.python) if build else None,
+        "stand_ins": list(stand_ins_in(images, resolution)),
     }
 
 
-def _columns(resolution: Resolution) -> list[str]:
+def _columns(resolution: Resolution, images: Path) -> list[str]:
     from torchkiln.tags import tag_of
 
     cell, build = resolution.cell, resolution.build
@@ -166,7 +173,7 @@ def _columns(resolution: Resolution) -> list[str]:
         build.source.value,
         resolution.min_driver or "-",
         _codes(build),
-        tag_of(resolution),
+        tag_of(resolution) + ("  (locked against a stand-in)" if stand_ins_in(images, resolution) else ""),
     ]
 
 
@@ -179,7 +186,14 @@ def _codes(build: Build) -> str:
     return " ".join(told)
 
 
-def _explained(explanation: Explanation) -> str:
+def _of_lock(explanation: Explanation, images: Path) -> dict[str, Any]:
+    names = stand_ins_in(images, explanation.resolution)
+    return {"stand_ins": list(names)} if names else {}
+
+
+def _explained(explanation: Explanation, images: Path) -> str:
+    from torchkiln.stand_in import resolved_against
+
     resolution = explanation.resolution
     cell, build = resolution.cell, resolution.build
     lines = [
@@ -207,6 +221,11 @@ def _explained(explanation: Explanation) -> str:
         lines += _listed("prefer", told)
     others = [f"{one.version}, {_served_by(one)}: {_codes(one)}" for one in resolution.alternatives]
     lines += _listed("not taken", others)
+    lines += _listed("needs", [" and ".join(explanation.needs)] if explanation.needs else [])
+    if explanation.recorded:
+        lines += [_field("on record", f"torch's wheel for this Python: sha256 {explanation.recorded}")]
+    if names := stand_ins_in(images, resolution):
+        lines += [_field("lock", resolved_against(names))]
     lines += _listed("asks for", [" ".join(resolution.requirements)] if resolution.requirements else [])
     lines += _listed("bounds", [f"{note.text}  [{note.fact}]" for note in resolution.constraints])
     lines += _listed("limits", [f"{note.text}  [{note.fact}]" for note in resolution.limits])

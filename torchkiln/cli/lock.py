@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,7 +15,10 @@ from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, images_folder
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
-from torchkiln.nouns import Cell, LockedBase, LockedCell, Resolution, Source
+from torchkiln.nouns import Cell, LockedArchive, LockedBase, LockedCell, LockedTools, Resolution, Source
+
+if TYPE_CHECKING:
+    from torchkiln.facts import Facts
 
 
 @click.command("lock")
@@ -77,7 +81,7 @@ def lock(
         _record(_lockable(resolutions, sweeping=sweeping), images, sweeping=sweeping)
         return
     wanted = _lockable(resolutions, sweeping=sweeping)
-    _Locking(images, bound, as_of, below, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
+    _Locking(images, facts, bound, as_of, below, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
 
 
 def _check(
@@ -86,7 +90,7 @@ def _check(
     bound: tuple[str, ...],
     images: Path,
 ) -> None:
-    from torchkiln.base.artefact import read_lock
+    from torchkiln.base import artefact, tools
     from torchkiln.lock import staleness
     from torchkiln.lock_beside import left_behind
     from torchkiln.tags import tag_of
@@ -100,7 +104,9 @@ def _check(
         committed = resolution.lockable and resolution.cell.os == "debian12" and not resolution.components
         if not committed and not (images / tag).is_dir():
             continue
-        reasons = staleness(images, resolution, bound, read_lock(images, resolution.cell.os))
+        os_name = resolution.cell.os
+        on_top = tools.read_lock(images, os_name, resolution.tools) if resolution.tools else None
+        reasons = staleness(images, resolution, bound, artefact.read_lock(images, os_name), on_top)
         if resolution.components and not reasons:
             reasons = left_behind(images, resolution, below[resolution.cell])
         stale += [f"{tag}: {reason}" for reason in reasons]
@@ -111,8 +117,8 @@ def _check(
 
 
 def _record(resolutions: tuple[Resolution, ...], images: Path, *, sweeping: bool) -> None:
-    """Write the wheel layers' digests into the locks they were built from; builds then hold to them."""
-    from torchkiln.engines.embedded import known_wheel_layers
+    """Write the layers' digests into the locks they were built from; builds then hold to them."""
+    from torchkiln.engines.embedded import known_layers
     from torchkiln.lock import load_locked, save
     from torchkiln.store import Store
     from torchkiln.tags import tag_of
@@ -121,7 +127,7 @@ def _record(resolutions: tuple[Resolution, ...], images: Path, *, sweeping: bool
     for resolution in resolutions:
         tag = tag_of(resolution)
         locked = load_locked(images, tag)
-        layers = known_wheel_layers(locked, store)
+        layers = known_layers(locked, store)
         if layers is None and locked.layers:
             click.echo(f"lock: {tag}: recorded already, left as it is", err=True)
             continue
@@ -179,6 +185,7 @@ class _Locking:
     def __init__(
         self,
         images: Path,
+        facts: Facts,
         bound: tuple[str, ...],
         as_of: str | None,
         below: Mapping[Cell, Resolution],
@@ -190,10 +197,11 @@ class _Locking:
 
         self._images, self._bound, self._below, self._upgrade = images, bound, below, upgrade
         self._as_of, self._date = as_of, _date(as_of)
-        self._upgrade_base = upgrade_base
+        self._facts, self._upgrade_base = facts, upgrade_base
         self._store = Store(cache_root(), on_wait=waiting)
         self._index = open_index(os.environ, self._store)
         self._bases: dict[str, LockedBase] = {}
+        self._tools: dict[tuple[str, str], LockedTools] = {}
         if left_out := self._index.pages.settings.left_out:
             click.echo(f"lock: not followed, by design: {', '.join(left_out)}", err=True)
 
@@ -220,47 +228,72 @@ class _Locking:
             )
 
     def _one(self, resolution: Resolution, tag: str) -> None:
-        from torchkiln.lock import load_locked, save
-        from torchkiln.lock import lock as lock_cell
-        from torchkiln.tags import tag_of
+        from torchkiln.lock import save
+        from torchkiln.stand_in import resolved_against, stand_ins
 
         previous = self._previous(tag)
         if self._upgrade and "*" not in self._upgrade and previous:
             known = {wheel.name for wheel in previous.wheels}
             if strangers := [name for name in self._upgrade if name.lower().replace("_", "-") not in known]:
                 raise ConfigError(f"--upgrade {', '.join(strangers)}: not in the lock of {tag}")
-        if resolution.components:
-            from torchkiln.lock_beside import lock_beside
-
-            below = self._below[resolution.cell]
-            locked = lock_beside(
-                resolution,
-                below,
-                load_locked(self._images, tag_of(below)),
-                self._index,
-                as_of=self._date if self._as_of or self._upgrade else None,
-                bound=self._bound,
-                previous=previous,
-                upgrade=self._upgrade,
-            )
-        else:
-            locked = lock_cell(
-                resolution,
-                self._index,
-                self._base(resolution.cell.os),
-                as_of=self._date,
-                bound=self._bound,
-                previous=previous,
-                upgrade=self._upgrade,
-            )
+        locked = (
+            self._beside(resolution, previous) if resolution.components else self._plain(resolution, previous)
+        )
         save(self._images, locked)
         total = sum(wheel.size for wheel in locked.wheels)
+        named = f"{len(locked.wheels)} wheels, {total / 1e9:.2f} GB"
+        if locked.archives:
+            more = sum(archive.size for archive in locked.archives)
+            named += f", {len(locked.archives)} archives, {more / 1e9:.2f} GB"
         changes = (
             "unchanged"
             if previous == locked
             else "; ".join(_moves(previous, locked)) or "new facts, same wheels"
         )
-        click.echo(f"lock: {tag}: {len(locked.wheels)} wheels, {total / 1e9:.2f} GB: {changes}", err=True)
+        click.echo(f"lock: {tag}: {named}: {changes}", err=True)
+        if names := stand_ins(locked):
+            click.echo(f"lock: {tag}: {resolved_against(names)}", err=True)
+
+    def _plain(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
+        from torchkiln.facts import recorded
+        from torchkiln.lock import lock as lock_cell
+
+        base, build = self._base(resolution.cell.os), resolution.build
+        return lock_cell(
+            resolution,
+            self._index,
+            base,
+            as_of=self._date,
+            tools=self._tools_on(base, resolution.tools) if resolution.tools else None,
+            bound=self._bound,
+            previous=previous,
+            upgrade=self._upgrade,
+            stand_ins=self._index.pages.settings.stand_ins,
+            recorded=recorded(self._facts, build, resolution.cell.python) if build else None,
+            archives=self._archives(resolution),
+        )
+
+    def _beside(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
+        """On the plain cell's lock, whose day goes on to hold unless another is asked for."""
+        from torchkiln.lock import load_locked
+        from torchkiln.lock_beside import lock_beside
+        from torchkiln.tags import tag_of
+
+        below = self._below[resolution.cell]
+        return lock_beside(
+            resolution,
+            below,
+            load_locked(self._images, tag_of(below)),
+            self._index,
+            as_of=self._date if self._as_of or self._upgrade else None,
+            bound=self._bound,
+            previous=previous,
+            upgrade=self._upgrade,
+        )
+
+    def _archives(self, resolution: Resolution) -> tuple[LockedArchive, ...]:
+        toolkit = resolution.toolkit
+        return self._facts.redist.releases.get(toolkit.release, ()) if toolkit else ()
 
     def _previous(self, tag: str) -> LockedCell | None:
         """The present lock; one that is broken gives no versions to keep, and is made anew."""
@@ -288,12 +321,31 @@ class _Locking:
                     self._store,
                     environ=os.environ,
                     locked=base,
-                    say=lambda line: click.echo(f"lock: {line}", err=True),
+                    say=_say,
                 )
                 artefact.write_lock(self._images, base)
                 note_beside(self._images, base, self._store)
             self._bases[os_name] = base
         return self._bases[os_name]
+
+    def _tools_on(self, base: LockedBase, name: str) -> LockedTools:
+        """The locked tools *name* on *base*; built where there are none on it yet."""
+        from torchkiln.base import artefact, tools
+        from torchkiln.cli.base import build_tools, note_beside
+
+        if (base.os, name) not in self._tools:
+            found = tools.read_lock(self._images, base.os, name)
+            if found is None or found.base != base.digest:
+                artefact.ensure(base, self._store, os_name=base.os, locked_only=True, say=_say)
+                found = build_tools(name, base, self._store, _say, locked=found)
+                tools.write_lock(self._images, found)
+                note_beside(self._images, found, self._store)
+            self._tools[base.os, name] = found
+        return self._tools[base.os, name]
+
+
+def _say(line: str) -> None:
+    click.echo(f"lock: {line}", err=True)
 
 
 def _moves(previous: LockedCell | None, locked: LockedCell) -> list[str]:
@@ -305,8 +357,6 @@ def _moves(previous: LockedCell | None, locked: LockedCell) -> list[str]:
         return ["new"]
     found = lock_change(tag_of(locked.resolution), previous, locked)
     told = [
-        f"{one.name} {one.a or '(new)'} → {one.b or '(gone)'}"
-        for one in found.packages
-        if one.system == "python"
+        f"{one.name} {one.a or '(new)'} → {one.b or '(gone)'}" for one in found.packages if one.system != "os"
     ]
     return told + (["base"] if found.base[0] != found.base[1] else [])

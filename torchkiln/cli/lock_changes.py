@@ -60,7 +60,8 @@ def markdown(found: Sequence[LockChange]) -> Iterator[str]:
     for one in found:
         counts = " | ".join(str(one.count(kind)) for kind in ("added", "removed", "moved"))
         yield f"| {one.tag} | {_locks(one)} | {counts} | {_arrow(*one.base)} |"
-    for system, title in (("python", "Python packages"), ("os", "OS packages")):
+    titles = {"python": "Python packages", "toolkit": "Parts of NVIDIA's toolkit", "os": "OS packages"}
+    for system, title in titles.items():
         rows = _rows(found, system)
         if rows:
             yield from ("", f"### {title}", "")

@@ -33,18 +33,17 @@ class OnDocker:
         desk, store = self.desk, self.desk.store()
         reference = desk.base if desk.base and not Path(desk.base).is_file() else None
         engine = find_engine()
+        locked = desk.locked(cell)
         with console.progress(quiet=desk.quiet) as observer:
             built = kiln.build_on_docker(
-                desk.locked(cell),
+                locked,
                 desk.matrix,
                 desk.facts,
                 store=store,
                 engine=engine,
                 wheels=LateIndex(store),
                 observer=observer,
-                options=kiln.Options(
-                    base_file=None if reference else desk.base_file(), locked_only=desk.locked_only
-                ),
+                options=kiln.Options(sources=desk.sources(none_of_ours=reference is not None)),
                 handed_on=docker.Options(
                     builder=self.builder,
                     cache_from=self.cache_from,
@@ -57,7 +56,7 @@ class OnDocker:
         desk.say("time: " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in built.seconds))
         if built.base_moved:
             desk.say("base newer than the lock: " + "; ".join(built.base_moved))
-        return {
+        return desk.real_or_not(locked) | {
             "tag": built.tag,
             "digest": built.digest,
             "names": list(built.names),
@@ -65,6 +64,7 @@ class OnDocker:
             "base": built.base,
             "base_newer_than_lock": list(built.base_moved),
             "seconds": {stage: round(seconds, 3) for stage, seconds in built.seconds},
+            **desk.stand_in(cell),
         }
 
 

@@ -38,7 +38,7 @@ def table(plan: ImagePlan) -> str:
     """The layers of *plan* from the bottom up: number, megabytes that go in, what is in it."""
     from torchkiln.plan import layer_bytes
 
-    sizes = [layer_bytes(layer, plan.locked) for layer in plan.layers]
+    sizes = [layer_bytes(layer) for layer in plan.layers]
     rows = [
         f"{number:3}  {size / 1e6:9,.1f} MB  {layer.title}"
         for number, (size, layer) in enumerate(zip(sizes, plan.layers, strict=True), start=1)

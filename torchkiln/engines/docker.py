@@ -17,15 +17,17 @@ from typing import Protocol
 
 from torchkiln.engines import buildx
 from torchkiln.engines.daemon import Engine
-from torchkiln.engines.observer import Fetcher, Observer
+from torchkiln.engines.observer import ArchiveSource, Fetcher, Observer
+from torchkiln.engines.toolkits import lay_out
 from torchkiln.files import remove_tree
 from torchkiln.layering import files_of
-from torchkiln.nouns import BuiltLayer, Digest, ImageConfig, ImagePlan, LockedWheel
+from torchkiln.nouns import BuiltLayer, Digest, ImageConfig, ImagePlan, LayerSpec, LockedWheel
 from torchkiln.oci.layout import write_image
 from torchkiln.plan import GENERATED
 from torchkiln.store import Store
 
 _BASE = "torchkiln-base"
+_CONTEXTS = {"base": _BASE, "tools": "tools"}  # by what the Dockerfile calls layers that come as they are
 _STREAMS = 6
 _RAWJSON = (0, 13)
 _NO_CONFIG = ImageConfig(
@@ -79,6 +81,7 @@ def build(
     engine: Engine,
     repository: str,
     wheels: WheelSource,
+    archives: ArchiveSource,
     observer: Observer,
     options: Options,
     environ: Mapping[str, str] = os.environ,
@@ -94,6 +97,7 @@ def build(
         work = store.temporary("docker")
         work.mkdir(parents=True)
         stack.callback(remove_tree, work)
+        tree = lay_out(plan, store, work / "toolkit", archives=archives, observer=observer)
         places = _fetched(files_of(plan.locked), store, wheels, observer)
         fetched = time.monotonic()
         base = options.base or _BASE
@@ -104,8 +108,14 @@ def build(
         }
         if programs:
             contexts["programs"] = _linked(work / "programs", programs)
+        if tree:
+            contexts["toolkit"] = str(tree)
         if options.base is None:
-            contexts[_BASE] = _base(work / "base", plan, store)
+            contexts |= {
+                _CONTEXTS[layer.kind]: _as_image(work / layer.kind, layer, plan, store)
+                for layer in plan.layers
+                if layer.artefact
+            }
         request = buildx.Request(
             folder=_folder(work / "context", files),
             contexts=tuple(contexts.items()),
@@ -178,16 +188,10 @@ def _rootfs(folder: Path, plan: ImagePlan) -> str:
     return str(_folder(folder, files))
 
 
-def _base(layout: Path, plan: ImagePlan, store: Store) -> str:
-    """Our base as an image of one layer, under its locked digest."""
-    locked = plan.locked.base
-    layer = BuiltLayer(
-        title=plan.layers[0].title,
-        digest=locked.digest,
-        diff_id=locked.diff_id,
-        size=locked.size,
-        unpacked=locked.unpacked,
-    )
-    bare = replace(plan, layers=plan.layers[:1], config=_NO_CONFIG)
-    image = write_image(layout, bare, [layer], store.blob, refs=("base",))
+def _as_image(layout: Path, layer: LayerSpec, plan: ImagePlan, store: Store) -> str:
+    """Base or tools as an image of one layer, under the locked digest."""
+    assert layer.artefact
+    bare = replace(plan, layers=(layer,), config=_NO_CONFIG)
+    built = BuiltLayer.of_artefact(layer.artefact, layer.title)
+    image = write_image(layout, bare, [built], store.blob, refs=(layer.kind,))
     return f"oci-layout://{layout}@{image.manifest}"

@@ -16,9 +16,10 @@ from typing import Any
 
 from torchkiln.base.interpreter import interpreter
 from torchkiln.engines.keys import key_of
-from torchkiln.engines.observer import Fetcher, Observer
+from torchkiln.engines.observer import ArchiveSource, Fetcher, Observer
+from torchkiln.engines.toolkits import kept_path, toolkit_layers
 from torchkiln.errors import BuildFailed
-from torchkiln.layering import layers_of
+from torchkiln.layering import made_layers
 from torchkiln.nouns import (
     BuiltImage,
     BuiltLayer,
@@ -26,6 +27,7 @@ from torchkiln.nouns import (
     ImagePlan,
     LayerFormat,
     LayerSpec,
+    LockedArchive,
     LockedCell,
     LockedLayer,
     LockedWheel,
@@ -57,6 +59,7 @@ def build(
     *,
     fetcher: Fetcher,
     observer: Observer,
+    archives: ArchiveSource | None = None,
     refs: Sequence[str] = (),
     base_moved: tuple[str, ...] = (),
     layer_format: LayerFormat = "gzip",
@@ -64,7 +67,8 @@ def build(
 ) -> Build:
     """Build *plan* into *layout* under *refs* (the plan's tag when none).
 
-    :param base_moved: what `base.artefact.ensure` told; the base's blob is in *store*.
+    :param archives: where those of NVIDIA's toolkit come from; a plan without any does not ask.
+    :param base_moved: what `base.artefact.ensure` told; the blobs of base and tools are in *store*.
     :param layer_format: other than "gzip": layers are made as ever, compared with the lock, then
         brought into it.
     :param on_layer: hears of each layer of the image as soon as its blob is in *store*.
@@ -83,9 +87,14 @@ def build(
         tell(layer)
     missing = [spec for spec in plan.layers if spec not in built]
     seconds: dict[str, float] = {}
-    if missing:
-        made, seconds, waited = _make(missing, plan, store, fetcher, observer, tell)
+    if of_toolkit := [spec for spec in missing if spec.kind == "toolkit"]:
+        began = time.monotonic()
+        built |= toolkit_layers(of_toolkit, plan.locked, store, archives, observer, tell)
+        seconds["toolkit"] = time.monotonic() - began
+    if of_wheels := [spec for spec in missing if spec.kind == "wheels"]:
+        made, of_kitchen, waited = _make(of_wheels, plan, store, fetcher, observer, tell)
         built |= made
+        seconds |= of_kitchen
         reused += waited
     layers = tuple(built[spec] for spec in plan.layers)
     _compare_with_lock(layers, plan)
@@ -116,37 +125,38 @@ def build(
 def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
     """What `build` would do for each layer (reuse, convert, make), and what it would download."""
     layers: list[dict[str, Any]] = []
-    absent: list[LockedWheel] = []
+    absent: list[LockedWheel | LockedArchive] = []
     for spec in plan.layers:
-        if spec.kind == "base":
-            there = store.has_blob(plan.locked.base.digest, plan.locked.base.size)
+        if spec.artefact:
+            there = store.has_blob(spec.artefact.digest, spec.artefact.size)
         else:
             there = spec.kind != "overlay" and _known(spec, plan, store) is not None
         if not there:
             absent += [wheel for wheel in spec.wheels if not store.has_wheel(wheel)]
-        do = "reuse" if there else "convert" if spec.kind == "wheels" else "make"
-        layers.append({"what": spec.title, "do": do, "bytes": layer_bytes(spec, plan.locked)})
+            absent += [one for one in spec.archives if not (store.root / kept_path(one)).is_file()]
+        do = "reuse" if there else "convert" if spec.kind in ("wheels", "toolkit") else "make"
+        layers.append({"what": spec.title, "do": do, "bytes": layer_bytes(spec)})
     return {
         "layers": layers,
         "downloads": len(absent),
-        "download_bytes": sum(wheel.size for wheel in absent),
+        "download_bytes": sum(one.size for one in absent),
     }
 
 
-def known_wheel_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, ...] | None:
-    """The wheel layers that *store* has of this lock, in order; None when one is missing.
+def known_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, ...] | None:
+    """The layers of wheels and archives that *store* has of this lock, in order; None when one is missing.
 
     Only those count whose wheels were looked into: a lock must not vouch for itself. Where it has a part of
     them, which came from the plain cell's lock, the others are added.
     """
     found = []
-    specs, told = layers_of(locked), {layer.title: layer for layer in locked.layers}
+    specs, told = made_layers(locked), {layer.title: layer for layer in locked.layers}
     partly = any(spec.title not in told for spec in specs)
     for spec in specs:
         if partly and spec.title in told:
             found.append(told[spec.title])
             continue
-        record = store.record(_RECORDS, key_of(spec, locked.base.python))
+        record = store.record(_RECORDS, key_of(spec, locked))
         if record is None or not record.get("looked_into"):
             return None
         found.append(LockedLayer(**asdict(_layer(spec, record))))
@@ -154,13 +164,13 @@ def known_wheel_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, .
 
 
 def _known(spec: LayerSpec, plan: ImagePlan, store: Store) -> BuiltLayer | None:
-    """The layer of *spec* if it needs no work: the base, the overlay, or a wheel layer made before."""
+    """The layer of *spec* if it needs no work: base, tools, overlay, or another that was made before."""
     locked = plan.locked
-    if spec.kind == "base":
-        return BuiltLayer.of_base(locked.base, spec.title)
+    if spec.artefact:
+        return BuiltLayer.of_artefact(spec.artefact, spec.title)
     if spec.kind == "overlay":
         return _overlay(spec, plan.epoch, store)
-    record = store.record(_RECORDS, key_of(spec, locked.base.python))
+    record = store.record(_RECORDS, key_of(spec, locked))
     if record is None or not store.has_blob(Digest(record["digest"]), record["size"]):
         return None
     layer = _layer(spec, record)
@@ -197,7 +207,7 @@ def _make(
 
     python = plan.locked.base.python
     recorded = {layer.title: layer for layer in plan.locked.layers}
-    keys = {key_of(spec, python): spec for spec in missing}
+    keys = {key_of(spec, plan.locked): spec for spec in missing}
     made: dict[LayerSpec, BuiltLayer] = {}
     waited: list[str] = []
     with ExitStack() as locks:

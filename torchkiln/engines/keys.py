@@ -1,7 +1,7 @@
 """What decides a layer's bytes → its key in the cache.
 
-Of a wheel layer: wheels, Python and recipe, as a hash. Of another form of a layer: that one's digest and
-the encoder, to be read.
+Of a wheel layer: wheels, Python and recipe, as a hash; of a toolkit's: archives and the rule. Of another form
+of a layer: that one's digest and the encoder, to be read.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from torchkiln.nouns import Digest, LayerSpec, LockedWheel
+from torchkiln.cuda_tree import RULE
+from torchkiln.nouns import Digest, LayerSpec, LockedArchive, LockedCell, LockedWheel
 from torchkiln.oci.encode import ENCODER
 from torchkiln.recipe import PREFIX, RECIPE
+from torchkiln.toolkit import home
 
 
 def layer_key(wheels: Iterable[LockedWheel], python: str) -> str:
@@ -27,10 +29,21 @@ def layer_key(wheels: Iterable[LockedWheel], python: str) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
-def key_of(spec: LayerSpec, python: str) -> str:
-    """What decides the bytes of a layer between base and overlay."""
-    if spec.kind == "wheels":
-        return layer_key(spec.wheels, python)
+def toolkit_key(archives: Iterable[LockedArchive], home: str) -> str:
+    """What decides the bytes of a layer of *archives* below the folder *home*."""
+    decides = {
+        "archives": [archive.sha256 for archive in archives],
+        "components": [archive.component for archive in archives],
+        "home": home,
+        "rule": RULE,
+        "recipe": RECIPE,
+        "encoder": ENCODER,
+    }
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+def program_key(spec: LayerSpec) -> str:
+    """What decides the bytes of a program's layer."""
     decides = {
         "program": [file.sha256 for file in spec.wheels],
         "files": [(file.path, file.mode, hashlib.sha256(file.data).hexdigest()) for file in spec.files],
@@ -40,6 +53,16 @@ def key_of(spec: LayerSpec, python: str) -> str:
         "encoder": ENCODER,
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+def key_of(spec: LayerSpec, locked: LockedCell) -> str:
+    """The key of *spec*, a layer that is made of *locked*'s wheels, archives or programs."""
+    toolkit = locked.resolution.toolkit
+    if spec.kind == "toolkit" and toolkit:
+        return toolkit_key(spec.archives, home(toolkit))
+    if spec.kind == "program":
+        return program_key(spec)
+    return layer_key(spec.wheels, locked.base.python)
 
 
 FORM_RECORDS = ("joined", "zstd")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal, Protocol
 
-from torchkiln.nouns import LockedWheel
+from torchkiln.nouns import LockedArchive, LockedWheel
 
-Work = Literal["download", "convert", "join", "compress", "base", "write", "step", "load", "push"]
+Work = Literal["download", "convert", "toolkit", "join", "compress", "base", "write", "step", "load", "push"]
 
 
 class Observer(Protocol):
@@ -36,6 +36,26 @@ class Fetcher(Protocol):
         cancelled: Callable[[], bool],
     ) -> None:
         """Bring the file to *path*, in order, going on from what is there; not verified."""
+
+
+class ArchiveSource(Protocol):
+    """Where the archives of NVIDIA's toolkit come from."""
+
+    def require(self, archives: Collection[LockedArchive]) -> None:
+        """See that there is a place to ask, before anything is done.
+
+        :raises BuildFailed: nobody said where *archives* are.
+        """
+
+    def archive(
+        self,
+        archive: LockedArchive,
+        part: Path,
+        *,
+        on_progress: Callable[[int], None],
+        cancelled: Callable[[], bool],
+    ) -> Path | None:
+        """The file, verified: at *part*, or where the user has it; None: it was cancelled."""
 
 
 class Silent:

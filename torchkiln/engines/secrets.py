@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchkiln.base.mmdebstrap import MIRROR, SECURITY_MIRROR
 from torchkiln.base.recipe import BaseRecipe
+from torchkiln.base.sources import variables
 from torchkiln.errors import ConfigError
+from torchkiln.stand_in import declared
 
 # The Dockerfile names the first as APT_CONFIG, which names the others. Apt passes over what is not there.
 APT_CONFIG, SOURCES, CA = "apt-config", "apt-sources", "apt-ca"
@@ -47,16 +48,17 @@ def apt_secrets(recipe: BaseRecipe, environ: Mapping[str, str], ca_bundle: Path 
 
 def _sources(recipe: BaseRecipe, environ: Mapping[str, str]) -> list[str]:
     """Lines of a sources.list; none where no mirror is set."""
-    mirror, security = environ.get(MIRROR), environ.get(SECURITY_MIRROR)
-    if security and not mirror:
-        raise ConfigError(f"{SECURITY_MIRROR} is set and {MIRROR} is not", hint="set both, or the latter")
-    if not mirror:
+    mirror, security, _ = variables(recipe)
+    given = {name: declared(environ.get(name, ""))[0] for name in (mirror, security)}
+    if given[security] and not given[mirror]:
+        raise ConfigError(f"{security} is set and {mirror} is not", hint="set both, or the latter")
+    if not given[mirror]:
         return []
-    where = [(mirror, MIRROR, recipe.suite), (mirror, MIRROR, f"{recipe.suite}-updates")]
-    if security:
-        where.append((security, SECURITY_MIRROR, f"{recipe.suite}-security"))
+    where = [(mirror, recipe.suite), (mirror, f"{recipe.suite}-updates")]
+    if given[security]:
+        where.append((security, f"{recipe.suite}-security"))
     components = " ".join(recipe.components)
-    return [f"deb {_address(name, address)} {suite} {components}" for address, name, suite in where]
+    return [f"deb {_address(name, given[name])} {suite} {components}" for name, suite in where]
 
 
 def _address(name: str, value: str) -> str:

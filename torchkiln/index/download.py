@@ -1,4 +1,4 @@
-"""LockedWheel → its file, in order and resumable; the bytes are hashed by whoever reads them."""
+"""LockedWheel, or another file by hash → its file, in order and resumable; hashed by whoever reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import requests
 from urllib3.exceptions import HTTPError
@@ -36,14 +36,34 @@ _RANGE = re.compile(r"bytes (?P<start>\d+)-\d+/(?P<total>\d+|\*)")
 T = TypeVar("T")
 
 
-class Downloads:
-    """Fetches wheels from the configured indexes; safe to use from several threads."""
+class LockedFile(Protocol):
+    """What is fetched: a wheel, or an archive."""
 
-    def __init__(self, pages: Pages, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.pages = pages
+    @property
+    def filename(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+
+F = TypeVar("F", bound=LockedFile)
+
+
+class Fetching(Generic[F]):
+    """Fetches files; safe to use from several threads. Where they lie is for who derives from it."""
+
+    def __init__(self, session: requests.Session, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._session = session
         self._sleep = sleep
 
-    def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
+    def _place(self, wheel: F, *, fresh: bool) -> FileAt:
+        """Where the file lies; *fresh*: what was kept of that did not help."""
+        raise NotImplementedError
+
+    def tail(self, wheel: F, count: int) -> bytes | None:
         """The last *count* bytes of the file; None where the server has no ranges.
 
         :raises BuildFailed: the file is not to be had, or has another size than was locked.
@@ -53,7 +73,7 @@ class Downloads:
 
     def fetch(
         self,
-        wheel: LockedWheel,
+        wheel: F,
         path: Path,
         *,
         on_progress: Callable[[int], None],
@@ -88,39 +108,30 @@ class Downloads:
                 if not stream.have:  # nothing to go on from
                     path.unlink(missing_ok=True)
 
-    def fetch_wheel(
+    def fetch_verified(
         self,
-        wheel: LockedWheel,
-        store: Store,
+        wheel: F,
+        part: Path,
         *,
-        on_progress: Callable[[int], None] = lambda _: None,
-    ) -> Path:
-        """The wheel in *store*, fetched and verified if it is not there yet.
+        on_progress: Callable[[int], None],
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """As `fetch`, and hashed; False: it was cancelled.
 
-        :raises BadWheel: what the index serves is not what was locked; nothing is kept of it.
+        :raises BadWheel: what is served is not what was locked; nothing is kept of it.
         """
-        place = store.wheel(wheel)
-        with store.lock(f"wheel-{wheel.sha256}", f"fetches {wheel.filename}"):
-            if store.has_wheel(wheel):
-                return place
-            place.parent.mkdir(parents=True, exist_ok=True)
-            part = store.part(wheel)
-            resumed = part.exists()
-            self.fetch(wheel, part, on_progress=on_progress, cancelled=lambda: False)
+        for resumed in (part.exists(), False):
+            self.fetch(wheel, part, on_progress=on_progress, cancelled=cancelled)
+            if cancelled():
+                return False
             try:
                 verify(wheel, part)
+                break
             except BadWheel:
                 part.unlink()
-                if not resumed:
+                if not resumed:  # what an earlier run left may be at fault: the server gets one more chance
                     raise
-                # What an earlier run left may be at fault, so the server gets one more chance.
-                self.fetch(wheel, part, on_progress=on_progress, cancelled=lambda: False)
-                try:
-                    verify(wheel, part)
-                except BadWheel:
-                    part.unlink()
-                    raise
-            return store.adopt(part, place)
+        return True
 
     def _pour(self, place: FileAt, stream: _Stream) -> None:
         """One answer of the server into *stream*, as far as it goes."""
@@ -145,7 +156,7 @@ class Downloads:
         if not stream.over():
             raise Transient(f"the connection broke off after {stream.have} of {wheel.size} bytes")
 
-    def _tail(self, place: FileAt, wheel: LockedWheel, count: int) -> bytes | None:
+    def _tail(self, place: FileAt, wheel: F, count: int) -> bytes | None:
         start = wheel.size - count
         with self._ask(place.url, {"Range": f"bytes={start}-{wheel.size - 1}"}) as answer:
             if answer.status_code == 200:
@@ -165,11 +176,9 @@ class Downloads:
     def _ask(self, url: str, headers: Mapping[str, str]) -> requests.Response:
         # Identity: a compressed answer would have neither the locked size nor the locked hash.
         plain = {"Accept-Encoding": "identity", **headers}
-        return ask(self.pages.session, "GET", url, headers=plain, stream=True)
+        return ask(self._session, "GET", url, headers=plain, stream=True)
 
-    def _persist(
-        self, wheel: LockedWheel, step: Callable[[FileAt], T], stream: _Stream | None = None
-    ) -> T | None:
+    def _persist(self, wheel: F, step: Callable[[FileAt], T], stream: _Stream | None = None) -> T | None:
         """*step* with the file's address, again while that may help; None once the stream is cancelled."""
         place = self._place(wheel, fresh=False)
         attempt, seen, looked_again = 0, stream.have if stream else 0, False
@@ -194,12 +203,40 @@ class Downloads:
                 if stream and stream.over():
                     return None
 
+
+class Downloads(Fetching[LockedWheel]):
+    """Fetches wheels from the configured indexes."""
+
+    def __init__(self, pages: Pages, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        super().__init__(pages.session, sleep=sleep)
+        self.pages = pages
+
+    def fetch_wheel(
+        self,
+        wheel: LockedWheel,
+        store: Store,
+        *,
+        on_progress: Callable[[int], None] = lambda _: None,
+    ) -> Path:
+        """The wheel in *store*, fetched and verified if it is not there yet.
+
+        :raises BadWheel: what the index serves is not what was locked; nothing is kept of it.
+        """
+        place = store.wheel(wheel)
+        with store.lock(f"wheel-{wheel.sha256}", f"fetches {wheel.filename}"):
+            if store.has_wheel(wheel):
+                return place
+            place.parent.mkdir(parents=True, exist_ok=True)
+            part = store.part(wheel)
+            self.fetch_verified(wheel, part, on_progress=on_progress)
+            return store.adopt(part, place)
+
     def _place(self, wheel: LockedWheel, *, fresh: bool) -> FileAt:
         at = wheel.at or wheel.filename
         return self.pages.find(at, wheel.sha256, wheel.name, wheel.index, fresh=fresh)
 
 
-def verify(wheel: LockedWheel, path: Path) -> None:
+def verify(wheel: LockedFile, path: Path) -> None:
     """Check size and SHA-256 of the file at *path*.
 
     :raises BadWheel: it is not the locked one.
@@ -232,7 +269,7 @@ class _Stream:
 
     def __init__(
         self,
-        wheel: LockedWheel,
+        wheel: LockedFile,
         path: Path,
         out: FileIO,
         have: int,
@@ -269,7 +306,7 @@ class _Stream:
         :raises BuildFailed: the disk does not take it.
         """
         if self.have + len(chunk) > self.wheel.size:
-            raise BadWheel(self.wheel.filename, f"the index sends more than {self.wheel.size} bytes")
+            raise BadWheel(self.wheel.filename, f"the server sends more than {self.wheel.size} bytes")
         rest = memoryview(chunk)
         while rest:
             try:
@@ -302,12 +339,12 @@ def _called_off(answer: requests.Response, stream: _Stream) -> Iterator[None]:
         watcher.join()
 
 
-def _expect_size(wheel: LockedWheel, length: str) -> None:
+def _expect_size(wheel: LockedFile, length: str) -> None:
     if length.isdigit() and int(length) != wheel.size:
-        raise BadWheel(wheel.filename, f"the index's file has {length} bytes, locked are {wheel.size}")
+        raise BadWheel(wheel.filename, f"the server's file has {length} bytes, locked are {wheel.size}")
 
 
-def _expect_range(wheel: LockedWheel, answer: requests.Response, start: int) -> None:
+def _expect_range(wheel: LockedFile, answer: requests.Response, start: int) -> None:
     told = answer.headers.get("Content-Range", "")
     found = _RANGE.fullmatch(told)
     if not found or int(found["start"]) != start:

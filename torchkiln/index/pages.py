@@ -159,8 +159,8 @@ class Pages:
         return _thaw(kept)
 
 
-def _unreachable(reason: str) -> Unresolvable:
-    return Unresolvable(
+def _unreachable(reason: str) -> BuildFailed:
+    return BuildFailed(
         f"PyTorch's index gives no answer: {reason}",
         hint=f"these wheels are nowhere else; look at {PYTORCH_VARIABLE}, the network and the proxy",
     )

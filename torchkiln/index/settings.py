@@ -12,12 +12,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from torchkiln.errors import ConfigError, Unresolvable
 from torchkiln.nouns import Source
+from torchkiln.stand_in import declared
 
 _OWN = "TORCHKILN_INDEX_"
 PYTORCH_VARIABLE = f"{_OWN}PYTORCH"
@@ -32,12 +33,18 @@ class IndexSettings:
 
     default_url: str
     pytorch_url: str | None
+    pytorch_stand_in: bool  # it is no more than a stand-in for PyTorch's own index
     ca_bundle: str | None  # file or folder
     client_cert: str | None
     proxy: str | None = field(repr=False)
     logins: tuple[tuple[str, str, str], ...] = field(repr=False)  # (host, user, password)
     left_out: tuple[str, ...]  # settings that were there and are not followed
     places: tuple[tuple[str, str], ...] = ()  # (variable, address) of files that are on no index
+
+    @property
+    def stand_ins(self) -> tuple[Source, ...]:
+        """The indexes that are no more than stand-ins."""
+        return (Source.PYTORCH,) if self.pytorch_stand_in else ()
 
     def url(self, source: Source) -> str:
         """The address of *source*, without a slash at its end.
@@ -72,8 +79,8 @@ def index_settings(
     faults: list[str] = []
     logins: list[tuple[str, str, str]] = []
     default = _address(chosen or default_url, "index-url", faults, logins)
-    pytorch = environ.get(PYTORCH_VARIABLE)
-    pytorch = _address(pytorch, PYTORCH_VARIABLE, faults, logins) if pytorch else None
+    pytorch, stand_in = declared(environ.get(PYTORCH_VARIABLE, ""))
+    pytorch_url = _address(pytorch, PYTORCH_VARIABLE, faults, logins) if pytorch else None
     places = tuple(
         (name, _place(value, name, faults, logins))
         for name, value in sorted(environ.items())
@@ -83,7 +90,8 @@ def index_settings(
         raise ConfigError.of(faults, hint="give the address of a simple index: https://host/path/simple")
     return IndexSettings(
         default_url=default,
-        pytorch_url=pytorch,
+        pytorch_url=pytorch_url,
+        pytorch_stand_in=stand_in,
         ca_bundle=environ.get("SSL_CERT_FILE") or environ.get("SSL_CERT_DIR") or pip.get("cert"),
         client_cert=environ.get("SSL_CLIENT_CERT") or pip.get("client-cert"),
         proxy=pip.get("proxy"),
@@ -147,6 +155,19 @@ def redact_text(text: str) -> str:
 def _host(url: str) -> str:
     """host or host:port, never the user information before it."""
     return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def with_address(settings: IndexSettings, url: str, setting: str) -> tuple[IndexSettings, str]:
+    """*settings* with the credentials of one more address, and that address without them.
+
+    :raises ConfigError: it is not http(s).
+    """
+    faults: list[str] = []
+    logins = list(settings.logins)
+    plain = _address(url, setting, faults, logins)
+    if faults:
+        raise ConfigError.of(faults)
+    return replace(settings, logins=tuple(logins)), plain
 
 
 def _address(url: str, setting: str, faults: list[str], logins: list[tuple[str, str, str]]) -> str:

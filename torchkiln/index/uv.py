@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from torchkiln.errors import ToolMissing, Unresolvable
+from torchkiln.errors import BuildFailed, KilnError, ToolMissing, Unresolvable
 from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, environment_of_uv, redact_text
 from torchkiln.nouns import Source
 from torchkiln.wanted import Wanted
@@ -37,7 +37,7 @@ class Answer:
     """What uv said: pins, or why there are none."""
 
     pins: tuple[Pin, ...]
-    refusal: Unresolvable | None
+    refusal: KilnError | None
     undated: frozenset[str]  # projects with files whose upload date the index did not tell
 
 
@@ -77,7 +77,7 @@ def compile_pins(
     failed = done.returncode != 0
     return Answer(
         pins=() if failed else parse_pins(answer, bound=wanted.bound),
-        refusal=_unresolvable(done.stderr, bound=bool(wanted.bound)) if failed else None,
+        refusal=_refusal(done.stderr, bound=bool(wanted.bound)) if failed else None,
         undated=frozenset(_project(name) for name in _UNDATED.findall(done.stderr)),
     )
 
@@ -165,15 +165,16 @@ def _string(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _unresolvable(stderr: str, *, bound: bool) -> Unresolvable:
+def _refusal(stderr: str, *, bound: bool) -> KilnError:
     """uv's own words, less its decoration and the addresses."""
-    told = [redact_text(line.strip(" ×╰─▶│├").rstrip()) for line in stderr.splitlines()]
-    essential = [line for line in told if line and not line.startswith(("warning:", "hint:"))]
-    lost = any(word in stderr.lower() for word in ("failed to fetch", "error sending request", "connect"))
-    if lost and bound:
-        hint = f"look at the network, at the index address and at {PYTORCH_VARIABLE}"
-    elif lost:
-        hint = "look at the network and at the index address (pip's index-url, UV_DEFAULT_INDEX)"
-    else:
-        hint = "bound the packages that contradict each other in matrix.yaml, or choose another cell"
-    return Unresolvable("the packages cannot be had together:\n" + "\n".join(essential[-12:]), hint=hint)
+    lines = [redact_text(line.strip(" ×╰─▶│├").rstrip()) for line in stderr.splitlines()]
+    essential = [line for line in lines if line and not line.startswith(("warning:", "hint:"))]
+    told = "\n".join(essential[-12:])
+    if any(word in stderr.lower() for word in ("failed to fetch", "error sending request", "connect")):
+        where = "the index address (pip's index-url, UV_DEFAULT_INDEX)"
+        where = f"{PYTORCH_VARIABLE} and {where}" if bound else where
+        return BuildFailed(f"an index cannot be reached:\n{told}", hint=f"look at the network, at {where}")
+    return Unresolvable(
+        f"the packages cannot be had together:\n{told}",
+        hint="bound the packages that contradict each other in matrix.yaml, or choose another cell",
+    )

@@ -31,13 +31,18 @@ class LayerBlob:
     diff_id: Digest
 
 
+def root_of(store: Store, manifest: Digest) -> Path:
+    """Where the unpacked image *manifest* lies, if it does."""
+    return store.root / "rootfs" / manifest.removeprefix("sha256:")
+
+
 def unpacked_root(manifest: Digest, layers: Sequence[LayerBlob], store: Store) -> Path:
     """The unpacked image *manifest* in the cache; unpacked at the first call. Nobody may write into it.
 
     :raises VerificationFailed: a layer is not what its diff_id says, or reaches outside the root.
     :raises BuildFailed: the disk is full or not writable.
     """
-    place = store.root / "rootfs" / manifest.removeprefix("sha256:")
+    place = root_of(store, manifest)
     if not place.is_dir():
         with store.lock(f"rootfs-{place.name}", "unpacks that image"):
             if not place.is_dir():

@@ -19,6 +19,7 @@ from torchkiln.oci.opening import open_layer
 from torchkiln.publishing.verify import Point
 from torchkiln.registry.reading import Reading
 from torchkiln.store import Store
+from torchkiln.system import Sources
 
 
 def rebuilt(
@@ -58,8 +59,7 @@ def rebuilt(
                 except (OSError, EOFError, ValueError) as error:
                     return Point(what="rebuild", good=False, text=f"its lowest layer cannot be read: {error}")
         options = kiln.Options(
-            base_file=blob if blob.exists() else None,
-            locked_only=True,
+            sources=Sources(base_file=blob if blob.exists() else None, locked_only=True),
             layer_format="zstd" if base.media_type == LAYER_TYPES["zstd"] else "gzip",
         )
         try:

@@ -20,15 +20,16 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import BaseFiles, DebFile, Digest, LockedCell, LockedWheel
+from torchkiln.nouns import BaseFiles, DebFile, Digest, LockedArchive, LockedCell, LockedWheel
 from torchkiln.program import program_path
 from torchkiln.sbom.evidence import Distribution, Evidence, Installed
 from torchkiln.sbom.licences import Licence
+from torchkiln.sbom.listed import TOOLKIT
 from torchkiln.tags import tag_of
 
-#: wheel, program: the lock's. os: dpkg's. library: CUDA, cuDNN, NCCL, which come in a wheel. vendored: a
-#: Python distribution inside of something else.
-Kind = Literal["wheel", "program", "os", "library", "vendored"]
+#: wheel, program: the lock's. os: dpkg's. toolkit: archives of NVIDIA's, the lock's too. library: CUDA,
+#: cuDNN, NCCL, which come in a wheel. vendored: a Python distribution inside of something else.
+Kind = Literal["wheel", "program", "os", "toolkit", "library", "vendored"]
 _DebKey = tuple[str, str, str]  # name, version, architecture
 
 _NAMESPACE = uuid5(UUID(int=0), "torchkiln sbom")
@@ -116,6 +117,7 @@ def bill_of(
     os = [_of_deb(one, debs, distro) for one in evidence.packages]
     dists = {one.name: one for one in evidence.distributions if one.of_a_wheel}
     wheels = [_of_wheel(wheel, dists[wheel.name]) for wheel in locked.wheels]
+    toolkit = [_of_archive(archive) for archive in locked.archives]
     vendored = [_vendored(one, dists) for one in evidence.distributions if not one.of_a_wheel]
     return Bill(
         name=name,
@@ -126,7 +128,7 @@ def bill_of(
         tool=tool,
         components=tuple(
             sorted(
-                (*wheels, *_programs(locked), *_libraries(locked, dists), *os, *vendored),
+                (*wheels, *_programs(locked), *toolkit, *_libraries(locked, dists), *os, *vendored),
                 key=lambda one: (one.kind, one.name, one.version, one.architecture, one.told_by),
             )
         ),
@@ -147,8 +149,14 @@ def _disagreements(locked: LockedCell, evidence: Evidence) -> Iterator[str]:
     hashes = {wheel.name: wheel.sha256 for wheel in locked.wheels}
     if evidence.wheels:
         yield from _unlike("hash of", hashes, {name: sha256 for name, (_, sha256) in evidence.wheels.items()})
-    base = {package.name: package.version for package in locked.base.packages}
-    yield from _unlike("package", base, {one.name: one.version for one in evidence.packages})
+    archives = {one.component: (one.version, one.sha256) for one in locked.archives}
+    yield from _unlike(
+        "archive",
+        {name: " ".join(told) for name, told in archives.items()},
+        {name: " ".join(told) for name, told in evidence.archives.items()},
+    )
+    system = {package.name: package.version for package in locked.os_packages}
+    yield from _unlike("package", system, {one.name: one.version for one in evidence.packages})
 
 
 def _unlike(what: str, locked: Mapping[str, str], there: Mapping[str, str]) -> Iterator[str]:
@@ -180,6 +188,18 @@ def _programs(locked: LockedCell) -> Iterator[Component]:
             sha256=program.sha256,
             remark=f"/{program_path(program)}, as {program.filename} was released",
         )
+
+
+def _of_archive(archive: LockedArchive) -> Component:
+    """NVIDIA's licence of its toolkit lies beside it, in words of its own; none is put into its mouth."""
+    return Component(
+        kind="toolkit",
+        name=archive.component,
+        version=archive.version,
+        purl=PackageURL("generic", TOOLKIT, archive.component, archive.version).to_string(),
+        sha256=archive.sha256,
+        remark="a part of NVIDIA's CUDA toolkit, of which headers, programs and stubs are in the image",
+    )
 
 
 def _of_deb(one: Installed, debs: Mapping[_DebKey, DebFile], distro: tuple[str, str]) -> Component:

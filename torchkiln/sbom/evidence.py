@@ -12,7 +12,7 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from packaging.metadata import parse_email
 from packaging.utils import InvalidName, canonicalize_name
@@ -36,6 +36,7 @@ _ARCHITECTURE = re.compile(r"[a-z0-9-]{1,40}")
 _SOURCE = re.compile(r"([a-z0-9][a-z0-9+.-]{0,200})(?: \(([A-Za-z0-9.+:~-]{1,200})\))?")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _UNREAD = frozenset({"comment", "copyright"})  # fields of a copyright file, in which somebody wrote two
+_ONE = {"wheels": "a wheel", "archives": "an archive"}
 _FIRST = 8  # faults that are told
 _LONGEST = 1 << 20  # bytes of what a package says of itself; a licence's whole text has some thousands
 _MOST = 1000  # licences that one copyright file names; perl's names thirty
@@ -78,6 +79,7 @@ class Evidence:
     distributions: tuple[Distribution, ...]
     packages: tuple[Installed, ...]
     wheels: Mapping[str, tuple[str, str]]  # what image.json says of them: name → version, sha256
+    archives: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # the same of NVIDIA's toolkit
 
 
 def is_evidence(path: str) -> bool:
@@ -98,7 +100,7 @@ def evidence_of(texts: Mapping[str, str], links: Mapping[str, str]) -> Evidence:
     faults = [f"{path}: is a link" for path in sorted(links) if _NEVER_LINKS.fullmatch(path)]
     distributions = tuple(sorted(_distributions(texts, faults), key=lambda one: (one.name, one.path)))
     packages = tuple(sorted(_packages(texts, links, faults), key=lambda one: (one.name, one.architecture)))
-    wheels = _wheels(texts, faults)
+    wheels, archives = (_told(texts, key, faults) for key in ("wheels", "archives"))
     at_its_place = [one.name for one in distributions if one.of_a_wheel]
     faults += [f"{name} is installed twice" for name in _twice(at_its_place)]
     of_the_os = [f"{one.name}:{one.architecture}" for one in packages]
@@ -109,7 +111,7 @@ def evidence_of(texts: Mapping[str, str], links: Mapping[str, str]) -> Evidence:
             "\n".join(["what the image says of its packages cannot be used:", *faults[:_FIRST], *more]),
             hint="the image is not as it was built; build it again",
         )
-    return Evidence(distributions=distributions, packages=packages, wheels=wheels)
+    return Evidence(distributions=distributions, packages=packages, wheels=wheels, archives=archives)
 
 
 def _distributions(texts: Mapping[str, str], faults: list[str]) -> Iterator[Distribution]:
@@ -215,14 +217,16 @@ def _unfolded(words: str) -> str:
     return "\n".join("" if line.strip() == "." else line for line in words.split("\n"))
 
 
-def _wheels(texts: Mapping[str, str], faults: list[str]) -> dict[str, tuple[str, str]]:
+def _told(texts: Mapping[str, str], key: str, faults: list[str]) -> dict[str, tuple[str, str]]:
+    """What image.json has under *key*; images without archives of NVIDIA's say nothing of them."""
     if IMAGE_JSON not in texts:
         return {}
     try:
         told = json_of(texts[IMAGE_JSON].encode())
-        found = {str(one["name"]): (str(one["version"]), str(one["sha256"])) for one in told["wheels"]}
+        rows = told["wheels"] if key == "wheels" else told.get(key, ())
+        found = {str(one["name"]): (str(one["version"]), str(one["sha256"])) for one in rows}
         if not all(_HEX.fullmatch(sha256) for _, sha256 in found.values()):
-            raise ValueError("a hash of a wheel is none")
+            raise ValueError(f"a hash of {_ONE[key]} is none")
     except (ValueError, LookupError, TypeError) as error:
         faults.append(f"{IMAGE_JSON}: is not what torchkiln writes: {str(error)[:120]}")
         return {}

@@ -21,7 +21,8 @@ LIMIT = 64 << 20  # bytes of a document; that of 2.7.1 has less than one million
 _MOST = 100_000  # components
 _HEX = re.compile(r"[0-9a-f]{64}")
 _HINT = "get the document again from where the image is; do not use this one"
-System = Literal["python", "os", "other"]
+System = Literal["python", "os", "toolkit", "other"]
+TOOLKIT = "nvidia-cuda-redist"  # the package URLs' namespace of archives of NVIDIA's toolkit
 _SYSTEMS: Mapping[str, System] = {"pypi": "python", "deb": "os"}
 
 
@@ -123,7 +124,8 @@ def _item(component: Mapping[str, Any], version_key: str, purl: str, sha256: str
         parsed = PackageURL.from_string(purl)
     except ValueError:
         raise ValueError(f"{_called(component)}: no package URL: {purl[:80]!r}") from None
-    system = _SYSTEMS.get(parsed.type, "other")
+    of_toolkit = parsed.type == "generic" and parsed.namespace == TOOLKIT
+    system: System = "toolkit" if of_toolkit else _SYSTEMS.get(parsed.type, "other")
     if (parsed.name.lower() if system == "other" else parsed.name, parsed.version) != (
         name.lower() if system == "other" else name,
         version,

@@ -45,9 +45,13 @@ def matches_lock(
     )
     os = (
         Item(system="os", name=name, version=version, sha256=hashes.get((name, version), ""))
-        for name, version in ((one.name, one.version) for one in locked.base.packages)
+        for name, version in ((one.name, one.version) for one in locked.os_packages)
     )
-    return tuple(_differences(replace(told, items=items), image, (*wheels, *os)))
+    toolkit = (
+        Item(system="toolkit", name=one.component, version=one.version, sha256=one.sha256)
+        for one in locked.archives
+    )
+    return tuple(_differences(replace(told, items=items), image, (*wheels, *os, *toolkit)))
 
 
 def items_of(evidence: Evidence) -> tuple[Item, ...]:
@@ -65,12 +69,21 @@ def items_of(evidence: Evidence) -> tuple[Item, ...]:
         Item(system="os", name=one.name, version=one.version, architecture=one.architecture)
         for one in evidence.packages
     ]
-    return (*wheels, *os)
+    toolkit = [
+        Item(system="toolkit", name=name, version=version, sha256=sha256)
+        for name, (version, sha256) in evidence.archives.items()
+    ]
+    return (*wheels, *os, *toolkit)
 
 
 def items_of_bill(bill: Bill) -> tuple[Item, ...]:
     """What *bill* lists: with the lock at hand, hashes of the OS's packages too."""
-    systems: dict[str, System] = {"os": "os", "wheel": "python", "vendored": "python"}
+    systems: dict[str, System] = {
+        "os": "os",
+        "wheel": "python",
+        "vendored": "python",
+        "toolkit": "toolkit",
+    }
     return tuple(
         Item(
             system=systems[one.kind],
@@ -131,4 +144,6 @@ def _by_key(items: Iterable[Item]) -> dict[_Key, list[Item]]:
 
 def _called(key: _Key) -> str:
     system, name, architecture = key
-    return f"package {name}:{architecture}".rstrip(":") if system == "os" else f"Python package {name}"
+    if system == "os":
+        return f"package {name}:{architecture}".rstrip(":")
+    return f"archive {name}" if system == "toolkit" else f"Python package {name}"

@@ -101,12 +101,25 @@ def provenance(locked: LockedCell, image: Digest, *, source: Source | None, buil
                 *_source(source),
                 {"name": f"base {locked.base.os}", "digest": _sha256(locked.base.digest)},
                 *(
+                    [{"name": f"tools {locked.tools.name}", "digest": _sha256(locked.tools.digest)}]
+                    if locked.tools
+                    else []
+                ),
+                *(
                     {
                         "name": wheel.filename,
                         "uri": f"pkg:pypi/{wheel.name}@{wheel.version}",
                         "digest": {"sha256": wheel.sha256},
                     }
                     for wheel in locked.wheels
+                ),
+                *(
+                    {
+                        "name": archive.filename,
+                        "uri": f"pkg:generic/nvidia/{archive.component}@{archive.version}",
+                        "digest": {"sha256": archive.sha256},
+                    }
+                    for archive in locked.archives
                 ),
             ],
         },

@@ -1,0 +1,146 @@
+"""devel of NVIDIA's archives: both engines give the same image, with the files that GNU tar finds in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.devel_cells import HOME, resolution
+from tests.docker.scene import TAG, Scene
+from tests.gridcase import MATRIX
+from tests.standin.cuda_archives import facts_from, write_small
+from torchkiln.lock import inputs_digest, load_locked, save
+from torchkiln.places import ROOT
+
+pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
+
+DEVEL = TAG.replace("runtime", "devel")
+NAME, THEIRS = f"pytorch-cuda:{DEVEL}", "devel:theirs"
+LIST = str(ROOT / "torchkiln/data/parity.yaml")
+STAND_IN = "a toolkit in miniature"
+# What NVIDIA's installer makes of an archive's folders, told anew here.
+MOVED = {
+    "include": "targets/x86_64-linux/include",
+    "lib": "targets/x86_64-linux/lib",
+    "pkg-config": "pkgconfig",
+}
+LEFT_OUT = (
+    ".so",
+    ".so.12",
+    ".so.12.1.105",
+    ".so.12.1.3.1",
+    "cublas_static.a",
+    "ptxcompiler_static.a",
+    ".c",
+    ".html",
+)
+
+
+@pytest.fixture(scope="module")
+def devel(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of archives; the engine has what BuildKit made of them, `dist` what our own engine did."""
+    folder = tmp_path_factory.mktemp("redist")
+    archives = write_small(folder)
+    (folder / "redist.yaml").write_bytes(facts_from(folder, "12.1.1", STAND_IN))
+    runtime = load_locked(scene.images, TAG)
+    answer = resolution(archives)
+    bound = MATRIX.indexes[0].packages
+    save(
+        scene.images,
+        replace(
+            runtime, resolution=answer, archives=archives, inputs=inputs_digest(answer, bound), layers=()
+        ),
+    )
+    for arguments in ((), ("--engine", "docker")):
+        ran = kiln(scene, folder, "build", *arguments)
+        assert ran.returncode == 0, ran.stderr
+    scene.docker("tag", NAME, THEIRS)
+    return folder
+
+
+def kiln(scene: Scene, folder: Path, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    cell = ("--torch", "2.7", "--cuda", "12.1", "--flavor", "devel", "--images", str(scene.images))
+    environ = {"TORCHKILN_CUDA_ARCHIVES": str(folder), "TORCHKILN_CUDA_REDIST": str(folder / "redist.yaml")}
+    return scene.command(command, *cell, *arguments, **environ)
+
+
+def test_both_engines_give_the_same_image(scene: Scene, devel: Path) -> None:
+    ran = scene.command(
+        "diff", "--json", "--exit-code", "--files", "--allow", LIST, f"docker:{THEIRS}", DEVEL
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["differences"] == told["idle"] == []
+
+
+def test_it_is_what_gnu_tar_finds_in_the_archives(scene: Scene, devel: Path, tmp_path: Path) -> None:
+    """By name and content, the installer's places told anew; and nothing else lies there but links."""
+    wanted = {}
+    for archive in devel.rglob("*.tar.xz"):
+        into = tmp_path / archive.name
+        into.mkdir()
+        subprocess.run(["tar", "-xJf", str(archive), "-C", str(into), "--strip-components=1"], check=True)
+        for path in into.rglob("*"):
+            name = str(path.relative_to(into))
+            first, _, rest = name.partition("/")
+            taken = "/stubs/" in name or "nvvm/lib64" in name or not name.endswith(LEFT_OUT)
+            if path.is_file() and not path.is_symlink() and taken and "samples" not in name:
+                component = archive.parent.parent.name
+                place = f"{MOVED.get(first, first)}/{rest}" if rest else f"licenses/{component}/{first}"
+                wanted[f"/{HOME}/{place}"] = path.read_bytes()
+    script = f"find /{HOME} -type f -exec sha256sum {{}} +"
+    said = scene.docker("run", "--rm", "--entrypoint", "sh", THEIRS, "-c", script)
+    there = {line.split()[1]: line.split()[0] for line in said.splitlines()}
+
+    assert there == {path: hashlib.sha256(data).hexdigest() for path, data in wanted.items()}
+    assert len(there) > 15
+
+
+def test_what_lies_where_compilers_look(scene: Scene, devel: Path) -> None:
+    """By way of the links, in a container."""
+    script = (
+        "nvcc; cat $CUDA_HOME/include/cuda.h $CUDA_HOME/lib64/stubs/libcuda.so"
+        " $CUDA_HOME/extras/CUPTI/include/cublas_v2.h; readlink /usr/local/cuda"
+    )
+    said = scene.docker("run", "--rm", "--entrypoint", "sh", THEIRS, "-c", script)
+
+    assert said.splitlines() == [
+        "release 12.1.1",
+        "#define CUDA_VERSION 12010",
+        "\x7fELF stub#define CUBLAS 12",
+        "cuda-12.1",
+    ]
+
+
+def test_an_image_of_a_stand_in_says_so(scene: Scene, devel: Path) -> None:
+    labels = json.loads(scene.docker("image", "inspect", "--format", "{{json .Config.Labels}}", THEIRS))
+
+    words = f"resolved against a stand-in: the toolkit is not of NVIDIA's archives but of {STAND_IN}"
+    assert words in labels["torchkiln.limits"]
+    told = kiln(scene, devel, "build", "--json")
+    assert json.loads(told.stdout)["stand_in"] == words
+    assert f"torchkiln: {words}" in told.stderr
+
+
+def test_its_sbom_names_the_archives(scene: Scene, devel: Path) -> None:
+    """Made of the lock and the image, and held against the image: another version is told."""
+    place = ("--output", str(scene.images.parent / "dist"))
+    ran = scene.command("sbom", DEVEL, "--images", str(scene.images), *place)
+    assert ran.returncode == 0, ran.stderr
+    (nvcc,) = (one for one in json.loads(ran.stdout)["packages"] if one["name"] == "cuda_nvcc")
+    (locked,) = (one for one in load_locked(scene.images, DEVEL).archives if one.component == nvcc["name"])
+    assert (nvcc["versionInfo"], nvcc["checksums"][0]["checksumValue"]) == (locked.version, locked.sha256)
+
+    document = devel / "sbom.json"
+    document.write_text(ran.stdout)
+    assert scene.command("sbom", DEVEL, "--check", str(document), *place).returncode == 0
+    document.write_text(ran.stdout.replace(locked.sha256, "0" * 64))
+    wrong = scene.command("sbom", DEVEL, "--check", str(document), *place)
+    assert wrong.returncode == 12
+    assert "archive cuda_nvcc" in wrong.stderr

@@ -1,0 +1,192 @@
+"""CUDA 11.8, which only PyTorch's own index has: lock, plan, render and build against a stand-in for it.
+
+The real one cannot be reached from here. What rests on the stand-in says so at every step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.engine.registry import RunningRegistry
+from tests.standin.index_server import IndexServer
+from tests.standin.pytorch_index import DEFAULT, fill, pytorch
+from torchkiln import facts, matrix
+from torchkiln.base import artefact
+from torchkiln.cli.options import cache_root
+from torchkiln.facts import recorded
+from torchkiln.lock import load_locked
+from torchkiln.nouns import Cell, Source
+from torchkiln.places import ROOT
+from torchkiln.resolve import resolve
+from torchkiln.store import Store
+
+pytestmark = pytest.mark.network  # the base, where the cache has none
+
+FACTS = facts.load()
+MATRIX = matrix.read(ROOT / "matrix.yaml", FACTS)
+TAG = "2.7.1-cuda11.8-cudnn9-runtime"
+CELL = ("--torch", "2.7.1", "--cuda", "11.8")
+AGAINST = "resolved against a stand-in of PyTorch's own index"
+
+
+@dataclass(frozen=True)
+class House:
+    """Both indexes, and a folder to work in."""
+
+    server: IndexServer
+    root: Path
+
+    def kiln(self, *words: str, index: str = "stand-in+") -> subprocess.CompletedProcess[str]:
+        """A command as a user types it; *index* stands before the address of PyTorch's index."""
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
+        environ |= {
+            "UV_DEFAULT_INDEX": self.server.url(DEFAULT),
+            "UV_CACHE_DIR": str(self.root / "uv"),
+            "TORCHKILN_INDEX_PYTORCH": index + self.server.url(pytorch("cu118")) if index is not None else "",
+            "TORCHKILN_CACHE": str(self.root / "cache"),
+            "PIP_CONFIG_FILE": os.devnull,
+            "no_proxy": "127.0.0.1",
+        }
+        images = () if words[0] == "run" else ("--images", str(self.root / "images"))
+        return subprocess.run(
+            [sys.executable, str(ROOT / "build.py"), words[0], *images, *words[1:]],
+            env=environ,
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """With the real base, from the user's cache."""
+    root, kept = tmp_path_factory.mktemp("cu118"), Store(cache_root())
+    base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), kept, os_name="debian12")
+    store = Store(root / "cache")
+    store.blob(base.digest).parent.mkdir(parents=True)
+    shutil.copy(kept.blob(base.digest), store.blob(base.digest))
+    artefact.write_lock(root / "images", base)
+    companions = (*MATRIX.companions, "setuptools")
+    with IndexServer() as server:
+        for torch in ("2.7.1", "2.2.2"):
+            fill(server, torch, "cu118", "3.11", companions)
+        yield House(server, root)
+
+
+@pytest.fixture(scope="module")
+def locked(house: House) -> House:
+    ran = house.kiln("lock", *CELL)
+    assert (ran.returncode, ran.stdout) == (0, f"{TAG}\n"), ran.stderr
+    assert f"lock: {TAG}: {AGAINST}" in ran.stderr
+    return house
+
+
+@pytest.fixture(scope="module")
+def image(locked: House) -> House:
+    ran = locked.kiln("build", *CELL, "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert AGAINST in ran.stderr
+    assert json.loads(ran.stdout)["stand_ins"] == ["PyTorch's own index"]
+    return locked
+
+
+def test_the_lock_has_the_real_pins_and_says_where_it_comes_from(locked: House) -> None:
+    """No address in it. From PyTorch's index comes what is bound to it, and nothing else."""
+    found = load_locked(locked.root / "images", TAG)
+    versions = {one.name: one.version for one in found.wheels}
+    bound = {one.name for one in found.wheels if one.index is Source.PYTORCH}
+
+    assert dict(FACTS.cu118_pins).items() <= versions.items()
+    assert (versions["torch"], versions["nvidia-cudnn-cu11"]) == ("2.7.1+cu118", "9.1.0.70")
+    assert bound == {"torch", "torchvision", "torchaudio", "triton"}
+    assert versions["numpy"] == "1.26.4"
+    assert found.stand_ins == (Source.PYTORCH,)
+    data = (locked.root / "images" / TAG / "lock.json").read_bytes()
+    assert json.loads(data)["stand_ins"] == ["pytorch"]
+    assert b"127.0.0.1" not in data
+
+
+def test_plan_and_dockerfile_come_of_it(locked: House) -> None:
+    """With the libraries of CUDA 11.8 in layers of their own, and the label."""
+    assert "CUDA libraries" in locked.kiln("plan", *CELL).stdout
+    ran = locked.kiln("render", *CELL)
+    assert ran.returncode == 0, ran.stderr
+    dockerfile = (locked.root / "images" / TAG / "Dockerfile").read_text()
+    assert "nvidia-cublas-cu11" in (locked.root / "images" / TAG / "requirements.txt").read_text()
+    assert 'torchkiln.stand_ins="PyTorch\'s own index"' in dockerfile
+
+
+def test_list_and_explain_say_so_too(locked: House) -> None:
+    listed = json.loads(locked.kiln("list", *CELL, "--json").stdout)
+    assert listed[0]["stand_ins"] == listed[0]["needs"] == ["PyTorch's own index"]
+    assert f"{TAG}  (locked against a stand-in)" in locked.kiln("list", *CELL).stdout
+    told = locked.kiln("explain", *CELL).stdout
+    assert "needs      PyTorch's own index\n" in told
+    assert f"lock       {AGAINST}\n" in told
+
+
+def test_a_command_runs_in_the_image_which_tells_of_it(image: House) -> None:
+    code = (
+        "import json, torch; print(torch.__file__, json.load(open('/etc/torchkiln/image.json'))['stand_ins'])"
+    )
+    ran = image.kiln("run", TAG, "--", "python", "-c", code)
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == (
+        '/opt/venv/lib/python3.11/site-packages/torch/__init__.py ["PyTorch\'s own index"]\n'
+    )
+
+
+def test_nothing_lets_it_out_unless_it_is_told_to(image: House, registry: RunningRegistry) -> None:
+    """Neither `build --locked` nor the gate nor `publish`; a reason stays with the image."""
+    ran = image.kiln("build", *CELL, "--locked")
+    assert (ran.returncode, AGAINST in ran.stderr) == (6, True)
+
+    ran = image.kiln("gate", TAG)
+    assert (ran.returncode, AGAINST in ran.stdout + ran.stderr) == (7, True)
+
+    target = ("publish", TAG, "--to", f"{registry.host}/team/stand-in", "--tag", TAG)
+    ran = image.kiln(*target)
+    assert (ran.returncode, AGAINST in ran.stdout + ran.stderr) == (7, True)
+    ran = image.kiln(*target, "--override", "to be looked at by the tests")
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_an_index_that_gives_another_torch_than_public_record_is_refused(house: House) -> None:
+    """Of 2.2.2 for CUDA 11.8 the hash is known; by an address that does not say that it is a stand-in."""
+    cell = Cell(torch="2.2.2", cuda="11.8", flavor="runtime", os="debian12", python="3.11")
+    build = resolve(cell, MATRIX, FACTS).build
+    assert build
+    known = recorded(FACTS, build, "3.11")
+    assert known
+    words = ("lock", "--torch", "2.2.2", "--cuda", "11.8")
+
+    ran = house.kiln(*words, index="")
+    assert (ran.returncode, f"on public record it has {known}" in ran.stderr) == (6, True), ran.stderr
+    assert not (house.root / "images" / "2.2.2-cuda11.8-cudnn8-runtime").exists()
+    assert house.kiln(*words).returncode == 0
+
+
+def test_without_the_index_or_with_one_that_is_down_it_is_named(house: House) -> None:
+    """Not configured: the cell cannot be resolved, 4. Not reached: what a lost network gives, 6."""
+    words = ("lock", "--torch", "2.3.1", "--cuda", "11.8")
+    environ = {**os.environ, "TORCHKILN_CACHE": str(house.root / "cache"), "TORCHKILN_INDEX_PYTORCH": ""}
+    for address, code in (("", 4), ("http://127.0.0.1:9/whl/cu118", 6)):
+        ran = subprocess.run(
+            [sys.executable, str(ROOT / "build.py"), *words, "--images", str(house.root / "images")],
+            env=environ | {"TORCHKILN_INDEX_PYTORCH": address, "UV_HTTP_RETRIES": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ran.returncode, "TORCHKILN_INDEX_PYTORCH" in ran.stderr) == (code, True), ran.stderr

@@ -1,0 +1,123 @@
+"""The base of Ubuntu 22.04: whose archive is believed, and what is said of the others.
+
+The archive here has two empty packages, and is signed as Ubuntu's is. tests/proof/test_ubuntu.py builds one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.standin import ubuntu_archive
+from tests.standin.ubuntu_archive import UbuntuArchive
+from torchkiln.base.mmdebstrap import ask_archive
+from torchkiln.base.recipe import recipe
+from torchkiln.cli.base import base as base_command
+from torchkiln.errors import BuildFailed, KilnError
+from torchkiln.nouns import Digest, LockedBase, OsPackage
+
+UBUNTU = recipe("ubuntu22.04")
+ZEROS = Digest("sha256:" + "0" * 64)
+LOCKED = LockedBase(
+    os="ubuntu22.04",
+    python="3.10.12",
+    digest=ZEROS,
+    diff_id=ZEROS,
+    size=1,
+    unpacked=1,
+    encoder="none",
+    packages=tuple(OsPackage(name=name, version=ubuntu_archive.VERSION) for name in ("gcc", "tini")),
+)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> UbuntuArchive:
+    ubuntu_archive.require(empty=True)
+    return ubuntu_archive.make(tmp_path_factory.mktemp("ubuntu"), empty=True)
+
+
+@pytest.fixture
+def environ(archive: UbuntuArchive) -> Iterator[dict[str, str]]:
+    """Of a user; whatever a test does to the archive is undone."""
+    with archive.served() as address:
+        yield {**os.environ, **archive.environ(address)}
+    for suite in ubuntu_archive.SUITES:
+        archive.sign(suite)
+
+
+def refusal(environ: Mapping[str, str]) -> BuildFailed:
+    with pytest.raises(BuildFailed) as caught:
+        ask_archive(UBUNTU, LOCKED, environ=environ)
+    return caught.value
+
+
+def test_the_archive_is_asked_and_believed_by_its_keyring(environ: dict[str, str]) -> None:
+    """One package is in main, one in universe."""
+    assert [deb.name for deb in ask_archive(UBUNTU, LOCKED, environ=environ).debs] == ["gcc", "tini"]
+
+
+def test_one_that_another_key_signed_is_refused(
+    archive: UbuntuArchive, environ: dict[str, str], tmp_path: Path
+) -> None:
+    archive.sign("jammy-security", by=ubuntu_archive.new_key(tmp_path / "gnupg", "another"))
+    first, *rest = (error := refusal(environ)).message.splitlines()
+
+    assert first == "the archive of ubuntu22.04 is not signed by whom it should be:"
+    assert len(rest) == 1
+    assert "/ubuntu jammy-security: " in rest[0]
+    assert "NO_PUBKEY" in rest[0]
+    assert "TORCHKILN_UBUNTU_KEYRING" in error.hint
+
+
+def test_one_that_was_changed_behind_its_signature_is_refused(
+    archive: UbuntuArchive, environ: dict[str, str]
+) -> None:
+    release = archive.folder / "dists/jammy/InRelease"
+    release.write_text(release.read_text().replace("Version: 22.04", "Version: 22.05"))
+
+    assert "/ubuntu jammy: The following signatures were invalid: BADSIG" in refusal(environ).message
+
+
+def test_one_without_a_signature_is_refused(archive: UbuntuArchive, environ: dict[str, str]) -> None:
+    archive.unsign()
+
+    assert refusal(environ).message.count(": it has no signature") == 3
+
+
+def test_an_index_that_is_not_the_signed_one_is_refused(
+    archive: UbuntuArchive, environ: dict[str, str]
+) -> None:
+    index = archive.folder / "dists/jammy/universe/binary-amd64"
+    kept = {path: path.read_bytes() for path in index.iterdir()}
+    try:
+        for path in kept:
+            path.write_bytes(kept[path] + b"\nPackage: evil\n")
+        assert "universe/binary-amd64/Packages" in refusal(environ).message
+    finally:
+        for path, data in kept.items():
+            path.write_bytes(data)
+
+
+@pytest.mark.parametrize("keyring", ["", "/nowhere/keys.gpg"], ids=["its usual place", "another"])
+def test_without_the_keys_it_is_said_what_brings_them(
+    keyring: str, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """Exit 8, with nothing asked of anybody."""
+    if not keyring and Path(UBUNTU.keyring).exists():
+        pytest.skip("this machine has Ubuntu's keys")
+    environ |= {"TORCHKILN_UBUNTU_KEYRING": keyring, "TORCHKILN_CACHE": str(tmp_path / "cache")}
+    ran = CliRunner(env=environ).invoke(
+        base_command, ["build", "--os", "ubuntu22.04", "--images", str(tmp_path / "images")]
+    )
+
+    error = ran.exception
+    assert isinstance(error, KilnError)
+    assert error.exit_code == 8
+    assert error.message.endswith(f"are not here: {keyring or UBUNTU.keyring}")
+    assert "Ubuntu's package ubuntu-keyring" in error.hint
+    assert "TORCHKILN_UBUNTU_KEYRING" in error.hint
+    assert not (tmp_path / "images").exists()

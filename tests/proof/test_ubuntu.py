@@ -1,0 +1,187 @@
+"""Ubuntu 22.04 from base to image, by an archive in its layout: real Python 3.10, real locks, small wheels.
+
+What is not Ubuntu's own here says so: in the lock, in the image, and to the gate.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import pytest
+from packaging.tags import Tag
+from packaging.utils import parse_wheel_filename
+
+from tests.cells import small_wheels
+from tests.docker.scene import Scene
+from tests.standin import ubuntu_archive
+from tests.unpublished import locked_wheel
+from torchkiln import facts
+from torchkiln.base import artefact
+from torchkiln.cli.options import cache_root
+from torchkiln.index.download import open_downloads
+from torchkiln.lock import load_locked, save
+from torchkiln.places import ROOT
+from torchkiln.store import Store
+
+pytestmark = [pytest.mark.network, pytest.mark.proof]
+
+TAG = "2.7.1-cuda12.1-cudnn9-runtime-ubuntu22.04"
+NAME = f"pytorch-cuda:{TAG}"
+CELL = ("--torch", "2.7.1", "--cuda", "12.1", "--os", "ubuntu22.04")
+AGAINST = "resolved against a stand-in of the archive of ubuntu22.04"
+
+
+@pytest.fixture(scope="module")
+def ubuntu(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Iterator[Scene]:
+    """The base built, and the cell locked against the real default index; as a user does both."""
+    ubuntu_archive.require()
+    root = tmp_path_factory.mktemp("jammy")
+    archive = ubuntu_archive.make(root / "archive")
+    with archive.served() as address:
+        scene = Scene(
+            images=root / "images", cache=root / "cache", environ={**engine, **archive.environ(address)}
+        )
+        for words in (("base", "build", "--os", "ubuntu22.04"), ("lock", *CELL)):
+            ran = scene.command(*words, "--images", str(scene.images))
+            assert ran.returncode == 0, ran.stderr
+        assert f"lock: {TAG}: {AGAINST}" in ran.stderr
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def small(ubuntu: Scene) -> Scene:
+    """The same cell with small wheels and the locked pip, built by both engines."""
+    store, kept = Store(ubuntu.cache), Store(cache_root())
+    whole = load_locked(ubuntu.images, TAG)
+    pip = next(wheel for wheel in whole.wheels if wheel.name == "pip")
+    files = [*small_wheels(ubuntu.cache / "small"), open_downloads(os.environ, kept).fetch_wheel(pip, kept)]
+    wheels = tuple(sorted((*map(locked_wheel, files[:-1]), pip), key=lambda wheel: wheel.name))
+    images = ubuntu.images.with_name("small")
+    artefact.write_lock(images, whole.base)
+    save(images, replace(whole, wheels=wheels, layers=()))
+    for file in files:
+        place = store.wheel(next(wheel for wheel in wheels if wheel.filename == file.name))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(file.read_bytes())
+    scene = replace(ubuntu, images=images)
+    for words, name in ((("--engine", "docker"), "ubuntu:theirs"), (("--load",), "ubuntu:ours")):
+        ran = built(scene, *words)
+        assert (ran[0], f"torchkiln: the lock was {AGAINST}" in ran[2]) == (0, True), ran[2]
+        scene.docker("tag", NAME, name)
+    return scene
+
+
+def built(scene: Scene, *words: str) -> tuple[int, str, str]:
+    ran = scene.command("build", *CELL, "--images", str(scene.images), *words)
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+def test_the_base_is_the_recipes_and_says_what_it_is_made_of(ubuntu: Scene) -> None:
+    """Its sources.list is what mmdebstrap writes for jammy; no address of the stand-in is in it."""
+    base = artefact.read_lock(ubuntu.images, "ubuntu22.04")
+    assert base is not None
+    assert base.stand_in
+    assert base.python.startswith("3.10.")
+    assert {"python3.10-minimal", "tini", "libnss-wrapper"} <= {package.name for package in base.packages}
+
+
+def test_every_locked_wheel_is_for_python_3_10(ubuntu: Scene) -> None:
+    """Torch's is the very one that the facts know; the lock is of another set than debian12's."""
+    locked = load_locked(ubuntu.images, TAG)
+    tags = {one.name: parse_wheel_filename(one.filename)[3] for one in locked.wheels}
+
+    def fits(tag: Tag) -> bool:
+        return tag.interpreter == "cp310" or tag.abi == "abi3" or tag.interpreter.startswith("py")
+
+    assert [name for name, of in tags.items() if not any(map(fits, of))] == []
+    assert {tag.interpreter for tag in tags["torch"]} == {"cp310"}
+    assert (
+        next(one.sha256 for one in locked.wheels if one.name == "torch")
+        == dict(facts.load().releases["2.7.1"].default.sha256)["cp310"]
+    )
+    committed = load_locked(ROOT / "images", TAG.removesuffix("-ubuntu22.04"))
+    assert {one.sha256 for one in locked.wheels} != {one.sha256 for one in committed.wheels}
+    assert b"127.0.0.1" not in (ubuntu.images / TAG / "lock.json").read_bytes()
+
+
+# What a .pyc means, by its path: without the marks by which marshal shares what it met before.
+_MEANING = """
+import hashlib, marshal, pathlib, types
+
+def told(one):
+    if isinstance(one, types.CodeType):
+        left_out = ("co_lines", "co_linetable", "co_lnotab")  # co_lines() is what they mean
+        fields = (name for name in dir(one) if name.startswith("co_") and name not in left_out)
+        return {name: told(getattr(one, name)) for name in fields} | {"lines": list(one.co_lines())}
+    if isinstance(one, (tuple, list)):
+        return [type(one).__name__, *map(told, one)]
+    if isinstance(one, frozenset):
+        return ["frozenset", *sorted(map(repr, one))]
+    return repr(one)
+
+for path in sorted(pathlib.Path("/opt/venv").rglob("*.pyc")):
+    data = path.read_bytes()
+    meaning = repr(told(marshal.loads(data[16:]))).encode()
+    print(path, data[:16].hex(), hashlib.sha256(meaning).hexdigest())
+"""
+
+
+def test_both_engines_give_the_same_image(small: Scene) -> None:
+    """But for .pyc files, of which Python 3.10 writes the same code with other marks: see docs/systems.md."""
+    allowed = ("--allow", str(ROOT / "torchkiln/data/parity.yaml"))
+    ran = small.command("diff", "--json", "--exit-code", "--files", *allowed, "docker:ubuntu:theirs", TAG)
+
+    told = json.loads(ran.stdout)
+    unlike = [one for one in told["differences"] if not one["at"].endswith(".cpython-310.pyc")]
+    assert unlike == [], ran.stderr
+    assert {one["what"] for one in told["differences"]} <= {"content"}
+    assert told["b"]["paths"] > 5_000
+    theirs, ours = (
+        small.docker("run", "--rm", name, "python", "-c", _MEANING)
+        for name in ("ubuntu:theirs", "ubuntu:ours")
+    )
+    assert ours.count(".cpython-310.pyc ") > 400
+    assert pyc(theirs) == pyc(ours)
+
+
+def pyc(printed: str) -> list[str]:
+    """The lines of `_MEANING`, without the start's."""
+    return [line for line in printed.splitlines() if ".pyc " in line]
+
+
+def test_a_command_runs_in_it_with_python_3_10(small: Scene) -> None:
+    code = "import platform, sys, torch; print(platform.python_version(), sys.prefix, torch.__file__)"
+    ran = small.command("run", TAG, "--", "python", "-c", code)
+
+    assert ran.returncode == 0, ran.stderr
+    assert re.fullmatch(
+        r"3\.10\.\d+ /opt/venv /opt/venv/lib/python3\.10/site-packages/torch/__init__\.py\n", ran.stdout
+    )
+    in_docker = small.docker("run", "--rm", "ubuntu:theirs", "python", "-c", code)
+    assert in_docker.splitlines()[-1:] == ran.stdout.splitlines()
+    release = small.command("run", TAG, "--", "cat", "/etc/os-release").stdout
+    assert "VERSION_CODENAME=jammy" in release
+
+
+def test_the_image_says_that_it_rests_on_a_stand_in(small: Scene) -> None:
+    """In its labels, and in what it tells inside."""
+    labels = json.loads(small.docker("inspect", "--format", "{{json .Config.Labels}}", "ubuntu:ours"))
+    inside = json.loads(small.command("run", TAG, "--", "cat", "/etc/torchkiln/image.json").stdout)
+
+    assert labels["torchkiln.stand_ins"] == "the archive of ubuntu22.04"
+    assert inside["stand_ins"] == ["the archive of ubuntu22.04"]
+    told = small.command("list", *CELL, "--images", str(small.images)).stdout
+    assert "(locked against a stand-in)" in told
+    assert AGAINST in small.command("explain", *CELL, "--images", str(small.images)).stdout
+
+
+def test_nothing_lets_it_out(small: Scene) -> None:
+    code, _, told = built(small, "--locked")
+    assert (code, AGAINST in told) == (6, True)
+
+    ran = small.command("gate", TAG, "--images", str(small.images))
+    assert (ran.returncode, AGAINST in ran.stdout + ran.stderr) == (7, True)

@@ -1,0 +1,227 @@
+"""A real CUDA 11.8, of Debian's packages -> a devel image that compiles: the way of NVIDIA's archives, whole.
+
+    python -m tests.standin.cuda_proof ARCHIVES RECORD
+
+*ARCHIVES*: a folder that tests/standin/debian_cuda.py filled. They are served over HTTP in NVIDIA's layout,
+locked by their hashes, and built twice: from that server, and from the folder into another cache. In the
+image Debian's g++-11 is installed, and nvcc compiles for sm_80 and sm_90. *RECORD*: where what was seen goes,
+as JSON. It wants root, the package index and Debian's archive, and takes some minutes. Not in CI.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from tests.gridcase import FACTS, MATRIX
+from tests.standin.index_server import IndexServer
+from torchkiln import cuda_redist
+from torchkiln.base.artefact import read_lock
+from torchkiln.cli.options import cache_root
+from torchkiln.files import pretty_json
+from torchkiln.index.package_index import open_index
+from torchkiln.lock import inputs_digest, save
+from torchkiln.nouns import Cell, LockedBase, LockedCell
+from torchkiln.places import ROOT
+from torchkiln.resolve import resolve
+from torchkiln.store import Store
+from torchkiln.wanted import Wanted
+
+CELL = Cell(torch="2.0.1", cuda="11.8", flavor="devel", os="debian12", python="3.11")
+AS_OF = "2026-11-22"
+# Small ones of the libraries that torch's wheels carry; torch itself is not asked for.
+WHEELS = (
+    "nvidia-cuda-runtime-cu11==11.8.89",
+    "nvidia-cuda-nvrtc-cu11==11.8.89",
+    "nvidia-curand-cu11==10.3.0.86",
+    "pip",
+    "cmake",
+    "ninja",
+)
+KERNEL = """\
+#include <cstdio>
+#include <thrust/device_vector.h>
+#include <cublas_v2.h>
+#include <curand.h>
+#include <nvrtc.h>
+__global__ void twice(float *x, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) x[i] *= 2.0f;
+}
+int main() {
+  int major = 0, minor = 0, curand = 0;
+  thrust::device_vector<float> *none = nullptr;
+  if (none) twice<<<1, 1>>>(thrust::raw_pointer_cast(none->data()), 1);
+  nvrtcVersion(&major, &minor);
+  curandGetVersion(&curand);
+  std::printf("cudart %d nvrtc %d.%d curand %d cublas's headers %d\\n",
+              CUDART_VERSION, major, minor, curand, CUBLAS_VER_MAJOR);
+  return 0;
+}
+"""
+CMAKE = """\
+cmake_minimum_required(VERSION 3.18)
+project(twice CUDA CXX)
+find_package(CUDAToolkit REQUIRED)
+add_executable(made twice.cu)
+set_target_properties(made PROPERTIES CUDA_ARCHITECTURES "80;90")
+target_link_libraries(made CUDA::cudart CUDA::curand CUDA::nvrtc CUDA::cuda_driver)
+message(STATUS "toolkit ${CUDAToolkit_VERSION} in ${CUDAToolkit_BIN_DIR}")
+"""
+INSIDE = r"""
+set -e
+exec 3>&1 1>&2
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends g++-11
+cd "$(mktemp -d)"
+codes() { cuobjdump "$@" | sed -E 's/.*(sm_[0-9]+).*/\1/' | sort -u | tr '\n' ' '; }
+cat > twice.cu <<'KERNEL'
+%(kernel)sKERNEL
+cat > CMakeLists.txt <<'CMAKE'
+%(cmake)sCMAKE
+{
+  echo "nvcc: $(nvcc --version | grep release)"
+  echo "host: $(g++-11 --version | head -n 1)"
+  nvcc -ccbin g++-11 -O2 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+      -gencode arch=compute_90,code=compute_90 -o twice twice.cu -lcurand -lnvrtc
+  echo "code: $(codes --list-elf twice)"
+  echo "ptx: $(codes --list-ptx twice)"
+  echo "starts: $(./twice)"
+  echo "loads: $(ldd twice | grep -E 'curand|nvrtc' | awk '{print $3}' | tr '\n' ' ')"
+  cuobjdump -xelf all twice > /dev/null
+  for one in ./*.sm_90.cubin; do nvdisasm "$one"; done > machine.txt
+  echo "nvdisasm: $(grep -cE 'FMUL|FADD' machine.txt) FMUL or FADD for sm_90"
+  g++-11 -o plain -x c++ - -lcudart <<< '#include <cuda_runtime.h>
+#include <cstdio>
+int main() { std::puts(cudaGetErrorString(cudaErrorInvalidValue)); }'
+  echo "g++ -lcudart: $(./plain) $(ldd plain | grep cudart | awk '{print $3}')"
+  echo "gcc 12: $(nvcc -c -o refused.o twice.cu 2>&1 | grep -o 'unsupported GNU version.*')"
+  export CUDAHOSTCXX=g++-11 CXX=g++-11
+  cmake -S . -B build -G Ninja > cmake.log 2>&1 || { cat cmake.log >&2; exit 1; }
+  cmake --build build > build.log 2>&1 || { cat build.log >&2; exit 1; }
+  echo "cmake: $(grep -- '-- toolkit' cmake.log)"
+  echo "cmake's code: $(codes --list-elf build/made)"
+  echo "dangling: $(find -L /usr/local/cuda/ -type l | wc -l) links"
+  echo "tools: $(command -v cuda-gdb cuobjdump nvdisasm ptxas nvlink | tr '\n' ' ')"
+} >&3
+"""
+
+
+def main(archives: Path, record: Path) -> None:
+    """See above."""
+    with tempfile.TemporaryDirectory(prefix="cuda-proof-") as name, IndexServer() as server:
+        work = Path(name)
+        for path in archives.rglob("*.tar.xz"):
+            server.files["redist", "", str(path.relative_to(archives))] = path.read_bytes()
+        locked = lock_it(archives, work / "images")
+        mirror = f"{server.origin}/files/redist"
+        told = [
+            build(work, cache, place, archives)
+            for cache, place in (("one", mirror), ("two", str(archives.absolute())))
+        ]
+        asked = sum(sent.count for sent in server.sent)
+        inside = run(work, "one", archives, mirror)
+    layers = [
+        {key: one[key] for key in ("what", "digest", "size", "unpacked")}
+        for one in told[0]["layers"]
+        if one["what"].startswith("CUDA 11.8.0")
+    ]
+    seen = {
+        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "stand_in": cuda_redist.read(archives / "redist.yaml").stand_in,
+        "tag": told[0]["tag"],
+        "archives": {one.component: one.size for one in locked.archives},
+        "served_bytes": asked,
+        "digests": [one["digest"] for one in told],
+        "layers": layers,
+        "seconds": told[0]["seconds"],
+        "inside": dict(line.split(": ", 1) for line in inside.splitlines() if ": " in line),
+    }
+    record.write_bytes(pretty_json(seen))
+    assert told[0]["digest"] == told[1]["digest"]
+    assert seen["inside"]["code"].split() == ["sm_80", "sm_90"]
+
+
+def lock_it(archives: Path, images: Path) -> LockedCell:
+    """A lock of the cell with a few real wheels, and the base that the repository has locked."""
+    redist = cuda_redist.read(archives / "redist.yaml")
+    resolution = resolve(CELL, MATRIX, replace(FACTS, redist=redist))
+    bound = MATRIX.indexes[0].packages
+    base = read_lock(ROOT / "images", CELL.os)
+    assert isinstance(base, LockedBase)
+    wanted = Wanted(
+        requirements=WHEELS, constraints=(), python="3.11", glibc=(2, 36), as_of=AS_OF, keep=(), bound=()
+    )
+    wheels = open_index(os.environ, Store(cache_root())).wheels(wanted)
+    locked = LockedCell(
+        resolution=resolution,
+        wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
+        base=base,
+        as_of=AS_OF,
+        epoch=int(datetime.fromisoformat(AS_OF).replace(tzinfo=timezone.utc).timestamp()),
+        inputs=inputs_digest(resolution, bound),
+        layers=(),
+        archives=redist.releases["11.8.0"],
+    )
+    save(images, locked)
+    return locked
+
+
+def build(work: Path, cache: str, place: str, archives: Path) -> dict[str, Any]:
+    """`build --json` into a cache of its own that has the base."""
+    base = read_lock(ROOT / "images", CELL.os)
+    assert isinstance(base, LockedBase)
+    kept, store = Store(cache_root()), Store(work / cache)
+    if not store.has_blob(base.digest, base.size) and kept.has_blob(base.digest, base.size):
+        store.blob(base.digest).parent.mkdir(parents=True, exist_ok=True)
+        store.blob(base.digest).write_bytes(kept.blob(base.digest).read_bytes())
+    told: dict[str, Any] = json.loads(
+        kiln(work, cache, archives, place, "build", "--json", "--images", str(work / "images"))
+    )
+    return told
+
+
+def run(work: Path, cache: str, archives: Path, place: str) -> str:
+    """What INSIDE says in the image."""
+    script = INSIDE % {"kernel": KERNEL, "cmake": CMAKE}
+    return kiln(work, cache, archives, place, "run", "--", "bash", "-c", script)
+
+
+def kiln(work: Path, cache: str, archives: Path, place: str, command: str, *arguments: str) -> str:
+    """A command of torchkiln about the cell, as a user types it."""
+    cell = ("--torch", CELL.torch, "--cuda", CELL.cuda, "--flavor", "devel")
+    environ = os.environ | {
+        "TORCHKILN_CACHE": str(work / cache),
+        "TORCHKILN_CUDA_ARCHIVES": place,
+        "TORCHKILN_CUDA_REDIST": str(archives / "redist.yaml"),
+        "TORCHKILN_INDEX_PYTORCH": "http://127.0.0.1:9/simple",  # the cell's own, of which nothing is asked
+    }
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "build.py"),
+            command,
+            *cell,
+            "--output",
+            str(work / f"dist-{cache}"),
+            *arguments,
+        ],
+        env=environ,
+        cwd=work,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}: exit {done.returncode}"
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,188 @@
+"""Archives on their way: from a server in NVIDIA's layout, with its faults, or from a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cells import small_wheels
+from tests.devel_cells import planned_devel
+from tests.standin.cuda_archives import archive_of, path_of, write_small
+from tests.standin.index_server import IndexServer
+from torchkiln.engines.observer import Silent
+from torchkiln.engines.toolkits import part_path, toolkit_layers
+from torchkiln.errors import BadArchive, BuildFailed, ConfigError
+from torchkiln.index.archives import VARIABLE, CudaArchives
+from torchkiln.store import Store
+
+DATA = bytes(range(256)) * 200
+ARCHIVE = archive_of(DATA)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
+    """It has the archive; nobody waits between two attempts."""
+    monkeypatch.setattr("torchkiln.index.download.pause", lambda _attempt, _wait: 0.0)
+    with IndexServer() as found:
+        found.files["redist", "", ARCHIVE.path] = DATA
+        yield found
+
+
+def source(place: str) -> CudaArchives:
+    return CudaArchives({VARIABLE: place, "PIP_CONFIG_FILE": "/dev/null"})
+
+
+def fetch(place: str, part: Path) -> Path | None:
+    return source(place).archive(ARCHIVE, part, on_progress=lambda _: None, cancelled=lambda: False)
+
+
+def mirror(server: IndexServer) -> str:
+    return f"{server.origin}/files/redist"
+
+
+def test_it_comes_by_its_path(server: IndexServer, tmp_path: Path) -> None:
+    counts: list[int] = []
+    part = tmp_path / "part"
+    found = source(f"{mirror(server)}/").archive(
+        ARCHIVE, part, on_progress=counts.append, cancelled=lambda: False
+    )
+
+    assert found == part
+    assert part.read_bytes() == DATA
+    assert sum(counts) == len(DATA)
+    assert [path for _, path, _ in server.asked] == [f"/files/redist/{path_of('cuda_nvcc', '12.1.105')}"]
+
+
+def test_a_cut_connection_is_taken_up_where_it_was(server: IndexServer, tmp_path: Path) -> None:
+    server.faults.short = [20_000, 5_000]
+    fetch(mirror(server), tmp_path / "part")
+
+    assert (tmp_path / "part").read_bytes() == DATA
+    assert [wanted for *_, wanted in server.asked] == ["", "bytes=20000-", "bytes=25000-"]
+
+
+def test_so_is_what_an_earlier_run_left(server: IndexServer, tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(DATA[:30_000])
+    fetch(mirror(server), tmp_path / "part")
+
+    assert (tmp_path / "part").read_bytes() == DATA
+    assert [wanted for *_, wanted in server.asked] == ["bytes=30000-"]
+
+
+def test_what_an_earlier_run_left_wrong_is_fetched_anew(server: IndexServer, tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(b"x" * 30_000)
+    fetch(mirror(server), tmp_path / "part")
+
+    assert (tmp_path / "part").read_bytes() == DATA
+
+
+def test_a_server_without_ranges_will_do(server: IndexServer, tmp_path: Path) -> None:
+    server.faults.no_ranges = True
+    server.faults.short = [20_000]
+    fetch(mirror(server), tmp_path / "part")
+
+    assert (tmp_path / "part").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("fault", ["flip", "extra", "another's"])
+def test_what_is_not_the_locked_file_is_refused(fault: str, server: IndexServer, tmp_path: Path) -> None:
+    if fault == "flip":
+        server.faults.flip = 777
+    elif fault == "extra":
+        server.faults.extra = b"x"
+    else:
+        server.files["redist", "", ARCHIVE.path] = b"y" * 30
+
+    with pytest.raises(BadArchive, match=ARCHIVE.filename) as caught:
+        fetch(mirror(server), tmp_path / "part")
+    assert caught.value.exit_code == 6
+    assert not (tmp_path / "part").exists()
+
+
+@pytest.mark.parametrize("fault", ["gone", "down", "errors", "nowhere"])
+def test_one_that_is_not_to_be_had_is_named_with_what_to_do(
+    fault: str, server: IndexServer, tmp_path: Path
+) -> None:
+    place = mirror(server)
+    if fault == "gone":
+        server.faults.gone = True
+    elif fault == "down":
+        server.faults.down = True
+    elif fault == "errors":
+        server.faults.errors = [503] * 20
+    else:
+        place = "http://127.0.0.1:9/redist"
+
+    with pytest.raises(BuildFailed) as caught:
+        fetch(place, tmp_path / "part")
+    assert ARCHIVE.path in caught.value.message
+    assert ARCHIVE.sha256 in caught.value.message
+    assert VARIABLE in caught.value.hint
+    assert "or to a folder" in caught.value.hint
+    assert not (tmp_path / "part").exists()
+
+
+def test_credentials_go_to_the_server_and_into_no_message(server: IndexServer, tmp_path: Path) -> None:
+    place = mirror(server).replace("://", "://me:secret@")
+    fetch(place, tmp_path / "part")
+    assert server.logins
+    server.faults.gone = True
+
+    with pytest.raises(BuildFailed) as caught:
+        fetch(place, tmp_path / "other")
+    assert "secret" not in caught.value.message + caught.value.hint
+
+
+def test_who_calls_off_gets_no_file(server: IndexServer, tmp_path: Path) -> None:
+    found = source(mirror(server)).archive(
+        ARCHIVE, tmp_path / "part", on_progress=lambda _: None, cancelled=lambda: True
+    )
+
+    assert found is None
+
+
+def test_a_folder_is_not_written(tmp_path: Path) -> None:
+    """In NVIDIA's layout or flat; another file of its name is refused and left."""
+    flat = tmp_path / ARCHIVE.filename
+    flat.write_bytes(DATA)
+    assert fetch(str(tmp_path), tmp_path / "part") == flat
+    deep = tmp_path / ARCHIVE.path
+    deep.parent.mkdir(parents=True)
+    deep.write_bytes(DATA[:-1])
+
+    with pytest.raises(BadArchive, match=f"{len(DATA) - 1} bytes, locked are {len(DATA)}"):
+        fetch(str(tmp_path), tmp_path / "part")
+    assert deep.exists()
+    assert not (tmp_path / "part").exists()
+
+
+@pytest.mark.parametrize("place", ["/nowhere/at/all", "ftp://host/redist", "https://"])
+def test_a_setting_that_is_none(place: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=VARIABLE):
+        fetch(place, tmp_path / "part")
+
+
+def test_a_bad_archive_leaves_nothing_and_the_next_run_needs_only_it(
+    server: IndexServer, tmp_path: Path
+) -> None:
+    """Of four archives one is wrong: what was kept of the others is not asked for again."""
+    archives = write_small(tmp_path / "redist")
+    for archive in archives:
+        server.files["redist", "", archive.path] = (tmp_path / "redist" / archive.path).read_bytes()
+    plan = planned_devel(small_wheels(tmp_path), archives)
+    specs = [spec for spec in plan.layers if spec.kind == "toolkit"]
+    store = Store(tmp_path / "cache")
+    server.faults.flip, server.faults.only = 100, "cuda_nvcc"
+
+    with pytest.raises(BadArchive, match="cuda_nvcc"):
+        toolkit_layers(specs, plan.locked, store, source(mirror(server)), Silent())
+    (nvcc,) = (one for one in archives if one.component == "cuda_nvcc")
+    assert not (store.root / part_path(nvcc)).exists()
+    assert list((store.root / "tmp").glob("*")) == []
+
+    server.faults.flip, server.asked = None, []
+    made = toolkit_layers(specs, plan.locked, store, source(mirror(server)), Silent())
+    assert len(made) == len(specs)
+    assert {path.rpartition("/")[2] for _, path, _ in server.asked} == {nvcc.filename}

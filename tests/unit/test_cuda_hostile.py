@@ -1,0 +1,224 @@
+"""Archives that lie: each is refused with its name and the reason, and nothing is left of it."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.standin.cuda_archives import archive_of
+from torchkiln import cuda_tree
+from torchkiln.cuda.keep import keep
+from torchkiln.cuda.layer import write_layer
+from torchkiln.errors import BadArchive
+
+TOP = "cuda_nvcc-linux-x86_64-12.1.105-archive"
+Entry = tuple[str, bytes, dict[str, object]]
+
+
+def packed(*entries: Entry, top: str = TOP, preset: int = 0) -> bytes:
+    """An xz tar of *entries*: name below *top*, content, fields of the header."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, content, fields in entries:
+            info = tarfile.TarInfo(f"{top}/{name}" if not name.startswith(("/", "=")) else name.lstrip("="))
+            info.size = len(content)
+            for field, value in fields.items():
+                setattr(info, field, value)
+            tar.addfile(info, io.BytesIO(content))
+    return lzma.compress(out.getvalue(), preset=preset)
+
+
+def kept(data: bytes, folder: Path) -> bytes:
+    """What `keep` makes of *data*."""
+    archive = archive_of(data)
+    path = folder / archive.filename
+    path.write_bytes(data)
+    out = io.BytesIO()
+    keep(archive, path, out)
+    return out.getvalue()
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> Entry:
+    return name, b"", {"type": kind, "linkname": target}
+
+
+NVCC: Entry = ("bin/nvcc", b"nvcc", {"mode": 0o755})
+REFUSED = {
+    "absolute": ([("/etc/passwd", b"x", {})], "absolute"),
+    "dots": ([("bin/../../etc/passwd", b"x", {})], r"by \.\."),
+    "dots that end inside": ([("bin/../bin/nvcc", b"x", {})], r"by \.\."),
+    "another folder": ([(f"={TOP}-2/bin/nvcc", b"x", {})], "lies outside"),
+    "no folder": ([("=nvcc", b"x", {})], "lies outside"),
+    "dot": ([("bin/./nvcc", b"x", {})], "no plain name"),
+    "empty part": ([("bin//nvcc", b"x", {})], "no plain name"),
+    "escape sequence": ([("bin/nv\x1b[2Jcc", b"x", {})], "no plain name"),
+    "not UTF-8": ([("bin/nv\udcffcc", b"x", {})], "no plain name"),
+    "long part": ([("bin/" + "n" * 256, b"x", {})], "255 bytes"),
+    "whiteout": ([("bin/.wh.nvcc", b"", {})], "would delete"),
+    "opaque": ([("bin/.wh..wh..opq", b"", {})], "would delete"),
+    "whiteout folder": ([(".wh.bin/nvcc", b"x", {})], "would delete"),
+    "device": ([("bin/null", b"", {"type": tarfile.CHRTYPE})], "neither a file"),
+    "disk": ([("bin/sda", b"", {"type": tarfile.BLKTYPE})], "neither a file"),
+    "pipe": ([("bin/pipe", b"", {"type": tarfile.FIFOTYPE})], "neither a file"),
+    "twice": ([NVCC, NVCC], "stands twice"),
+    "file, then folder": ([("bin", b"x", {}), NVCC], "no folder"),
+    "folder, then file": ([NVCC, ("bin", b"x", {})], "stands twice"),
+    "link, then through it": ([link("bin", "nvvm"), NVCC], "no folder"),
+    "link out": ([link("bin/x", "../../../etc/passwd")], "out of the archive"),
+    "absolute link": ([link("bin/x", "/etc/passwd")], "out of the archive"),
+    "left out, but a link out": ([link("doc/x", "../../x")], "out of the archive"),
+    "hard link out": ([link("bin/x", "etc/passwd", tarfile.LNKTYPE)], "no file before it"),
+    "hard link ahead": ([link("bin/x", f"{TOP}/bin/nvcc", tarfile.LNKTYPE), NVCC], "no file before it"),
+    "hard link to what goes": (
+        [("doc/x", b"x", {}), link("bin/x", f"{TOP}/doc/x", tarfile.LNKTYPE)],
+        "left out",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_archive_may_hold_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    entries, reason = REFUSED[case]
+
+    with pytest.raises(BadArchive, match=reason) as caught:
+        kept(packed(NVCC, *entries) if NVCC not in entries else packed(*entries), tmp_path)
+    assert caught.value.archive == f"{TOP}.tar.xz"
+    assert caught.value.exit_code == 6
+    assert "\x1b" not in caught.value.message
+
+
+def _cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _tar_cut(data: bytes) -> bytes:
+    return lzma.compress(lzma.decompress(data)[:700])
+
+
+DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda _: b"", "cut off"),
+    "no xz": (lambda _: b"<html>404</html>", "cannot be read"),
+    "cut": (_cut, "cut off"),
+    "xz of no tar": (lambda _: lzma.compress(b"hello" * 900), "cannot be read"),
+    "tar cut within a file": (_tar_cut, "cut off|unexpected end"),
+    "bytes behind it": (lambda data: data + b"x", "behind its end"),
+    "a second stream": (lambda data: data + data, "behind its end"),
+    "a bit of it": (lambda data: data[:-20] + bytes([data[-20] ^ 1]) + data[-19:], "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_files_are_refused(case: str, tmp_path: Path) -> None:
+    damage, reason = DAMAGED[case]
+
+    with pytest.raises(BadArchive, match=reason):
+        kept(damage(packed(("bin/nvcc", bytes(4000), {}))), tmp_path)
+
+
+def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own word before it is unpacked, whether it would be kept or not."""
+    monkeypatch.setattr("torchkiln.cuda.keep._MOST_CONTENT", 1 << 20)
+
+    with pytest.raises(BadArchive, match="unpacks to more than"):
+        kept(packed(("doc/zeros", bytes(2 << 20), {})), tmp_path)
+
+
+def test_an_xz_that_wants_too_much_memory_is_refused(tmp_path: Path) -> None:
+    """Its header asks for a dictionary of a gigabyte; a decoder would take that at once."""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
+    data = lzma.compress(lzma.decompress(packed(NVCC)), filters=filters)
+    with pytest.raises(BadArchive, match=r"[Mm]emory"):
+        kept(data, tmp_path)
+
+
+def test_too_many_entries_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchkiln.cuda.keep._MOST_ENTRIES", 10)
+
+    with pytest.raises(BadArchive, match="more than 10 entries"):
+        kept(packed(*((f"bin/{number}", b"", {}) for number in range(20))), tmp_path)
+
+
+def test_links_stand_behind_what_they_lead_to_and_are_gone_where_that_is(tmp_path: Path) -> None:
+    """Across folders they are told anew; a chain and a folder are followed."""
+    data = packed(
+        link("bin/cicc", "../nvvm/bin/cicc"),
+        link("bin/again", "cicc"),
+        link("include/nv", "../nvvm/include"),
+        link("lib/stubs/libx.so", "../libgone.so"),
+        ("lib/libgone.so", b"x", {}),
+        ("nvvm/bin/cicc", b"cicc", {"mode": 0o755}),
+        ("nvvm/include/nvvm.h", b"h", {}),
+        link("bin/hard", f"{TOP}/nvvm/bin/cicc", tarfile.LNKTYPE),
+    )
+    with tarfile.open(fileobj=io.BytesIO(kept(data, tmp_path))) as tar:
+        found = {member.name: member for member in tar}
+
+    assert {name: one.linkname for name, one in found.items() if one.issym()} == {
+        "bin/again": "cicc",
+        "bin/cicc": "../nvvm/bin/cicc",
+        "targets/x86_64-linux/include/nv": "../../../nvvm/include",
+    }
+    assert (found["bin/hard"].islnk(), found["bin/hard"].linkname) == (True, "nvvm/bin/cicc")
+    assert "targets/x86_64-linux/lib/stubs/libx.so" not in found
+
+
+def _layer(folder: Path, *contents: tuple[str, Entry]) -> None:
+    parts = []
+    for component, entry in contents:
+        data = packed(entry, top=f"{component}-linux-x86_64-1-archive")
+        archive = archive_of(data, component, "1")
+        path = folder / component
+        path.write_bytes(data)
+        with (folder / f"{component}.tar").open("wb") as out:
+            keep(archive, path, out)
+        parts.append((archive, folder / f"{component}.tar"))
+    write_layer(parts, "usr/local/cuda-12.1", folder / "layer")
+
+
+def test_two_archives_may_have_the_same_file_and_no_other_of_its_name(tmp_path: Path) -> None:
+    one: Entry = ("include/x.h", b"x", {})
+    _layer(tmp_path, ("cuda_a", one), ("cuda_b", one))
+
+    with pytest.raises(
+        BadArchive, match=r"cuda_b.*'targets/x86_64-linux/include/x.h' is another file in cuda_a"
+    ):
+        _layer(tmp_path, ("cuda_a", one), ("cuda_b", ("include/x.h", b"y", {})))
+    with pytest.raises(BadArchive, match="another archive's file"):
+        _layer(tmp_path, ("cuda_a", ("bin/x", b"x", {})), ("cuda_b", ("bin/x/y", b"y", {})))
+
+
+_PART = st.text("abcdef._-", min_size=1, max_size=6).filter(lambda part: part not in (".", ".."))
+_FIRST = st.one_of(
+    _PART,
+    st.sampled_from(["bin", "lib", "lib64", "include", "nvvm", "share", "pkg-config", "doc", "LICENSE"]),
+)
+
+
+@given(st.lists(_PART, max_size=4), _FIRST, st.sampled_from(["cuda_nvcc", "libcublas"]))
+def test_what_is_kept_stays_below_the_toolkit(rest: list[str], first: str, component: str) -> None:
+    """And no two members get one place, but for lib and lib64."""
+    path = "/".join([first, *rest])
+    placed = cuda_tree.place(component, path)
+
+    if placed is not None:
+        assert ".." not in placed.split("/")
+        assert not placed.startswith("/")
+        assert placed.endswith(path.split("/")[-1])
+        top = placed.split("/")[0]
+        assert top in {
+            "bin",
+            "compute-sanitizer",
+            "extras",
+            "licenses",
+            "nvvm",
+            "pkgconfig",
+            "share",
+            "targets",
+        }

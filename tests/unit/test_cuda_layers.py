@@ -1,0 +1,215 @@
+"""devel of CUDA 12.1: NVIDIA's archives, in miniature, as layers at /usr/local/cuda-12.1."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cells import HostPython, put_base, small_wheels
+from tests.devel_cells import HOME, planned_devel
+from tests.standin.cuda_archives import write_small
+from torchkiln.cache import judge
+from torchkiln.engines import embedded
+from torchkiln.engines.observer import Silent
+from torchkiln.engines.toolkits import kept_path, lay_out, part_path, toolkit_layers
+from torchkiln.errors import BuildFailed
+from torchkiln.index.archives import VARIABLE, CudaArchives
+from torchkiln.nouns import BuiltLayer, ImagePlan, LayerSpec, LockedArchive
+from torchkiln.oci.validate import validate
+from torchkiln.store import Store
+from torchkiln.survey import remember_image, survey
+
+KEPT = {
+    "bin/cuda-gdb": 0o755,
+    "bin/crt/link.stub": 0o644,
+    "bin/nvcc": 0o755,
+    "bin/nvcc.profile": 0o755,
+    "licenses/cuda_cudart/LICENSE": 0o644,
+    "licenses/cuda_gdb/LICENSE": 0o644,
+    "licenses/cuda_nvcc/LICENSE": 0o644,
+    "licenses/libcublas/LICENSE": 0o644,
+    "nvvm/bin/cicc": 0o755,
+    "nvvm/lib64/libnvvm.so": 0o777,
+    "nvvm/lib64/libnvvm.so.4": 0o644,
+    "nvvm/libdevice/libdevice.10.bc": 0o644,
+    "pkgconfig/cudart-12.1.pc": 0o644,
+    "targets/x86_64-linux/include/crt/host_config.h": 0o644,
+    "targets/x86_64-linux/include/cublas_v2.h": 0o644,
+    "targets/x86_64-linux/include/cuda.h": 0o644,
+    "targets/x86_64-linux/lib/libcudadevrt.a": 0o644,
+    "targets/x86_64-linux/lib/libcudart_static.a": 0o644,
+    "targets/x86_64-linux/lib/stubs/libcublas.so": 0o644,
+    "targets/x86_64-linux/lib/stubs/libcuda.so": 0o644,
+}
+
+
+class Place:
+    """A folder of archives, the cell whose lock names them, and a cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.archives = write_small(folder / "redist")
+        self.plan = planned_devel(small_wheels(folder), self.archives)
+        self.source = CudaArchives({VARIABLE: str(folder / "redist")})
+
+    @property
+    def specs(self) -> list[LayerSpec]:
+        return [spec for spec in self.plan.layers if spec.kind == "toolkit"]
+
+    def layers(
+        self, cache: str = "cache", source: CudaArchives | None = None
+    ) -> tuple[Store, list[BuiltLayer]]:
+        """The toolkit's layers, made in *cache*."""
+        store = Store(self.folder / cache)
+        made = toolkit_layers(self.specs, self.plan.locked, store, source or self.source, Silent())
+        return store, [made[spec] for spec in self.specs]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def members(store: Store, layers: list[BuiltLayer]) -> dict[str, tarfile.TarInfo]:
+    """What the layers hold but folders, by Python's own tarfile."""
+    found = {}
+    for layer in layers:
+        with tarfile.open(fileobj=io.BytesIO(gzip.decompress(store.blob(layer.digest).read_bytes()))) as tar:
+            found |= {member.name: member for member in tar if not member.isdir()}
+    return found
+
+
+def test_what_is_kept_lies_as_nvidias_installer_puts_it(place: Place) -> None:
+    found = members(*place.layers())
+
+    assert {name.removeprefix(f"{HOME}/"): member.mode for name, member in found.items()} == KEPT
+    assert found[f"{HOME}/nvvm/lib64/libnvvm.so"].linkname == "libnvvm.so.4"
+    assert {(one.uid, one.gid, one.uname, one.mtime) for one in found.values()} == {(0, 0, "", 315532800)}
+
+
+def test_the_same_archives_give_the_same_layers(place: Place) -> None:
+    """In another cache, from a flat folder, and whatever else the cell is."""
+    _, once = place.layers()
+    flat = place.folder / "flat"
+    flat.mkdir()
+    for archive in place.archives:
+        os.link(place.folder / "redist" / archive.path, flat / archive.filename)
+    _, twice = place.layers("other", CudaArchives({VARIABLE: str(flat)}))
+
+    assert once == twice
+
+
+def test_the_archive_goes_and_what_is_kept_of_it_stays(place: Place) -> None:
+    """Two hundred thousand bytes of a library are not in the cache; the user's own folder is left alone."""
+    store, layers = place.layers()
+    for layer in layers:
+        store.blob(layer.digest).unlink()
+    for archive in place.archives:
+        (place.folder / "redist" / archive.path).unlink()
+    _, again = place.layers()
+
+    assert again == layers
+    kept = sum(path.stat().st_size for path in (store.root / "toolkits").rglob("*") if path.is_file())
+    assert kept < 60_000
+
+
+def test_an_image_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built whole: runtime's layers, the toolkit's on them, and on top the links into the wheels."""
+    monkeypatch.setattr("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython())
+    store = Store(place.folder / "cache")
+    put_base(place.plan.locked.base, store)
+    built = _built(place.plan, store, place)
+
+    titles = [layer.title for layer in built.image.layers]
+    assert titles[-4:-1] == [
+        "CUDA 12.1.1: parts of 2 archives",
+        "CUDA 12.1.1: cuda_gdb 12.1.105",
+        "CUDA 12.1.1: cuda_nvcc 12.1.105",
+    ]
+    assert [str(fault) for fault in validate(place.folder / "layout", None)] == []
+    assert _built(place.plan, store, place).image.manifest == built.image.manifest
+    assert embedded.forecast(place.plan, store)["downloads"] == 0
+
+
+def _built(plan: ImagePlan, store: Store, place: Place) -> embedded.Build:
+    return embedded.build(
+        plan,
+        store,
+        place.folder / "layout",
+        fetcher=Shelf(place.folder),
+        observer=Silent(),
+        archives=place.source,
+    )
+
+
+def test_the_cache_knows_what_is_kept_of_archives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a tag, to make its layers again; an archive that was cut on its way is rubbish."""
+    monkeypatch.setattr("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython())
+    store = Store(place.folder / "cache")
+    put_base(place.plan.locked.base, store)
+    built = _built(place.plan, store, place)
+    remember_image(store, built.image, place.plan.locked, built.reused)
+    (store.root / part_path(place.archives[0])).write_bytes(b"half")
+
+    seen = survey(store, [place.folder / "layout"], place.folder / "images")
+    judged = {one.item.path: one for one in judge(seen.items, seen.needers)}
+    for archive in place.archives:
+        assert (judged[kept_path(archive)].item.kind, judged[kept_path(archive)].reason) == (
+            "toolkit parts",
+            "makers",
+        )
+    assert judged[part_path(place.archives[0])].reason == "rubbish"
+    assert "not ours" not in {one.item.kind for one in judged.values()}
+
+
+class Shelf:
+    """Wheels that lie in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def tail(self, wheel, count):  # type: ignore[no-untyped-def]
+        return None
+
+    def fetch(self, wheel, path, *, on_progress, cancelled):  # type: ignore[no-untyped-def]
+        path.write_bytes((self.folder / wheel.filename).read_bytes())
+
+
+def test_files_for_a_build_context(place: Place) -> None:
+    store = Store(place.folder / "cache")
+    into = lay_out(place.plan, store, place.folder / "tree", archives=place.source, observer=Silent())
+
+    assert into is not None
+    there = {
+        str(path.relative_to(into / HOME)) for path in into.rglob("*") if path.is_symlink() or path.is_file()
+    }
+    assert there == set(KEPT)
+    plain = replace(place.plan, layers=tuple(one for one in place.plan.layers if one.kind != "toolkit"))
+    assert lay_out(plain, store, place.folder / "none", archives=place.source, observer=Silent()) is None
+
+
+def test_without_a_place_to_ask_it_says_what_and_how(place: Place) -> None:
+    with pytest.raises(BuildFailed) as caught:
+        place.layers(source=CudaArchives({}))
+
+    first = min(place.archives, key=lambda one: one.component)
+    assert first.path in caught.value.message
+    assert first.sha256 in caught.value.message
+    assert "and 3 more archives" in caught.value.message
+    assert VARIABLE in caught.value.hint
+    assert caught.value.exit_code == 6
+
+
+def test_one_that_is_missing_is_named(place: Place) -> None:
+    gone: LockedArchive = place.archives[0]
+    (place.folder / "redist" / gone.path).unlink()
+
+    with pytest.raises(BuildFailed, match=gone.path) as caught:
+        place.layers()
+    assert VARIABLE in caught.value.hint

@@ -1,0 +1,179 @@
+"""Who resolved against a stand-in says so, and the lock keeps it; what is on public record is held to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import reports
+from tests.gridcase import FACTS, answer
+from torchkiln.base import artefact
+from torchkiln.base.recipe import recipe
+from torchkiln.base.sources import edits, sources_of, variables
+from torchkiln.errors import BuildFailed, ConfigError, GateRefused, Stale
+from torchkiln.facts import recorded
+from torchkiln.gate import clear, judge, override
+from torchkiln.index.settings import index_settings
+from torchkiln.lock import from_json, load_locked, lock, save, to_json
+from torchkiln.nouns import LockedCell, LockedWheel, Source
+from torchkiln.plan import plan
+from torchkiln.policy import Policy
+from torchkiln.stand_in import declared, resolved_against, stand_ins
+from torchkiln.wanted import Wanted
+
+DEBIAN, UBUNTU = recipe("debian12"), recipe("ubuntu22.04")
+INDEX = "TORCHKILN_INDEX_PYTORCH"
+CU118 = answer("2.2.2", "11.8")
+OF_INDEX = replace(reports.LOCKED, stand_ins=(Source.DEFAULT,))
+OF_BASE = replace(reports.LOCKED, base=replace(reports.LOCKED.base, stand_in=True))
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Z", "C"])))
+def test_the_word_is_taken_off_once_and_nothing_else_is(address: str) -> None:
+    assert declared(f" stand-in+{address} ") == (address, True)
+    if not address.startswith("stand-in+"):
+        assert declared(address) == (address, False)
+
+
+def test_the_index_says_so_in_its_address() -> None:
+    told = index_settings({INDEX: "stand-in+http://127.0.0.1:8/whl/cu118/"}, pip_config="")
+    assert (told.pytorch_url, told.stand_ins) == ("http://127.0.0.1:8/whl/cu118", (Source.PYTORCH,))
+    assert index_settings({INDEX: "http://127.0.0.1:8/whl"}, pip_config="").stand_ins == ()
+    assert index_settings({}, pip_config="").stand_ins == ()
+
+
+def test_each_distribution_has_variables_of_its_own() -> None:
+    assert variables(DEBIAN)[0] == "TORCHKILN_DEBIAN_MIRROR"
+    environ = {
+        "TORCHKILN_DEBIAN_MIRROR": "http://mirror.test/debian",
+        "TORCHKILN_UBUNTU_SECURITY_MIRROR": "stand-in+copy:///srv/ubuntu",
+        "TORCHKILN_UBUNTU_KEYRING": "/srv/keys.gpg",
+    }
+    debian, ubuntu = sources_of(DEBIAN, environ), sources_of(UBUNTU, environ)
+
+    assert (debian.mirror, debian.security_mirror, debian.stand_in) == (
+        "http://mirror.test/debian",
+        "",
+        False,
+    )
+    assert (ubuntu.mirror, ubuntu.security_mirror, ubuntu.stand_in) == ("", "copy:///srv/ubuntu", True)
+    assert (str(debian.keyring), str(ubuntu.keyring)) == (str(DEBIAN.keyring), "/srv/keys.gpg")
+    assert edits(ubuntu) == ("/-security /s|^deb [^ ]*|deb copy:///srv/ubuntu|",)
+    assert edits(sources_of(UBUNTU, {})) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TORCHKILN_UBUNTU_MIRROR", "stand-in+"[:-1] + "http://x"),
+        ("TORCHKILN_UBUNTU_MIRROR", "stand-in+/srv/ubuntu"),
+        ("TORCHKILN_UBUNTU_SECURITY_MIRROR", "http://x|evil"),
+        ("TORCHKILN_UBUNTU_KEYRING", "keys.gpg"),
+        ("TORCHKILN_UBUNTU_KEYRING", "/srv/keys gpg"),
+    ],
+)
+def test_what_is_no_address_or_no_path_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        sources_of(UBUNTU, {name: value})
+
+
+@pytest.mark.parametrize("locked", [OF_INDEX, OF_BASE], ids=["index", "base"])
+def test_a_lock_keeps_it(locked: LockedCell, tmp_path: Path) -> None:
+    assert from_json(to_json(locked)) == locked
+    save(tmp_path, locked)
+    assert load_locked(tmp_path, reports.TAG) == locked
+    assert artefact.from_json(artefact.to_json(locked.base)) == locked.base
+
+
+def test_a_lock_of_real_sources_says_nothing() -> None:
+    """So the committed ones keep their bytes."""
+    assert b"stand_in" not in to_json(reports.LOCKED)
+    assert stand_ins(reports.LOCKED) == ()
+
+
+def test_a_stand_in_of_an_index_that_was_not_used_is_no_lock() -> None:
+    text = to_json(replace(reports.LOCKED, stand_ins=(Source.PYTORCH,)))
+    with pytest.raises(Stale, match="stand_ins: not among the indexes"):
+        from_json(text)
+
+
+def test_image_and_gate_tell_of_both() -> None:
+    both = replace(OF_INDEX, base=OF_BASE.base)
+    names = ("the default index", "the archive of debian12")
+    assert stand_ins(both) == names
+    assert resolved_against(names).endswith("a stand-in of the default index and of the archive of debian12")
+    made = plan(both, (), aliases=(), lock_digest=reports.OTHER)
+    assert dict(made.config.labels)["torchkiln.stand_ins"] == ", ".join(names)
+    facts = next(file for file in made.layers[-1].files if file.path.endswith("image.json"))
+    assert json.loads(facts.data)["stand_ins"] == list(names)
+
+
+@pytest.mark.parametrize("locked", [OF_INDEX, OF_BASE], ids=["index", "base"])
+def test_the_gate_refuses_whatever_passed_unless_it_is_told_why(locked: LockedCell) -> None:
+    judged = judge([], Policy(strangers=True), locked, reports.SUITE, image=reports.IMAGE)
+    [told] = [why for what, why in judged.missing if what == "lock"]
+
+    assert told.startswith("resolved against a stand-in of ")
+    with pytest.raises(GateRefused):
+        clear(judged)
+    assert override(judged, "for a talk").override == "for a talk"
+    real = judge([], Policy(strangers=True), reports.LOCKED, reports.SUITE, image=reports.IMAGE)
+    assert "lock" not in dict(real.missing)
+
+
+# --- torch's wheel by public record ---------------------------------------------------------------
+
+
+class Shelf:
+    """An index that gives torch with that hash, and a companion of the default index."""
+
+    def __init__(self, sha256: str) -> None:
+        self._sha256 = sha256
+
+    def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
+        def one(name: str, version: str, sha256: str, index: Source) -> LockedWheel:
+            filename = f"{name}-{version}-cp311-cp311-linux_x86_64.whl"
+            return LockedWheel(
+                name=name, version=version, filename=filename, sha256=sha256, size=1, index=index
+            )
+
+        torch = one("torch", "2.2.2+cu118", self._sha256, Source.PYTORCH)
+        return (torch, one("numpy", "1.26.4", "0" * 64, Source.DEFAULT))
+
+
+def test_the_record_is_of_pytorchs_index_and_one_python() -> None:
+    assert CU118.build
+    known = {python: recorded(FACTS, CU118.build, python) for python in ("3.10", "3.11", "3.12")}
+    told = {(variant, tag): sha for variant, tag, sha in FACTS.releases["2.2.2"].index_sha256}
+
+    assert known == {
+        "3.10": told["cu118", "cp310"],
+        "3.11": told["cu118", "cp311"],
+        "3.12": told.get(("cu118", "cp312")),
+    }
+    default = answer("2.7.1", "12.1").build
+    assert default
+    assert recorded(FACTS, default, "3.11") is None
+
+
+def test_a_wheel_that_is_not_the_recorded_one_is_refused_but_of_a_stand_in() -> None:
+    assert CU118.build
+    known = recorded(FACTS, CU118.build, "3.11")
+    assert known
+    base = reports.LOCKED.base
+
+    def locked(sha256: str, *of: Source, record: str | None = known) -> LockedCell:
+        return lock(CU118, Shelf(sha256), base, as_of="2026-11-21", stand_ins=of, recorded=record)
+
+    assert locked(known).stand_ins == ()
+    assert locked("1" * 64, record=None).stand_ins == ()
+    assert locked("1" * 64, Source.PYTORCH).stand_ins == (Source.PYTORCH,)
+    with pytest.raises(BuildFailed, match=f"on public record it has {known}") as caught:
+        locked("1" * 64)
+    assert caught.value.exit_code == 6
+    assert "stand-in+" in caught.value.hint

@@ -1,0 +1,175 @@
+"""The OS's tools of a devel image: which, on which base, where they lie, and the compiler that nvcc finds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.gridcase import FACTS
+from tests.planned import LOCK_DIGEST, PROFILE, locked, tools_on, wheel
+from torchkiln.errors import Stale
+from torchkiln.lockfile import from_json, to_json
+from torchkiln.nouns import Cell, Digest, ImagePlan, LockedCell
+from torchkiln.places import ROOT
+from torchkiln.plan import plan
+from torchkiln.plan import to_json as plan_json
+from torchkiln.render import load_templates, render
+from torchkiln.tools import compiler_links, host_gcc, is_tools, packages_of, tools_of
+
+TEMPLATES = load_templates(ROOT / "templates")
+
+
+def cell(cuda: str, flavor: str = "devel", os: str = "debian12") -> Cell:
+    python = {"debian12": "3.11", "ubuntu22.04": "3.10"}[os]
+    return Cell(torch="2.7.1", cuda=cuda, flavor=flavor, os=os, python=python)  # type: ignore[arg-type]
+
+
+def devel(name: str = "devel") -> LockedCell:
+    """A devel cell's lock."""
+    made = locked()
+    asked = replace(made.resolution.cell, flavor="devel")
+    resolution = replace(made.resolution, cell=asked, limits=(), tools=name)
+    more = wheel("nvidia-nvvm", "13.0.88", megabytes=60)
+    return replace(
+        made,
+        resolution=resolution,
+        wheels=tuple(sorted((*made.wheels, more), key=lambda one: one.name)),
+        tools=tools_on(made.base, name),
+    )
+
+
+def planned(found: LockedCell) -> ImagePlan:
+    return plan(found, (PROFILE,), aliases=(), lock_digest=LOCK_DIGEST)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "os", "name"),
+    [
+        ("11.7", "debian12", "devel-gcc11"),
+        ("11.8", "debian12", "devel-gcc11"),
+        ("12.1", "debian12", "devel"),
+        ("13.0", "debian12", "devel"),
+        ("11.7", "ubuntu22.04", "devel"),
+        ("13.0", "ubuntu22.04", "devel"),
+        ("12.2", "debian12", "devel"),  # no fact of its own: 12.1's
+        ("11.9", "debian12", "devel-gcc11"),
+        ("99.0", "debian12", "devel"),
+    ],
+)
+def test_where_nvcc_refuses_the_systems_gcc_an_older_one_comes_along(cuda: str, os: str, name: str) -> None:
+    assert tools_of(cell(cuda, os=os), FACTS) == name
+    assert tools_of(cell(cuda, "runtime", os), FACTS) is None
+
+
+def test_the_facts_know_a_gcc_for_each_cuda_and_no_later_one_takes_less() -> None:
+    assert set(FACTS.cuda) <= set(FACTS.host_gcc)
+    newest = [FACTS.host_gcc[cuda] for cuda in sorted(FACTS.host_gcc, key=float)]
+    assert newest == sorted(newest)
+
+
+def test_what_is_asked_of_the_archive() -> None:
+    assert packages_of("devel") == ("cmake", "ninja-build", "g++", "gdb", "pkg-config", "git-lfs")
+    assert packages_of("devel-gcc11") == (*packages_of("devel"), "gcc-11", "g++-11")
+    assert (host_gcc("devel"), host_gcc("devel-gcc9")) == (None, "9")
+
+
+@pytest.mark.parametrize("name", ["", "base", "devel-gcc", "devel-gcc11x", "../devel", "devel\n"])
+def test_other_names_are_none(name: str) -> None:
+    assert not is_tools(name)
+    with pytest.raises(ValueError, match="no tools are called"):
+        packages_of(name)
+
+
+def test_the_older_gcc_lies_beside_nvcc_under_every_name() -> None:
+    found = {link.path: link.target for link in compiler_links(devel("devel-gcc11"), "usr/local/cuda-11.8")}
+
+    assert found == {
+        "usr/local/cuda-11.8/bin/c++": "/usr/bin/g++-11",
+        "usr/local/cuda-11.8/bin/cc": "/usr/bin/gcc-11",
+        "usr/local/cuda-11.8/bin/g++": "/usr/bin/g++-11",
+        "usr/local/cuda-11.8/bin/gcc": "/usr/bin/gcc-11",
+    }
+    assert compiler_links(devel(), "usr/local/cuda-12.1") == compiler_links(locked(), "x") == ()
+    links = {link.path: link.target for link in planned(devel("devel-gcc11")).layers[-1].links}
+    assert links["usr/local/cuda-12.1/bin/gcc"] == "/usr/bin/gcc-11"
+
+
+def test_they_lie_above_the_toolkit_and_below_our_own_files() -> None:
+    """So runtime's layers, and the toolkit's, are the same whatever the archive gives."""
+    image, runtime = planned(devel()), planned(locked())
+
+    assert [layer.kind for layer in image.layers[-3:]] == ["wheels", "tools", "overlay"]
+    assert image.layers[-3].title == "nvidia-nvvm 13.0.88"
+    assert image.layers[-2].title == "debian12 tools devel (2 packages)"
+    shared = len(runtime.layers) - 1
+    assert image.layers[:shared] == runtime.layers[:shared]
+    assert not [layer for layer in runtime.layers if layer.kind == "tools"]
+
+
+def test_the_image_says_what_it_has() -> None:
+    image, runtime = planned(devel()), planned(locked())
+    tools = devel().tools
+    assert tools is not None
+
+    (told,) = [f.data for f in image.layers[-1].files if f.path == "etc/torchkiln/image.json"]
+    assert json.loads(told)["tools"] == {
+        "name": "devel",
+        "digest": tools.digest,
+        "packages": {"cmake": "3.25.1-1", "gdb": "13.1-3"},
+    }
+    assert dict(image.config.labels)["torchkiln.tools"] == tools.digest
+    assert "torchkiln.tools" not in dict(runtime.config.labels)
+    row = plan_json(image)["layers"][-2]
+    assert (row["kind"], row["digest"], row["bytes"]) == ("tools", tools.digest, tools.size)
+
+
+def test_the_lock_holds_them_and_older_locks_stay_as_they_are() -> None:
+    found = devel("devel-gcc11")
+
+    assert from_json(to_json(found)) == found
+    assert b'    "digest": "sha256:ccc' in to_json(found)
+    assert b"tools" not in to_json(locked())
+    assert [one.name for one in found.os_packages] == ["cmake", "gdb", "tini"]
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "words"),
+    [
+        (replace(devel(), tools=None), "tools: they are not there, the cell asks for devel"),
+        (replace(locked(), tools=tools_on(locked().base)), "tools: they are devel, the cell asks for none"),
+        (
+            replace(devel("devel-gcc11"), tools=tools_on(locked().base)),
+            "tools: they are devel, the cell asks for devel-gcc11",
+        ),
+        (
+            replace(devel(), tools=replace(tools_on(locked().base), base=Digest("sha256:" + "e" * 64))),
+            "tools: they were made on another base",
+        ),
+        (
+            replace(devel(), tools=replace(tools_on(locked().base), os="ubuntu22.04")),
+            "tools: they were made on another base",
+        ),
+        (
+            replace(devel("devel"), tools=replace(tools_on(locked().base), name="../../x")),
+            "'../../x' is not the OS's tools of a devel image",
+        ),
+    ],
+)
+def test_a_lock_whose_tools_do_not_fit_is_refused(spoiled: LockedCell, words: str) -> None:
+    with pytest.raises(Stale, match="tools") as caught:
+        from_json(to_json(spoiled))
+    assert words in caught.value.message
+
+
+def test_the_dockerfile_takes_them_as_they_are_or_asks_apt() -> None:
+    text = render(planned(devel("devel-gcc11")), TEMPLATES, ("python3",))
+
+    assert "FROM scratch AS tools\n" in text
+    copied, asked = (
+        text.index("COPY --from=tools / /"),
+        text.index("for package in cmake g++ g++-11 gcc-11 gdb"),
+    )
+    assert text.index("compileall") < copied < asked < text.index("COPY --from=rootfs")
+    assert "tools" not in render(planned(locked()), TEMPLATES, ("python3",))

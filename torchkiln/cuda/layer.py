@@ -1,0 +1,116 @@
+"""Kept parts of archives -> a layer: one tar at /usr/local/cuda-12.1, compressed by the pinned encoder.
+
+Nothing of the cell, its Python or its wheels is in it, so all cells of a CUDA share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from torchkiln.errors import BadArchive
+from torchkiln.nouns import LockedArchive
+from torchkiln.oci import tar
+from torchkiln.oci.encode import Encoded, encode
+from torchkiln.recipe import WHEEL_EPOCH
+
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entry:
+    """A file or link and where its content lies."""
+
+    path: str
+    archive: LockedArchive
+    member: tarfile.TarInfo
+    opened: tarfile.TarFile
+
+
+def write_layer(kept: Sequence[tuple[LockedArchive, Path]], home: str, out: Path) -> Encoded:
+    """The layer of *kept*, archives with what `keep` made of them, below *home*, "usr/local/cuda-12.1".
+
+    :raises BadArchive: two of them have another file at one path.
+    :raises OSError: reading or writing failed; *out* is then incomplete.
+    """
+    with ExitStack() as stack:
+        found: dict[str, _Entry] = {}
+        for archive, path in kept:
+            opened = stack.enter_context(tarfile.open(path, "r:"))
+            for member in opened:
+                one = _Entry(path=f"{home}/{member.name}", archive=archive, member=member, opened=opened)
+                if (other := found.setdefault(one.path, one)) is not one and _said(one) != _said(other):
+                    raise BadArchive(
+                        archive.filename, f"{member.name!r} is another file in {other.archive.filename}"
+                    )
+        # Hard links last: what they lead to must stand before them.
+        entries = sorted(found.values(), key=lambda one: (one.member.islnk(), one.path))
+        _check_folders(entries)
+        return encode(cast(BinaryIO, _Pieces(_pieces(entries, home))), out)
+
+
+def _pieces(entries: Sequence[_Entry], home: str) -> Iterator[bytes]:
+    folders: set[str] = set()
+    for one in entries:
+        for folder in tar.parents(one.path):
+            if folder not in folders:
+                folders.add(folder)
+                yield tar.header(folder, mode=0o755, mtime=WHEEL_EPOCH, directory=True)
+        if one.member.issym():
+            yield tar.link(one.path, one.member.linkname, mtime=WHEEL_EPOCH)
+        elif one.member.islnk():
+            info = tarfile.TarInfo(one.path)
+            info.type, info.mode, info.mtime = tarfile.LNKTYPE, one.member.mode, WHEEL_EPOCH
+            info.linkname = f"{home}/{one.member.linkname}"
+            yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+        else:
+            yield tar.header(one.path, mode=one.member.mode, size=one.member.size, mtime=WHEEL_EPOCH)
+            yield from _content(one)
+            yield tar.padding(one.member.size)
+    yield tar.END
+
+
+def _content(one: _Entry) -> Iterator[bytes]:
+    content = one.opened.extractfile(one.member)
+    assert content is not None
+    while piece := content.read(_PIECE):
+        yield piece
+
+
+def _said(one: _Entry) -> tuple[bytes, str, int, bytes]:
+    """What a path must be, where two archives have it."""
+    digest = hashlib.sha256()
+    if one.member.isreg():
+        for piece in _content(one):
+            digest.update(piece)
+    return one.member.type, one.member.linkname, one.member.mode, digest.digest()
+
+
+def _check_folders(entries: Sequence[_Entry]) -> None:
+    """One archive's file must not be another's folder."""
+    paths = {one.path for one in entries}
+    for one in entries:
+        if above := next((folder for folder in tar.parents(one.path) if folder in paths), None):
+            raise BadArchive(one.archive.filename, f"{one.path!r} lies in {above!r}, another archive's file")
+
+
+class _Pieces:
+    """An iterator of bytes as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._left = pieces, b""
+
+    def read(self, size: int) -> bytes:
+        """At most *size* bytes; none at the end."""
+        while not self._left:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return b""
+            self._left = piece
+        part, self._left = self._left[:size], self._left[size:]
+        return part
