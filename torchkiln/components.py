@@ -11,7 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.nouns import Build, Cell, Component, OwnFile
+from torchkiln.nouns import (
+    Build,
+    Cell,
+)
+from torchkiln.parts import Component, OwnFile
 from torchkiln.versions import major_of, minor_of
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")

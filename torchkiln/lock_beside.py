@@ -16,14 +16,13 @@ from typing import Protocol
 from torchkiln.errors import ConfigError, Stale, Unresolvable
 from torchkiln.lock import EVERYTHING, Index, glibc_of, inputs_digest, load_locked
 from torchkiln.nouns import (
-    Component,
     LockedCell,
     LockedComponent,
     LockedWheel,
-    OwnFile,
     Resolution,
     Source,
 )
+from torchkiln.parts import Component, OwnFile
 from torchkiln.tags import tag_of
 from torchkiln.wanted import Wanted
 

@@ -15,7 +15,6 @@ from torchkiln.errors import Stale
 from torchkiln.nouns import (
     Build,
     Cell,
-    Component,
     Digest,
     LockedArchive,
     LockedBase,
@@ -26,13 +25,13 @@ from torchkiln.nouns import (
     LockedWheel,
     Note,
     OsPackage,
-    OwnFile,
     Resolution,
     Source,
     Status,
     Toolkit,
     parse_digest,
 )
+from torchkiln.parts import Component, OwnFile
 from torchkiln.schema import sentences, shipped, told
 from torchkiln.strict import json_of
 

@@ -1,4 +1,4 @@
-"""The nouns of the pipeline: frozen, typed, hashable. This module imports nothing of ours.
+"""The nouns of the pipeline: frozen, typed, hashable. Of ours this module imports `parts` alone.
 
 Each noun's file form is its `to_json`/`from_json` in the module named after the arrow that makes it.
 Sizes are bytes, times seconds, digests ``sha256:<64 hex digits>``, versions PEP 440 strings.
@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NewType
+
+from torchkiln.parts import Component, Healthcheck
 
 Digest = NewType("Digest", str)
 Flavor = Literal["runtime", "devel"]
@@ -93,27 +95,6 @@ class Toolkit:
     programs: tuple[str, ...] = ()  # what lies in the wheels' bin/, "nvcc"
     release: str = ""  # of the archives, "12.1.1"
     archives: Digest | None = None  # of what is known of that release's archives
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnFile:
-    """A file that no index has, by content; where it lies the user says, by the variable of its package."""
-
-    name: str  # "flash-attn", "micromamba"
-    version: str
-    filename: str
-    sha256: str  # hex
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Component:
-    """Something that an image can have on top, for one cell."""
-
-    name: str  # "flash-attn"
-    suffix: str  # of tags, "flashattn"
-    requires: tuple[str, ...] = ()  # PEP 508
-    wheels: tuple[OwnFile, ...] = ()
-    program: OwnFile | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -295,14 +276,6 @@ class OverlayLink:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OverlayFolder:
-    """A folder whose mode is not 0755."""
-
-    path: str  # relative to /
-    mode: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSpec:
     """One layer, told by what goes into it."""
 
@@ -312,19 +285,8 @@ class LayerSpec:
     archives: tuple[LockedArchive, ...] = ()
     files: tuple[OverlayFile, ...] = ()
     links: tuple[OverlayLink, ...] = ()
-    folders: tuple[OverlayFolder, ...] = ()
+    folders: tuple[tuple[str, int], ...] = ()  # (path, mode), where that is not 0755
     artefact: LockedBase | LockedTools | None = None  # what the layer is as it comes: nothing is made
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Healthcheck:
-    """Docker's extension of the image config; times in seconds."""
-
-    command: tuple[str, ...]
-    interval: int
-    timeout: int
-    start_period: int
-    retries: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,6 @@ from torchkiln.layering import archive_layers, component_layers, plain_layers
 from torchkiln.nouns import (
     Build,
     Digest,
-    Healthcheck,
     ImageConfig,
     ImagePlan,
     LayerSpec,
@@ -23,6 +22,7 @@ from torchkiln.nouns import (
     LockedTools,
     OverlayFile,
 )
+from torchkiln.parts import Healthcheck
 from torchkiln.recipe import PREFIX, RECIPE
 from torchkiln.resolve import require_buildable, require_cuda
 from torchkiln.stand_in import stand_ins
@@ -291,7 +291,7 @@ def _layer_json(layer: LayerSpec) -> dict[str, Any]:
     if layer.links:
         told["links"] = {link.path: link.target for link in layer.links}
     if layer.folders:
-        told["folders"] = {folder.path: f"{folder.mode:04o}" for folder in layer.folders}
+        told["folders"] = {path: f"{mode:04o}" for path, mode in layer.folders}
     if layer.files:
         told["files"] = [
             {

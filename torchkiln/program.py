@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchkiln.nouns import LayerSpec, LockedCell, LockedWheel, OverlayFile, OverlayFolder, OverlayLink
+from torchkiln.nouns import LayerSpec, LockedCell, LockedWheel, OverlayFile, OverlayLink
 
 HOME = "/opt/conda"
 _BIN = f"{HOME}/condabin"
@@ -52,7 +52,7 @@ def program_layer(file: LockedWheel) -> LayerSpec:
             OverlayLink(path=f"{_BIN.lstrip('/')}/{name}", target=file.name) for name in ("conda", "mamba")
         ),
         # It makes environments nowhere else, whoever asks for one; what it fetches goes to the user's home.
-        folders=(OverlayFolder(path=f"{HOME.lstrip('/')}/envs", mode=0o1777),),
+        folders=((f"{HOME.lstrip('/')}/envs", 0o1777),),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from torchkiln.errors import ConfigError
 from torchkiln.files import pretty_json
-from torchkiln.nouns import ImagePlan, LayerSpec, OverlayFile, OverlayFolder, OverlayLink
+from torchkiln.nouns import ImagePlan, LayerSpec, OverlayFile, OverlayLink
 from torchkiln.plan import GENERATED, to_json
 from torchkiln.program import program_path
 from torchkiln.recipe import DOCKER_BASES, PREFIX, USER, site
@@ -46,7 +46,7 @@ class _Program:
     path: str
     copies: tuple[_Copy, ...]
     links: tuple[OverlayLink, ...]
-    folders: tuple[OverlayFolder, ...]
+    folders: tuple[tuple[str, int], ...]
 
 
 def load_templates(folder: Path) -> dict[str, str]:

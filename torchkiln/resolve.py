@@ -16,7 +16,16 @@ from torchkiln.cuda_redist import digest_of
 from torchkiln.errors import Unresolvable
 from torchkiln.facts import Facts, GpuClass, KnownToolkit, Release, Trap, Variant
 from torchkiln.matrix import Matrix
-from torchkiln.nouns import Build, Cell, Component, Note, Resolution, Source, Status, Toolkit
+from torchkiln.nouns import (
+    Build,
+    Cell,
+    Note,
+    Resolution,
+    Source,
+    Status,
+    Toolkit,
+)
+from torchkiln.parts import Component
 from torchkiln.tools import tools_of
 from torchkiln.versions import major_of, minor_of, newest, numbers
 from torchkiln.wanted import variable_of

@@ -21,8 +21,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
             "__init__", "artefacts", "contents", "cuda_tree", "deb822", "errors", "files", "locks", "nouns",
-            "pagecache", "places", "recipe", "released", "retry", "schema", "sizes", "stand_in", "strict",
-            "versions", "wanted", "workers",
+            "pagecache", "parts", "places", "recipe", "released", "retry", "schema", "sizes", "stand_in",
+            "strict", "versions", "wanted", "workers",
         }
     ),
     "stages": frozenset(

@@ -91,7 +91,7 @@ def build(
         began = time.monotonic()
         built |= toolkit_layers(of_toolkit, plan.locked, store, archives, observer, tell)
         seconds["toolkit"] = time.monotonic() - began
-    if of_wheels := [spec for spec in missing if spec.kind == "wheels"]:
+    if of_wheels := [spec for spec in missing if spec.kind in ("wheels", "program")]:
         made, of_kitchen, waited = _make(of_wheels, plan, store, fetcher, observer, tell)
         built |= made
         seconds |= of_kitchen

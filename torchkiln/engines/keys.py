@@ -48,7 +48,7 @@ def program_key(spec: LayerSpec) -> str:
         "program": [file.sha256 for file in spec.wheels],
         "files": [(file.path, file.mode, hashlib.sha256(file.data).hexdigest()) for file in spec.files],
         "links": [(link.path, link.target) for link in spec.links],
-        "folders": [(folder.path, folder.mode) for folder in spec.folders],
+        "folders": spec.folders,
         "recipe": RECIPE,
         "encoder": ENCODER,
     }

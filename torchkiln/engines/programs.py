@@ -26,7 +26,7 @@ def make_program(spec: LayerSpec, store: Store, fetcher: Fetcher, observer: Obse
     observer.begin("convert", spec.title, file.size)
     program = OverlayFile(path=program_path(file), mode=0o755, data=place.read_bytes())
     blob, encoded = encode_bytes(
-        tar.archive((program, *spec.files, *spec.links, *spec.folders), mtime=WHEEL_EPOCH)
+        tar.archive((program, *spec.files, *spec.links), mtime=WHEEL_EPOCH, folders=spec.folders)
     )
     out = store.temporary("program")
     out.write_bytes(blob)

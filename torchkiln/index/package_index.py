@@ -18,7 +18,11 @@ from torchkiln.index.remote_wheel import metadata_of
 from torchkiln.index.session import WORKERS
 from torchkiln.index.settings import index_settings
 from torchkiln.index.uv import Pin, compile_pins
-from torchkiln.nouns import LockedWheel, OwnFile, Source
+from torchkiln.nouns import (
+    LockedWheel,
+    Source,
+)
+from torchkiln.parts import OwnFile
 from torchkiln.released import FileAt
 from torchkiln.store import Store
 from torchkiln.wanted import Wanted, variable_of

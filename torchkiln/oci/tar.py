@@ -10,7 +10,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Iterable
 
-from torchkiln.nouns import OverlayFile, OverlayFolder, OverlayLink
+from torchkiln.nouns import OverlayFile, OverlayLink
 
 BLOCK = 512
 _NAME = 100  # bytes for the path, one of them for a folder's slash
@@ -55,19 +55,21 @@ def link(path: str, target: str, *, mtime: int) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
-def archive(files: Iterable[OverlayFile | OverlayLink | OverlayFolder], *, mtime: int) -> bytes:
-    """A whole tar of *files* by path, each folder before what is in it."""
+def archive(
+    files: Iterable[OverlayFile | OverlayLink], *, mtime: int, folders: Iterable[tuple[str, int]] = ()
+) -> bytes:
+    """A whole tar of *files* by path, each folder before what is in it.
+
+    :param folders: (path, mode) of those that are to have another mode than 0755, or are empty.
+    """
     out: list[bytes] = []
-    folders: set[str] = set()
+    there: set[str] = set()
+    modes = dict(folders)
     for file in sorted(files, key=lambda file: file.path):
         for folder in parents(file.path):
-            if folder not in folders:
-                folders.add(folder)
-                out.append(header(folder, mode=0o755, mtime=mtime, directory=True))
-        if isinstance(file, OverlayFolder):
-            folders.add(file.path)
-            out.append(header(file.path, mode=file.mode, mtime=mtime, directory=True))
-            continue
+            if folder not in there:
+                there.add(folder)
+                out.append(header(folder, mode=modes.pop(folder, 0o755), mtime=mtime, directory=True))
         if isinstance(file, OverlayLink):
             out.append(link(file.path, file.target, mtime=mtime))
             continue
@@ -76,4 +78,5 @@ def archive(files: Iterable[OverlayFile | OverlayLink | OverlayFolder], *, mtime
             file.data,
             padding(len(file.data)),
         )
+    out += (header(folder, mode=mode, mtime=mtime, directory=True) for folder, mode in sorted(modes.items()))
     return b"".join((*out, END))
