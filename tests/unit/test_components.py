@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smoke_tests.tag import parse_tag
 from tests.gridcase import FACTS, MATRIX
 from tests.planned import LOCK_DIGEST, PROFILE, locked, wheel
 from torchkiln.components import Offer
@@ -311,3 +312,15 @@ def test_conda_is_last_on_path() -> None:
     assert ":".join(folders[:-1]) == without["PATH"]
     assert env["MAMBA_ROOT_PREFIX"] == "/opt/conda"
     assert "MAMBA_ROOT_PREFIX" not in without
+
+
+@pytest.mark.parametrize("os", ["debian12", "ubuntu22.04"])
+@pytest.mark.parametrize("components", [(), ("transformers",), ("conda", "flash-attn", "transformers")])
+def test_the_smoke_suite_reads_such_a_tag(components: Sequence[str], os: str) -> None:
+    """It parses tags by itself, so that no image is its own witness."""
+    if os == "ubuntu22.04" and "flash-attn" in components:
+        components = ("conda", "transformers")  # there is no such wheel for its Python
+    told = parse_tag(tag_of(answer(*components, os=os)))
+    assert told == {"torch": "2.7.1", "cuda": "12.1", "cudnn": "9", "flavor": "runtime", "os": os}
+    assert parse_tag("2.7.1-cuda12.1-cudnn9-runtime-").keys() == told.keys()
+    assert set(parse_tag("2.7.1-cuda12.1-cudnn9-runtime-").values()) == {None}

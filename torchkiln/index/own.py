@@ -1,7 +1,8 @@
 """A file that no index has -> where the user says that it lies; it is known by its hash.
 
 The place is an address, below which the file lies under its name, as on a project's release page or a mirror
-of it, or a folder of this machine. The variable is named after the package: TORCHKILN_INDEX_FLASH_ATTN.
+of it, or a folder of this machine. The variable is named after the package: TORCHKILN_INDEX_FLASH_ATTN,
+TORCHKILN_INDEX_MICROMAMBA.
 """
 
 from __future__ import annotations
