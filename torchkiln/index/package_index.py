@@ -88,11 +88,10 @@ class PackageIndex:
         return wheel
 
     def requires(self, wheel: LockedWheel) -> tuple[str, ...]:
-        """What METADATA of a wheel from `own` asks for; what belongs to extras does not count."""
+        """What METADATA of a wheel from `own` asks for, markers included."""
         path = self.pages.store.wheel(wheel)
         at = FileAt(filename=wheel.filename, url=path.as_uri(), size=wheel.size, sha256=wheel.sha256)
-        told = metadata_of(self.pages.session, at).requires
-        return tuple(text for text in told if "extra ==" not in text)
+        return metadata_of(self.pages.session, at).requires
 
     def _pins(self, wanted: Wanted) -> tuple[Pin, ...]:
         """uv's answer to a question that depends on no page's mood.
