@@ -42,6 +42,10 @@ def toolkit_key(archives: Iterable[LockedArchive], home: str) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
+MADE = ("wheels", "toolkit", "program")
+"""The kinds of layers that `key_of` tells apart: made of files that a lock names."""
+
+
 def program_key(spec: LayerSpec) -> str:
     """What decides the bytes of a program's layer."""
     decides = {
