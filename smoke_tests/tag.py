@@ -6,7 +6,9 @@ import re
 
 DEFAULT_OS = "debian12"
 _TAG = re.compile(
-    r"(?P<torch>[\d.]+)-cuda(?P<cuda>[\d.]+)-cudnn(?P<cudnn>\d+)-(?P<flavor>runtime|devel)(?:-(?P<os>[a-z]+[\d.]+))?"
+    r"(?P<torch>[\d.]+)-cuda(?P<cuda>[\d.]+)-cudnn(?P<cudnn>\d+)-(?P<flavor>runtime|devel)"
+    r"(?:-(?!(?:debian|ubuntu)\d)[a-z][a-z0-9]*)*"  # what it has beside, a word each
+    r"(?:-(?P<os>(?:debian|ubuntu)[\d.]+))?"
 )
 
 

@@ -99,7 +99,8 @@ def tree_of_layer(blob: bytes) -> dict[str, Item]:
             assert member.mtime == WHEEL_EPOCH
             file = tar.extractfile(member) if member.isreg() else None
             kind = {tarfile.REGTYPE: "file", tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "link"}[member.type]
-            found[member.name] = Item(kind=kind, mode=member.mode, data=file.read() if file else b"")
+            data = file.read() if file else member.linkname.encode()
+            found[member.name] = Item(kind=kind, mode=member.mode, data=data)
     return found
 
 

@@ -15,7 +15,6 @@ from torchkiln.nouns import (
     BuiltLayer,
     Cell,
     Digest,
-    Healthcheck,
     ImageConfig,
     ImagePlan,
     LayerSpec,
@@ -24,6 +23,7 @@ from torchkiln.nouns import (
     Resolution,
     Status,
 )
+from torchkiln.parts import Healthcheck
 
 EPOCH = 1_750_000_000
 ZERO = Digest("sha256:" + "0" * 64)

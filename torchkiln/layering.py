@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torchkiln.errors import BuildFailed
 from torchkiln.nouns import LayerSpec, LockedCell, LockedWheel
+from torchkiln.program import program_layer
 from torchkiln.recipe import BIG_WHEEL, MAX_LAYER
 
 _OWN_CADENCE = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not versioned with the toolkit
@@ -59,6 +60,40 @@ _FAMILIES = (
 )
 
 
+def made_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
+    """Every layer that a build makes of what *locked* fetches, in order; base, tools and overlay are not."""
+    return (*plain_layers(locked), *archive_layers(locked), *component_layers(locked))
+
+
+def plain_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
+    """The wheels' layers that the cell without components has too.
+
+    :raises BuildFailed: a single wheel is larger than a registry takes.
+    """
+    above = {name for component in locked.components for name in component.wheels}
+    return wheel_layers(wheel for wheel in locked.wheels if wheel.name not in above)
+
+
+def component_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
+    """What each component adds, by name.
+
+    :raises BuildFailed: a single wheel is larger than a registry takes.
+    """
+    found: list[LayerSpec] = []
+    for component in locked.components:
+        wheels = [wheel for wheel in locked.wheels if wheel.name in component.wheels]
+        found += _layers(f"with {component.name}", _fitting(wheels))
+        if component.program:
+            found.append(program_layer(component.program))
+    return tuple(found)
+
+
+def files_of(locked: LockedCell) -> tuple[LockedWheel, ...]:
+    """All that a build of *locked* fetches: its wheels, and its components' programs."""
+    programs = (component.program for component in locked.components)
+    return (*locked.wheels, *(program for program in programs if program))
+
+
 def wheel_layers(wheels: Iterable[LockedWheel]) -> tuple[LayerSpec, ...]:
     """Every wheel in exactly one layer: the small ones of a family together, each big one alone.
 
@@ -68,12 +103,7 @@ def wheel_layers(wheels: Iterable[LockedWheel]) -> tuple[LayerSpec, ...]:
     """
     families: dict[str, list[LockedWheel]] = {family.title: [] for family in _FAMILIES}
     toolkit: list[LockedWheel] = []
-    for wheel in sorted(wheels, key=lambda wheel: wheel.name):
-        if wheel.size > MAX_LAYER:
-            raise BuildFailed(
-                f"{wheel.filename} has {wheel.size} bytes; a layer may have {MAX_LAYER}",
-                hint="registries refuse such a layer; choose another build of it",
-            )
+    for wheel in _fitting(wheels):
         if _is_toolkit(wheel.name):
             toolkit.append(wheel)
         else:
@@ -98,6 +128,17 @@ def archive_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
             for one in large
         ),
     )
+
+
+def _fitting(wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
+    """*wheels* by name, each of which fits into a layer."""
+    for wheel in (ordered := sorted(wheels, key=lambda wheel: wheel.name)):
+        if wheel.size > MAX_LAYER:
+            raise BuildFailed(
+                f"{wheel.filename} has {wheel.size} bytes; a layer may have {MAX_LAYER}",
+                hint="registries refuse such a layer; choose another build of it",
+            )
+    return ordered
 
 
 def _layers(family: str, wheels: list[LockedWheel]) -> Iterator[LayerSpec]:

@@ -67,7 +67,6 @@ _LIMIT = 4 << 20  # bytes; a lock has fifty thousand
 _SHOWN = 5
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")  # as registries have it
 _PINNED = re.compile(r"^(\S+)==(\S+) --hash=sha256:(\S+)\r?$", re.MULTILINE)
-# glibc of each OS; with it a wheel's manylinux tag is judged.
 _GLIBC = {"debian12": (2, 36), "ubuntu22.04": (2, 35)}
 
 
@@ -122,7 +121,7 @@ def lock(
             requirements=resolution.requirements,
             constraints=tuple(note.text for note in resolution.constraints),
             python=cell.python,
-            glibc=_glibc(cell.os),
+            glibc=glibc_of(cell.os),
             as_of=date,
             keep=tuple((wheel.name, wheel.version) for wheel in kept if wheel.name not in released),
             bound=bound if build.source is Source.PYTORCH else (),
@@ -176,7 +175,7 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
         "rules": RULES,
         "resolution": plain(resolution),
         "bound": bound if build and build.source is Source.PYTORCH else (),
-        "glibc": _glibc(resolution.cell.os),
+        "glibc": glibc_of(resolution.cell.os),
     }
     canonical = json.dumps(inputs, sort_keys=True, separators=(",", ":")).encode()
     return parse_digest("sha256:" + hashlib.sha256(canonical).hexdigest())
@@ -295,7 +294,8 @@ def _check(build: Build, release: str, wheels: tuple[LockedWheel, ...]) -> Locke
     return torch
 
 
-def _glibc(os_name: str) -> tuple[int, int]:
+def glibc_of(os_name: str) -> tuple[int, int]:
+    """The version of the C library that *os_name* has; with it a wheel's manylinux tag is judged."""
     try:
         return _GLIBC[os_name]
     except KeyError:

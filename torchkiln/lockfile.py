@@ -19,6 +19,7 @@ from torchkiln.nouns import (
     LockedArchive,
     LockedBase,
     LockedCell,
+    LockedComponent,
     LockedLayer,
     LockedTools,
     LockedWheel,
@@ -30,12 +31,14 @@ from torchkiln.nouns import (
     Toolkit,
     parse_digest,
 )
+from torchkiln.parts import Component, OwnFile
 from torchkiln.schema import sentences, shipped, told
 from torchkiln.strict import json_of
 
 SCHEMA = 1
 _LEFT_OUT = frozenset({"toolkit", "tools"})
 _PLAIN = re.compile(r"[A-Za-z0-9.]{1,20}")
+_NAME = re.compile(r"[a-z0-9-]{1,60}")
 
 
 def to_json(locked: LockedCell) -> bytes:
@@ -104,6 +107,9 @@ def how_to_mend(document: object, where: str) -> str:
         for name in ("torch", "cuda", "flavor", "os")
         if isinstance(cell, dict) and isinstance(value := cell.get(name), str) and _PLAIN.fullmatch(value)
     ]
+    beside = cell.get("components") if isinstance(cell, dict) else None
+    if isinstance(beside, list) and all(isinstance(one, str) and _NAME.fullmatch(one) for one in beside):
+        options.append(f" --with {','.join(beside)}")
     return (
         f"restore it: git checkout -- {where}"
         f"; or make it anew, with the newest packages: torchkiln lock{''.join(options) or ' --all'}"
@@ -140,12 +146,27 @@ def _document(locked: LockedCell) -> dict[str, Any]:
         "indexes": sorted({wheel.index.value for wheel in locked.wheels}),
         **({"stand_ins": [source.value for source in locked.stand_ins]} if locked.stand_ins else {}),
         "resolution": json.loads(json.dumps(plain(locked.resolution))),
-        "wheels": [asdict(wheel) for wheel in locked.wheels],
+        "wheels": [_told(wheel) for wheel in locked.wheels],
+        **_components(locked),
         **({"archives": [asdict(one) for one in locked.archives]} if locked.archives else {}),
         "base": artefact_json(locked.base),
         **({"tools": artefact_json(locked.tools)} if locked.tools else {}),
         "layers": [asdict(layer) for layer in locked.layers],
     }
+
+
+def _components(locked: LockedCell) -> dict[str, Any]:
+    """No components are no word, so that other locks stay as they are; nor is a program that is none."""
+    told = [
+        {"name": one.name, "wheels": list(one.wheels)}
+        | ({"program": _told(one.program)} if one.program else {})
+        for one in locked.components
+    ]
+    return {"components": told} if told else {}
+
+
+def _told(wheel: LockedWheel) -> dict[str, Any]:
+    return {key: value for key, value in asdict(wheel).items() if key != "at" or value}
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:
@@ -155,6 +176,8 @@ def plain(resolution: Resolution) -> dict[str, Any]:
     }
     if toolkit := values.get("toolkit"):
         values["toolkit"] = {name: told for name, told in sorted(toolkit.items()) if told}
+    if not values["components"]:
+        del values["components"], values["cell"]["components"]
     return values
 
 
@@ -184,6 +207,7 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
         if name in seen:
             yield f"{at}: {name} stands twice"
         seen.add(name)
+    yield from _component_faults(document, seen)
     if not set(document.get("stand_ins", ())) <= set(document["indexes"]):
         yield "stand_ins: not among the indexes"
     if document["indexes"] != sorted({wheel["index"] for wheel in document["wheels"]}):
@@ -215,6 +239,25 @@ def _faults_of_archives(document: Mapping[str, Any]) -> Iterator[str]:
         yield "archives: not those that resolution.toolkit means"
 
 
+def _component_faults(document: Mapping[str, Any], wheels: set[str]) -> Iterator[str]:
+    """Between what the cell names, what its resolution tells of it, and what is locked of it."""
+    resolution, locked = document["resolution"], document.get("components", [])
+    asked = resolution["cell"].get("components", [])
+    told = [[one["name"] for one in some] for some in (resolution.get("components", []), locked)]
+    if told != [asked, asked]:
+        yield "components: the cell, its resolution and the lock name different ones"
+    asked_for = [one["program"]["sha256"] for one in resolution.get("components", []) if one["program"]]
+    if asked_for != [one["program"]["sha256"] for one in locked if "program" in one]:
+        yield "components: a program is locked by another sha256 than the resolution has"
+    taken: set[str] = set()
+    for one in locked:
+        if lost := sorted(set(one["wheels"]) - wheels):
+            yield f"components: {one['name']} names {', '.join(lost)}, which is no wheel of this lock"
+        if twice := sorted(set(one["wheels"]) & taken):
+            yield f"components: {', '.join(twice)} belongs to two"
+        taken |= set(one["wheels"])
+
+
 def _same_version(one: str, other: str) -> bool:
     """By spelling, else by meaning: 1.0+a_b of a file's name is 1.0+a.b."""
     if one == other:
@@ -228,7 +271,7 @@ def _same_version(one: str, other: str) -> bool:
 
 
 def _field(key: str, value: Any) -> str:
-    if key in ("wheels", "archives", "layers"):
+    if key in ("wheels", "components", "archives", "layers"):
         return _block("[", (_compact(one) for one in value), "]", 2)
     if key in ("resolution", "base", "tools"):
         inner = (
@@ -237,7 +280,7 @@ def _field(key: str, value: Any) -> str:
                 _block("{", (f"{_compact(k)}: {_compact(v)}" for k, v in field.items()), "}", 4)
                 if name == "packages"
                 else _block("[", (_compact(one) for one in field), "]", 4)
-                if name in ("limits", "constraints", "alternatives")
+                if name in ("limits", "constraints", "alternatives", "components")
                 else _compact(field)
             )
             for name, field in value.items()
@@ -260,7 +303,7 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
     tools = document.get("tools")
     return LockedCell(
         resolution=_resolution(document["resolution"]),
-        wheels=tuple(LockedWheel(**{**one, "index": Source(one["index"])}) for one in document["wheels"]),
+        wheels=tuple(_wheel(one) for one in document["wheels"]),
         base=LockedBase(**_fields(document["base"])),
         as_of=document["as_of"],
         epoch=document["epoch"],
@@ -269,7 +312,19 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
         stand_ins=tuple(Source(one) for one in document.get("stand_ins", ())),
         tools=LockedTools(**_fields(tools)) if tools else None,
         archives=tuple(LockedArchive(**one) for one in document.get("archives", ())),
+        components=tuple(
+            LockedComponent(
+                name=one["name"],
+                wheels=tuple(one["wheels"]),
+                program=_wheel(one["program"]) if "program" in one else None,
+            )
+            for one in document.get("components", ())
+        ),
     )
+
+
+def _wheel(value: Mapping[str, Any]) -> LockedWheel:
+    return LockedWheel(**{**value, "index": Source(value["index"])})
 
 
 def _fields(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,7 +334,7 @@ def _fields(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _resolution(value: Mapping[str, Any]) -> Resolution:
     return Resolution(
-        cell=Cell(**value["cell"]),
+        cell=Cell(**{**value["cell"], "components": tuple(value["cell"].get("components", ()))}),
         status=Status(value["status"]),
         reason=value["reason"],
         build=None if value["build"] is None else _build(value["build"]),
@@ -293,6 +348,17 @@ def _resolution(value: Mapping[str, Any]) -> Resolution:
         lockable=value["lockable"],
         toolkit=_toolkit(value.get("toolkit")),
         tools=value.get("tools"),
+        components=tuple(_component(one) for one in value.get("components", ())),
+    )
+
+
+def _component(value: Mapping[str, Any]) -> Component:
+    return Component(
+        name=value["name"],
+        suffix=value["suffix"],
+        requires=tuple(value["requires"]),
+        wheels=tuple(OwnFile(**one) for one in value["wheels"]),
+        program=OwnFile(**value["program"]) if value["program"] else None,
     )
 
 

@@ -9,7 +9,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, Literal
 
-from torchkiln import located
+from torchkiln import components, located
 from torchkiln.errors import ConfigError
 from torchkiln.facts import Facts
 from torchkiln.located import Located
@@ -88,6 +88,7 @@ class Matrix:
     flavors: tuple[Flavor, ...]
     os: tuple[OsChoice, ...]
     companions: tuple[str, ...]  # PEP 508
+    components: tuple[components.Offer, ...]  # by name
     repository: str
     prefer: Prefer
     indexes: tuple[NamedIndex, ...]
@@ -155,6 +156,7 @@ def _matrix(data: dict[str, Any]) -> Matrix:
         flavors=tuple(data["flavors"]),
         os=tuple(OsChoice(name=name, python=body["python"]) for name, body in data["os"].items()),
         companions=tuple(data["companions"]),
+        components=components.offers_of(data.get("components", {})),
         repository=data["repository"],
         prefer=data.get("prefer", "default-index"),
         indexes=tuple(
@@ -202,6 +204,8 @@ def _meaning_faults(file: Located, facts: Facts) -> Iterator[tuple[SchemaPath, s
                 ("companions", index),
                 f"{package} comes by itself, in the release that fits the cell's torch",
             )
+    always = [text for _, text in _texts(data.get("companions"))]
+    yield from components.faults(data.get("components"), always)
     for index, bound in _mappings(data.get("bounds")):
         yield from _cell_faults(data, ("bounds", index), bound)
     policy = data.get("policy")

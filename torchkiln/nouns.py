@@ -1,4 +1,4 @@
-"""The nouns of the pipeline: frozen, typed, hashable. This module imports nothing of ours.
+"""The nouns of the pipeline: frozen, typed, hashable. Of ours this module imports `parts` alone.
 
 Each noun's file form is its `to_json`/`from_json` in the module named after the arrow that makes it.
 Sizes are bytes, times seconds, digests ``sha256:<64 hex digits>``, versions PEP 440 strings.
@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NewType
+
+from torchkiln.parts import Component, Healthcheck
 
 Digest = NewType("Digest", str)
 Flavor = Literal["runtime", "devel"]
@@ -40,6 +42,7 @@ class Cell:
     flavor: Flavor
     os: str  # "debian12"
     python: str  # the OS's own, "3.11"
+    components: tuple[str, ...] = ()  # what it has beside, by --with; sorted
 
 
 # --- what it resolves to --------------------------------------------------------------------------
@@ -58,6 +61,7 @@ class Source(str, Enum):
 
     DEFAULT = "default-index"
     PYTORCH = "pytorch"
+    OWN = "own"  # no index: where the user says that a component's files lie
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +115,7 @@ class Resolution:
     lockable: bool  # the default index alone is enough
     toolkit: Toolkit | None = None  # of a devel cell
     tools: str | None = None  # the OS's tools of a devel cell, by the name that `tools.py` gives them
+    components: tuple[Component, ...] = ()  # by name
 
 
 # --- every byte named -----------------------------------------------------------------------------
@@ -126,6 +131,16 @@ class LockedWheel:
     sha256: str  # hex
     size: int
     index: Source
+    at: str = ""  # its name where it lies, if that is another than its own metadata give it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedComponent:
+    """What a component adds to a cell's lock."""
+
+    name: str
+    wheels: tuple[str, ...]  # names, among the lock's own; sorted
+    program: LockedWheel | None = None  # its file, which is no wheel but is fetched like one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,6 +243,7 @@ class LockedCell:
     stand_ins: tuple[Source, ...] = ()  # the indexes that were no more than stand-ins for the real ones
     tools: LockedTools | None = None  # of a devel cell
     archives: tuple[LockedArchive, ...] = ()  # of a devel cell's toolkit, sorted by component
+    components: tuple[LockedComponent, ...] = ()  # by name; what they need lies above all else
 
     @property
     def os_packages(self) -> tuple[OsPackage, ...]:
@@ -240,7 +256,7 @@ class LockedCell:
 
 # --- what the image will be -----------------------------------------------------------------------
 
-LayerKind = Literal["base", "wheels", "tools", "toolkit", "overlay"]
+LayerKind = Literal["base", "wheels", "tools", "toolkit", "program", "overlay"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,22 +282,12 @@ class LayerSpec:
 
     kind: LayerKind
     title: str  # "torch 2.7.1", "the rest (98 wheels)"
-    wheels: tuple[LockedWheel, ...] = ()
+    wheels: tuple[LockedWheel, ...] = ()  # of a program: its one file
     archives: tuple[LockedArchive, ...] = ()
     files: tuple[OverlayFile, ...] = ()
     links: tuple[OverlayLink, ...] = ()
+    folders: tuple[tuple[str, int], ...] = ()  # (path, mode), where that is not 0755
     artefact: LockedBase | LockedTools | None = None  # what the layer is as it comes: nothing is made
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Healthcheck:
-    """Docker's extension of the image config; times in seconds."""
-
-    command: tuple[str, ...]
-    interval: int
-    timeout: int
-    start_period: int
-    retries: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from torchkiln import program
 from torchkiln.errors import ConfigError
 from torchkiln.files import pretty_json
-from torchkiln.layering import archive_layers, wheel_layers
+from torchkiln.layering import archive_layers, component_layers, plain_layers
 from torchkiln.nouns import (
     Build,
     Digest,
-    Healthcheck,
     ImageConfig,
     ImagePlan,
     LayerSpec,
@@ -22,6 +22,7 @@ from torchkiln.nouns import (
     LockedTools,
     OverlayFile,
 )
+from torchkiln.parts import Healthcheck
 from torchkiln.recipe import PREFIX, RECIPE
 from torchkiln.resolve import require_buildable, require_cuda
 from torchkiln.stand_in import stand_ins
@@ -89,7 +90,14 @@ def plan(
         locked=locked,
         tag=tag,
         aliases=tuple(aliases),
-        layers=(base, *wheel_layers(locked.wheels), *_tools(locked), *archive_layers(locked), top),
+        layers=(
+            base,
+            *plain_layers(locked),
+            *_tools(locked),
+            *archive_layers(locked),
+            *component_layers(locked),
+            top,
+        ),
         config=_config(locked, build, tag, lock_digest),
         epoch=locked.epoch,
         recipe=RECIPE,
@@ -110,10 +118,10 @@ def _count(number: int, what: str) -> str:
 
 
 def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> ImageConfig:
-    toolkit = settings(locked)
+    toolkit, beside = settings(locked), program.settings(locked)
     return ImageConfig(
         env=(
-            ("PATH", ":".join((f"{PREFIX}/bin", *toolkit.programs, _SYSTEM_PATH))),
+            ("PATH", ":".join((f"{PREFIX}/bin", *toolkit.programs, _SYSTEM_PATH, *beside.programs))),
             ("LANG", "C.UTF-8"),
             ("VIRTUAL_ENV", PREFIX),
             ("PYTHONUNBUFFERED", "1"),  # `docker logs` and `nohup ... &` show a training's lines as they come
@@ -127,6 +135,7 @@ def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
             ("NVIDIA_REQUIRE_CUDA", require_cuda(locked.resolution)),
             *toolkit.env,
+            *beside.env,
         ),
         entrypoint=("/usr/bin/tini", "--", "/opt/torchkiln/entrypoint"),
         cmd=(),
@@ -164,6 +173,7 @@ def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
         "torchkiln.python": locked.base.python,
         "torchkiln.os": cell.os,
         "torchkiln.flavor": cell.flavor,
+        "torchkiln.components": " ".join(cell.components),
         "torchkiln.limits": ". ".join(" ".join(note.text.split()) for note in resolution.limits),
         "torchkiln.lock": lock_digest,
         "torchkiln.base": locked.base.digest,
@@ -186,6 +196,7 @@ def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest
         "status": resolution.status.value,
         "reason": resolution.reason,
         "flavor": cell.flavor,
+        **({"components": list(cell.components)} if cell.components else {}),
         "os": cell.os,
         "python": locked.base.python,
         "cudnn": build.cudnn,
@@ -279,6 +290,8 @@ def _layer_json(layer: LayerSpec) -> dict[str, Any]:
         told["archives"] = [archive.filename for archive in layer.archives]
     if layer.links:
         told["links"] = {link.path: link.target for link in layer.links}
+    if layer.folders:
+        told["folders"] = {path: f"{mode:04o}" for path, mode in layer.folders}
     if layer.files:
         told["files"] = [
             {

@@ -21,3 +21,4 @@ class WheelMetadata:
 
     requires_python: str  # "" where it tells none
     requires: tuple[str, ...]  # PEP 508, as they stand there
+    version: str = ""

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from torchkiln.errors import ConfigError
 from torchkiln.files import pretty_json
-from torchkiln.nouns import ImagePlan, LayerSpec, OverlayFile
+from torchkiln.nouns import ImagePlan, LayerSpec, OverlayFile, OverlayLink
 from torchkiln.plan import GENERATED, to_json
+from torchkiln.program import program_path
 from torchkiln.recipe import DOCKER_BASES, PREFIX, USER, site
 from torchkiln.toolkit import home
 from torchkiln.tools import packages_of
 
 ENTRY = "Dockerfile.j2"
+_BESIDE = "components"  # the folder of what components bring that is neither wheel nor program
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +35,18 @@ class _Copy:
     mode: str
     sources: tuple[str, ...]
     folder: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Program:
+    """A program's file, which comes by a build context, and what goes with it."""
+
+    title: str
+    source: str
+    path: str
+    copies: tuple[_Copy, ...]
+    links: tuple[OverlayLink, ...]
+    folders: tuple[tuple[str, int], ...]
 
 
 def load_templates(folder: Path) -> dict[str, str]:
@@ -80,10 +94,12 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             wheel_layers=[
                 _WheelLayer(title=layer.title, requirements=name) for name, layer in _requirement_files(plan)
             ],
-            copies=list(_copies(plan)),
+            copies=list(_copies(file for file in plan.layers[-1].files if file.path not in GENERATED)),
+            beside=_BESIDE,
             toolkit=_tree(plan),
             links=plan.layers[-1].links,
             link_folders=sorted({str(PurePosixPath(link.path).parent) for link in plan.layers[-1].links}),
+            programs=[_program(layer) for layer in plan.layers if layer.kind == "program"],
             generated=[PurePosixPath(path).name for path in GENERATED],
             user=USER,
         )
@@ -104,6 +120,12 @@ def render_folder(
         **generated,
         "plan.json": pretty_json(to_json(plan)),
         **{f"requirements/{name}": _requirements(layer) for name, layer in _requirement_files(plan)},
+        **{
+            f"{_BESIDE}/{file.path}": file.data
+            for layer in plan.layers
+            if layer.kind == "program"
+            for file in layer.files
+        },
     }
 
 
@@ -146,14 +168,24 @@ def _requirements(layer: LayerSpec) -> bytes:
     return "".join(lines).encode()
 
 
-def _copies(plan: ImagePlan) -> Iterator[_Copy]:
-    """The files of rootfs/ by mode and folder: COPY sets one mode, and would set it on folders too."""
+def _program(layer: LayerSpec) -> _Program:
+    (file,) = layer.wheels
+    return _Program(
+        title=layer.title,
+        source=file.filename,
+        path=program_path(file),
+        copies=tuple(_copies(layer.files)),
+        links=layer.links,
+        folders=layer.folders,
+    )
+
+
+def _copies(files: Iterable[OverlayFile]) -> Iterator[_Copy]:
+    """*files* by mode and folder: COPY sets one mode, and would set it on folders too."""
 
     def place(file: OverlayFile) -> tuple[str, str]:
         return str(PurePosixPath(file.path).parent), f"{file.mode:04o}"
 
-    files = sorted(
-        (f for f in plan.layers[-1].files if f.path not in GENERATED), key=lambda f: (place(f), f.path)
-    )
-    for (folder, mode), group in groupby(files, key=place):
+    ordered = sorted(files, key=lambda file: (place(file), file.path))
+    for (folder, mode), group in groupby(ordered, key=place):
         yield _Copy(mode=mode, sources=tuple(file.path for file in group), folder=f"/{folder}/")

@@ -11,17 +11,33 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from torchkiln.arch import served_classes
+from torchkiln.components import files_of, for_cell
 from torchkiln.cuda_redist import digest_of
 from torchkiln.errors import Unresolvable
 from torchkiln.facts import Facts, GpuClass, KnownToolkit, Release, Trap, Variant
 from torchkiln.matrix import Matrix
-from torchkiln.nouns import Build, Cell, Note, Resolution, Source, Status, Toolkit
+from torchkiln.nouns import (
+    Build,
+    Cell,
+    Note,
+    Resolution,
+    Source,
+    Status,
+    Toolkit,
+)
+from torchkiln.parts import Component
 from torchkiln.tools import tools_of
 from torchkiln.versions import major_of, minor_of, newest, numbers
+from torchkiln.wanted import variable_of
 
 
 def resolve(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
     """What *cell* is, with every reason. Total: each cell of *matrix* has an answer."""
+    plain = _plain(cell, matrix, facts)
+    return _with_components(plain, matrix, facts) if cell.components else plain
+
+
+def _plain(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
     for bound in matrix.bounds:
         if bound.covers(cell):
             return _unavailable(cell, matrix, facts, f"seen to fail: {bound.reason}")
@@ -127,6 +143,30 @@ def _toolkit(known: KnownToolkit, build: Build, facts: Facts) -> Toolkit:
         toolkit,
         libraries=tuple(one.replace("{cudnn}", cudnn) for one in toolkit.libraries),
         archives=digest_of(facts.redist.releases.get(toolkit.release, ())),
+    )
+
+
+def _with_components(plain: Resolution, matrix: Matrix, facts: Facts) -> Resolution:
+    """*plain* with what its cell names beside; what it needs of the index itself stays as it is."""
+    cell, build = plain.cell, plain.build
+    if build is None:
+        return plain
+    found: list[Component] = []
+    for offer in matrix.components:
+        if offer.name in cell.components:
+            told = for_cell(offer, cell, build)
+            if isinstance(told, str):
+                return replace(_unavailable(cell, matrix, facts, told), nearest=())
+            found.append(told)
+    own = [file for component in found for file in files_of(component)]
+    notes = [
+        _rule("own-files", facts, f" {file.filename}, where {variable_of(file.name)} says") for file in own
+    ]
+    return replace(
+        plain,
+        components=tuple(found),
+        limits=(*plain.limits, *notes),
+        lockable=plain.lockable and not own,
     )
 
 

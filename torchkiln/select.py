@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from torchkiln import components
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix import Matrix, Pair
 from torchkiln.nouns import Cell
@@ -23,6 +24,7 @@ class Selection:
     cuda: tuple[str, ...] = ()
     flavor: tuple[str, ...] = ()
     os: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
     every: bool = False
 
 
@@ -31,7 +33,7 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
 
     A version's prefix means the newest that it fits and that goes with the other: ``2.7`` the newest 2.7, and
     with it ``12`` the newest CUDA 12 of that. Not named: every torch and CUDA, the runtime flavor, debian12;
-    with ``every``: all of them.
+    with ``every``: all of them. No cell has components but those that are named, and then each has them.
 
     :param must_name: refuse a selection that names neither torch nor CUDA nor every cell.
     :raises ConfigError: a value that the matrix does not have; all such values.
@@ -45,6 +47,7 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
             ("cuda", selection.cuda),
             ("flavor", selection.flavor),
             ("os", selection.os),
+            ("with", selection.components),
         )
         if values
     }
@@ -63,19 +66,36 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
     cuda = _newest(cudas, {other for one, other in matrix.pairs if one in torch})
     flavors = _words("flavor", named.get("flavor"), matrix.flavors, DEFAULT_FLAVOR, selection.every, faults)
     systems = _words("os", named.get("os"), os_names, DEFAULT_OS, selection.every, faults)
+    beside, _, strangers = components.named(named.get("with", ()), matrix.components, matrix.companions)
+    offered = [offer.name for offer in matrix.components]
+    for name in strangers:
+        near = ", ".join(nearest(name[:40], offered) or offered) or "none"
+        faults.append(f"--with {name}: matrix.yaml has no such component; nearest: {near}")
     pairs = [pair for pair in matrix.pairs if pair[0] in torch and pair[1] in cuda]
     if "torch" in named and "cuda" in named:
         faults += _strangers(torch, cuda, pairs, matrix)
     if faults:
         raise ConfigError.of(faults, hint="`list --all` shows every cell of the matrix")
     return tuple(
-        Cell(torch=one_torch, cuda=one_cuda, flavor=flavor, os=choice.name, python=choice.python)
+        Cell(
+            torch=one_torch,
+            cuda=one_cuda,
+            flavor=flavor,
+            os=choice.name,
+            python=choice.python,
+            components=beside,
+        )
         for (one_torch, one_cuda), flavor, choice in product(
             pairs,
             (flavor for flavor in matrix.flavors if flavor in flavors),
             (choice for choice in matrix.os if choice.name in systems),
         )
     )
+
+
+def everywhere(selection: Selection, matrix: Matrix) -> tuple[str, ...]:
+    """What of the components that *selection* names every image has as a companion: they add nothing."""
+    return components.named(_split(selection.components), matrix.components, matrix.companions)[1]
 
 
 def all_cells(matrix: Matrix) -> tuple[Cell, ...]:

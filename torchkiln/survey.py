@@ -21,7 +21,7 @@ from torchkiln.engines.keys import FORM_RECORDS, key_of, layer_key, source_of
 from torchkiln.engines.toolkits import kept_path
 from torchkiln.errors import KilnError
 from torchkiln.files import tree_size
-from torchkiln.layering import archive_layers, wheel_layers
+from torchkiln.layering import files_of, made_layers
 from torchkiln.lockfile import from_json
 from torchkiln.locks import Holder, in_use
 from torchkiln.nouns import BuiltImage, LockedBase, LockedCell, LockedTools, LockedWheel
@@ -57,7 +57,7 @@ def remember_layout(store: Store, layout: Path) -> None:
 
 def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: Iterable[str]) -> None:
     """Note what *image* was made of; its wheels count as used where their layer was not *reused*."""
-    packs = {_wheel_path(wheel): _pack_path(wheel, locked.base) for wheel in locked.wheels}
+    packs = {_wheel_path(wheel): _pack_path(wheel, locked.base) for wheel in files_of(locked)}
     store.put_record(
         "images",
         image.manifest.removeprefix("sha256:"),
@@ -70,7 +70,7 @@ def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: 
         },
     )
     old = frozenset(reused)
-    for layer in (*wheel_layers(locked.wheels), *archive_layers(locked)):
+    for layer in made_layers(locked):
         if layer.title not in old:
             for wheel in layer.wheels:
                 store.touch(store.root / _wheel_path(wheel))
@@ -81,8 +81,7 @@ def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: 
 
 def build_needs(locked: LockedCell) -> frozenset[str]:
     """Every path in the cache that a build of *locked* may read or make."""
-    layers = (*wheel_layers(locked.wheels), *archive_layers(locked))
-    records = {f"records/layers/{key_of(layer, locked)}.json" for layer in layers}
+    records = {f"records/layers/{key_of(layer, locked)}.json" for layer in made_layers(locked)}
     blobs = (_blob_path(found.digest) for found in (locked.base, locked.tools) if found)
     return frozenset({*records, *blobs, *_sources(locked)})
 
@@ -159,7 +158,7 @@ def _locks(images: Path, unread: list[str]) -> tuple[list[Needer], set[str], dic
                 locked = from_json(path.read_bytes(), where=str(path))
                 blobs = {found.digest for found in (locked.base, locked.tools) if found}
                 sources = _sources(locked)
-                wheels |= {_wheel_path(wheel): wheel for wheel in locked.wheels}
+                wheels |= {_wheel_path(wheel): wheel for wheel in files_of(locked)}
             elif path.name == "base.json":
                 base = artefact.from_json(path.read_bytes(), where=str(path))
                 blobs, sources = {base.digest}, frozenset({_interpreter_path(base)})
@@ -353,7 +352,7 @@ class _Scan:
 
 
 def _sources(locked: LockedCell) -> frozenset[str]:
-    wheels = {_wheel_path(wheel) for wheel in locked.wheels}
+    wheels = {_wheel_path(wheel) for wheel in files_of(locked)}
     packs = {_pack_path(wheel, locked.base) for wheel in locked.wheels}
     archives = {kept_path(archive) for archive in locked.archives}
     return frozenset(wheels | packs | archives | {_interpreter_path(locked.base)})

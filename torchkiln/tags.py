@@ -10,6 +10,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.facts import Facts
 from torchkiln.matrix import Matrix, Pair
 from torchkiln.nouns import Cell, Resolution, Status
+from torchkiln.recipe import DOCKER_BASES
 from torchkiln.resolve import resolve
 from torchkiln.versions import major_of, minor_of, numbers
 
@@ -17,20 +18,25 @@ from torchkiln.versions import major_of, minor_of, numbers
 DEFAULT_OS = "debian12"
 ZSTD = "-zstd"  # behind each name of an image whose layers are zstd's: older engines cannot read those
 _DAY = re.compile(r"[0-9]{8}[a-z0-9]*")
+_SYSTEMS = "|".join(re.escape(name) for name in DOCKER_BASES)
 _TAG = re.compile(
-    r"(?P<torch>[0-9.]+)-cuda(?P<cuda>[0-9.]+)-cudnn[0-9]+-(?P<flavor>runtime|devel)(?:-(?P<os>[a-z0-9.]+))?"
+    r"(?P<torch>[0-9.]+)-cuda(?P<cuda>[0-9.]+)-cudnn[0-9]+-(?P<flavor>runtime|devel)"
+    rf"(?P<suffixes>(?:-(?!(?:{_SYSTEMS})(?:-|$)|zstd(?:-|$))[a-z][a-z0-9]*)*)(?:-(?P<os>{_SYSTEMS}))?"
 )
 
 
 def tag_of(resolution: Resolution) -> str:
     """The image's own tag, ``2.7.1-cuda12.1-cudnn9-runtime``, with ``-ubuntu22.04`` behind it off debian12.
 
+    What it has beside, by name, stands between the two: ``-runtime-conda-transformers-ubuntu22.04``.
+
     :raises ValueError: the cell is unavailable, and what cannot be had has no name.
     """
     cell, build = resolution.cell, resolution.build
     if build is None or build.cudnn is None:
         raise ValueError(f"no tag for an unavailable cell: torch {cell.torch} with CUDA {cell.cuda}")
-    return f"{cell.torch}-cuda{cell.cuda}-cudnn{major_of(build.cudnn)}-{cell.flavor}{_ending(cell)}"
+    beside = "".join(f"-{component.suffix}" for component in resolution.components)
+    return f"{cell.torch}-cuda{cell.cuda}-cudnn{major_of(build.cudnn)}-{cell.flavor}{beside}{_ending(cell)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +47,7 @@ class Named:
     cuda: str
     flavor: str
     os: str
+    suffixes: tuple[str, ...] = ()  # of components, "transformers"
 
     @property
     def ending(self) -> str:
@@ -54,13 +61,19 @@ def parse_name(tag: str) -> Named | None:
     if found is None:
         return None
     return Named(
-        torch=found["torch"], cuda=found["cuda"], flavor=found["flavor"], os=found["os"] or DEFAULT_OS
+        torch=found["torch"],
+        cuda=found["cuda"],
+        flavor=found["flavor"],
+        os=found["os"] or DEFAULT_OS,
+        suffixes=tuple(found["suffixes"].split("-")[1:]),
     )
 
 
 def names_of(named: Named, matrix: Matrix) -> tuple[str, ...]:
     """Every alias that an image with such a tag could bear by *matrix*'s rules, if it were the newest."""
     rules = matrix.aliases
+    if named.suffixes:
+        return ()
     names = [f"{_filled(rules.newest_patch, named)}{named.ending}"] if rules.newest_patch else []
     if named.flavor == "runtime" and named.os == DEFAULT_OS:
         names += [_filled(rule, named) for rule in (rules.newest_cuda, rules.newest_torch) if rule]
@@ -70,10 +83,12 @@ def names_of(named: Named, matrix: Matrix) -> tuple[str, ...]:
 def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[str, ...]:
     """The moving tags that *resolution*'s image bears by *matrix*'s rules; none for an unavailable cell.
 
+    An image with components has none: who asks for ``latest`` gets what everybody gets.
+
     Newest always means the newest that can be had: an unavailable cell of the matrix outranks nobody.
     """
     cell, rules = resolution.cell, matrix.aliases
-    if resolution.build is None:
+    if resolution.build is None or cell.components:
         return ()
     of_minor = [pair for pair in matrix.pairs if minor_of(pair[0]) == minor_of(cell.torch)]
     names: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -16,3 +17,8 @@ class Wanted:
     as_of: str  # ISO date: files uploaded on that day or later do not take part
     keep: tuple[tuple[str, str], ...]  # (name, version) of the previous lock, kept where possible
     bound: tuple[str, ...]  # packages that come from the index `pytorch` and from nowhere else
+
+
+def variable_of(name: str) -> str:
+    """The environment variable that says where the files of package *name* lie that no index has."""
+    return f"TORCHKILN_INDEX_{re.sub('[^A-Z0-9]+', '_', name.upper())}"

@@ -21,19 +21,18 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
             "__init__", "artefacts", "contents", "cuda_tree", "deb822", "errors", "files", "locks", "nouns",
-            "pagecache", "places", "recipe", "released", "retry", "schema", "sizes", "stand_in", "strict",
-            "versions", "wanted", "workers",
+            "pagecache", "parts", "places", "recipe", "released", "retry", "schema", "sizes", "stand_in",
+            "strict", "versions", "wanted", "workers",
         }
     ),
     "stages": frozenset(
         {
-            "allowed", "arch", "bake", "cache", "claims", "compat_block", "contrast", "cuda_redist",
-            "difference", "explain", "facts", "fanout", "gate", "hosts", "layering", "located", "lock",
-            "lockdiff", "lockfile",
-            "matrix", "matrix_edit", "pick", "plan", "policy", "proposal", "render", "report", "requires",
-            "resolve", "reuse", "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke",
-            "standing", "state", "statements", "suite", "tags", "tolerated", "toolkit", "tools", "verdict",
-            "vulnerabilities",
+            "allowed", "arch", "bake", "cache", "claims", "compat_block", "components", "contrast",
+            "cuda_redist", "difference", "explain", "facts", "fanout", "gate", "hosts", "layering",
+            "located", "lock", "lock_beside", "lockdiff", "lockfile", "matrix", "matrix_edit", "pick",
+            "plan", "policy", "program", "proposal", "render", "report", "requires", "resolve", "reuse",
+            "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke", "standing", "state",
+            "statements", "suite", "tags", "tolerated", "toolkit", "tools", "verdict", "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},

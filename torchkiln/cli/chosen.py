@@ -29,6 +29,7 @@ class Chosen:
     cuda: tuple[str, ...]
     flavor: tuple[str, ...]
     os_names: tuple[str, ...]
+    beside: tuple[str, ...]
     every: bool
     lockable: bool
     matrix_file: Path
@@ -36,14 +37,20 @@ class Chosen:
     @property
     def any(self) -> bool:
         """Whether one of the options was given that choose."""
-        return bool(self.torch or self.cuda or self.flavor or self.os_names or self.every or self.lockable)
+        named = (self.torch, self.cuda, self.flavor, self.os_names, self.beside)
+        return bool(any(named) or self.every or self.lockable)
 
     def selection(self) -> Selection:
         """The same for `select`."""
         from torchkiln.select import Selection
 
         return Selection(
-            torch=self.torch, cuda=self.cuda, flavor=self.flavor, os=self.os_names, every=self.every
+            torch=self.torch,
+            cuda=self.cuda,
+            flavor=self.flavor,
+            os=self.os_names,
+            components=self.beside,
+            every=self.every,
         )
 
     def grid(self) -> tuple[Matrix, Facts]:
@@ -66,10 +73,12 @@ class Chosen:
         :raises NothingSelected: an option without a value, or *must_name*; --lockable, and none is.
         """
         from torchkiln.resolve import resolve
-        from torchkiln.select import select
+        from torchkiln.select import everywhere, select
 
         matrix, facts = self.grid()
         found = select(self.selection(), matrix, must_name=must_name and not self.lockable)
+        for name in everywhere(self.selection(), matrix):
+            click.echo(f"--with {name}: every image has it already", err=True)
         if not self.lockable:
             return found, matrix, facts
         lockable = tuple(cell for cell in found if resolve(cell, matrix, facts).lockable)
@@ -111,7 +120,7 @@ class Chosen:
 
 
 def selection(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that choose cells; --torch, --cuda, --flavor and --os may come several times.
+    """The options that choose cells; --torch, --cuda, --flavor, --os and --with may come several times.
 
     *command* gets them together, as the argument `chosen`.
     """
@@ -126,6 +135,13 @@ def selection(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--cuda", "cuda", multiple=True, metavar="X[,Y]", help="CUDA versions: 12.1"),
         click.option("--flavor", "flavor", multiple=True, metavar="F", help="runtime (default), devel"),
         click.option("--os", "os_names", multiple=True, metavar="OS", help="debian12 (default), ubuntu22.04"),
+        click.option(
+            "--with",
+            "beside",
+            multiple=True,
+            metavar="C[,C]",
+            help="with components: conda, transformers",
+        ),
         click.option("--all", "every", is_flag=True, help="every cell of the matrix"),
         click.option("--lockable", is_flag=True, help="of these, what the default index alone gives"),
         matrix_option,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, images_folder
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
-from torchkiln.nouns import LockedArchive, LockedBase, LockedCell, LockedTools, Resolution, Source
+from torchkiln.nouns import Cell, LockedArchive, LockedBase, LockedCell, LockedTools, Resolution, Source
 
 if TYPE_CHECKING:
     from torchkiln.facts import Facts
@@ -71,20 +73,26 @@ def lock(
     resolutions = tuple(resolve(cell, matrix, facts) for cell in cells)
     bound = next((index.packages for index in matrix.indexes if index.name == Source.PYTORCH.value), ())
     sweeping = chosen.every or len(resolutions) > 1
+    below = {one.cell: resolve(replace(one.cell, components=()), matrix, facts) for one in resolutions}
     if check:
-        _check(resolutions, bound, images)
+        _check(resolutions, below, bound, images)
         return
     if record:
         _record(_lockable(resolutions, sweeping=sweeping), images, sweeping=sweeping)
         return
     wanted = _lockable(resolutions, sweeping=sweeping)
-    date = _date(as_of)
-    _Locking(images, facts, bound, date, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
+    _Locking(images, facts, bound, as_of, below, upgrade, upgrade_base).run(wanted, sweeping=sweeping)
 
 
-def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: Path) -> None:
+def _check(
+    resolutions: tuple[Resolution, ...],
+    below: Mapping[Cell, Resolution],
+    bound: tuple[str, ...],
+    images: Path,
+) -> None:
     from torchkiln.base import artefact, tools
     from torchkiln.lock import staleness
+    from torchkiln.lock_beside import left_behind
     from torchkiln.tags import tag_of
 
     stale, fresh = [], 0
@@ -93,11 +101,14 @@ def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: 
             continue
         tag = tag_of(resolution)
         # Only what the default index serves must be committed; other locks are checked where they are.
-        if not (resolution.lockable and resolution.cell.os == "debian12") and not (images / tag).is_dir():
+        committed = resolution.lockable and resolution.cell.os == "debian12" and not resolution.components
+        if not committed and not (images / tag).is_dir():
             continue
         os_name = resolution.cell.os
         on_top = tools.read_lock(images, os_name, resolution.tools) if resolution.tools else None
         reasons = staleness(images, resolution, bound, artefact.read_lock(images, os_name), on_top)
+        if resolution.components and not reasons:
+            reasons = left_behind(images, resolution, below[resolution.cell])
         stale += [f"{tag}: {reason}" for reason in reasons]
         fresh += not reasons
     if stale:
@@ -107,8 +118,6 @@ def _check(resolutions: tuple[Resolution, ...], bound: tuple[str, ...], images: 
 
 def _record(resolutions: tuple[Resolution, ...], images: Path, *, sweeping: bool) -> None:
     """Write the layers' digests into the locks they were built from; builds then hold to them."""
-    from dataclasses import replace
-
     from torchkiln.engines.embedded import known_layers
     from torchkiln.lock import load_locked, save
     from torchkiln.store import Store
@@ -178,14 +187,16 @@ class _Locking:
         images: Path,
         facts: Facts,
         bound: tuple[str, ...],
-        as_of: str,
+        as_of: str | None,
+        below: Mapping[Cell, Resolution],
         upgrade: tuple[str, ...],
         upgrade_base: bool,
     ) -> None:
         from torchkiln.index.package_index import open_index
         from torchkiln.store import Store
 
-        self._images, self._bound, self._as_of, self._upgrade = images, bound, as_of, upgrade
+        self._images, self._bound, self._below, self._upgrade = images, bound, below, upgrade
+        self._as_of, self._date = as_of, _date(as_of)
         self._facts, self._upgrade_base = facts, upgrade_base
         self._store = Store(cache_root(), on_wait=waiting)
         self._index = open_index(os.environ, self._store)
@@ -217,29 +228,16 @@ class _Locking:
             )
 
     def _one(self, resolution: Resolution, tag: str) -> None:
-        from torchkiln.facts import recorded
-        from torchkiln.lock import lock as lock_cell
         from torchkiln.lock import save
         from torchkiln.stand_in import resolved_against, stand_ins
 
-        previous, build = self._previous(tag), resolution.build
+        previous = self._previous(tag)
         if self._upgrade and "*" not in self._upgrade and previous:
             known = {wheel.name for wheel in previous.wheels}
             if strangers := [name for name in self._upgrade if name.lower().replace("_", "-") not in known]:
                 raise ConfigError(f"--upgrade {', '.join(strangers)}: not in the lock of {tag}")
-        base = self._base(resolution.cell.os)
-        locked = lock_cell(
-            resolution,
-            self._index,
-            base,
-            as_of=self._as_of,
-            tools=self._tools_on(base, resolution.tools) if resolution.tools else None,
-            bound=self._bound,
-            previous=previous,
-            upgrade=self._upgrade,
-            stand_ins=self._index.pages.settings.stand_ins,
-            recorded=recorded(self._facts, build, resolution.cell.python) if build else None,
-            archives=self._archives(resolution),
+        locked = (
+            self._beside(resolution, previous) if resolution.components else self._plain(resolution, previous)
         )
         save(self._images, locked)
         total = sum(wheel.size for wheel in locked.wheels)
@@ -255,6 +253,43 @@ class _Locking:
         click.echo(f"lock: {tag}: {named}: {changes}", err=True)
         if names := stand_ins(locked):
             click.echo(f"lock: {tag}: {resolved_against(names)}", err=True)
+
+    def _plain(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
+        from torchkiln.facts import recorded
+        from torchkiln.lock import lock as lock_cell
+
+        base, build = self._base(resolution.cell.os), resolution.build
+        return lock_cell(
+            resolution,
+            self._index,
+            base,
+            as_of=self._date,
+            tools=self._tools_on(base, resolution.tools) if resolution.tools else None,
+            bound=self._bound,
+            previous=previous,
+            upgrade=self._upgrade,
+            stand_ins=self._index.pages.settings.stand_ins,
+            recorded=recorded(self._facts, build, resolution.cell.python) if build else None,
+            archives=self._archives(resolution),
+        )
+
+    def _beside(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
+        """On the plain cell's lock, whose day goes on to hold unless another is asked for."""
+        from torchkiln.lock import load_locked
+        from torchkiln.lock_beside import lock_beside
+        from torchkiln.tags import tag_of
+
+        below = self._below[resolution.cell]
+        return lock_beside(
+            resolution,
+            below,
+            load_locked(self._images, tag_of(below)),
+            self._index,
+            as_of=self._date if self._as_of or self._upgrade else None,
+            bound=self._bound,
+            previous=previous,
+            upgrade=self._upgrade,
+        )
 
     def _archives(self, resolution: Resolution) -> tuple[LockedArchive, ...]:
         toolkit = resolution.toolkit

@@ -20,6 +20,7 @@ from torchkiln.engines.daemon import Engine
 from torchkiln.engines.observer import ArchiveSource, Fetcher, Observer
 from torchkiln.engines.toolkits import lay_out
 from torchkiln.files import remove_tree
+from torchkiln.layering import files_of
 from torchkiln.nouns import BuiltLayer, Digest, ImageConfig, ImagePlan, LayerSpec, LockedWheel
 from torchkiln.oci.layout import write_image
 from torchkiln.plan import GENERATED
@@ -97,10 +98,16 @@ def build(
         work.mkdir(parents=True)
         stack.callback(remove_tree, work)
         tree = lay_out(plan, store, work / "toolkit", archives=archives, observer=observer)
-        places = _fetched(plan.locked.wheels, store, wheels, observer)
+        places = _fetched(files_of(plan.locked), store, wheels, observer)
         fetched = time.monotonic()
         base = options.base or _BASE
-        contexts = {"wheels": _wheels(work / "wheels", places), "rootfs": _rootfs(work / "rootfs", plan)}
+        programs = [place for place in places if place.suffix != ".whl"]
+        contexts = {
+            "wheels": _linked(work / "wheels", [place for place in places if place not in programs]),
+            "rootfs": _rootfs(work / "rootfs", plan),
+        }
+        if programs:
+            contexts["programs"] = _linked(work / "programs", programs)
         if tree:
             contexts["toolkit"] = str(tree)
         if options.base is None:
@@ -167,8 +174,8 @@ def _secrets(folder: Path, secrets: Mapping[str, bytes]) -> tuple[tuple[str, Pat
     return tuple((id, folder / id) for id in secrets)
 
 
-def _wheels(folder: Path, places: Sequence[Path]) -> str:
-    """The wheels in one folder, by hard links: the store never writes into a file."""
+def _linked(folder: Path, places: Sequence[Path]) -> str:
+    """The files at *places* in one folder, by hard links: the store never writes into a file."""
     folder.mkdir()
     for place in places:
         os.link(place, folder / place.name)

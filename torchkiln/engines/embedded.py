@@ -19,7 +19,7 @@ from torchkiln.engines.keys import key_of
 from torchkiln.engines.observer import ArchiveSource, Fetcher, Observer
 from torchkiln.engines.toolkits import kept_path, toolkit_layers
 from torchkiln.errors import BuildFailed
-from torchkiln.layering import archive_layers, wheel_layers
+from torchkiln.layering import made_layers
 from torchkiln.nouns import (
     BuiltImage,
     BuiltLayer,
@@ -91,7 +91,7 @@ def build(
         began = time.monotonic()
         built |= toolkit_layers(of_toolkit, plan.locked, store, archives, observer, tell)
         seconds["toolkit"] = time.monotonic() - began
-    if of_wheels := [spec for spec in missing if spec.kind == "wheels"]:
+    if of_wheels := [spec for spec in missing if spec.kind in ("wheels", "program")]:
         made, of_kitchen, waited = _make(of_wheels, plan, store, fetcher, observer, tell)
         built |= made
         seconds |= of_kitchen
@@ -146,10 +146,16 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
 def known_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, ...] | None:
     """The layers of wheels and archives that *store* has of this lock, in order; None when one is missing.
 
-    Only those count whose wheels were looked into: a lock must not vouch for itself.
+    Only those count whose wheels were looked into: a lock must not vouch for itself. Where it has a part of
+    them, which came from the plain cell's lock, the others are added.
     """
     found = []
-    for spec in (*wheel_layers(locked.wheels), *archive_layers(locked)):
+    specs, told = made_layers(locked), {layer.title: layer for layer in locked.layers}
+    partly = any(spec.title not in told for spec in specs)
+    for spec in specs:
+        if partly and spec.title in told:
+            found.append(told[spec.title])
+            continue
         record = store.record(_RECORDS, key_of(spec, locked))
         if record is None or not record.get("looked_into"):
             return None
@@ -197,6 +203,7 @@ def _make(
     Locks are taken in the order of their names, so two builds cannot wait for each other.
     """
     from torchkiln.engines.kitchen import Kitchen, Order  # slow to load, and most builds change nothing
+    from torchkiln.engines.programs import make_program
 
     python = plan.locked.base.python
     recorded = {layer.title: layer for layer in plan.locked.layers}
@@ -208,7 +215,12 @@ def _make(
         for key in sorted(keys):
             locks.enter_context(store.lock(f"layer-{key}", f"makes layer {keys[key].title}"))
             known = _known(keys[key], plan, store)
-            if known is None:
+            if known is None and keys[key].kind == "program":
+                written, blob = make_program(keys[key], store, fetcher, observer)
+                _take(key, written, blob, store, looked_into=True)
+                made[keys[key]] = _layer(keys[key], asdict(written))
+                on_layer(made[keys[key]])
+            elif known is None:
                 spec = keys[key]
                 told = _written(recorded[spec.title]) if spec.title in recorded else None
                 orders.append(Order(key=key, title=spec.title, wheels=spec.wheels, recorded=told))
@@ -219,12 +231,15 @@ def _make(
         argv = tuple(interpreter(plan.locked.base, store).argv()) if orders else ()
         with Kitchen(store, fetcher, observer, python=python, interpreter=argv) as kitchen:
             for order, written, blob in kitchen.cook(orders):
-                store.adopt(blob, store.blob(written.digest))
-                record = {**asdict(written), "looked_into": written != order.recorded}
-                store.put_record(_RECORDS, order.key, record)
-                made[keys[order.key]] = _layer(keys[order.key], record)
+                _take(order.key, written, blob, store, looked_into=written != order.recorded)
+                made[keys[order.key]] = _layer(keys[order.key], asdict(written))
                 on_layer(made[keys[order.key]])
             return made, kitchen.seconds, waited
+
+
+def _take(key: str, written: Written, blob: Path, store: Store, *, looked_into: bool) -> None:
+    store.adopt(blob, store.blob(written.digest))
+    store.put_record(_RECORDS, key, {**asdict(written), "looked_into": looked_into})
 
 
 def _written(layer: LockedLayer | BuiltLayer) -> Written:

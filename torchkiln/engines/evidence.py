@@ -58,7 +58,7 @@ def made_of(locked: LockedCell, specs: Sequence[LayerSpec], store: Store) -> dic
     scheme = Scheme(prefix=PREFIX, python=".".join(python.split(".")[:2]))
     found = {}
     for spec in specs:
-        record = store.record("layers", layer_key(spec.wheels, python)) if spec.wheels else None
+        record = store.record("layers", layer_key(spec.wheels, python)) if spec.kind == "wheels" else None
         if record and all(map(store.has_wheel, spec.wheels)):
             wheels = tuple(map(store.wheel, spec.wheels))
             found[Digest(record["diff_id"])] = MadeOf(wheels=wheels, scheme=scheme)

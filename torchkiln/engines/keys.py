@@ -42,15 +42,30 @@ def toolkit_key(archives: Iterable[LockedArchive], home: str) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
-MADE = ("wheels", "toolkit")
+MADE = ("wheels", "toolkit", "program")
 """The kinds of layers that `key_of` tells apart: made of files that a lock names."""
 
 
+def program_key(spec: LayerSpec) -> str:
+    """What decides the bytes of a program's layer."""
+    decides = {
+        "program": [file.sha256 for file in spec.wheels],
+        "files": [(file.path, file.mode, hashlib.sha256(file.data).hexdigest()) for file in spec.files],
+        "links": [(link.path, link.target) for link in spec.links],
+        "folders": spec.folders,
+        "recipe": RECIPE,
+        "encoder": ENCODER,
+    }
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
 def key_of(spec: LayerSpec, locked: LockedCell) -> str:
-    """The key of *spec*, a layer of *locked*'s wheels or archives."""
+    """The key of *spec*, a layer that is made of *locked*'s wheels, archives or programs."""
     toolkit = locked.resolution.toolkit
     if spec.kind == "toolkit" and toolkit:
         return toolkit_key(spec.archives, home(toolkit))
+    if spec.kind == "program":
+        return program_key(spec)
     return layer_key(spec.wheels, locked.base.python)
 
 

@@ -232,7 +232,8 @@ class Downloads(Fetching[LockedWheel]):
             return store.adopt(part, place)
 
     def _place(self, wheel: LockedWheel, *, fresh: bool) -> FileAt:
-        return self.pages.find(wheel.filename, wheel.sha256, wheel.name, wheel.index, fresh=fresh)
+        at = wheel.at or wheel.filename
+        return self.pages.find(at, wheel.sha256, wheel.name, wheel.index, fresh=fresh)
 
 
 def verify(wheel: LockedFile, path: Path) -> None:

@@ -9,16 +9,23 @@ from dataclasses import replace
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from torchkiln.errors import BuildFailed
+from torchkiln.errors import BadWheel, BuildFailed, Unresolvable
 from torchkiln.index.choose import choose, tags_of
 from torchkiln.index.dates import too_new
+from torchkiln.index.download import Downloads
 from torchkiln.index.pages import Pages
+from torchkiln.index.remote_wheel import metadata_of
 from torchkiln.index.session import WORKERS
 from torchkiln.index.settings import index_settings
 from torchkiln.index.uv import Pin, compile_pins
-from torchkiln.nouns import LockedWheel, Source
+from torchkiln.nouns import (
+    LockedWheel,
+    Source,
+)
+from torchkiln.parts import OwnFile
+from torchkiln.released import FileAt
 from torchkiln.store import Store
-from torchkiln.wanted import Wanted
+from torchkiln.wanted import Wanted, variable_of
 
 
 class PackageIndex:
@@ -53,6 +60,39 @@ class PackageIndex:
         with ThreadPoolExecutor(WORKERS) as pool:
             return tuple(pool.map(locked, pins))
 
+    def own(self, file: OwnFile) -> LockedWheel:
+        """*file*, which no index has: fetched, so that size and hash are its own.
+
+        :raises Unresolvable: nobody says where it lies, or it is not there, or another file is.
+        """
+        hint = f"set {variable_of(file.name)} to a place that has it, with sha256 {file.sha256}"
+        try:
+            at = self.pages.measure(self.pages.find(file.filename, file.sha256, file.name, Source.OWN))
+            version, filename = file.version, file.filename
+            if filename.endswith(".whl"):
+                version, filename = _own_name(file, metadata_of(self.pages.session, at).version)
+            wheel = LockedWheel(
+                name=file.name,
+                version=version,
+                filename=filename,
+                sha256=file.sha256,
+                size=at.size or 0,
+                index=Source.OWN,
+                at=file.filename if file.filename != filename else "",
+            )
+            Downloads(self.pages).fetch_wheel(wheel, self.pages.store)
+        except BadWheel as error:
+            raise Unresolvable(f"what lies there is another file: {error.message}", hint=hint) from error
+        except BuildFailed as error:
+            raise Unresolvable(f"{file.filename} cannot be had: {error.message}", hint=hint) from error
+        return wheel
+
+    def requires(self, wheel: LockedWheel) -> tuple[str, ...]:
+        """What METADATA of a wheel from `own` asks for, markers included."""
+        path = self.pages.store.wheel(wheel)
+        at = FileAt(filename=wheel.filename, url=path.as_uri(), size=wheel.size, sha256=wheel.sha256)
+        return metadata_of(self.pages.session, at).requires
+
     def _pins(self, wanted: Wanted) -> tuple[Pin, ...]:
         """uv's answer to a question that depends on no page's mood.
 
@@ -77,6 +117,18 @@ class PackageIndex:
             for name in sorted(doubtful):
                 index = Source.PYTORCH if name in wanted.bound else Source.DEFAULT
                 dated[name] = too_new(self.pages, name, index, wanted.as_of)
+
+
+def _own_name(file: OwnFile, version: str) -> tuple[str, str]:
+    """Version and name of a wheel as its metadata have them.
+
+    Projects put the torch that a wheel is for behind the version of its file, 2.8.3+cu12torch2.7, and leave
+    the inside as it was: under that name pip refuses it.
+    """
+    project, told, rest = file.filename.split("-", 2)
+    if "+" in told and told.partition("+")[0] == version:
+        return version, f"{project}-{version}-{rest}"
+    return file.version, file.filename
 
 
 def open_index(environ: Mapping[str, str], store: Store) -> PackageIndex:

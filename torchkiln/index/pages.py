@@ -13,6 +13,7 @@ import requests
 from pypi_simple import ACCEPT_JSON_PREFERRED
 
 from torchkiln.errors import BuildFailed, Unresolvable
+from torchkiln.index.own import place_of
 from torchkiln.index.read_page import Page, found_on
 from torchkiln.index.session import WORKERS, Session, get, persist, refused
 from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, redact
@@ -53,7 +54,10 @@ class Pages:
         """Where the file *filename* with *sha256* lies; the answer is kept, *fresh* asks again.
 
         :raises BuildFailed: the index no longer has that very file.
+        :raises Unresolvable: no index has it, and nobody says where it lies.
         """
+        if index is Source.OWN:
+            return place_of(self.settings, name, filename, sha256)
         key = hashlib.sha256(f"{self.settings.url(index)}\n{filename}\n{sha256}".encode()).hexdigest()
         if not fresh and (known := self.store.record("urls", key)):
             return FileAt(filename=filename, url=str(known["url"]), size=known["size"], sha256=sha256)
@@ -79,7 +83,8 @@ class Pages:
         ordered = sorted(wheels, key=lambda wheel: -wheel.size)
         with ThreadPoolExecutor(WORKERS) as pool:
             places = pool.map(
-                lambda wheel: self.find(wheel.filename, wheel.sha256, wheel.name, wheel.index), ordered
+                lambda wheel: self.find(wheel.at or wheel.filename, wheel.sha256, wheel.name, wheel.index),
+                ordered,
             )
             return dict(zip(ordered, places, strict=True))
 

@@ -45,6 +45,7 @@ def metadata_of(session: requests.Session, wheel: FileAt) -> WheelMetadata:
     return WheelMetadata(
         requires_python=_line(told.get("Requires-Python", "")),
         requires=tuple(_line(one) for one in told.get_all("Requires-Dist", [])),
+        version=_line(told.get("Version", "")),
     )
 
 

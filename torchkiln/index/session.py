@@ -13,6 +13,7 @@ from requests.auth import AuthBase, HTTPBasicAuth
 from requests.utils import get_netrc_auth
 
 from torchkiln.errors import BuildFailed
+from torchkiln.index.folder import Folder
 from torchkiln.index.settings import IndexSettings, redact
 from torchkiln.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
 
@@ -33,6 +34,7 @@ class Session(requests.Session):
             self.proxies = {"http": settings.proxy, "https": settings.proxy}
         for scheme in ("http://", "https://"):
             self.mount(scheme, HTTPAdapter(pool_maxsize=WORKERS * 2, max_retries=0))
+        self.mount("file://", Folder())
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
         """As in requests; our certificates and time limits where the caller gives none."""

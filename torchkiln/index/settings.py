@@ -13,14 +13,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from torchkiln.errors import ConfigError, Unresolvable
 from torchkiln.nouns import Source
 from torchkiln.stand_in import declared
 
-PYTORCH_VARIABLE = "TORCHKILN_INDEX_PYTORCH"
+_OWN = "TORCHKILN_INDEX_"
+PYTORCH_VARIABLE = f"{_OWN}PYTORCH"
 _LEFT_OUT_OF_PIP = ("extra-index-url", "find-links")
 _LEFT_OUT_OF_UV = ("UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_FIND_LINKS")
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"<>`]+")
@@ -38,6 +39,7 @@ class IndexSettings:
     proxy: str | None = field(repr=False)
     logins: tuple[tuple[str, str, str], ...] = field(repr=False)  # (host, user, password)
     left_out: tuple[str, ...]  # settings that were there and are not followed
+    places: tuple[tuple[str, str], ...] = ()  # (variable, address) of files that are on no index
 
     @property
     def stand_ins(self) -> tuple[Source, ...]:
@@ -79,6 +81,11 @@ def index_settings(
     default = _address(chosen or default_url, "index-url", faults, logins)
     pytorch, stand_in = declared(environ.get(PYTORCH_VARIABLE, ""))
     pytorch_url = _address(pytorch, PYTORCH_VARIABLE, faults, logins) if pytorch else None
+    places = tuple(
+        (name, _place(value, name, faults, logins))
+        for name, value in sorted(environ.items())
+        if name.startswith(_OWN) and name != PYTORCH_VARIABLE and value
+    )
     if faults:
         raise ConfigError.of(faults, hint="give the address of a simple index: https://host/path/simple")
     return IndexSettings(
@@ -91,6 +98,7 @@ def index_settings(
         logins=tuple(logins),
         left_out=tuple(name for name in _LEFT_OUT_OF_PIP if pip.get(name))
         + tuple(name for name in _LEFT_OUT_OF_UV if environ.get(name)),
+        places=places,
     )
 
 
@@ -171,6 +179,13 @@ def _address(url: str, setting: str, faults: list[str], logins: list[tuple[str, 
     if parts.username is not None:
         logins.append((_host(url), unquote(parts.username), unquote(parts.password or "")))
     return urlunsplit((parts.scheme, _host(url.strip()), parts.path.rstrip("/"), "", ""))
+
+
+def _place(value: str, setting: str, faults: list[str], logins: list[tuple[str, str, str]]) -> str:
+    """An address as `_address` has it, or a folder of this machine as one."""
+    if Path(value).is_dir():
+        return Path(value).absolute().as_uri()
+    return _address(value, f"{setting}: no folder that is there", faults, logins)
 
 
 def environment_of_uv(settings: IndexSettings, environ: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from torchkiln.nouns import BuiltLayer, Digest, Healthcheck, ImageConfig, ImagePlan, LayerFormat
+from torchkiln.nouns import (
+    BuiltLayer,
+    Digest,
+    ImageConfig,
+    ImagePlan,
+    LayerFormat,
+)
+from torchkiln.parts import Healthcheck
 
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"

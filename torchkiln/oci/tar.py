@@ -55,15 +55,21 @@ def link(path: str, target: str, *, mtime: int) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
-def archive(files: Iterable[OverlayFile | OverlayLink], *, mtime: int) -> bytes:
-    """A whole tar of *files* by path, each folder before what is in it."""
+def archive(
+    files: Iterable[OverlayFile | OverlayLink], *, mtime: int, folders: Iterable[tuple[str, int]] = ()
+) -> bytes:
+    """A whole tar of *files* by path, each folder before what is in it.
+
+    :param folders: (path, mode) of those that are to have another mode than 0755, or are empty.
+    """
     out: list[bytes] = []
-    folders: set[str] = set()
+    there: set[str] = set()
+    modes = dict(folders)
     for file in sorted(files, key=lambda file: file.path):
         for folder in parents(file.path):
-            if folder not in folders:
-                folders.add(folder)
-                out.append(header(folder, mode=0o755, mtime=mtime, directory=True))
+            if folder not in there:
+                there.add(folder)
+                out.append(header(folder, mode=modes.pop(folder, 0o755), mtime=mtime, directory=True))
         if isinstance(file, OverlayLink):
             out.append(link(file.path, file.target, mtime=mtime))
             continue
@@ -72,4 +78,5 @@ def archive(files: Iterable[OverlayFile | OverlayLink], *, mtime: int) -> bytes:
             file.data,
             padding(len(file.data)),
         )
+    out += (header(folder, mode=mode, mtime=mtime, directory=True) for folder, mode in sorted(modes.items()))
     return b"".join((*out, END))

@@ -21,14 +21,15 @@ from packaging.version import Version
 
 from torchkiln.errors import VerificationFailed
 from torchkiln.nouns import BaseFiles, DebFile, Digest, LockedArchive, LockedCell, LockedWheel
+from torchkiln.program import program_path
 from torchkiln.sbom.evidence import Distribution, Evidence, Installed
 from torchkiln.sbom.licences import Licence
 from torchkiln.sbom.listed import TOOLKIT
 from torchkiln.tags import tag_of
 
-#: wheel: the lock's. os: dpkg's. toolkit: archives of NVIDIA's, the lock's too. library: CUDA, cuDNN, NCCL,
-#: which come in a wheel. vendored: a Python distribution inside of something else.
-Kind = Literal["wheel", "os", "toolkit", "library", "vendored"]
+#: wheel, program: the lock's. os: dpkg's. toolkit: archives of NVIDIA's, the lock's too. library: CUDA,
+#: cuDNN, NCCL, which come in a wheel. vendored: a Python distribution inside of something else.
+Kind = Literal["wheel", "program", "os", "toolkit", "library", "vendored"]
 _DebKey = tuple[str, str, str]  # name, version, architecture
 
 _NAMESPACE = uuid5(UUID(int=0), "torchkiln sbom")
@@ -127,7 +128,7 @@ def bill_of(
         tool=tool,
         components=tuple(
             sorted(
-                (*wheels, *toolkit, *_libraries(locked, dists), *os, *vendored),
+                (*wheels, *_programs(locked), *toolkit, *_libraries(locked, dists), *os, *vendored),
                 key=lambda one: (one.kind, one.name, one.version, one.architecture, one.told_by),
             )
         ),
@@ -174,6 +175,19 @@ def _of_wheel(wheel: LockedWheel, said: Distribution) -> Component:
         licences=said.licences,
         told_by=said.path,
     )
+
+
+def _programs(locked: LockedCell) -> Iterator[Component]:
+    """What components bring that is no package of any kind; of its licence nobody in the image tells."""
+    for program in (component.program for component in locked.components if component.program):
+        yield Component(
+            kind="program",
+            name=program.name,
+            version=program.version,
+            purl=PackageURL("generic", None, program.name, program.version).to_string(),
+            sha256=program.sha256,
+            remark=f"/{program_path(program)}, as {program.filename} was released",
+        )
 
 
 def _of_archive(archive: LockedArchive) -> Component:
