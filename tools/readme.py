@@ -14,7 +14,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -58,8 +58,8 @@ def _made(what: str) -> str:
 def output(command: str, count: int | None) -> str:
     """What `python build.py COMMAND` prints on stdout, as a fenced block; what is left out is said."""
     argv = [sys.executable, str(ROOT / "build.py"), *command.split()]
-    done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    lines = [line if len(line) <= _WIDTH else line[: _WIDTH - 2] + " …" for line in done.stdout.splitlines()]
+    told = _stdout(argv).splitlines()
+    lines = [line if len(line) <= _WIDTH else line[: _WIDTH - 2] + " …" for line in told]
     left = 0 if count is None else max(0, len(lines) - count)
     if left:
         lines = [*lines[:-left], f"… {left} lines left out"]
@@ -71,8 +71,17 @@ def sharing() -> str:
     with TemporaryDirectory() as folder:
         file = Path(folder, "sharing.svg")
         argv = [sys.executable, str(ROOT / "build.py"), "sharing", "--svg", str(file)]
-        subprocess.run(argv, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        _stdout(argv)
         return file.read_text()
+
+
+def _stdout(argv: Sequence[str]) -> str:
+    """What a command says on stdout; its talk is told only if it fails."""
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        done.check_returncode()
+    return done.stdout
 
 
 PICTURES: Mapping[Path, Callable[[], str]] = {ROOT / "docs" / "sharing.svg": sharing}
