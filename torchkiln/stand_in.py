@@ -10,9 +10,7 @@ from __future__ import annotations
 from torchkiln.nouns import LockedCell, Source
 
 PREFIX = "stand-in+"
-TOOLKIT = (
-    "rules.toolkit-stand-in"  # the fact that stands among a cell's limits where its archives are not NVIDIA's
-)
+TOOLKIT = "rules.toolkit-stand-in"  # stands among a cell's limits where its archives are not NVIDIA's
 _NAMES = {Source.PYTORCH: "PyTorch's own index", Source.DEFAULT: "the default index"}
 
 
@@ -25,9 +23,9 @@ def declared(address: str) -> tuple[str, bool]:
 def stand_ins(locked: LockedCell) -> tuple[str, ...]:
     """What *locked* was resolved against stand-ins of, as people read it; empty: nothing."""
     base = (f"the archive of {locked.base.os}",) if locked.base.stand_in else ()
-    facts = {note.fact for note in locked.resolution.limits}
-    toolkit = (f"NVIDIA's archives of CUDA {locked.resolution.cell.cuda}",) if TOOLKIT in facts else ()
-    return (*(_NAMES[source] for source in locked.stand_ins), *base, *toolkit)
+    toolkit = any(note.fact == TOOLKIT for note in locked.resolution.limits)
+    indexes = (_NAMES[source] for source in locked.stand_ins)
+    return (*indexes, *base, *(["NVIDIA's archives"] if toolkit else []))
 
 
 def resolved_against(names: tuple[str, ...]) -> str:

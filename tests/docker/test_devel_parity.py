@@ -129,10 +129,10 @@ def test_an_image_of_a_stand_in_says_so(scene: Scene, devel: Path) -> None:
 
     words = f"resolved against a stand-in: the toolkit is not of NVIDIA's archives but of {STAND_IN}"
     assert words in labels["torchkiln.limits"]
-    assert labels["torchkiln.stand_ins"] == "NVIDIA's archives of CUDA 12.1"
+    assert labels["torchkiln.stand_ins"] == "NVIDIA's archives"
     told = kiln(scene, devel, "build", "--json")
-    assert json.loads(told.stdout)["stand_ins"] == ["NVIDIA's archives of CUDA 12.1"]
-    assert "resolved against a stand-in of NVIDIA's archives of CUDA 12.1" in told.stderr
+    assert json.loads(told.stdout)["stand_ins"] == ["NVIDIA's archives"]
+    assert "resolved against a stand-in of NVIDIA's archives" in told.stderr
     assert kiln(scene, devel, "build", "--locked").returncode == 6
 
 

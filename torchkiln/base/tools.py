@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torchkiln.base import keeping
 from torchkiln.base.archive import note_files, read_lists
+from torchkiln.base.complaint import Unsolvable
 from torchkiln.base.contents import inspect
 from torchkiln.base.mmdebstrap import Onto, Scratch, command, dev_folder, running, scratch
 from torchkiln.base.recipe import BaseRecipe, recipe
@@ -166,9 +167,16 @@ def _installed(
     onto.pins.write_text(pins(base.packages))
     argv = command(wanted, environ, unprivileged=os.geteuid() != 0, place=place, onto=onto)
     whole = folder / "whole.tar"
-    with running(argv, place.env, wanted, say) as tar, whole.open("wb") as out:
-        out.write(dev_folder(wanted.epoch))
-        shutil.copyfileobj(tar, out, 1 << 20)
+    try:
+        with running(argv, place.env, wanted, say) as tar, whole.open("wb") as out:
+            out.write(dev_folder(wanted.epoch))
+            shutil.copyfileobj(tar, out, 1 << 20)
+    except Unsolvable as error:
+        raise BuildFailed(
+            f"the archive's packages no longer go with those of the base {base.digest[:19]}:\n"
+            + error.message.partition("\n")[2],
+            hint=_MOVED_ON,
+        ) from error
     return whole
 
 
@@ -181,9 +189,9 @@ def _read(blob: Path, encoded: Encoded, name: str, base: LockedBase, *, called: 
     below = {package.name: package for package in base.packages}
     if changes := keeping.moved(base.packages, tuple(told[one] for one in below if one in told)):
         raise BuildFailed(
-            f"{called} has other packages than its base {base.digest[:19]}:\n"
+            f"{called} has other packages of the base than {base.digest[:19]} itself:\n"
             + "\n".join(f"  {change}" for change in changes),
-            hint=_MOVED_ON,
+            hint=f"it was made on another base; make one on this: torchkiln base build --tools {name}",
         )
     return LockedTools(
         os=base.os,

@@ -20,7 +20,7 @@ def stand_ins_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
     try:
         # Only who says so is read whole: that takes its time, and `list` has a hundred cells.
         data = (images / tag / "lock.json").read_bytes()
-        if b'"stand_in' not in data and TOOLKIT.encode() not in data:
+        if not any(word in data for word in (b'"stand_in', TOOLKIT.encode())):
             return ()
         return stand_ins(load_locked(images, tag))
     except (OSError, Stale):

@@ -1,0 +1,187 @@
+"""devel's tools, really built on the locked base: clean, each time the same, and alike by both engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.docker.scene import Scene
+from tests.docker.tools_scene import CELL, DEVEL, TELL_TALE, Fresh, devel, fresh
+from tests.needs import needs_mmdebstrap
+from tests.roots import entry, tar_of
+from torchkiln.base import tools
+from torchkiln.base.contents import inspect
+from torchkiln.base.recipe import EPOCH
+from torchkiln.errors import BuildFailed
+from torchkiln.nouns import OsPackage
+from torchkiln.oci.encode import encode_bytes
+from torchkiln.oci.gunzip import open_gzip
+from torchkiln.places import ROOT
+from torchkiln.store import Store
+
+__all__ = ["devel", "fresh"]
+
+pytestmark = [pytest.mark.network, needs_mmdebstrap]
+
+THEIRS, OURS, REDUCED = "tools:theirs", "tools:ours", "tools:reduced"
+NAME = f"pytorch-cuda:{DEVEL}"
+
+
+def entries(found: Fresh) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
+    """Each entry of the layer with its content."""
+    with (
+        open_gzip(found.store.blob(found.tools.digest)) as stream,
+        tarfile.open(fileobj=stream, mode="r|") as tar,
+    ):
+        for member in tar:
+            content = tar.extractfile(member) if member.isfile() else None
+            yield member, content.read() if content else b""
+
+
+def test_the_same_packages_give_the_same_bytes(fresh: Fresh, tmp_path: Path) -> None:
+    """The lock was made on another day, by another build; when Debian has moved on, we build twice here."""
+    locked = tools.read_lock(ROOT / "images", "debian12", "devel")
+    other = locked if locked and locked.packages == fresh.tools.packages else fresh.again(tmp_path)
+
+    assert fresh.tools == other
+
+
+def test_nothing_of_the_build_and_its_host_is_inside(fresh: Fresh) -> None:
+    unwanted = re.compile(
+        r"etc/(resolv\.conf|hostname|machine-id|apt/.*)|.*-old|.*-|tmp/.*|run/.*|var/(log|lib/apt)/.*|var/cache/apt/.*"
+    )
+    hints = [TELL_TALE.encode(), b"torchkiln"]
+    hints += [os.environ[name].encode() for name in ("http_proxy", "https_proxy") if os.environ.get(name)]
+    found, names = [], []
+    for member, data in entries(fresh):
+        names.append(member.name)
+        assert member.mtime <= EPOCH, member.name
+        assert (member.uid, member.gid, member.uname, member.gname) == (0, 0, "", ""), member.name
+        found += [(member.name, hint) for hint in hints if hint in data]
+
+    assert found == []
+    assert [name for name in names if unwanted.fullmatch(name)] == []
+    assert names == sorted(names)
+    assert {"usr/bin/cmake", "usr/bin/ninja", "usr/bin/gdb", "usr/bin/git-lfs", "usr/bin/pkg-config"} <= set(
+        names
+    )
+    assert "usr/bin/gcc" not in names
+    assert not [name for name in names if name.startswith(("usr/share/man/man", "usr/share/locale/d"))]
+
+
+def test_the_bases_packages_are_as_they_were(fresh: Fresh) -> None:
+    """The layer holds dpkg's whole status."""
+    told = set(inspect(fresh.store.blob(fresh.tools.digest)).packages)
+
+    assert told == {*fresh.base.packages, *fresh.tools.packages}
+    assert {one.name for one in fresh.tools.packages} >= {
+        "cmake",
+        "gdb",
+        "git-lfs",
+        "ninja-build",
+        "pkg-config",
+    }
+    assert len(told) == len(fresh.base.packages) + len(fresh.tools.packages)
+
+
+def test_where_the_archive_has_moved_on_the_bases_packages_stay_and_nothing_is_made(
+    fresh: Fresh, tmp_path: Path
+) -> None:
+    """On a base whose git is of long ago: git-email wants that of its own release."""
+    store, old = Store(tmp_path), OsPackage(name="git", version="1:1.9-1")
+    packages = tuple(old if one.name == "git" else one for one in fresh.base.packages)
+    status = "\n\n".join(
+        f"Package: {one.name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: {one.version}"
+        for one in packages
+    )
+    files = {
+        "var/lib/dpkg/status": f"{status}\n",
+        "etc/apt/preferences.d/x": "",
+    }
+    tar = tar_of([entry(f"./{path}", text.encode(), mode=0o644) for path, text in files.items()])
+    blob, encoded = encode_bytes(tar)  # all that apt looks at before it asks dpkg to do anything
+    place = store.blob(encoded.digest)
+    place.parent.mkdir(parents=True)
+    place.write_bytes(blob)
+    base = replace(fresh.base, digest=encoded.digest, packages=packages)
+
+    with pytest.raises(BuildFailed, match=r"git-email : Depends: git \(.*\) but 1:1\.9-1 is to be") as caught:
+        tools.build("devel", ("git-email",), base, store, environ=os.environ)
+    assert caught.value.exit_code == 6
+    assert "lock --upgrade-base" in caught.value.hint
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+# --- both engines -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def both(devel: Scene) -> Scene:
+    """The engine has what BuildKit made of the Dockerfile, and what our own engine made."""
+    for arguments, name in ((("--engine", "docker"), THEIRS), (("--load",), OURS)):
+        ran = devel.command("build", *CELL, "--images", str(devel.images), "--locked", *arguments)
+        assert ran.returncode == 0, ran.stderr
+        devel.docker("tag", NAME, name)
+    return devel
+
+
+def test_both_engines_give_the_same_image(both: Scene) -> None:
+    allowed = str(ROOT / "torchkiln/data/parity.yaml")
+    ran = both.command("diff", "--json", "--files", "--allow", allowed, f"docker:{THEIRS}", f"docker:{OURS}")
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+
+    assert told["b"]["paths"] > 9_000
+    assert told["differences"] == told["idle"] == []
+
+
+def test_they_work(both: Scene) -> None:
+    script = (
+        "cmake --version; ninja --version; gdb --version; pkg-config --version; git-lfs version; dpkg --audit"
+    )
+    said = both.docker(
+        "run", "--rm", "--entrypoint", "sh", OURS, "-ec", f"{script}; dpkg --verify cmake gdb git-lfs"
+    )
+
+    assert re.search(r"cmake version 3\.\d+", said)
+    assert "git-lfs/" in said
+    assert said.count("\n") > 6
+
+
+def test_an_image_that_the_user_names_gets_from_apt_what_it_lacks(both: Scene) -> None:
+    """As by hand: our layer does not fit it, and stays away."""
+    less = "dpkg --purge ninja-build && rm -r /usr/bin/cmake /usr/local/cuda*"
+    dockerfile = f"FROM {OURS}\nUSER root\nENTRYPOINT []\nRUN {less}\n"
+    subprocess.run(
+        ["docker", "buildx", "build", "--load", "-t", REDUCED, "-"],
+        input=dockerfile,
+        env=dict(both.environ),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ran = both.command("build", *CELL, "--images", str(both.images), "--engine", "docker", "--base", REDUCED)
+    assert ran.returncode == 0, ran.stderr
+
+    said = both.docker(
+        "run", "--rm", "--entrypoint", "sh", NAME, "-c", "ninja --version; ls /usr/bin/cmake 2>&1 || true"
+    )
+    assert re.match(r"1\.\d+", said)
+    assert "No such file" in said
+
+
+def test_the_sbom_has_them_with_their_hashes(both: Scene) -> None:
+    ran = both.command("sbom", DEVEL, "--images", str(both.images))
+    assert ran.returncode == 0, ran.stderr
+    packages = {one["name"]: one for one in json.loads(ran.stdout)["packages"]}
+
+    assert packages["cmake"]["versionInfo"].startswith("3.")
+    assert "pkg:deb/debian/cmake@" in json.dumps(packages["cmake"])
