@@ -92,6 +92,7 @@ class Square:
     now: Seen | None = None  # of the image that its lock gives
     earlier: Seen | None = None  # of the image before it
     same_wheels: bool = False  # that one had the wheels of the lock
+    recorded: bool = False  # public record tells the hash of its torch wheel
     others: Mapping[tuple[str, str], State]  # the same torch and CUDA in other flavors and systems
 
     def text(self) -> str:
@@ -102,7 +103,8 @@ class Square:
         kind = "native" if self.answer.status is Status.NATIVE else f"minor-compat, built with {build.cuda}"
         if self.state in (State.ELSEWHERE, State.LOCKABLE):
             mark = " ¹" if build.source is Source.PYTORCH else ""
-            return f"{kind}, {self.state.value}{mark}{self._marks()}"
+            pinned = " ⁴" if self.recorded else ""
+            return f"{kind}, {self.state.value}{mark}{pinned}{self._marks()}"
         return f"**{kind}**{self._marks()}<br>{self._seen()}"
 
     def told_of_earlier(self) -> Seen | None:
@@ -174,7 +176,8 @@ def _square(
     }
     here, kept = states[cell], _kept(answer, known)
     if kept is None or here is State.UNAVAILABLE:
-        return Square(answer=answer, state=here, others=others)
+        known_wheel = answer.build and facts_of.recorded(facts_of.load(), answer.build, cell.python)
+        return Square(answer=answer, state=here, recorded=bool(known_wheel), others=others)
     earlier = [one for one in kept.reports if one not in kept.present]
     before = latest_earlier([one for one in earlier if saw_gpus(one)] or earlier, kept.image)
     was_proved = bool(before) and _was_cleared(before, policy, kept.locked, suite)

@@ -90,8 +90,8 @@ class Place:
 
     @property
     def ratio(self) -> float | None:
-        """What is kept of what the images come to; None: a layer is not known, or there are no bytes."""
-        return self.unique / self.total if self.total and not self.unknown else None
+        """What is kept of what the images come to, of what is known; None: of nothing."""
+        return self.unique / self.total if self.total else None
 
     def bytes_of(self, image: int) -> int:
         """Bytes of the image at that place; of what is known."""

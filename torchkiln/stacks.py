@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from torchkiln.engines.keys import MADE, key_of
 from torchkiln.engines.reading import unpacked_of
 from torchkiln.engines.saved import titles_of
 from torchkiln.errors import VerificationFailed
@@ -14,10 +15,28 @@ from torchkiln.sharing import Level, Stack
 from torchkiln.tags import ZSTD, parse_name
 
 
-def stack_of_plan(plan: ImagePlan) -> Stack:
-    """What a build of *plan* gives, as far as its lock has recorded that."""
-    layers = zip(plan.layers, foretold_layers(plan), strict=True)
-    return Stack(tag=plan.tag, levels=tuple(Level(title=spec.title, built=built) for spec, built in layers))
+def stacks_of(plans: Sequence[ImagePlan]) -> tuple[Stack, ...]:
+    """What builds of *plans* give, as far as their locks have recorded that.
+
+    What one lock records holds for all that have the same layer: devel's image has runtime's.
+    """
+    told = [(plan, list(zip(plan.layers, foretold_layers(plan), strict=True))) for plan in plans]
+    known = {
+        key_of(spec, plan.locked): built
+        for plan, layers in told
+        for spec, built in layers
+        if built and spec.kind in MADE
+    }
+    return tuple(
+        Stack(
+            tag=plan.tag,
+            levels=tuple(
+                Level(title=spec.title, built=built or known.get(key_of(spec, plan.locked)))
+                for spec, built in layers
+            ),
+        )
+        for plan, layers in told
+    )
 
 
 def names_in(layout: Layout, tags: Collection[str] | None = None) -> tuple[str, ...]:

@@ -22,7 +22,9 @@ def declared(address: str) -> tuple[str, bool]:
 def stand_ins(locked: LockedCell) -> tuple[str, ...]:
     """What *locked* was resolved against stand-ins of, as people read it; empty: nothing."""
     base = (f"the archive of {locked.base.os}",) if locked.base.stand_in else ()
-    return (*(_NAMES[source] for source in locked.stand_ins), *base)
+    toolkit = any(note.fact == "rules.toolkit-stand-in" for note in locked.resolution.limits)
+    indexes = (_NAMES[source] for source in locked.stand_ins)
+    return (*indexes, *base, *(["NVIDIA's archives"] if toolkit else []))
 
 
 def resolved_against(names: tuple[str, ...]) -> str:

@@ -141,12 +141,29 @@ def main(archives: Path, record: Path) -> None:
         "served_bytes": asked,
         "digests": [one["digest"] for one in told],
         "layers": layers,
+        "layer_bytes": sum(one["size"] for one in layers),
+        "estimates": {release: estimate(release, layers) for release in ("11.7.1", "11.8.0", "12.1.1")},
         "seconds": told[0]["seconds"],
         "inside": dict(line.split(": ", 1) for line in inside.splitlines() if ": " in line),
     }
     record.write_bytes(pretty_json(seen))
     assert told[0]["digest"] == told[1]["digest"]
     assert seen["inside"]["code"].split() == ["sm_80", "sm_90"]
+
+
+def estimate(release: str, layers: list[dict[str, Any]]) -> dict[str, int]:
+    """What the layers of NVIDIA's archives of *release* will weigh, in bytes: nobody has made them here.
+
+    nvcc and nvdisasm are the same files here as in NVIDIA's archives of 11.8: each is taken to grow by gzip
+    as it did here. cuda-gdb's archive has more than Debian's package; gzip is taken to cost it a third. The
+    rest, headers, stubs and small programs, is taken to weigh what it weighs here.
+    """
+    sizes = {one.component: one.size for one in FACTS.redist.releases[release]}
+    packed = {one.component: one.size for one in FACTS.redist.releases["11.8.0"]}
+    here = {name: one["size"] for one in layers for name in (*packed, "parts") if f" {name} " in one["what"]}
+    told = {name: sizes[name] * here[name] // packed[name] for name in ("cuda_nvcc", "cuda_nvdisasm")}
+    told |= {"cuda_gdb": sizes["cuda_gdb"] * 4 // 3, "rest": here["parts"]}
+    return told | {"all": sum(told.values())}
 
 
 def lock_it(archives: Path, images: Path) -> LockedCell:

@@ -208,6 +208,9 @@ def _ours(place: Path) -> list[Path]:
     shutil.copytree(
         Path(prefix, "lib/python3.10"), stdlib, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT)
     )
+    # As the packages' own scripts do when they are installed: nothing is left for a running Python to write.
+    by_hash = ("--invalidation-mode", "unchecked-hash")
+    subprocess.run([python, "-m", "compileall", "-q", "-s", tree, "-p", "/", *by_hash, stdlib], check=False)
     (tree / "usr/bin").mkdir()
     program = tree / "usr/bin/python3.10"
     if shared:  # a program that finds its library beside the modules, wherever they lie

@@ -21,7 +21,7 @@ from torchkiln.nouns import LockedLayer
 from torchkiln.places import ROOT
 
 IMAGES = ROOT / "images"
-TAGS = sorted(path.parent.name for path in IMAGES.glob("*/lock.json"))
+RUNTIME = sorted(path.parent.name for path in IMAGES.glob("*-runtime/lock.json"))
 SEVEN, EIGHT = "2.7.1-cuda12.1-cudnn9-runtime", "2.8.0-cuda12.1-cudnn9-runtime"
 
 
@@ -69,14 +69,14 @@ def lines(done: Result) -> list[str]:
 
 
 def test_all_that_are_locked_are_counted_as_their_locks_record_them() -> None:
-    """Held against the locks' JSON: base, wheels' layers, tools; then our own files, which no lock records."""
-    found = told("--images", str(IMAGES))
+    """Held against the locks' JSON: base, wheels' layers; then our own files, which no lock records."""
+    found = told("--images", str(IMAGES), "--lockable")
     blobs: dict[str, int] = {}
     total = 0
-    assert sorted(image["tag"] for image in found["images"]) == TAGS
+    assert sorted(image["tag"] for image in found["images"]) == RUNTIME
     for image in found["images"]:
         lock = json.loads((IMAGES / image["tag"] / "lock.json").read_bytes())
-        recorded = [lock["base"], *lock["layers"], *([lock["tools"]] if "tools" in lock else [])]
+        recorded = [lock["base"], *lock["layers"]]
         layers = [(one["digest"], one["diff_id"], one["size"], one["unpacked"]) for one in recorded]
         *below, top = [
             (one["digest"], one["diff_id"], one["compressed_bytes"], one["unpacked_bytes"])
@@ -101,7 +101,22 @@ def test_all_cells_are_those_that_are_locked() -> None:
 
     assert json.loads(done.stdout) == told("--images", str(IMAGES))
     assert "chosen cells have no lock, and are not counted" in done.stderr
-    assert run("--images", str(IMAGES)).stderr == ""
+    assert all(" not known, for no lock records it: CUDA 1" in line for line in run().stderr.splitlines())
+
+
+def test_what_one_lock_records_holds_for_every_image_that_has_the_layer() -> None:
+    """A devel image's lock of a CUDA that comes as archives records nothing, for nobody built it here."""
+    found = told("--images", str(IMAGES), "--torch", "2.7", "--cuda", "12.1", "--flavor", "runtime,devel")
+    runtime, devel = found["images"]
+    known = [layer for layer in devel["layers"] if layer["digest"]]
+
+    assert json.loads((IMAGES / devel["tag"] / "lock.json").read_bytes())["layers"] == []
+    assert known[: len(runtime["layers"]) - 1] == runtime["layers"][:-1]
+    assert {layer["title"].split(":")[0] for layer in devel["layers"] if not layer["digest"]} == {
+        "CUDA 12.1.1"
+    }
+    assert found["registry"]["ratio"] is None
+    assert 0.5 < found["registry"]["known"]["ratio"] < 0.52
 
 
 def test_chosen_cells_as_tables(two: Path) -> None:
@@ -136,18 +151,18 @@ def test_chosen_cells_as_tables(two: Path) -> None:
 
 
 def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
-    """No sum is told that lacks it, and no ratio; the other image is counted as it is."""
+    """No sum is told as whole that lacks it, nor the ratio; the other image is counted as it is."""
     whole = told("--images", str(two))
     locked_to(two, "2.7.1", without="torch 2.7.1")
     done, found = run("--images", str(two)), told("--images", str(two))
     seven, eight = found["images"]
 
-    assert done.stderr == f"torchkiln: {SEVEN}: not known, as its lock records no such layer: torch 2.7.1\n"
+    assert done.stderr == "torchkiln: not known, for no lock records it: torch 2.7.1 (in 1 of 2 images)\n"
     assert lines(done)[1] == f"1 {SEVEN} 11, 1 not known 1.6 GB + ? 1.6 GB 1.6 GB with 1"
     assert lines(done)[5] == f"1 {SEVEN} 11, 5 not known 3.2 GB + ? 3.2 GB 3.2 GB with 1"
     assert lines(done)[-2:] == [
-        "registry, compressed 3.9 GB + ? 2.4 GB + ? not known",
-        "host's disk, unpacked 8.1 GB + ? 4.9 GB + ? not known",
+        "registry, compressed 3.9 GB + ? 2.4 GB + ? 0.605 of what is known",
+        "host's disk, unpacked 8.1 GB + ? 4.9 GB + ? 0.610 of what is known",
     ]
     assert (seven["registry"]["bytes"], seven["disk"]["bytes"]) == (None, None)
     for place in ("registry", "disk"):

@@ -68,6 +68,7 @@ def seen(*told: Witness, proved: bool = False) -> Seen:
 def test_each_state_has_its_words() -> None:
     assert square("2.8.0", "11.7", State.UNAVAILABLE) == "unavailable"
     assert square("2.7.1", "11.8", State.ELSEWHERE) == "native, lockable elsewhere ¹"
+    assert square("2.7.1", "11.8", State.ELSEWHERE, recorded=True) == "native, lockable elsewhere ¹ ⁴"
     assert square("2.3.1", "12.1", State.LOCKABLE) == "native, lockable"
     assert square("2.3.1", "12.1", State.LOCKED) == "**native**<br>locked"
     assert locked(now=seen(ALONE)) == "built; 6 checks passed " + WITHOUT
@@ -208,6 +209,21 @@ def test_the_whole_grid_with_the_same_reports_of_other_images(
     assert told.count("earlier image of this lock's wheels was proved on ") == proved > 0
     assert f" {LOCKS} locked, " in told
     assert f"; {proved} proved in an earlier image." in told
+
+
+def test_a_younger_run_without_gpus_does_not_hide_what_was_proved_before(
+    monkeypatch: pytest.MonkeyPatch, suite: Suite
+) -> None:
+    """In an earlier image still, which neither of the two reports is of."""
+    before = [as_of(one, BEFORE, suite) for one in PASSED]
+    later = [
+        replace(one, report=replace(one.report, image=IMAGE, host="{}", when="2999-01-01T00:00:00Z"))
+        for one in before
+    ]
+    monkeypatch.setattr(grid, "proofs", lambda folder: before)
+    monkeypatch.setattr(grid, "without_gpus", lambda folder: later)
+
+    assert f"; {len({one.report.tag for one in PASSED})} proved in an earlier image." in grid.grid()
 
 
 def test_the_whole_grid_with_reports_of_other_images_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

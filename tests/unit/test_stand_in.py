@@ -20,7 +20,7 @@ from torchkiln.facts import recorded
 from torchkiln.gate import clear, judge, override
 from torchkiln.index.settings import index_settings
 from torchkiln.lock import from_json, load_locked, lock, save, to_json
-from torchkiln.nouns import LockedCell, LockedWheel, Source
+from torchkiln.nouns import LockedCell, LockedWheel, Note, Source
 from torchkiln.plan import plan
 from torchkiln.policy import Policy
 from torchkiln.stand_in import declared, resolved_against, stand_ins
@@ -38,6 +38,7 @@ def test_the_word_is_taken_off_once_and_nothing_else_is(address: str) -> None:
     assert declared(f" stand-in+{address} ") == (address, True)
     if not address.startswith("stand-in+"):
         assert declared(address) == (address, False)
+        assert declared(f"x{address}stand-in+") == (f"x{address}stand-in+", False)
 
 
 def test_the_index_says_so_in_its_address() -> None:
@@ -103,10 +104,14 @@ def test_a_stand_in_of_an_index_that_was_not_used_is_no_lock() -> None:
 
 
 def test_image_and_gate_tell_of_both() -> None:
-    both = replace(OF_INDEX, base=OF_BASE.base)
-    names = ("the default index", "the archive of debian12")
+    toolkit = Note(text="of something else", fact="rules.toolkit-stand-in")
+    answer_ = replace(OF_INDEX.resolution, limits=(*OF_INDEX.resolution.limits, toolkit))
+    both = replace(OF_INDEX, base=OF_BASE.base, resolution=answer_)
+    names = ("the default index", "the archive of debian12", "NVIDIA's archives")
     assert stand_ins(both) == names
-    assert resolved_against(names).endswith("a stand-in of the default index and of the archive of debian12")
+    assert resolved_against(names[:2]).endswith(
+        "a stand-in of the default index and of the archive of debian12"
+    )
     made = plan(both, (), aliases=(), lock_digest=reports.OTHER)
     assert dict(made.config.labels)["torchkiln.stand_ins"] == ", ".join(names)
     facts = next(file for file in made.layers[-1].files if file.path.endswith("image.json"))
@@ -124,6 +129,15 @@ def test_the_gate_refuses_whatever_passed_unless_it_is_told_why(locked: LockedCe
     assert override(judged, "for a talk").override == "for a talk"
     real = judge([], Policy(strangers=True), reports.LOCKED, reports.SUITE, image=reports.IMAGE)
     assert "lock" not in dict(real.missing)
+
+
+def test_a_stand_in_that_gave_nothing_is_not_told() -> None:
+    wheels = reports.LOCKED.wheels
+    shelf = type("Given", (), {"wheels": lambda self, wanted: wheels})()
+    told = lock(
+        reports.LOCKED.resolution, shelf, reports.LOCKED.base, as_of="2026-11-21", stand_ins=[Source.PYTORCH]
+    )
+    assert told.stand_ins == ()
 
 
 # --- torch's wheel by public record ---------------------------------------------------------------
@@ -156,7 +170,7 @@ def test_the_record_is_of_pytorchs_index_and_one_python() -> None:
         "3.11": told["cu118", "cp311"],
         "3.12": told.get(("cu118", "cp312")),
     }
-    default = answer("2.7.1", "12.1").build
+    default = answer("2.1.2", "12.1").build  # cu121, of which PyTorch's index has other bytes, on record too
     assert default
     assert recorded(FACTS, default, "3.11") is None
 
@@ -173,6 +187,7 @@ def test_a_wheel_that_is_not_the_recorded_one_is_refused_but_of_a_stand_in() -> 
     assert locked(known).stand_ins == ()
     assert locked("1" * 64, record=None).stand_ins == ()
     assert locked("1" * 64, Source.PYTORCH).stand_ins == (Source.PYTORCH,)
+    assert locked(known, *Source).stand_ins == tuple(Source)
     with pytest.raises(BuildFailed, match=f"on public record it has {known}") as caught:
         locked("1" * 64)
     assert caught.value.exit_code == 6

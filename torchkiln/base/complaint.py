@@ -22,13 +22,13 @@ _NO_ANSWER = re.compile(
     re.IGNORECASE,
 )
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|enough free space")
-_HELD = re.compile(r"E: (Unable to correct problems|Unmet dependencies)")
-_WANTS = re.compile(r" *\S+ : (Pre)?(Depends|Breaks|Conflicts): .+|  +(Depends|Breaks|Conflicts): .+")
 # apt calls a repository unsigned too whose signature it does not believe; why, stands in a line before.
 _UNSIGNED = re.compile(
     r"E: The repository '(?P<scheme>\w+://)(?:[^/@\s]*@)?(?P<suite>\S+ \S+) (?:In)?Release' is not signed\."
 )
 _DISBELIEVED = re.compile(r"W: GPG error: \w+://(?:[^/@\s]*@)?(?P<suite>\S+ \S+) InRelease: (?P<why>.+)")
+_HELD = re.compile(r"E: (Unable to correct problems|Unmet dependencies)")
+_WANTS = re.compile(r" *\S+ : (Pre)?(Depends|Breaks|Conflicts): .+|  +(Depends|Breaks|Conflicts): .+")
 # What says no more than that something failed.
 _EMPTY = re.compile(
     r"E: (mmdebstrap failed to run|Some index files failed|(apt-get|env|chroot|run_\w+) .*failed)"
@@ -63,12 +63,6 @@ def complaint(
             ),
             hint=f"look at the network, and at the proxy (http_proxy, or apt's own); {elsewhere}",
         )
-    if any(_HELD.match(line) for line in said):
-        wants = [line.strip() for line in said if _WANTS.fullmatch(line)] or ["it does not say which"]
-        return Unsolvable(
-            "\n".join(("apt finds no packages that go together:", *(f"  {line}" for line in wants[:_MOST]))),
-            hint=elsewhere,
-        )
     if unsigned := [found for line in said if (found := _UNSIGNED.match(line))]:
         doubts = {found["suite"]: found["why"] for line in said if (found := _DISBELIEVED.match(line))}
         told = (
@@ -78,6 +72,12 @@ def complaint(
         return BuildFailed(
             "\n".join((f"the archive of {os_name} is not signed by whom it should be:", *told)),
             hint=f"{keys}; {elsewhere}",
+        )
+    if any(_HELD.match(line) for line in said):
+        wants = [line.strip() for line in said if _WANTS.fullmatch(line)] or ["it does not say which"]
+        return Unsolvable(
+            "\n".join(("apt finds no packages that go together:", *(f"  {line}" for line in wants[:_MOST]))),
+            hint=elsewhere,
         )
     errors = [line for line in said if line.startswith(("E: ", "dpkg: error")) and not _EMPTY.match(line)]
     telling = errors[:_MOST] or said[-1:] or ["nothing"]

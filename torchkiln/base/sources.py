@@ -11,6 +11,10 @@ from torchkiln.base.recipe import BaseRecipe
 from torchkiln.errors import ConfigError
 from torchkiln.stand_in import declared
 
+_VARIABLES = {
+    "debian": ("TORCHKILN_DEBIAN_MIRROR", "TORCHKILN_DEBIAN_SECURITY_MIRROR", "TORCHKILN_DEBIAN_KEYRING"),
+    "ubuntu": ("TORCHKILN_UBUNTU_MIRROR", "TORCHKILN_UBUNTU_SECURITY_MIRROR", "TORCHKILN_UBUNTU_KEYRING"),
+}
 _ADDRESS = re.compile(r"(https?|file|copy)://[^\s'\"|&\\]+")
 _SNAPSHOT = re.compile(r"/\d{8}T\d{6}Z/?$")
 
@@ -27,8 +31,7 @@ class Sources:
 
 def variables(recipe: BaseRecipe) -> tuple[str, str, str]:
     """The names of those that say so: mirror, security mirror, keyring. Each distribution has its own."""
-    start = f"TORCHKILN_{recipe.distribution.upper()}"
-    return f"{start}_MIRROR", f"{start}_SECURITY_MIRROR", f"{start}_KEYRING"
+    return _VARIABLES[recipe.distribution]
 
 
 def sources_of(recipe: BaseRecipe, environ: Mapping[str, str]) -> Sources:

@@ -242,7 +242,7 @@ class _Embedded:
             desk.say(f"archive: {told['archive']}")
         if into:
             desk.say(f"in {into.host} ({into.kind} {into.version}): {', '.join(loaded)}")
-        return told | desk.stand_in(cell)
+        return told
 
 
 def _forecast(desk: Desk, cell: Cell, layer_format: LayerFormat) -> dict[str, Any]:

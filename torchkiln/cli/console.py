@@ -54,7 +54,7 @@ class Plain:
         if work == "convert":
             say(f"layer {name}: {size(total)} of wheels")
         elif work == "toolkit":
-            say(f"layer {name}: of {size(total)} of archives")
+            say(f"layer {name}: from {size(total)} of archives")
         elif work == "join":
             say(f"layer {name}: {size(total)} joined")
         elif work == "compress":

@@ -66,16 +66,6 @@ class Desk:
         base = None if none_of_ours else _file(self.base, "--base")
         return Sources(base_file=base, tools_file=_file(self.tools, "--tools"), locked_only=self.locked_only)
 
-    def stand_in(self, cell: Cell) -> dict[str, str]:
-        """For --json: of what an image is made that is not what it stands for; said aloud, too."""
-        from torchkiln.resolve import resolve
-
-        limits = resolve(cell, self.matrix, self.facts).limits
-        found = [note.text for note in limits if note.fact == "rules.toolkit-stand-in"]
-        for text in found:
-            self.say(text)
-        return {"stand_in": found[0]} if found else {}
-
     def locked(self, cell: Cell) -> LockedCell:
         """The cell's lock, if it still fits matrix and facts."""
         from torchkiln.index.settings import PYTORCH_VARIABLE

@@ -19,7 +19,8 @@ def stand_ins_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
     tag = tag_of(resolution)
     try:
         # Only who says so is read whole: that takes its time, and `list` has a hundred cells.
-        if b'"stand_in' not in (images / tag / "lock.json").read_bytes():
+        data = (images / tag / "lock.json").read_bytes()
+        if not any(word in data for word in (b'"stand_in', b"toolkit-stand-in")):
             return ()
         return stand_ins(load_locked(images, tag))
     except (OSError, Stale):

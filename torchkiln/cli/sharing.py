@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,9 +43,8 @@ def sharing(chosen: Chosen, images: Path, output: Path | None, picture: Path | N
     from torchkiln.sharing_picture import picture as draw
 
     found = share(_of_locks(chosen, images) if output is None else _of_layout(chosen, output))
-    for stack in found.stacks:
-        if stack.unrecorded:
-            say(f"{stack.tag}: not known, as its lock records no such layer: {', '.join(stack.unrecorded)}")
+    for title, count in Counter(title for stack in found.stacks for title in stack.unrecorded).items():
+        say(f"not known, for no lock records it: {title} (in {count} of {len(found.stacks)} images)")
     if picture:
         write_atomic(picture, draw(found).encode())
     if as_json:
@@ -53,7 +53,7 @@ def sharing(chosen: Chosen, images: Path, output: Path | None, picture: Path | N
         sharing_tables.show(found)
 
 
-def _of_locks(chosen: Chosen, images: Path) -> list[Stack]:
+def _of_locks(chosen: Chosen, images: Path) -> tuple[Stack, ...]:
     """What the locks of the chosen cells record.
 
     :raises NothingSelected: none of them has one.
@@ -61,7 +61,7 @@ def _of_locks(chosen: Chosen, images: Path) -> list[Stack]:
     """
     from torchkiln.lock import load_locked
     from torchkiln.planning import plan_locked
-    from torchkiln.stacks import stack_of_plan
+    from torchkiln.stacks import stacks_of
     from torchkiln.tags import tag_of
 
     matrix, facts = chosen.grid()
@@ -71,7 +71,7 @@ def _of_locks(chosen: Chosen, images: Path) -> list[Stack]:
         raise NothingSelected(f"no chosen cell has a lock in {images}", hint="run: torchkiln lock --all")
     if chosen.any and len(locked) < len(tags):
         say(f"{len(tags) - len(locked)} of the {len(tags)} chosen cells have no lock, and are not counted")
-    return [stack_of_plan(plan_locked(load_locked(images, tag), matrix, facts)) for tag in locked]
+    return stacks_of([plan_locked(load_locked(images, tag), matrix, facts) for tag in locked])
 
 
 def _of_layout(chosen: Chosen, output: Path) -> tuple[Stack, ...]:
@@ -99,10 +99,10 @@ def _answers(chosen: Chosen) -> list[Resolution]:
     :raises Unresolvable: one is chosen, and cannot.
     """
     from torchkiln.resolve import require_buildable, resolve
-    from torchkiln.select import all_cells, select
+    from torchkiln.select import all_cells
 
     matrix, facts = chosen.grid()
-    cells = select(chosen.selection(), matrix) if chosen.any else all_cells(matrix)
+    cells = chosen.cells()[0] if chosen.any else all_cells(matrix)
     found = [resolve(cell, matrix, facts) for cell in cells]
     if len(found) == 1:
         require_buildable(found[0])

@@ -49,7 +49,8 @@ def _place_json(found: Sharing, place: Place, key: str) -> dict[str, Any]:
     return {
         "image_bytes": None if place.unknown else place.total,
         "kept_bytes": None if place.unknown else place.unique,
-        "ratio": place.ratio,
+        "ratio": None if place.unknown else place.ratio,
+        "known": {"image_bytes": place.total, "kept_bytes": place.unique, "ratio": place.ratio},
         "unknown_layers": place.unknown,
         "kept": [
             {

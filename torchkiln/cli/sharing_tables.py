@@ -32,7 +32,9 @@ def show(found: Sharing) -> None:
 
 def ratio(place: Place) -> str:
     """Three digits, or that it is not known."""
-    return "not known" if place.ratio is None else f"{place.ratio:.3f}"
+    if place.ratio is None:
+        return "not known"
+    return f"{place.ratio:.3f}" + (" of what is known" if place.unknown else "")
 
 
 def _images(title: str, found: Sharing, place: Place) -> None:

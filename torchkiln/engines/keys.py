@@ -42,6 +42,10 @@ def toolkit_key(archives: Iterable[LockedArchive], home: str) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
+MADE = ("wheels", "toolkit")
+"""The kinds of layers that `key_of` tells apart: made of files that a lock names."""
+
+
 def key_of(spec: LayerSpec, locked: LockedCell) -> str:
     """The key of *spec*, a layer of *locked*'s wheels or archives."""
     toolkit = locked.resolution.toolkit
