@@ -25,7 +25,7 @@ from torchkiln.base.archive import (
     write_files,
 )
 from torchkiln.base.artefact import read_lock, write_lock
-from torchkiln.base.mmdebstrap import command
+from torchkiln.base.mmdebstrap import Scratch, command
 from torchkiln.base.recipe import recipe
 from torchkiln.cli.base import base
 from torchkiln.deb822 import paragraphs
@@ -123,7 +123,8 @@ def test_an_archive_forgets_and_the_note_does_not() -> None:
 def test_the_base_is_built_as_before_and_apts_lists_are_copied_out() -> None:
     """The hook only reads, comes last, and goes to a folder outside."""
     plain = command(recipe("debian12"), {}, unprivileged=False)
-    noted = command(recipe("debian12"), {}, unprivileged=False, lists=Path("/tmp/x y"))
+    place = Scratch(env={}, lists=Path("/tmp/x y"), keyring=Path(recipe("debian12").keyring))
+    noted = command(recipe("debian12"), {}, unprivileged=False, place=place)
 
     more = [argument for argument in noted if argument not in plain]
     assert more == ["--customize-hook=sync-out /var/lib/apt/lists '/tmp/x y'"]
@@ -132,7 +133,8 @@ def test_the_base_is_built_as_before_and_apts_lists_are_copied_out() -> None:
 
 
 def test_asking_installs_nothing() -> None:
-    bare = command(recipe("debian12"), {}, unprivileged=False, lists=Path("/tmp/x"), bare=True)
+    place = Scratch(env={}, lists=Path("/tmp/x"), keyring=Path("/tmp/keys"))
+    bare = command(recipe("debian12"), {}, unprivileged=False, place=place, bare=True)
 
     assert "--variant=custom" in bare
     assert not [argument for argument in bare if argument.startswith("--include")]

@@ -76,7 +76,7 @@ def test_all_that_are_locked_are_counted_as_their_locks_record_them() -> None:
     assert sorted(image["tag"] for image in found["images"]) == RUNTIME
     for image in found["images"]:
         lock = json.loads((IMAGES / image["tag"] / "lock.json").read_bytes())
-        recorded = [lock["base"], *lock["layers"], *([lock["tools"]] if "tools" in lock else [])]
+        recorded = [lock["base"], *lock["layers"]]
         layers = [(one["digest"], one["diff_id"], one["size"], one["unpacked"]) for one in recorded]
         *below, top = [
             (one["digest"], one["diff_id"], one["compressed_bytes"], one["unpacked_bytes"])
