@@ -153,6 +153,15 @@ def grid() -> str:
             ["torch", "CUDA", ""],
             ([f"**{pair[0]}**", pair[1], squares[pair].text()] for pair in reversed(matrix.beyond)),
         )
+    if devel := [
+        replace(_square(answers[cell], states, known, matrix.policy, suite), others={})
+        for cell in select(Selection(flavor=("devel",)), matrix)
+        if states[cell] in (State.PROVED, State.BUILT)
+    ]:
+        told += "\nWith `--flavor devel`, built:\n\n" + table(
+            ["torch", "CUDA", ""],
+            ([f"**{one.answer.cell.torch}**", one.answer.cell.cuda, one.text()] for one in devel),
+        )
     return told + f"\n{_counts(list(squares.values()), states)}\n"
 
 
