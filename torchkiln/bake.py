@@ -26,7 +26,9 @@ def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
     groups: dict[str, list[str]] = {"default": []}
     for plan in plans:
         cell = plan.locked.resolution.cell
-        for group in ("default", f"torch-{minor_of(cell.torch)}", f"cuda-{cell.cuda}", cell.flavor, cell.os):
+        # Who lacks NVIDIA's archives has no use for a target of them in a group that is to just work.
+        names = ("default", f"torch-{minor_of(cell.torch)}", f"cuda-{cell.cuda}", cell.flavor, cell.os)
+        for group in (cell.flavor,) if plan.locked.archives else names:
             groups.setdefault(_target(group), []).append(_target(plan.tag))
     systems = sorted({plan.locked.resolution.cell.os for plan in plans})
     variables = {"REPOSITORY": repository, "WHEELS": "wheels"}

@@ -42,7 +42,7 @@ def test_the_image_is_in_the_engine_under_its_names(scene: Scene, built: dict[st
 
 
 def test_the_answer_tells_the_base(scene: Scene, built: dict[str, Any]) -> None:
-    (lock,) = scene.images.glob("*/lock.json")
+    lock = scene.images / TAG / "lock.json"
     assert built["base"] == json.loads(lock.read_bytes())["base"]["digest"]
     assert built["base_newer_than_lock"] == []
 
