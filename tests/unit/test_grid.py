@@ -47,6 +47,7 @@ _ON_TWO = {
     if any(finding.id == "nccl-all-reduce" for finding in one.report.findings)
 }
 PASSED = [one for one in proofs(PROOFS) if one.report.verdict == "pass" and one.report.tag in _ON_TWO]
+RUNTIME = {one.report.tag for one in PASSED if (one.report.tag or "").endswith("-runtime")}
 WHERE = "2 × NVIDIA H200, [2026-11-21](docs/proofs/a-h200x2.json), `abababababab`"
 TOLD = reports.witness(reports.report(), "a-h200x2.dsse.json")
 ALONE = replace(
@@ -189,21 +190,22 @@ def test_the_whole_grid_with_reports_of_the_present_images(
 ) -> None:
     now = [as_of(one, kept.present(one.report.tag or ""), suite) for one in PASSED]
     monkeypatch.setattr(grid, "proofs", lambda folder: now)
-    told, proved = grid.grid(), len({one.report.tag for one in PASSED})
+    told = grid.grid()
 
-    assert told.count("<br>built and proved on ") == proved > 0
+    assert told.count("<br>built and proved on ") == len({one.report.tag for one in PASSED})
     assert "earlier image of" not in told
-    assert f" {proved} built and proved, " in told
+    assert f"unavailable. {len(RUNTIME)} built and proved, " in told
+    assert "devel on debian12: 1 built and proved, " in told
     assert "; 0 proved in an earlier image." in told
 
 
 def test_the_whole_grid_with_the_same_reports_of_other_images(
     monkeypatch: pytest.MonkeyPatch, suite: Suite
 ) -> None:
-    """Nothing is proved any more; what was is told as that, by the same count."""
+    """Nothing is proved any more; what was is told as that, by the same count of runtime images."""
     before = [as_of(one, BEFORE, suite) for one in PASSED]
     monkeypatch.setattr(grid, "proofs", lambda folder: before)
-    told, proved = grid.grid(), len({one.report.tag for one in PASSED})
+    told, proved = grid.grid(), len(RUNTIME)
 
     assert "<br>built" not in told
     assert told.count("earlier image of this lock's wheels was proved on ") == proved > 0
@@ -223,7 +225,7 @@ def test_a_younger_run_without_gpus_does_not_hide_what_was_proved_before(
     monkeypatch.setattr(grid, "proofs", lambda folder: before)
     monkeypatch.setattr(grid, "without_gpus", lambda folder: later)
 
-    assert f"; {len({one.report.tag for one in PASSED})} proved in an earlier image." in grid.grid()
+    assert f"; {len(RUNTIME)} proved in an earlier image." in grid.grid()
 
 
 def test_the_whole_grid_with_reports_of_other_images_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
