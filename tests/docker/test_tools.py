@@ -33,7 +33,7 @@ from torchkiln.store import Store
 
 __all__ = ["devel", "fresh"]
 
-pytestmark = [pytest.mark.network, needs_mmdebstrap]
+pytestmark = [pytest.mark.proof, pytest.mark.network, needs_mmdebstrap]
 
 THEIRS, OURS, REDUCED = "tools:theirs", "tools:ours", "tools:reduced"
 NAME = f"pytorch-cuda:{DEVEL}"

@@ -31,6 +31,8 @@ from torchkiln.oci.gunzip import open_gzip
 from torchkiln.places import ROOT
 from torchkiln.store import Store
 
+pytestmark = pytest.mark.proof  # minutes, for real packages are installed
+
 MIRROR, SECURITY_MIRROR, _ = variables(recipe("debian12"))
 
 
