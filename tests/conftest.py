@@ -17,10 +17,8 @@ from tests.workplace import workplace
 __all__ = ["crane", "engine", "podman", "registry", "scene", "second_engine", "workplace"]
 
 
-# What takes longest begins first. tests/docker wants the base that the first of them builds; until that is
-# there, its worker does what needs an engine alone.
+# What takes longest begins first.
 _FIRST = (
-    "tests/integration/test_base_build.py",
     "tests/integration/test_campaign.py",
     "tests/integration/test_run_on_docker.py",
     "tests/docker/",
