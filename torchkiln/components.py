@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.nouns import (
-    Build,
-    Cell,
-)
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from torchkiln.nouns import Build, Cell
 from torchkiln.parts import Component, OwnFile
 from torchkiln.versions import major_of, minor_of
 
@@ -119,8 +118,6 @@ def files_of(component: Component) -> tuple[OwnFile, ...]:
 
 
 def _fits(one: OfferedWheel, cell: Cell, build: Build) -> bool:
-    from packaging.utils import parse_wheel_filename
-
     tags = parse_wheel_filename(one.file.filename)[3]
     interpreters = {tag.interpreter for tag in tags}
     python = cell.python.replace(".", "")
@@ -134,7 +131,7 @@ def _fits(one: OfferedWheel, cell: Cell, build: Build) -> bool:
 def _own_wheel(told: Mapping[str, Any]) -> OwnFile:
     name, version, *_ = told["file"].split("-")
     return OwnFile(
-        name=re.sub(r"[_.]+", "-", name).lower(),
+        name=canonicalize_name(name),
         version=version.replace("_", "."),
         filename=told["file"],
         sha256=told["sha256"],
@@ -147,4 +144,4 @@ def _program(told: Mapping[str, Any]) -> OwnFile:
 
 def _project(requirement: str) -> str:
     found = _NAME.match(requirement.strip())
-    return re.sub(r"[-_.]+", "-", found.group()).lower() if found else ""
+    return canonicalize_name(found.group()) if found else ""

@@ -35,3 +35,12 @@ class Healthcheck:
     timeout: int
     start_period: int
     retries: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What an image sets for something that it has: a toolkit, a program."""
+
+    programs: tuple[str, ...] = ()  # folders on PATH
+    libraries: tuple[str, ...] = ()  # on LD_LIBRARY_PATH: what is linked here starts here, without an rpath
+    env: tuple[tuple[str, str], ...] = ()

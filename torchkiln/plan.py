@@ -27,7 +27,7 @@ from torchkiln.recipe import PREFIX, RECIPE
 from torchkiln.resolve import require_buildable, require_cuda
 from torchkiln.stand_in import stand_ins
 from torchkiln.tags import tag_of
-from torchkiln.toolkit import HOME, settings, toolkit_links
+from torchkiln.toolkit import settings, toolkit_links
 from torchkiln.tools import compiler_links
 
 SCHEMA = 1
@@ -64,7 +64,7 @@ def plan(
     :raises BuildFailed: a wheel is too large for a layer.
     """
     build = require_buildable(locked.resolution)
-    tag, cell = tag_of(locked.resolution), locked.resolution.cell
+    tag = tag_of(locked.resolution)
     for file in overlay:
         if file.path in GENERATED:
             raise ConfigError(f"rootfs/{file.path}: this file is made by the plan", hint="delete it")
@@ -84,7 +84,7 @@ def plan(
         kind="overlay",
         title=f"torchkiln ({_count(len(files), 'file')})",
         files=files,
-        links=(*toolkit_links(locked), *compiler_links(locked, f"{HOME}-{cell.cuda}".lstrip("/"))),
+        links=(*toolkit_links(locked), *compiler_links(locked)),
     )
     return ImagePlan(
         locked=locked,

@@ -7,9 +7,8 @@ installed into `base` stays out of the way of /opt/venv until it is activated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torchkiln.nouns import LayerSpec, LockedCell, LockedWheel, OverlayFile, OverlayLink
+from torchkiln.parts import Settings
 
 HOME = "/opt/conda"
 _BIN = f"{HOME}/condabin"
@@ -28,14 +27,6 @@ conda() {{ torchkiln_conda "$@"; }}
 mamba() {{ torchkiln_conda "$@"; }}
 micromamba() {{ torchkiln_conda "$@"; }}
 """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What an image with a program sets."""
-
-    programs: tuple[str, ...] = ()  # folders at the end of PATH
-    env: tuple[tuple[str, str], ...] = ()
 
 
 def program_layer(file: LockedWheel) -> LayerSpec:
@@ -62,7 +53,7 @@ def program_path(file: LockedWheel) -> str:
 
 
 def settings(locked: LockedCell) -> Settings:
-    """Where shells find it, and where it puts what it installs."""
+    """Where shells find it, behind all else on PATH, and where it puts what it installs."""
     if any(component.program for component in locked.components):
         return Settings(programs=(_BIN,), env=(("MAMBA_ROOT_PREFIX", HOME),))
     return Settings()

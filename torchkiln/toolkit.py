@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from torchkiln.cuda_tree import TARGET
 from torchkiln.nouns import LockedCell, OverlayLink, Toolkit
+from torchkiln.parts import Settings
 from torchkiln.recipe import site
 from torchkiln.versions import DOTTED, numbers
 
@@ -25,17 +25,6 @@ _COMPONENTS = {
     "cusparse": "libcusparse",
     "nvtx": "cuda_nvtx",
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What an image with a toolkit sets."""
-
-    programs: tuple[str, ...]  # folders on PATH
-    libraries: tuple[
-        str, ...
-    ]  # folders on LD_LIBRARY_PATH: what is linked here starts here, without an rpath
-    env: tuple[tuple[str, str], ...]
 
 
 def home(toolkit: Toolkit) -> str:
@@ -112,7 +101,7 @@ def settings(locked: LockedCell) -> Settings:
     """Where shells, compilers and build systems find it, also what lies beside it (cuDNN, NCCL)."""
     toolkit = locked.resolution.toolkit
     if toolkit is None:
-        return Settings(programs=(), libraries=(), env=())
+        return Settings()
     packages = site(locked.base.python)
     folders = tuple(dict.fromkeys(_folder(one) for one in libraries_of(locked)))
     # Of what the archives have headers for, the wheels' own would be another version's.

@@ -11,6 +11,7 @@ import re
 
 from torchkiln.facts import Facts
 from torchkiln.nouns import Cell, LockedCell, OverlayLink
+from torchkiln.toolkit import home
 from torchkiln.versions import numbers
 
 TOOLS = ("cmake", "ninja-build", "g++", "gdb", "pkg-config", "git-lfs")
@@ -54,12 +55,13 @@ def packages_of(name: str) -> tuple[str, ...]:
     return (*TOOLS, *((f"gcc-{gcc}", f"g++-{gcc}") if gcc else ()))
 
 
-def compiler_links(locked: LockedCell, home: str) -> tuple[OverlayLink, ...]:
-    """The older gcc beside nvcc in the toolkit's folder *home*, under the names that are looked for."""
+def compiler_links(locked: LockedCell) -> tuple[OverlayLink, ...]:
+    """The older gcc beside nvcc, under the names that are looked for."""
     gcc = host_gcc(locked.tools.name) if locked.tools else None
-    if gcc is None:
+    toolkit = locked.resolution.toolkit
+    if gcc is None or toolkit is None:
         return ()
     return tuple(
-        OverlayLink(path=f"{home}/bin/{name}", target=f"/usr/bin/{driver}-{gcc}")
+        OverlayLink(path=f"{home(toolkit)}/bin/{name}", target=f"/usr/bin/{driver}-{gcc}")
         for name, driver in sorted(_DRIVERS.items())
     )

@@ -30,7 +30,8 @@ def devel(name: str = "devel") -> LockedCell:
     """A devel cell's lock."""
     made = locked()
     asked = replace(made.resolution.cell, flavor="devel")
-    resolution = replace(made.resolution, cell=asked, limits=(), tools=name)
+    toolkit = replace(FACTS.toolkits["12.1"].toolkit, libraries=("nvidia/cublas/lib/libcublas.so.12",))
+    resolution = replace(made.resolution, cell=asked, limits=(), tools=name, toolkit=toolkit)
     more = wheel("nvidia-nvvm", "13.0.88", megabytes=60)
     return replace(
         made,
@@ -83,15 +84,15 @@ def test_other_names_are_none(name: str) -> None:
 
 
 def test_the_older_gcc_lies_beside_nvcc_under_every_name() -> None:
-    found = {link.path: link.target for link in compiler_links(devel("devel-gcc11"), "usr/local/cuda-11.8")}
+    found = {link.path: link.target for link in compiler_links(devel("devel-gcc11"))}
 
     assert found == {
-        "usr/local/cuda-11.8/bin/c++": "/usr/bin/g++-11",
-        "usr/local/cuda-11.8/bin/cc": "/usr/bin/gcc-11",
-        "usr/local/cuda-11.8/bin/g++": "/usr/bin/g++-11",
-        "usr/local/cuda-11.8/bin/gcc": "/usr/bin/gcc-11",
+        "usr/local/cuda-12.1/bin/c++": "/usr/bin/g++-11",
+        "usr/local/cuda-12.1/bin/cc": "/usr/bin/gcc-11",
+        "usr/local/cuda-12.1/bin/g++": "/usr/bin/g++-11",
+        "usr/local/cuda-12.1/bin/gcc": "/usr/bin/gcc-11",
     }
-    assert compiler_links(devel(), "usr/local/cuda-12.1") == compiler_links(locked(), "x") == ()
+    assert compiler_links(devel()) == compiler_links(locked()) == ()
     links = {link.path: link.target for link in planned(devel("devel-gcc11")).layers[-1].links}
     assert links["usr/local/cuda-12.1/bin/gcc"] == "/usr/bin/gcc-11"
 

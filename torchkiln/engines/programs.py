@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchkiln.engines.observer import Fetcher, Observer
-from torchkiln.errors import BadWheel
-from torchkiln.index.download import verify
+from torchkiln.index.download import fetch_verified
 from torchkiln.nouns import LayerSpec, LockedWheel, OverlayFile
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
@@ -43,22 +42,12 @@ def _fetched(file: LockedWheel, store: Store, fetcher: Fetcher, observer: Observ
             return store.wheel(file)
         part = store.part(file)
         part.parent.mkdir(parents=True, exist_ok=True)
-        resumed = part.exists()
         observer.begin("download", file.filename, file.size)
-        while True:
-            fetcher.fetch(
-                file,
-                part,
-                on_progress=lambda count: observer.advance("download", file.filename, count),
-                cancelled=lambda: False,
-            )
-            try:
-                verify(file, part)
-                break
-            except BadWheel:
-                part.unlink(missing_ok=True)
-                if not resumed:
-                    raise
-                resumed = False  # what an earlier run left may be at fault: the server gets one more chance
+        fetch_verified(
+            fetcher.fetch,
+            file,
+            part,
+            on_progress=lambda count: observer.advance("download", file.filename, count),
+        )
         observer.end("download", file.filename)
         return store.adopt(part, store.wheel(file))

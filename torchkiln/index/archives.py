@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from torchkiln.errors import BadArchive, BadWheel, BuildFailed, ConfigError
-from torchkiln.index.download import Fetching, verify
+from torchkiln.index.download import Fetching, fetch_verified, verify
 from torchkiln.index.session import Session
 from torchkiln.index.settings import index_settings, with_address
 from torchkiln.nouns import LockedArchive
@@ -64,8 +64,8 @@ class CudaArchives:
         self.require((archive,))
         try:
             if "://" in self._place:
-                mirror = self._opened()
-                there = mirror.fetch_verified(archive, part, on_progress=on_progress, cancelled=cancelled)
+                fetch = self._opened().fetch
+                there = fetch_verified(fetch, archive, part, on_progress=on_progress, cancelled=cancelled)
                 return part if there else None
             found = self._in_folder(archive)
             verify(archive, found)

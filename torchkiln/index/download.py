@@ -50,6 +50,20 @@ class LockedFile(Protocol):
 
 
 F = TypeVar("F", bound=LockedFile)
+F_contra = TypeVar("F_contra", bound=LockedFile, contravariant=True)
+
+
+class Fetch(Protocol[F_contra]):
+    """`Fetching.fetch`, or what stands for it in a test."""
+
+    def __call__(
+        self,
+        wheel: F_contra,
+        path: Path,
+        *,
+        on_progress: Callable[[int], None],
+        cancelled: Callable[[], bool],
+    ) -> None: ...
 
 
 class Fetching(Generic[F]):
@@ -107,31 +121,6 @@ class Fetching(Generic[F]):
             finally:
                 if not stream.have:  # nothing to go on from
                     path.unlink(missing_ok=True)
-
-    def fetch_verified(
-        self,
-        wheel: F,
-        part: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> bool:
-        """As `fetch`, and hashed; False: it was cancelled.
-
-        :raises BadWheel: what is served is not what was locked; nothing is kept of it.
-        """
-        for resumed in (part.exists(), False):
-            self.fetch(wheel, part, on_progress=on_progress, cancelled=cancelled)
-            if cancelled():
-                return False
-            try:
-                verify(wheel, part)
-                break
-            except BadWheel:
-                part.unlink()
-                if not resumed:  # what an earlier run left may be at fault: the server gets one more chance
-                    raise
-        return True
 
     def _pour(self, place: FileAt, stream: _Stream) -> None:
         """One answer of the server into *stream*, as far as it goes."""
@@ -228,12 +217,38 @@ class Downloads(Fetching[LockedWheel]):
                 return place
             place.parent.mkdir(parents=True, exist_ok=True)
             part = store.part(wheel)
-            self.fetch_verified(wheel, part, on_progress=on_progress)
+            fetch_verified(self.fetch, wheel, part, on_progress=on_progress)
             return store.adopt(part, place)
 
     def _place(self, wheel: LockedWheel, *, fresh: bool) -> FileAt:
         at = wheel.at or wheel.filename
         return self.pages.find(at, wheel.sha256, wheel.name, wheel.index, fresh=fresh)
+
+
+def fetch_verified(
+    fetch: Fetch[F],
+    wheel: F,
+    part: Path,
+    *,
+    on_progress: Callable[[int], None],
+    cancelled: Callable[[], bool] = lambda: False,
+) -> bool:
+    """*fetch* the file to *part*, and verify it; False: it was cancelled.
+
+    :raises BadWheel: what is served is not what was locked; nothing is kept of it.
+    """
+    for resumed in (part.exists(), False):
+        fetch(wheel, part, on_progress=on_progress, cancelled=cancelled)
+        if cancelled():
+            return False
+        try:
+            verify(wheel, part)
+            break
+        except BadWheel:
+            part.unlink()
+            if not resumed:  # what an earlier run left may be at fault: the server gets one more chance
+                raise
+    return True
 
 
 def verify(wheel: LockedFile, path: Path) -> None:
