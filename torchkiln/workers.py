@@ -20,8 +20,17 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 _CONTEXT = multiprocessing.get_context("spawn")  # not fork: we have threads
+# Held while a process starts: it reads from us what it is to be, and says by a traceback if nothing comes.
+# Re-entrant, for a signal may find the main thread in `kill`.
+_STARTING = threading.RLock()
+_PATIENCE = 1.0  # seconds
 _LEAST = 2_000_000_000  # bytes of address space, two thirds of them for stacks and for malloc's arenas
 T = TypeVar("T")
+
+
+def start_no_more() -> None:
+    """For whoever ends this process next: the process that is being started starts, and no other one does."""
+    _STARTING.acquire(timeout=_PATIENCE)
 
 
 class WorkerDied(Exception):
@@ -44,7 +53,6 @@ class Workers:
         self._start, self._arguments = start, arguments
         self._threads = ThreadPoolExecutor(count, "worker", _deaf)
         self._own = threading.local()
-        self._starting = threading.Lock()
         self._all: list[tuple[BaseProcess, Connection]] = []
         self._killed = False
 
@@ -69,7 +77,7 @@ class Workers:
     def kill(self) -> None:
         """End all of them where they stand: what is under way is `WorkerDied`, what waits is not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        with self._starting:
+        with _STARTING:
             self._killed = True
             for process, _ in self._all:
                 process.kill()
@@ -94,7 +102,7 @@ class Workers:
         """To this thread's process."""
         found: Connection | None = getattr(self._own, "connection", None)
         if found is None:
-            with self._starting:
+            with _STARTING:
                 if self._killed:
                     raise WorkerDied
                 found, other = _CONTEXT.Pipe()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,44 @@ def test_signals(number: signal.Signals, code: int, word: str, times: int) -> No
     found, out, err = ended_by(*[number] * times)
     assert (found, out.split("\n")[:2]) == (code, ["working", "winding down"])
     assert err == f"error: {word}; what was complete is kept, the next run goes on from there\n"
+
+
+# A process that was started and not yet told what it is to be: for half a second, here, instead of a moment.
+STARTING = """
+import os, signal, threading, time
+from multiprocessing import util
+import torchkiln.cli as cli
+from torchkiln.workers import Workers
+spawn = util.spawnv_passfds
+def slow_spawn(path, args, fds):
+    pid = spawn(path, args, fds)
+    if "spawn_main" in str(args):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(25):
+            time.sleep(0.02)
+    return pid
+util.spawnv_passfds = slow_spawn
+def work(**_):
+    workers = Workers(1, os.getpid)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+    finally:
+        workers.submit(os.getpid).result()
+cli.torchkiln.main = work
+if __name__ == "__main__":
+    cli.main([])
+"""
+
+
+def test_a_worker_that_is_just_starting_says_nothing_when_all_ends_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(STARTING)
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stderr) == (
+        130,
+        "error: interrupted; what was complete is kept, the next run goes on from there\n",
+    )
 
 
 def test_the_index_is_opened_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
