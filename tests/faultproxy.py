@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -230,9 +230,11 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                     far.send(piece)
                 if cut is None and self.got < int(self.headers.get("Content-Length") or 0):
                     return self.hang_up()  # as the client did
-                if cut is not None or (fault and fault.kind == "unanswered"):
-                    if cut is None:
-                        far.getresponse().read()
+                if cut is not None:
+                    _end(far)
+                    return self.hang_up()
+                if fault and fault.kind == "unanswered":
+                    far.getresponse().read()
                     return self.hang_up()
                 answer = far.getresponse()
                 body = answer.read()
@@ -279,6 +281,14 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             return 0
 
     return Handler
+
+
+def _end(far: http.client.HTTPConnection) -> None:
+    """No more comes: until the registry has taken what did, the client could ask it for less."""
+    far.sock.shutdown(socket.SHUT_WR)
+    with suppress(OSError):
+        while far.sock.recv(_PIECE):
+            pass
 
 
 @contextmanager

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.press import press
+from tests.press import Press, press
 from tests.reports import TAG
 from tests.standin.registry_server import RegistryServer, Repository
 from torchkiln.errors import VerificationFailed
+from torchkiln.oci.layout import open_layout
 
 KIND = "dev.sigstore.bundle.predicateType"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -23,9 +25,9 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 class Scene:
     """A published image in a registry in memory, where anything can be changed."""
 
-    def __init__(self, folder: Path, server: RegistryServer) -> None:
-        self.desk, self.server, self.target = press(folder), server, f"{server.host}/team/app"
-        self.image = self.desk.build()
+    def __init__(self, desk: Press, server: RegistryServer) -> None:
+        self.desk, self.server, self.target = desk, server, f"{server.host}/team/app"
+        self.image = open_layout(desk.layout).image(TAG)
 
     def beside(self, kind: str, *documents: bytes, subject: str | None = None) -> str:
         """Let *documents* of that media type go with the image, as some other tool would put them there.
@@ -120,8 +122,16 @@ def sha256(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+@pytest.fixture(name="built", scope="module")
+def a_built_press(tmp_path_factory: pytest.TempPathFactory) -> Press:
+    """A registry of one's own has no need of an image of one's own."""
+    desk = press(tmp_path_factory.mktemp("built"))
+    desk.build()
+    return desk
+
+
 @pytest.fixture(name="scene", params=[True, False], ids=["referrers", "by a tag"])
-def a_scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
+def a_scene(request: pytest.FixtureRequest, built: Press, tmp_path: Path) -> Iterator[Scene]:
     with RegistryServer() as server:
         server.manners.lists_referrers = request.param
-        yield Scene(tmp_path / "desk", server)
+        yield Scene(Press(folder=shutil.copytree(built.folder, tmp_path / "desk")), server)

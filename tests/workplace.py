@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.once import once
 from torchkiln.lock import load_locked, save
 from torchkiln.places import ROOT
 
@@ -99,24 +100,21 @@ class Workplace:
 
 @pytest.fixture(scope="session")
 def workplace(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) -> Workplace:
+    """In the engine that all processes of a test run have in common."""
+    once(tmp_path_factory, "workplace", lambda folder: _load(folder, engine))
+    return Workplace(environ=engine)
+
+
+def _load(folder: Path, engine: Mapping[str, str]) -> None:
     """Built by the embedded engine from what the user's cache has, and loaded; wheels of 105 MB, the base."""
-    folder = tmp_path_factory.mktemp("workplace")
     locked = load_locked(ROOT / "images", TAG)
     wheels = tuple(wheel for wheel in locked.wheels if not _LEFT_OUT.fullmatch(wheel.name))
     save(folder / "images", replace(locked, wheels=wheels, layers=()))
     cell = ("--torch", "2.6", "--cuda", "12.1", "--images", str(folder / "images"))
-    argv = [
-        ROOT / ".venv/bin/python",
-        ROOT / "build.py",
-        "build",
-        *cell,
-        "--output",
-        folder / "dist",
-        "--load",
-    ]
+    made = ("--output", str(folder / "dist"), "--load")
+    argv = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py"), "build", *cell, *made]
     done = subprocess.run(argv, env=dict(engine), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return Workplace(environ=engine)
 
 
 def key(folder: Path) -> tuple[Path, str]:

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from tests.published import Scene, a_scene
+from tests.published import Scene, a_built_press, a_scene
 
-__all__ = ["a_scene"]
+__all__ = ["a_built_press", "a_scene"]
 
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 IN_TOTO = "application/vnd.in-toto+json"

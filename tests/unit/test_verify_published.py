@@ -10,13 +10,13 @@ import pytest
 
 from tests.keys import ED, P256, STRANGER, public_pem
 from tests.press import interpreter
-from tests.published import Scene, a_scene
+from tests.published import Scene, a_built_press, a_scene
 from tests.reports import TAG, found
 from torchkiln.publishing.sealing import ByKey
 from torchkiln.statements.attestation import attest
 from torchkiln.statements.statement import statement
 
-__all__ = ["a_scene"]
+__all__ = ["a_built_press", "a_scene"]
 
 SMOKE, PROVENANCE = "urn:torchkiln:smoke-report:2", "https://slsa.dev/provenance/v1"
 SPDX = "https://spdx.dev/Document"

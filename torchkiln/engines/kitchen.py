@@ -35,6 +35,7 @@ _LOOK = 0.1  # seconds between looks at the workers' progress
 _STREAMS = 6  # large downloads at a time: one connection alone seldom fills the line
 _SMALL_STREAMS = 8
 _TRAILING = 2  # conversions that read behind a download
+_WORTH = 1 << 20  # bytes of wheels, from which another worker is worth its start: 0.15 s of a core
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +93,9 @@ class Kitchen:
             return
         ordered = sorted(orders, key=lambda order: (-order.size, order.key))
         self._progress = self._context.Array("Q", len(ordered), lock=False)
+        count = min(cores() + _TRAILING, 1 + sum(order.size for order in orders) // _WORTH)
         self._workers = self._stack.enter_context(
-            Workers(cores() + _TRAILING, start_worker, self._cancelled, self._progress, os.getpid())
+            Workers(count, start_worker, self._cancelled, self._progress, os.getpid())
         )
         self._small = self._stack.enter_context(ThreadPoolExecutor(_SMALL_STREAMS, "small"))
         threads = self._stack.enter_context(ThreadPoolExecutor(len(ordered), "order"))
