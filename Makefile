@@ -45,7 +45,7 @@ check: $(STAMP)  ## lint, types, stale generated files
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
-	$(VENV)/bin/python build.py lock --check
+	$(VENV)/bin/python build.py lock --check --all
 	$(VENV)/bin/python build.py render --all --check
 	$(VENV)/bin/python tools/readme.py --check
 	$(VENV)/bin/python tools/gpu_pages.py --check

@@ -15,6 +15,7 @@ from tests.gridcase import FACTS, MATRIX
 from torchkiln.index.download import open_downloads
 from torchkiln.index.package_index import open_index
 from torchkiln.lock import load_locked
+from torchkiln.nouns import Resolution
 from torchkiln.places import ROOT
 from torchkiln.resolve import resolve
 from torchkiln.store import Store
@@ -71,18 +72,23 @@ def test_every_link_leads_to_a_file_of_a_wheel(cuda: str, torch: str, tmp_path: 
 
 
 LIBRARY = re.compile(r".*/lib/lib\w+\.so\.[\d.]+")
-LOCKED = sorted(path.parent.name for path in (ROOT / "images").glob("*-runtime/lock.json"))
+LOCKED = {
+    path.parent.name: load_locked(ROOT / "images", path.parent.name)
+    for path in sorted((ROOT / "images").glob("*-runtime/lock.json"))
+}
+
+
+def devel(tag: str) -> Resolution:
+    """What a devel image of the cell would be."""
+    return resolve(replace(LOCKED[tag].resolution.cell, flavor="devel"), MATRIX, FACTS)
 
 
 @pytest.mark.network
-@pytest.mark.parametrize("tag", LOCKED)
+@pytest.mark.parametrize("tag", [tag for tag in LOCKED if (kit := devel(tag).toolkit) and kit.release])
 def test_the_wheels_have_what_takes_the_place_of_the_archives_libraries(tag: str, tmp_path: Path) -> None:
     """Of each locked torch: each link leads to a file, and no library of the toolkit is forgotten."""
-    locked = load_locked(ROOT / "images", tag)
-    cell = replace(locked.resolution.cell, flavor="devel")
-    resolution = resolve(cell, MATRIX, FACTS)
-    if resolution.toolkit is None or not resolution.toolkit.release:
-        pytest.skip("its toolkit is of wheels")
+    locked, resolution = LOCKED[tag], devel(tag)
+    assert resolution.toolkit
     archives = FACTS.redist.releases[resolution.toolkit.release]
     linked = libraries_of(replace(locked, resolution=resolution, archives=archives))
     downloads = open_downloads(os.environ, Store(tmp_path))
