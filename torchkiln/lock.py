@@ -32,6 +32,7 @@ from torchkiln.lockfile import (
 )
 from torchkiln.nouns import (
     Build,
+    Cell,
     Digest,
     LockedArchive,
     LockedBase,
@@ -181,8 +182,17 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
     return parse_digest("sha256:" + hashlib.sha256(canonical).hexdigest())
 
 
-def load_locked(images: Path, tag: str) -> LockedCell:
-    """The committed lock of *tag* under the folder *images*.
+def how_to_lock(cell: Cell) -> str:
+    """The command that locks *cell*."""
+    words = ["torchkiln lock", f"--torch {cell.torch}", f"--cuda {cell.cuda}"]
+    words += [f"--flavor {cell.flavor}"] if cell.flavor != "runtime" else []
+    words += [f"--os {cell.os}"] if cell.os != "debian12" else []
+    words += [f"--with {','.join(cell.components)}"] if cell.components else []
+    return " ".join(words)
+
+
+def load_locked(images: Path, tag: str, *, how: str = "torchkiln lock") -> LockedCell:
+    """The committed lock of *tag* under the folder *images*; *how*: what would make one.
 
     :raises Stale: there is none, it is another image's, or it is not as `lock` wrote it; then also which of
         the files beside it disagree.
@@ -193,9 +203,7 @@ def load_locked(images: Path, tag: str) -> LockedCell:
     try:
         data = read_file(path, _LIMIT)
     except FileNotFoundError:
-        raise Stale(
-            f"{path} is not there: this cell was not locked yet", hint="run: torchkiln lock"
-        ) from None
+        raise Stale(f"{path} is not there: this cell was not locked yet", hint=f"run: {how}") from None
     except OSError as error:
         raise Stale(f"{path}: {error.strerror}", hint=how_to_mend(None, str(path))) from None
     document = parse(data, where=str(path))

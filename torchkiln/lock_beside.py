@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from torchkiln.errors import ConfigError, Stale, Unresolvable
-from torchkiln.lock import EVERYTHING, Index, glibc_of, inputs_digest, load_locked
+from torchkiln.lock import EVERYTHING, Index, glibc_of, how_to_lock, inputs_digest, load_locked
 from torchkiln.nouns import (
     LockedCell,
     LockedComponent,
@@ -155,9 +155,8 @@ def _kept(
 
 def _demand_fresh(below: Resolution, plain: LockedCell, bound: tuple[str, ...]) -> None:
     if plain.inputs != inputs_digest(below, bound):
-        cell = below.cell
         raise Stale(
             f"the lock of {tag_of(below)}, on which the components go, was made from another matrix or"
             " other facts",
-            hint=f"first run: torchkiln lock --torch {cell.torch} --cuda {cell.cuda} --flavor {cell.flavor}",
+            hint=f"first run: {how_to_lock(below.cell)}",
         )

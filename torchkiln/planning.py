@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchkiln.facts import Facts
-from torchkiln.lock import load_locked, lock_digest
+from torchkiln.lock import how_to_lock, load_locked, lock_digest
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import Cell, ImagePlan, LockedCell
 from torchkiln.overlay import load
@@ -24,7 +24,8 @@ def plan_cell(cell: Cell, matrix: Matrix, facts: Facts, *, images: Path) -> Imag
     """
     resolution = resolve(cell, matrix, facts)
     require_buildable(resolution)
-    return plan_locked(load_locked(images, tag_of(resolution)), matrix, facts)
+    locked = load_locked(images, tag_of(resolution), how=how_to_lock(cell))
+    return plan_locked(locked, matrix, facts)
 
 
 def plan_locked(locked: LockedCell, matrix: Matrix, facts: Facts, *, rootfs: Path = ROOTFS) -> ImagePlan:

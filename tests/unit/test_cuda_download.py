@@ -156,6 +156,9 @@ def test_a_folder_is_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["/nowhere/at/all", "ftp://host/redist", "https://"])
 def test_a_setting_that_is_none(place: str, tmp_path: Path) -> None:
+    """Told before anything is done, and again by who did not ask before."""
+    with pytest.raises(ConfigError, match=VARIABLE):
+        source(place).require((ARCHIVE,))
     with pytest.raises(ConfigError, match=VARIABLE):
         fetch(place, tmp_path / "part")
 

@@ -199,6 +199,13 @@ def test_without_a_plain_lock_or_with_one_of_another_matrix_it_says_what_to_do(h
     (house.images / TAG / "lock.json").unlink()
     code, _, told = house.run("--with", "transformers")
     assert (code, "not locked yet" in told) == (5, True)
+    assert told.endswith("run: torchkiln lock --torch 2.7.1 --cuda 12.1")
+
+
+def test_one_that_is_asked_about_by_name_and_is_not_there_is_told(house: House) -> None:
+    code, _, told = house.run("--with", "flash-attn,conda", "--check")
+    assert (code, "not locked yet" in told) == (5, True)
+    assert told.endswith("run: torchkiln lock --torch 2.7.1 --cuda 12.1 --with conda,flash-attn")
 
 
 def test_recorded_layers_of_the_plain_image_come_along(house: House) -> None:

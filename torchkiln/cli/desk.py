@@ -69,7 +69,7 @@ class Desk:
     def locked(self, cell: Cell) -> LockedCell:
         """The cell's lock, if it still fits matrix and facts."""
         from torchkiln.index.settings import PYTORCH_VARIABLE
-        from torchkiln.lock import inputs_digest, load_locked
+        from torchkiln.lock import how_to_lock, inputs_digest, load_locked
         from torchkiln.nouns import Source
         from torchkiln.resolve import require_buildable, resolve
         from torchkiln.tags import tag_of
@@ -80,16 +80,16 @@ class Desk:
         if source is Source.PYTORCH and PYTORCH_VARIABLE not in os.environ:
             raise Unresolvable(
                 f"{tag}: its torch is only on PyTorch's own index, which is not configured",
-                hint=f"set {PYTORCH_VARIABLE} to that index's address, then: torchkiln lock",
+                hint=f"set {PYTORCH_VARIABLE} to that index's address, then: {how_to_lock(cell)}",
             )
-        found = load_locked(self.images, tag)
+        found = load_locked(self.images, tag, how=how_to_lock(cell))
         bound = next(
             (index.packages for index in self.matrix.indexes if index.name == Source.PYTORCH.value), ()
         )
         if found.inputs != inputs_digest(resolution, bound):
             raise Stale(
                 f"the lock of {tag} was made from another matrix or other facts",
-                hint=f"run: torchkiln lock --torch {cell.torch} --cuda {cell.cuda}",
+                hint=f"run: {how_to_lock(cell)}",
             )
         return found
 

@@ -75,7 +75,7 @@ def lock(
     sweeping = chosen.every or len(resolutions) > 1
     below = {one.cell: resolve(replace(one.cell, components=()), matrix, facts) for one in resolutions}
     if check:
-        _check(resolutions, below, bound, images)
+        _check(resolutions, below, bound, images, sweeping=sweeping)
         return
     if record:
         _record(_lockable(resolutions, sweeping=sweeping), images, sweeping=sweeping)
@@ -89,9 +89,11 @@ def _check(
     below: Mapping[Cell, Resolution],
     bound: tuple[str, ...],
     images: Path,
+    *,
+    sweeping: bool,
 ) -> None:
     from torchkiln.base import artefact, tools
-    from torchkiln.lock import staleness
+    from torchkiln.lock import how_to_lock, staleness
     from torchkiln.lock_beside import left_behind
     from torchkiln.tags import tag_of
 
@@ -102,7 +104,7 @@ def _check(
         tag = tag_of(resolution)
         # Only what the default index serves must be committed; other locks are checked where they are.
         committed = resolution.lockable and resolution.cell.os == "debian12" and not resolution.components
-        if not committed and not (images / tag).is_dir():
+        if sweeping and not committed and not (images / tag).is_dir():
             continue
         os_name = resolution.cell.os
         on_top = tools.read_lock(images, os_name, resolution.tools) if resolution.tools else None
@@ -112,7 +114,8 @@ def _check(
         stale += [f"{tag}: {reason}" for reason in reasons]
         fresh += not reasons
     if stale:
-        raise Stale("\n".join(stale), hint="run: torchkiln lock --all")
+        how = "torchkiln lock --all" if sweeping else how_to_lock(resolutions[0].cell)
+        raise Stale("\n".join(stale), hint=f"run: {how}")
     click.echo(f"lock: {fresh} fresh", err=True)
 
 
@@ -275,7 +278,7 @@ class _Locking:
 
     def _beside(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
         """On the plain cell's lock, whose day goes on to hold unless another is asked for."""
-        from torchkiln.lock import load_locked
+        from torchkiln.lock import how_to_lock, load_locked
         from torchkiln.lock_beside import lock_beside
         from torchkiln.tags import tag_of
 
@@ -283,7 +286,7 @@ class _Locking:
         return lock_beside(
             resolution,
             below,
-            load_locked(self._images, tag_of(below)),
+            load_locked(self._images, tag_of(below), how=how_to_lock(below.cell)),
             self._index,
             as_of=self._date if self._as_of or self._upgrade else None,
             bound=self._bound,

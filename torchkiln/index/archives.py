@@ -37,6 +37,7 @@ class CudaArchives:
         """See that there is a place to ask.
 
         :raises BuildFailed: nobody said where *archives* are; tells the first, and how many.
+        :raises ConfigError: what was said is neither an address nor a folder.
         """
         if archives and not self._place:
             first, *more = sorted(archives, key=lambda one: one.component)
@@ -46,6 +47,10 @@ class CudaArchives:
                 f" {sum(one.size for one in archives) / 1e9:.2f} GB, and {VARIABLE} is not set",
                 hint=_HOW,
             )
+        if archives and "://" in self._place:
+            self._opened()
+        elif archives and not Path(self._place).is_dir():
+            raise ConfigError(f"{VARIABLE}: {self._place}: no such folder, and no address", hint=_HOW)
 
     def archive(
         self,
@@ -82,8 +87,6 @@ class CudaArchives:
     def _in_folder(self, archive: LockedArchive) -> Path:
         """In NVIDIA's layout below the folder, or lying flat in it."""
         folder = Path(self._place)
-        if not folder.is_dir():
-            raise ConfigError(f"{VARIABLE}: {self._place}: no such folder, and no address", hint=_HOW)
         for path in (folder / archive.path, folder / archive.filename):
             if path.is_file():
                 return path
