@@ -5,6 +5,9 @@ VENV := .venv
 STAMP := $(VENV)/.ready
 RUN := $(VENV)/bin/python -m
 
+# Tests start thousands of short processes: whatever the user's shell says, they find byte-code.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup test-packages image release test proof gpu-mutants check format golden bench clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12

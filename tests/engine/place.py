@@ -77,8 +77,9 @@ class Place:
         Podman keeps the volumes of who was killed.
         """
         containers = self.docker("ps", "--all", "--quiet", "--filter", f"ancestor={NAME}")
-        volumes = self.docker("volume", "ls", "--quiet", "--filter", "dangling=true")
-        return containers, "" if self.kind == "podman" else volumes
+        if self.kind == "podman":
+            return containers, ""
+        return containers, self.docker("volume", "ls", "--quiet", "--filter", "dangling=true")
 
 
 @pytest.fixture(scope="module", params=["docker", "podman"])
