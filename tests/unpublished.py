@@ -47,6 +47,10 @@ class FakeIndex:
         self.sent: dict[str, int] = {}  # bytes, by file name
         self._lock = threading.Lock()
 
+    def size(self, wheel: LockedWheel) -> int:
+        """As the protocol says."""
+        return len(self.files[wheel.filename])
+
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
         """As the protocol says."""
         return self.files[wheel.filename][-count:] if self.ranges else None

@@ -17,6 +17,7 @@ from torchkiln.lock import load_locked
 from torchkiln.nouns import Cell, LockedCell, Resolution, Source, Status, Witness
 from torchkiln.places import ROOT
 from torchkiln.policy import Policy
+from torchkiln.public_record import recorded
 from torchkiln.resolve import resolve
 from torchkiln.select import Selection, select
 from torchkiln.state import Kept, State, cleared, saw_gpus, state
@@ -105,7 +106,8 @@ class Square:
             mark = " ¹" if build.source is Source.PYTORCH else ""
             pinned = " ⁴" if self.recorded else ""
             return f"{kind}, {self.state.value}{mark}{pinned}{self._marks()}"
-        return f"**{kind}**{self._marks()}<br>{self._seen()}"
+        mark = " ¹" if self.state is State.RECORDED else ""
+        return f"**{kind}**{mark}{self._marks()}<br>{self._seen()}"
 
     def told_of_earlier(self) -> Seen | None:
         """What is worth telling of an earlier image: nothing once as much is known of the present one."""
@@ -122,7 +124,7 @@ class Square:
         return "".join(f" {mark}" for mark in told)
 
     def _seen(self) -> str:
-        told = self.now.now() if self.now else "locked"
+        told = self.now.now() if self.now else self.state.value
         if (earlier := self.told_of_earlier()) is None:
             return told
         image = "an earlier image of this lock's wheels" if self.same_wheels else "an earlier image"
@@ -185,7 +187,7 @@ def _square(
     }
     here, kept = states[cell], _kept(answer, known)
     if kept is None or here is State.UNAVAILABLE:
-        known_wheel = answer.build and facts_of.recorded(facts_of.load(), answer.build, cell.python)
+        known_wheel = answer.build and recorded(facts_of.load(), answer.build, cell.python)
         return Square(answer=answer, state=here, recorded=bool(known_wheel), others=others)
     earlier = [one for one in kept.reports if one not in kept.present]
     before = latest_earlier([one for one in earlier if saw_gpus(one)] or earlier, kept.image)

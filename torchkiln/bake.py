@@ -26,8 +26,11 @@ def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
     groups: dict[str, list[str]] = {"default": []}
     for plan in plans:
         cell = plan.locked.resolution.cell
-        # Who lacks NVIDIA's archives has no use for a target of them in a group that is to just work.
+        # Who lacks NVIDIA's archives has no use for a target of them in a group that is to just work; nor who
+        # lacks PyTorch's own index for one that was locked by public record.
         names = ("default", f"torch-{minor_of(cell.torch)}", f"cuda-{cell.cuda}", cell.flavor, cell.os)
+        if plan.locked.by_record:
+            continue
         for group in (cell.flavor,) if plan.locked.archives else names:
             groups.setdefault(_target(group), []).append(_target(plan.tag))
     systems = sorted({plan.locked.resolution.cell.os for plan in plans})

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torchkiln.arch import served_classes
-from torchkiln.facts import Facts, SourceInfo, recorded
+from torchkiln.facts import Facts, SourceInfo
 from torchkiln.matrix import Matrix, Prefer
 from torchkiln.nouns import Cell, Note, Resolution, Source
+from torchkiln.public_record import recorded
 from torchkiln.resolve import require_cuda, resolve
 from torchkiln.tags import DEFAULT_OS, aliases_of, tag_of
 from torchkiln.versions import major_of

@@ -7,7 +7,7 @@ it and slips is told where. `Facts.digest` stands for its bytes wherever somethi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -18,7 +18,7 @@ from typing import Any
 from torchkiln import cuda_redist
 from torchkiln.cuda_redist import Redist
 from torchkiln.errors import ConfigError
-from torchkiln.nouns import Build, Digest, Source, Toolkit
+from torchkiln.nouns import Digest, Toolkit
 from torchkiln.schema import dotted, shipped
 from torchkiln.strict import text_of
 
@@ -67,7 +67,12 @@ class Release:
     cudnn_major: str
     default: DefaultWheel
     variants: tuple[Variant, ...]  # by CUDA version, ascending
-    index_sha256: tuple[tuple[str, str, str], ...]  # (variant, CPython tag, hex), of PyTorch's own index
+    index_sha256: tuple[
+        tuple[str, str, str, str], ...
+    ]  # (variant, CPython tag, project, hex): PyTorch's index
+    torchvision_requires: tuple[
+        str, ...
+    ]  # beside its torch, PEP 508; told where index_sha256 has torchvision
 
     def variant(self, name: str) -> Variant:
         """The variant called *name*; KeyError if the release has none."""
@@ -237,16 +242,6 @@ def _facts(data: bytes, raw: dict[str, Any]) -> Facts:
     )
 
 
-def recorded(facts: Facts, build: Build, python: str) -> str | None:
-    """Hex sha256 that public record tells of the wheel of *build* for *python*; None: nothing is known.
-
-    Of PyTorch's own index only, which cannot be looked at everywhere: the default index speaks for itself.
-    """
-    release, tag = facts.releases[build.version.partition("+")[0]], "cp" + python.replace(".", "")
-    known = {(variant, cpython): sha256 for variant, cpython, sha256 in release.index_sha256}
-    return known.get((build.variant, tag)) if build.source is Source.PYTORCH else None
-
-
 def cuda_of(variant: str) -> str:
     """`"cu126"` as `"12.6"`: the last digit is the minor."""
     digits = variant.removeprefix("cu")
@@ -302,12 +297,18 @@ def _release(version: str, body: Mapping[str, Any]) -> Release:
         cudnn_major=str(body["cudnn_major"]),
         default=wheel,
         variants=tuple(variants),
-        index_sha256=tuple(
-            (variant, tag, sha256)
-            for variant, by_tag in body["index_sha256"].items()
-            for tag, sha256 in by_tag.items()
-        ),
+        index_sha256=tuple(_of_index(body)),
+        torchvision_requires=tuple(body.get("torchvision_requires", ())),
     )
+
+
+def _of_index(body: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    for variant, by_tag in body["index_sha256"].items():
+        for tag, sha256 in by_tag.items():
+            yield variant, tag, "torch", sha256
+    for variant, by_tag in body.get("index_companions", {}).items():
+        for tag, companions in by_tag.items():
+            yield from ((variant, tag, project, sha256) for project, sha256 in companions.items())
 
 
 def _earlier(newest: Release, version: str, differs: Mapping[str, Any]) -> Release:
@@ -324,6 +325,7 @@ def _earlier(newest: Release, version: str, differs: Mapping[str, Any]) -> Relea
             sha256=_pairs(differs["sha256"]),
         ),
         index_sha256=(),
+        torchvision_requires=(),
     )
 
 
@@ -369,7 +371,8 @@ def _pairs(mapping: Mapping[str, str]) -> Pairs:
 def _citations(raw: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[str, tuple[str, ...]]:
     """Every fact id that a note may bear, with its source ids."""
     general = {name: tuple(ids) for name, ids in raw["provenance"].items()}
-    cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",), "index_sha256": general["index_sha256"]}
+    of_index = ("index_sha256", "index_companions")
+    cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",), **{name: general[name] for name in of_index}}
     for table in ("traps", "rules", "checks", "toolkits", "host_gcc", "floors", "gpus"):
         cited |= {f"{table}.{name}": tuple(body["source"]) for name, body in raw[table].items()}
     for version, release in releases.items():

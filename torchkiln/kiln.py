@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchkiln.engines import embedded
+from torchkiln.engines.measured import measured
 from torchkiln.engines.observer import Fetcher, Observer
 from torchkiln.engines.toolkits import unmade
 from torchkiln.errors import BuildFailed
@@ -69,7 +70,7 @@ def build(
             claims.enter_context(store.claim(what, build_needs(found)))
         remember_layout(store, layout)
         built = embedded.build(
-            plan_locked(found, matrix, facts),
+            measured(plan_locked(found, matrix, facts), store, fetcher),
             store,
             layout,
             fetcher=fetcher,
@@ -124,7 +125,7 @@ def build_on_docker(
             handed_on = replace(handed_on, secrets=secrets)
         plan = plan_locked(found, matrix, facts)
         built = docker.build(
-            plan,
+            measured(plan, store, wheels),
             store,
             render_folder(plan, load_templates(TEMPLATES), recipe(cell.os).packages),
             engine=engine,

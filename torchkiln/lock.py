@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -46,7 +47,7 @@ from torchkiln.nouns import (
 )
 from torchkiln.strict import json_of, read_file, text_of
 from torchkiln.tags import tag_of
-from torchkiln.wanted import Wanted
+from torchkiln.wanted import Given, Wanted
 
 __all__ = [
     "EVERYTHING",
@@ -94,6 +95,7 @@ def lock(
     upgrade: Collection[str] = (),
     stand_ins: Collection[Source] = (),
     recorded: str | None = None,
+    given: Collection[Given] = (),
     archives: Collection[LockedArchive] = (),
 ) -> LockedCell:
     """Name every byte of *resolution*.
@@ -105,7 +107,8 @@ def lock(
         resolution's torch does.
     :param upgrade: names of packages that need not keep *previous*'s version; `EVERYTHING` for all.
     :param stand_ins: the indexes that are no more than stand-ins; the lock says so of those that it used.
-    :param recorded: hex sha256 of the cell's torch wheel, by public record (`facts.recorded`).
+    :param recorded: hex sha256 of the cell's torch wheel, by public record (`public_record.recorded`).
+    :param given: wheels that no index is asked for: all that the cell takes from PyTorch's own.
     :param archives: what is known of the archives of the toolkit's release.
     :raises Unresolvable: the cell is unavailable, or its packages cannot be had.
     :raises BuildFailed: the index gave another torch wheel than the recorded one.
@@ -114,20 +117,23 @@ def lock(
     build = resolution.build
     if build is None:
         raise Unresolvable(f"torch {cell.torch} with CUDA {cell.cuda}: {resolution.reason}")
-    released = {canonicalize_name(name) for name in upgrade}
+    by_record = tuple(sorted(one.name for one in given))
+    moving = {*by_record, *(canonicalize_name(name) for name in upgrade)}
     kept = () if previous is None or "*" in upgrade else previous.wheels
     date = previous.as_of if previous and not upgrade else as_of
     wheels = index.wheels(
         Wanted(
-            requirements=resolution.requirements,
+            requirements=tuple(text for text in resolution.requirements if _name(text) not in by_record),
             constraints=tuple(note.text for note in resolution.constraints),
             python=cell.python,
             glibc=glibc_of(cell.os),
             as_of=date,
-            keep=tuple((wheel.name, wheel.version) for wheel in kept if wheel.name not in released),
-            bound=bound if build.source is Source.PYTORCH else (),
+            keep=tuple((wheel.name, wheel.version) for wheel in kept if wheel.name not in moving),
+            bound=bound if build.source is Source.PYTORCH and not given else (),
+            given=tuple(given),
         )
     )
+    asked = {wheel.index for wheel in wheels if wheel.name not in by_record}
     torch = _check(build, cell.torch, wheels)
     if recorded and torch.index not in stand_ins:
         _check_record(torch, recorded)
@@ -139,13 +145,18 @@ def lock(
         epoch=int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp()),
         inputs=inputs_digest(resolution, bound),
         layers=(),
-        stand_ins=tuple(source for source in Source if source in {w.index for w in wheels} & {*stand_ins}),
+        stand_ins=tuple(source for source in Source if source in asked & {*stand_ins}),
+        by_record=by_record,
         tools=tools,
         archives=_archives(resolution, archives),
     )
     if previous and previous.wheels == locked.wheels and _interpreter(previous) == _interpreter(locked):
         return replace(locked, layers=previous.layers)
     return locked
+
+
+def _name(requirement: str) -> str:
+    return canonicalize_name(Requirement(requirement).name)
 
 
 def _archives(resolution: Resolution, known: Collection[LockedArchive]) -> tuple[LockedArchive, ...]:
@@ -182,12 +193,13 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
     return parse_digest("sha256:" + hashlib.sha256(canonical).hexdigest())
 
 
-def how_to_lock(cell: Cell) -> str:
-    """The command that locks *cell*."""
+def how_to_lock(cell: Cell, *, by_record: bool = False) -> str:
+    """The command that locks *cell*; *by_record*: by what is on public record."""
     words = ["torchkiln lock", f"--torch {cell.torch}", f"--cuda {cell.cuda}"]
     words += [f"--flavor {cell.flavor}"] if cell.flavor != "runtime" else []
     words += [f"--os {cell.os}"] if cell.os != "debian12" else []
     words += [f"--with {','.join(cell.components)}"] if cell.components else []
+    words += ["--public-record"] if by_record else []
     return " ".join(words)
 
 

@@ -110,6 +110,8 @@ def how_to_mend(document: object, where: str) -> str:
     beside = cell.get("components") if isinstance(cell, dict) else None
     if isinstance(beside, list) and all(isinstance(one, str) and _NAME.fullmatch(one) for one in beside):
         options.append(f" --with {','.join(beside)}")
+    if isinstance(document, dict) and "by_record" in document:
+        options.append(" --public-record")
     return (
         f"restore it: git checkout -- {where}"
         f"; or make it anew, with the newest packages: torchkiln lock{''.join(options) or ' --all'}"
@@ -145,6 +147,7 @@ def _document(locked: LockedCell) -> dict[str, Any]:
         # Derived, for the reader: which indexes had to be configured when this was locked.
         "indexes": sorted({wheel.index.value for wheel in locked.wheels}),
         **({"stand_ins": [source.value for source in locked.stand_ins]} if locked.stand_ins else {}),
+        **({"by_record": list(locked.by_record)} if locked.by_record else {}),
         "resolution": json.loads(json.dumps(plain(locked.resolution))),
         "wheels": [_told(wheel) for wheel in locked.wheels],
         **_components(locked),
@@ -166,7 +169,7 @@ def _components(locked: LockedCell) -> dict[str, Any]:
 
 
 def _told(wheel: LockedWheel) -> dict[str, Any]:
-    return {key: value for key, value in asdict(wheel).items() if key != "at" or value}
+    return {key: value for key, value in asdict(wheel).items() if key not in ("at", "size") or value}
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:
@@ -207,6 +210,9 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
         if name in seen:
             yield f"{at}: {name} stands twice"
         seen.add(name)
+    unmeasured = [(wheel["name"], wheel["index"]) for wheel in document["wheels"] if "size" not in wheel]
+    if unmeasured != [(name, Source.PYTORCH.value) for name in document.get("by_record", ())]:
+        yield "by_record: not the wheels of PyTorch's index that have no size"
     yield from _component_faults(document, seen)
     if not set(document.get("stand_ins", ())) <= set(document["indexes"]):
         yield "stand_ins: not among the indexes"
@@ -310,6 +316,7 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
         inputs=parse_digest(document["inputs"]),
         layers=tuple(LockedLayer(**one) for one in document["layers"]),
         stand_ins=tuple(Source(one) for one in document.get("stand_ins", ())),
+        by_record=tuple(document.get("by_record", ())),
         tools=LockedTools(**_fields(tools)) if tools else None,
         archives=tuple(LockedArchive(**one) for one in document.get("archives", ())),
         components=tuple(
@@ -324,7 +331,7 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
 
 
 def _wheel(value: Mapping[str, Any]) -> LockedWheel:
-    return LockedWheel(**{**value, "index": Source(value["index"])})
+    return LockedWheel(**{"size": 0, **value, "index": Source(value["index"])})
 
 
 def _fields(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class LockedWheel:
     version: str
     filename: str
     sha256: str  # hex
-    size: int
+    size: int  # bytes; 0: nobody measured it, the hash is by public record
     index: Source
     at: str = ""  # its name where it lies, if that is another than its own metadata give it
 
@@ -241,6 +241,7 @@ class LockedCell:
     inputs: Digest  # of matrix, facts and recipe: what `lock --check` compares
     layers: tuple[LockedLayer, ...]  # empty until recorded
     stand_ins: tuple[Source, ...] = ()  # the indexes that were no more than stand-ins for the real ones
+    by_record: tuple[str, ...] = ()  # wheels that no index was asked for, by name: see public_record.py
     tools: LockedTools | None = None  # of a devel cell
     archives: tuple[LockedArchive, ...] = ()  # of a devel cell's toolkit, sorted by component
     components: tuple[LockedComponent, ...] = ()  # by name; what they need lies above all else

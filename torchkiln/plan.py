@@ -272,10 +272,15 @@ def to_json(plan: ImagePlan) -> dict[str, Any]:
     }
 
 
-def layer_bytes(layer: LayerSpec) -> int:
-    """Bytes that go into *layer*: an artefact's blob, wheels' or archives' files, or the overlay's data."""
+def layer_bytes(layer: LayerSpec) -> int | None:
+    """Bytes that go into *layer*: an artefact's blob, wheels' or archives' files, or the overlay's data.
+
+    None: of one of its wheels public record tells no size.
+    """
     if layer.artefact:
         return layer.artefact.size
+    if not all(wheel.size for wheel in layer.wheels):
+        return None
     whole = sum(wheel.size for wheel in layer.wheels) + sum(archive.size for archive in layer.archives)
     return whole + sum(len(file.data) for file in layer.files)
 

@@ -29,6 +29,7 @@ class State(str, Enum):
     PROVED = "built and proved"  # reports of runs on GPUs clear the image that the lock gives
     BUILT = "built"  # that image ran: a report of it is kept
     LOCKED = "locked"  # of that image nothing is kept
+    RECORDED = "locked by public record"  # to be built elsewhere: nobody here has seen its torch
     LOCKABLE = "lockable"  # nobody locked it yet
     ELSEWHERE = "lockable elsewhere"  # where more can be reached than the default index and archive
     UNAVAILABLE = "unavailable"
@@ -58,7 +59,7 @@ def state(answer: Resolution, kept: Kept | None, policy: Policy, suite: Suite) -
     if kept is None or stand_ins(kept.locked):
         return State.ELSEWHERE if needs(answer) else State.LOCKABLE
     if not kept.present or kept.image is None:
-        return State.LOCKED
+        return State.RECORDED if kept.locked.by_record else State.LOCKED
     on_gpus = [one for one in kept.present if saw_gpus(one)]
     proved = cleared(on_gpus, policy, kept.locked, suite, kept.image)
     return State.PROVED if proved else State.BUILT

@@ -62,8 +62,9 @@ class Store:
         return self.root / "wheels" / wheel.sha256 / wheel.filename
 
     def has_wheel(self, wheel: LockedWheel) -> bool:
-        """Whether the wheel is there with its full size (checked when it came in)."""
-        return _size(self.wheel(wheel)) == wheel.size
+        """Whether the wheel is there with its full size, where that is known (checked when it came in)."""
+        size = _size(self.wheel(wheel))
+        return size == wheel.size if wheel.size else size > 0
 
     def part(self, wheel: LockedWheel) -> Path:
         """Where the wheel grows while it arrives; whoever comes next goes on from what is there."""

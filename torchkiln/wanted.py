@@ -7,6 +7,17 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """A wheel of the index `pytorch` that is not looked for: who asks knows its hash and what it asks for."""
+
+    name: str  # normalized
+    version: str
+    filename: str
+    sha256: str  # hex
+    requires: tuple[str, ...]  # PEP 508
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
     """One environment, asked for by requirement."""
 
@@ -17,6 +28,7 @@ class Wanted:
     as_of: str  # ISO date: files uploaded on that day or later do not take part
     keep: tuple[tuple[str, str], ...]  # (name, version) of the previous lock, kept where possible
     bound: tuple[str, ...]  # packages that come from the index `pytorch` and from nowhere else
+    given: tuple[Given, ...] = ()  # of these neither an index nor a requirement is asked
 
 
 def variable_of(name: str) -> str:

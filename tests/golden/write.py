@@ -6,10 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from click.testing import CliRunner
+
 from tests.hostile import table
 from tests.hostile_documents import CASES, page_of, provoke
 from tests.layers import layer_of, pretended_code, sha256
 from tests.planned import PACKAGES, planned
+from torchkiln.cli.grid import list_command
 from torchkiln.files import pretty_json, write_atomic
 from torchkiln.places import ROOT, TEMPLATES
 from torchkiln.render import load_templates, render_folder
@@ -19,6 +22,7 @@ FOLDERS = {"debian12": GOLDEN, "ubuntu22.04": GOLDEN.with_name(f"{GOLDEN.name}-u
 # A wheel that is kept as a file: what zipfile writes hangs on the compressor of the machine.
 LAYER_WHEEL = Path(__file__).parent / "golden-1.0-py3-none-any.whl"
 LAYER = Path(__file__).parent / "layer.json"
+LIST = Path(__file__).parent / "list.txt"
 _KEPT = ("Dockerfile", "image.json", "plan.json")
 
 
@@ -43,9 +47,15 @@ def hostile_documents() -> bytes:
     return page_of(said).encode()
 
 
+def grid() -> bytes:
+    """What `list` shows."""
+    return CliRunner().invoke(list_command, ["--matrix", str(ROOT / "matrix.yaml")]).stdout.encode()
+
+
 if __name__ == "__main__":
     write_atomic(table.PAGE, table.page(table.told(), table.pips()).encode())
     write_atomic(ROOT / "docs" / "hostile-documents.md", hostile_documents())
+    write_atomic(LIST, grid())
     write_atomic(LAYER, pretty_json(layer_facts(LAYER_WHEEL)))
     for os_name, folder in FOLDERS.items():
         for name, data in files(os_name).items():

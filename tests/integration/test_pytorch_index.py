@@ -7,27 +7,20 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from tests.engine.registry import RunningRegistry
-from tests.standin.index_server import IndexServer
-from tests.standin.pytorch_index import DEFAULT, fill, pytorch
+from tests.standin.two_indexes import House, furnished
 from torchkiln import facts, matrix
-from torchkiln.base import artefact
-from torchkiln.cli.options import cache_root
-from torchkiln.facts import recorded
 from torchkiln.lock import load_locked
 from torchkiln.nouns import Cell, Source
 from torchkiln.places import ROOT
+from torchkiln.public_record import recorded
 from torchkiln.resolve import resolve
-from torchkiln.store import Store
 
 pytestmark = pytest.mark.network  # the base, where the cache has none
 
@@ -38,49 +31,10 @@ CELL = ("--torch", "2.7.1", "--cuda", "11.8")
 AGAINST = "resolved against a stand-in of PyTorch's own index"
 
 
-@dataclass(frozen=True)
-class House:
-    """Both indexes, and a folder to work in."""
-
-    server: IndexServer
-    root: Path
-
-    def kiln(self, *words: str, index: str = "stand-in+") -> subprocess.CompletedProcess[str]:
-        """A command as a user types it; *index* stands before the address of PyTorch's index."""
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
-        environ |= {
-            "UV_DEFAULT_INDEX": self.server.url(DEFAULT),
-            "UV_CACHE_DIR": str(self.root / "uv"),
-            "TORCHKILN_INDEX_PYTORCH": index + self.server.url(pytorch("cu118")) if index is not None else "",
-            "TORCHKILN_CACHE": str(self.root / "cache"),
-            "PIP_CONFIG_FILE": os.devnull,
-            "no_proxy": "127.0.0.1",
-        }
-        images = () if words[0] == "run" else ("--images", str(self.root / "images"))
-        return subprocess.run(
-            [sys.executable, str(ROOT / "build.py"), words[0], *images, *words[1:]],
-            env=environ,
-            cwd=self.root,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """With the real base, from the user's cache."""
-    root, kept = tmp_path_factory.mktemp("cu118"), Store(cache_root())
-    base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), kept, os_name="debian12")
-    store = Store(root / "cache")
-    store.blob(base.digest).parent.mkdir(parents=True)
-    shutil.copy(kept.blob(base.digest), store.blob(base.digest))
-    artefact.write_lock(root / "images", base)
-    companions = (*MATRIX.companions, "setuptools")
-    with IndexServer() as server:
-        for torch in ("2.7.1", "2.2.2"):
-            fill(server, torch, "cu118", "3.11", companions)
-        yield House(server, root)
+    with furnished(tmp_path_factory.mktemp("cu118"), "2.7.1", "2.2.2") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +134,7 @@ def test_an_index_that_gives_another_torch_than_public_record_is_refused(house: 
 def test_without_the_index_or_with_one_that_is_down_it_is_named(house: House) -> None:
     """Not configured: the cell cannot be resolved, 4. Not reached: what a lost network gives, 6."""
     words = ("lock", "--torch", "2.3.1", "--cuda", "11.8")
-    environ = {**os.environ, "TORCHKILN_CACHE": str(house.root / "cache"), "TORCHKILN_INDEX_PYTORCH": ""}
+    environ = {**os.environ, "TORCHKILN_CACHE": str(house.cache), "TORCHKILN_INDEX_PYTORCH": ""}
     for address, code in (("", 4), ("http://127.0.0.1:9/whl/cu118", 6)):
         ran = subprocess.run(
             [sys.executable, str(ROOT / "build.py"), *words, "--images", str(house.root / "images")],

@@ -30,7 +30,6 @@ def _json(command: click.Command, *args: str) -> Any:
 
 
 def test_list_as_text():
-    """To renew the golden: `python build.py list > tests/golden/list.txt`."""
     assert _out(list_command) == GOLDEN.read_text()
 
 

@@ -11,6 +11,7 @@ from tests.gridcase import FACTS, MATRIX
 from torchkiln.lock import load_locked, requirements_txt, to_json
 from torchkiln.nouns import Source
 from torchkiln.places import ROOT
+from torchkiln.public_record import on_record
 from torchkiln.resolve import resolve
 from torchkiln.select import all_cells
 from torchkiln.stand_in import stand_ins
@@ -34,11 +35,23 @@ def test_a_committed_lock_is_whole_and_says_nothing_of_its_maker(tag: str) -> No
     assert stand_ins(found) == ()
 
 
+@pytest.mark.parametrize("tag", COMMITTED)
+def test_a_committed_lock_of_another_index_holds_what_is_on_record(tag: str) -> None:
+    found = load_locked(IMAGES, tag)
+    cell, build = found.resolution.cell, found.resolution.build
+    assert build
+    known = {one.name: (one.filename, one.sha256) for one in on_record(FACTS, build, cell.python)}
+    mine = {one.name: (one.filename, one.sha256) for one in found.wheels if one.index is Source.PYTORCH}
+    assert mine == known
+    assert {*found.by_record} == mine.keys()
+
+
 def test_every_cell_of_the_default_index_is_committed_and_minds_the_traps() -> None:
     found = [resolve(cell, MATRIX, FACTS) for cell in all_cells(MATRIX) if cell.os == DEFAULT_OS]
     of_default = {tag_of(one) for one in found if one.build and one.build.source is Source.DEFAULT}
     lockable = {tag_of(one) for one in found if one.lockable}
-    assert lockable <= {*COMMITTED} <= of_default
+    by_record = {tag for tag in COMMITTED if load_locked(IMAGES, tag).by_record}
+    assert lockable <= {*COMMITTED} - by_record <= of_default
     for tag in COMMITTED:
         versions = {one.name: one.version for one in load_locked(IMAGES, tag).wheels}
         old = tag.startswith(("2.0.", "2.1.", "2.2."))

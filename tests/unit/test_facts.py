@@ -117,7 +117,7 @@ def test_a_null_in_an_older_patch_takes_a_fact_away():
 
 def test_no_hash_stands_twice():
     hashes = [sha256 for release in FACTS.releases.values() for _, sha256 in release.default.sha256]
-    hashes += [sha256 for release in FACTS.releases.values() for _, _, sha256 in release.index_sha256]
+    hashes += [sha256 for release in FACTS.releases.values() for *_, sha256 in release.index_sha256]
     assert len(hashes) == len(set(hashes))
 
 

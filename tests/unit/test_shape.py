@@ -30,9 +30,10 @@ GROUPS: Mapping[str, frozenset[str]] = {
             "allowed", "arch", "bake", "cache", "claims", "compat_block", "components", "contrast",
             "cuda_redist", "difference", "explain", "facts", "fanout", "gate", "hosts", "layering",
             "located", "lock", "lock_beside", "lockdiff", "lockfile", "matrix", "matrix_edit", "pick",
-            "plan", "policy", "program", "proposal", "render", "report", "requires", "resolve", "reuse",
-            "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke", "standing", "state",
-            "statements", "suite", "tags", "tolerated", "toolkit", "tools", "verdict", "vulnerabilities",
+            "plan", "policy", "program", "proposal", "public_record", "render", "report", "requires",
+            "resolve", "reuse", "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke",
+            "standing", "state", "statements", "suite", "tags", "tolerated", "toolkit", "tools", "verdict",
+            "vulnerabilities",
         }
     ),
     **{adapter: frozenset({adapter}) for adapter in ADAPTERS},

@@ -260,7 +260,11 @@ def _tell(told: dict[str, Any], as_json: bool) -> None:
         return
     click.echo(told["tag"])
     for step in told["layers"]:
-        click.echo(f"  {step['do']:<8} {console.size(step['bytes']):>9}  {step['what']}")
-    click.echo(f"  to download: {console.size(told['download_bytes'])} in {told['downloads']} wheels")
+        size = "?" if step["bytes"] is None else console.size(step["bytes"])
+        click.echo(f"  {step['do']:<8} {size:>9}  {step['what']}")
+    unknown = f", {told['of_unknown_size']} of unknown size" if "of_unknown_size" in told else ""
+    click.echo(
+        f"  to download: {console.size(told['download_bytes'])} in {told['downloads']} wheels{unknown}"
+    )
     if told["layer_format"] in _THEN:
         click.echo(f"  then each layer is {_THEN[told['layer_format']]}, but for those that the cache has so")

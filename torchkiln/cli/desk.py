@@ -77,10 +77,11 @@ class Desk:
         resolution = resolve(cell, self.matrix, self.facts)
         source = require_buildable(resolution).source
         tag = tag_of(resolution)
-        if source is Source.PYTORCH and PYTORCH_VARIABLE not in os.environ:
+        if source is Source.PYTORCH and not os.environ.get(PYTORCH_VARIABLE):
+            then = "" if (self.images / tag / "lock.json").exists() else f", then: {how_to_lock(cell)}"
             raise Unresolvable(
                 f"{tag}: its torch is only on PyTorch's own index, which is not configured",
-                hint=f"set {PYTORCH_VARIABLE} to that index's address, then: {how_to_lock(cell)}",
+                hint=f"set {PYTORCH_VARIABLE} to that index's address{then}",
             )
         found = load_locked(self.images, tag, how=how_to_lock(cell))
         bound = next(
@@ -89,7 +90,7 @@ class Desk:
         if found.inputs != inputs_digest(resolution, bound):
             raise Stale(
                 f"the lock of {tag} was made from another matrix or other facts",
-                hint=f"run: {how_to_lock(cell)}",
+                hint=f"run: {how_to_lock(cell, by_record=bool(found.by_record))}",
             )
         return found
 
@@ -115,6 +116,9 @@ class LateIndex:
             if self._opened is None:
                 self._opened = open_downloads(os.environ, self._store)
             return self._opened
+
+    def size(self, wheel: LockedWheel) -> int:
+        return self._index().size(wheel)
 
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
         return self._index().tail(wheel, count)

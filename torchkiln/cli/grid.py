@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.noted import stand_ins_in
+from torchkiln.cli.noted import by_record_in, stand_ins_in
 from torchkiln.cli.options import images_folder, split
 from torchkiln.cli.tables import table
 from torchkiln.errors import ConfigError, NothingSelected
@@ -130,7 +130,7 @@ def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
     """One cell as others script against it (issue 3, section 7): keys are only ever added."""
     from torchkiln.arch import served_classes
     from torchkiln.explain import needs
-    from torchkiln.facts import recorded
+    from torchkiln.public_record import recorded
     from torchkiln.tags import tag_of
 
     cell, build = resolution.cell, resolution.build
@@ -156,6 +156,7 @@ def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
         "needs": list(needs(resolution)),
         "recorded": recorded(facts, build, cell.python) if build else None,
         "stand_ins": list(stand_ins_in(images, resolution)),
+        "by_record": list(by_record_in(images, resolution)),
     }
 
 
@@ -173,8 +174,14 @@ def _columns(resolution: Resolution, images: Path) -> list[str]:
         build.source.value,
         resolution.min_driver or "-",
         _codes(build),
-        tag_of(resolution) + ("  (locked against a stand-in)" if stand_ins_in(images, resolution) else ""),
+        tag_of(resolution) + _of_its_lock(resolution, images),
     ]
+
+
+def _of_its_lock(resolution: Resolution, images: Path) -> str:
+    if stand_ins_in(images, resolution):
+        return "  (locked against a stand-in)"
+    return "  (locked by public record)" if by_record_in(images, resolution) else ""
 
 
 def _codes(build: Build) -> str:
@@ -187,11 +194,15 @@ def _codes(build: Build) -> str:
 
 
 def _of_lock(explanation: Explanation, images: Path) -> dict[str, Any]:
-    names = stand_ins_in(images, explanation.resolution)
-    return {"stand_ins": list(names)} if names else {}
+    told = {
+        "stand_ins": stand_ins_in(images, explanation.resolution),
+        "by_record": by_record_in(images, explanation.resolution),
+    }
+    return {key: list(names) for key, names in told.items() if names}
 
 
 def _explained(explanation: Explanation, images: Path) -> str:
+    from torchkiln.public_record import told_of_record
     from torchkiln.stand_in import resolved_against
 
     resolution = explanation.resolution
@@ -226,6 +237,8 @@ def _explained(explanation: Explanation, images: Path) -> str:
         lines += [_field("on record", f"torch's wheel for this Python: sha256 {explanation.recorded}")]
     if names := stand_ins_in(images, resolution):
         lines += [_field("lock", resolved_against(names))]
+    if names := by_record_in(images, resolution):
+        lines += [_field("lock", told_of_record(names))]
     lines += _listed("asks for", [" ".join(resolution.requirements)] if resolution.requirements else [])
     lines += _listed("bounds", [f"{note.text}  [{note.fact}]" for note in resolution.constraints])
     lines += _listed("limits", [f"{note.text}  [{note.fact}]" for note in resolution.limits])

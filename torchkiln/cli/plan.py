@@ -40,8 +40,10 @@ def table(plan: ImagePlan) -> str:
 
     sizes = [layer_bytes(layer) for layer in plan.layers]
     rows = [
-        f"{number:3}  {size / 1e6:9,.1f} MB  {layer.title}"
+        f"{number:3}  {'?' if size is None else format(size / 1e6, ',.1f'):>9} MB  {layer.title}"
         for number, (size, layer) in enumerate(zip(sizes, plan.layers, strict=True), start=1)
     ]
     names = ", ".join((plan.tag, *plan.aliases))
-    return "\n".join((names, *rows, f"     {sum(sizes) / 1e6:9,.1f} MB  in {len(sizes)} layers"))
+    known = sum(size for size in sizes if size is not None)
+    more = f", {sizes.count(None)} of unknown size" if None in sizes else ""
+    return "\n".join((names, *rows, f"     {known / 1e6:9,.1f} MB  in {len(sizes)} layers{more}"))

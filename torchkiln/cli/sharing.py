@@ -69,9 +69,14 @@ def _of_locks(chosen: Chosen, images: Path) -> tuple[Stack, ...]:
     locked = [tag for tag in tags if (images / tag / "lock.json").exists() or len(tags) == 1]
     if not locked:
         raise NothingSelected(f"no chosen cell has a lock in {images}", hint="run: torchkiln lock --all")
+    locks = [load_locked(images, tag) for tag in locked]
+    unseen = [lock for lock in locks if lock.by_record]
+    if unseen and len(unseen) < len(locks):
+        say(f"{len(unseen)} cells are locked by public record, which tells no sizes: they are not counted")
+        locks = [lock for lock in locks if not lock.by_record]
     if chosen.any and len(locked) < len(tags):
         say(f"{len(tags) - len(locked)} of the {len(tags)} chosen cells have no lock, and are not counted")
-    return stacks_of([plan_locked(load_locked(images, tag), matrix, facts) for tag in locked])
+    return stacks_of([plan_locked(lock, matrix, facts) for lock in locks])
 
 
 def _of_layout(chosen: Chosen, output: Path) -> tuple[Stack, ...]:

@@ -136,10 +136,12 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
             absent += [one for one in spec.archives if not (store.root / kept_path(one)).is_file()]
         do = "reuse" if there else "convert" if spec.kind in ("wheels", "toolkit") else "make"
         layers.append({"what": spec.title, "do": do, "bytes": layer_bytes(spec)})
+    unmeasured = sum(not one.size for one in absent)
     return {
         "layers": layers,
         "downloads": len(absent),
         "download_bytes": sum(one.size for one in absent),
+        **({"of_unknown_size": unmeasured} if unmeasured else {}),
     }
 
 

@@ -24,6 +24,9 @@ class Observer(Protocol):
 class Fetcher(Protocol):
     """Where wheels come from."""
 
+    def size(self, wheel: LockedWheel) -> int:
+        """Bytes of the file, as its server tells them; for a wheel whose lock does not."""
+
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
         """The last *count* bytes of the file; None where the server has no ranges."""
 

@@ -18,9 +18,10 @@ _STREAMS = 6
 
 
 def unfetched(locked: LockedCell, store: Store) -> tuple[LockedWheel, ...]:
-    """The wheels that are neither in *store* nor in a layer there."""
+    """The wheels that are neither in *store* nor in a layer there; but for those whose size nobody told."""
     layers = (layer for layer in made_layers(locked) if store.record("layers", key_of(layer, locked)) is None)
-    return tuple(wheel for layer in layers for wheel in layer.wheels if not store.has_wheel(wheel))
+    wheels = (wheel for layer in layers for wheel in layer.wheels)
+    return tuple(wheel for wheel in wheels if wheel.size and not store.has_wheel(wheel))
 
 
 @contextmanager

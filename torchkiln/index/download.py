@@ -200,6 +200,13 @@ class Downloads(Fetching[LockedWheel]):
         super().__init__(pages.session, sleep=sleep)
         self.pages = pages
 
+    def size(self, wheel: LockedWheel) -> int:
+        """Bytes of the file where it lies.
+
+        :raises BuildFailed: it is not to be had.
+        """
+        return self.pages.measure(self._place(wheel, fresh=False)).size or 0
+
     def fetch_wheel(
         self,
         wheel: LockedWheel,

@@ -25,7 +25,7 @@ from torchkiln.nouns import (
 from torchkiln.parts import OwnFile
 from torchkiln.released import FileAt
 from torchkiln.store import Store
-from torchkiln.wanted import Wanted, variable_of
+from torchkiln.wanted import Given, Wanted, variable_of
 
 
 class PackageIndex:
@@ -36,7 +36,7 @@ class PackageIndex:
         self._environ = environ
 
     def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
-        """The wheels that *wanted* comes to, by name, each with its size.
+        """The wheels that *wanted* comes to, by name, each with its size; those that were given, without.
 
         :raises Unresolvable: no set of packages fits, or an index is not configured or reached.
         """
@@ -58,7 +58,7 @@ class PackageIndex:
             )
 
         with ThreadPoolExecutor(WORKERS) as pool:
-            return tuple(pool.map(locked, pins))
+            return (*pool.map(locked, pins), *(_unseen(given) for given in wanted.given))
 
     def own(self, file: OwnFile) -> LockedWheel:
         """*file*, which no index has: fetched, so that size and hash are its own.
@@ -117,6 +117,17 @@ class PackageIndex:
             for name in sorted(doubtful):
                 index = Source.PYTORCH if name in wanted.bound else Source.DEFAULT
                 dated[name] = too_new(self.pages, name, index, wanted.as_of)
+
+
+def _unseen(given: Given) -> LockedWheel:
+    return LockedWheel(
+        name=given.name,
+        version=given.version,
+        filename=given.filename,
+        sha256=given.sha256,
+        size=0,
+        index=Source.PYTORCH,
+    )
 
 
 def _own_name(file: OwnFile, version: str) -> tuple[str, str]:

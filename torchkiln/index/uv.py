@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BuildFailed, KilnError, ToolMissing, Unresolvable
 from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, environment_of_uv, redact_text
 from torchkiln.nouns import Source
-from torchkiln.wanted import Wanted
+from torchkiln.wanted import Given, Wanted
 
 PLATFORM = "x86_64-manylinux_2_28"
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
@@ -83,7 +84,7 @@ def compile_pins(
 
 
 def parse_pins(text: str, *, bound: tuple[str, ...]) -> tuple[Pin, ...]:
-    """The pins of a compiled requirements file, which must have hashes."""
+    """The pins of a compiled requirements file, which must have hashes; what was given by address is none."""
     logical = text.replace("\\\n", " ").splitlines()
     pins = []
     for line in logical:
@@ -129,7 +130,7 @@ def _write_inputs(
         'name = "the-image"',
         'version = "0"',
         f'requires-python = "=={wanted.python}.*"',
-        f"dependencies = {_array(wanted.requirements)}",
+        f"dependencies = {_array((*wanted.requirements, *map(_by_address, wanted.given)))}",
         "[tool.uv]",
         "package = false",
     ]
@@ -142,11 +143,20 @@ def _write_inputs(
             "[tool.uv.sources]",
             *(f'{_string(name)} = {{ index = "pytorch" }}' for name in wanted.bound),
         ]
+    for one in wanted.given:
+        lines += ["[[tool.uv.dependency-metadata]]", f"name = {_string(one.name)}"]
+        lines += [f"version = {_string(one.version)}", f"requires-dist = {_array(one.requires)}"]
     (folder / "pyproject.toml").write_text("\n".join(lines) + "\n")
     barred = [f"{name}!={version}" for name in sorted(too_new) for version in too_new[name]]
     (folder / "constraints.txt").write_text("".join(f"{text}\n" for text in (*wanted.constraints, *barred)))
     # uv keeps what it finds in its output file where the requirements allow it.
     (folder / "pins.txt").write_text("".join(f"{name}=={version}\n" for name, version in wanted.keep))
+
+
+def _by_address(given: Given) -> str:
+    """As uv takes a wheel that it need not look for. The address leads nowhere, and what is asked of that
+    wheel is told beside it, so that uv never follows it; the hash is what uv holds the answer to."""
+    return f"{given.name} @ https://given.invalid/{quote(given.filename)}#sha256={given.sha256}"
 
 
 def _project(filename: str) -> str:
