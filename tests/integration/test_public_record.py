@@ -124,6 +124,15 @@ def test_what_is_not_wholly_on_record_is_told(recorded: House) -> None:
     assert (ran.returncode, "lock --torch 2.2.2 --cuda 11.8 --public-record" in ran.stderr) == (4, True)
 
 
+def test_a_sweep_locks_what_is_on_record_and_names_the_rest(house: House) -> None:
+    artefact.write_lock(house.root / "swept", load_locked(ROOT / "images", TAG).base)
+    words = ("lock", "--torch", "2.2.2,2.5.1", "--cuda", "11.8", "--images", str(house.root / "swept"))
+    ran = house.kiln(*words, "--public-record", index=None)
+    assert (ran.returncode, ran.stdout) == (0, f"{SMALL}\n"), ran.stderr
+    assert "left out: torch 2.5.1 with CUDA 11.8 (runtime, debian12) is only on PyTorch's own" in ran.stderr
+    assert house.kiln(*words, index=None).returncode == 3
+
+
 def test_a_build_wants_the_index_and_those_very_bytes(recorded: House) -> None:
     """The stand-in's wheels are not the real ones; nothing of them is fetched or kept."""
     ran = recorded.kiln("build", *CELL, index=None)

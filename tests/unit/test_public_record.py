@@ -11,14 +11,18 @@ import pytest
 
 from tests import reports
 from tests.gridcase import FACTS, MATRIX, answer
+from torchkiln import kiln
 from torchkiln.bake import bake
+from torchkiln.engines import docker
+from torchkiln.engines.daemon import Engine
 from torchkiln.engines.embedded import forecast
 from torchkiln.engines.measured import measured
+from torchkiln.engines.observer import Silent
 from torchkiln.engines.prefetch import unfetched
-from torchkiln.errors import Stale
+from torchkiln.errors import BuildFailed, Stale
 from torchkiln.lock import from_json, how_to_lock, load_locked, lock, lock_digest, to_json
 from torchkiln.lockfile import how_to_mend
-from torchkiln.nouns import LockedCell, LockedWheel, Resolution, Source
+from torchkiln.nouns import ImagePlan, LockedCell, LockedWheel, Resolution, Source
 from torchkiln.places import ROOT
 from torchkiln.plan import layer_bytes
 from torchkiln.planning import plan_locked
@@ -180,10 +184,14 @@ class Scale:
         self.asked.append(wheel.name)
         return 11
 
-    def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
+    def tail(self, *_: object, **__: object) -> bytes | None:
         raise AssertionError
 
-    fetch = tail  # type: ignore[assignment]
+    def fetch(self, *_: object, **__: object) -> None:
+        raise AssertionError
+
+    def fetch_wheel(self, *_: object, **__: object) -> Path:
+        raise AssertionError
 
 
 def test_a_build_asks_for_the_sizes_that_the_cache_does_not_know(tmp_path: Path) -> None:
@@ -205,6 +213,31 @@ def test_a_build_asks_for_the_sizes_that_the_cache_does_not_know(tmp_path: Path)
     assert sorted(scale.asked) == ["torchaudio", "torchvision"]
     assert replace(found, layers=plan.layers) == plan
     assert measured(found, store, scale) is found
+
+
+def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded one is in tests/integration/test_public_record.py."""
+    handed: list[ImagePlan] = []
+
+    def build(plan: ImagePlan, *_: object, **__: object) -> docker.EngineImage:
+        handed.append(plan)
+        raise BuildFailed("far enough")
+
+    monkeypatch.setattr("torchkiln.engines.docker.build", build)
+    monkeypatch.setattr("torchkiln.kiln.at_hand", lambda locked, *_, **__: (locked, ()))
+    with pytest.raises(BuildFailed, match="far enough"):
+        kiln.build_on_docker(
+            KEPT,
+            MATRIX,
+            FACTS,
+            store=Store(tmp_path),
+            engine=Engine(host="unix:///nowhere", version="26.1", buildx=(0, 13)),
+            wheels=Scale(),
+            observer=Silent(),
+            options=kiln.Options(),
+            handed_on=docker.Options(),
+        )
+    assert all(one.size for layer in handed[0].layers for one in layer.wheels)
 
 
 def test_until_then_nobody_makes_one_up(tmp_path: Path) -> None:
