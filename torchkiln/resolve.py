@@ -141,7 +141,9 @@ def _toolkit(known: KnownToolkit, build: Build, facts: Facts) -> Toolkit:
     cudnn = major_of(build.cudnn or "")
     return replace(
         toolkit,
-        libraries=tuple(one.replace("{cudnn}", cudnn) for one in toolkit.libraries),
+        libraries=tuple(
+            one.replace("{cudnn}", cudnn).replace("{cuda}", build.cuda) for one in toolkit.libraries
+        ),
         archives=digest_of(facts.redist.releases.get(toolkit.release, ())),
     )
 

@@ -256,6 +256,16 @@ def test_devel_takes_a_release_of_nvidias_archives(torch: str, cuda: str, releas
     assert require_buildable(resolution) == require_buildable(answer(torch, cuda))
 
 
+@pytest.mark.parametrize(("torch", "built"), [("2.0.1", "11.7"), ("2.2.2", "11.8")])
+def test_a_library_whose_name_tells_the_cuda_is_the_wheels(torch: str, built: str) -> None:
+    """CUPTI's of CUDA 11 does, and 2.2.2 for 11.7 is built with 11.8."""
+    toolkit = answer(torch, "11.7", flavor="devel").toolkit
+    assert toolkit is not None
+    assert [one for one in toolkit.libraries if "cupti" in one] == [
+        f"nvidia/cuda_cupti/lib/libcupti.so.{built}"
+    ]
+
+
 def test_devel_of_a_release_that_is_not_known_cannot_be_built() -> None:
     lacking = replace(FACTS, redist=Redist(releases={}, stand_in=""))
 
