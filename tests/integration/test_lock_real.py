@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from pypi_simple import PyPISimple
 
 from torchkiln.index.package_index import open_index
+from torchkiln.index.session import Session
+from torchkiln.index.settings import index_settings
 from torchkiln.lock import load_locked, lock, requirements_txt, to_json
 from torchkiln.places import ROOT
 from torchkiln.store import Store
@@ -17,16 +23,39 @@ from torchkiln.store import Store
 pytestmark = pytest.mark.network
 IMAGES = ROOT / "images"
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
+LONG_AGO = "2026-09-01"
+UNBOUND = ("jupyterlab", "pip", "tqdm", "uv")  # asked for by name alone, and nothing in the set bounds them
 
 
-def test_locked_again_on_its_own_date_without_its_versions_it_is_the_same(tmp_path: Path) -> None:
-    """Not the kept versions alone: the date makes the same question have the same answer."""
+def test_a_date_long_ago_gives_what_was_newest_then(tmp_path: Path) -> None:
+    """The date alone decides, without kept versions, as pages tell it: not what has come since.
+
+    Not the lock's own date: a mirror that shows files some days late changes its answer for days just gone.
+    """
     committed = load_locked(IMAGES, TAG)
     index = open_index(os.environ, Store(tmp_path))
-    again = lock(committed.resolution, index, committed.base, as_of=committed.as_of)
+    then = lock(committed.resolution, index, committed.base, as_of=LONG_AGO)
 
-    assert requirements_txt(again) == requirements_txt(committed)
-    assert again.wheels == committed.wheels
+    versions = {one.name: one.version for one in then.wheels}
+    with Session(index_settings(os.environ)) as session:
+        client = PyPISimple(index_settings(os.environ).default_url, session=session)
+        newest = {name: _newest(client, name) for name in UNBOUND}
+    assert {name: versions[name] for name in UNBOUND} == newest
+    assert versions != {one.name: one.version for one in committed.wheels}
+    assert versions["torch"] == "2.7.1"
+
+
+def _newest(client: PyPISimple, name: str) -> str:
+    """The newest release of *name* for Python 3.11 with a wheel that was uploaded before `LONG_AGO`."""
+    before = datetime.fromisoformat(LONG_AGO).replace(tzinfo=timezone.utc)
+    there = [
+        Version(file.version)
+        for file in client.get_project_page(name).packages
+        if file.version and file.package_type == "wheel" and not file.is_yanked
+        if "3.11.2" in SpecifierSet(file.requires_python or "")
+        if file.upload_time and file.upload_time < before  # some pages lack the dates of the newest files
+    ]
+    return str(max(one for one in there if not one.is_prerelease))
 
 
 def test_locked_again_with_its_versions_it_is_the_same_bytes(tmp_path: Path) -> None:
