@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +48,9 @@ def test_what_a_command_says_and_finds(loaded: Engine, tmp_path: Path) -> None:
 
 def test_a_command_that_takes_too_long_is_killed(loaded: Engine, scene: Scene) -> None:
     """What it had said is kept; the container is gone."""
-    started = time.monotonic()
     ended = captured(in_shell("echo begun; sleep 600"), loaded, timeout_s=2)
 
     assert (ended.stdout, ended.code, ended.timed_out) == (b"begun\n", 137, True)
-    assert time.monotonic() - started < 60
     assert scene.docker("ps", "--all", "--quiet", "--filter", f"ancestor={NAME}") == ""
 
 
