@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ from torchkiln.places import ROOT
 
 TAG = "2.6.0-cuda12.1-cudnn9-runtime"  # not 2.7.1, which tests/docker has in the same engine
 IMAGE = f"pytorch-cuda:{TAG}"
+HEALTHCHECK = "/opt/torchkiln/healthcheck"
 _LEFT_OUT = re.compile("nvidia-.*|torch|torchaudio|torchvision|triton|sympy|networkx|mpmath")
-_PATIENCE = 60.0  # seconds until a container must say what is waited for
+_PATIENCE, _LOOK = 60.0, 0.2  # seconds until a container must say what is waited for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,17 @@ class Container:
                 patience.cancel()
                 log.kill()
         raise AssertionError(f"it ended, or {_PATIENCE} s did, without {pattern!r}: {said}")
+
+    def serves(self, pattern: str = "is running at") -> None:
+        """Once its log has *pattern* and the image's own health check is content.
+
+        Services tell of themselves before they listen, and until then Docker's proxy drops what it accepted.
+        """
+        self.says(pattern)
+        end = time.monotonic() + _PATIENCE
+        while (done := self.docker("exec", self.name, HEALTHCHECK, check=False)).returncode:
+            assert time.monotonic() < end, done.stderr
+            time.sleep(_LOOK)
 
     def state(self, what: str) -> str:
         """A field of its state: "Status", "ExitCode", "Health.Status"."""

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 import requests
-from requests.adapters import HTTPAdapter
-from urllib3.util import Retry
 
 from tests.engine.place import shared
 from tests.openssh import READY, Client
@@ -93,12 +91,9 @@ def test_jupyter_and_ssh_on_a_terminal(running: tuple[Container, Path], work: Pa
     container, private = running
     token = container.says(r"token=(\w{32,})")[1]
     container.says(READY)
-    container.says("is running at")
+    container.serves()
     url = f"http://127.0.0.1:{container.port(8888)}/api/contents/train.py?token={token}"
-    with requests.Session() as session:
-        # Docker's proxy takes a connection before the server behind it does, and then lets it go.
-        session.mount("http://", HTTPAdapter(max_retries=Retry(total=8, read=8, backoff_factor=0.2)))
-        assert session.get(url, timeout=30, proxies=DIRECT).status_code == 200
+    assert requests.get(url, timeout=30, proxies=DIRECT).status_code == 200
 
     client = Client(container=container, key=private)
     client.ssh(terminal=True, user="user", text="nohup python train.py &\nsleep 1; exit\n")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.network  # wheels, and where the cache has none, the ba
 @pytest.fixture(scope="module")
 def container(workplace: Workplace) -> Iterator[Container]:
     with workplace.started("--publish", "127.0.0.1::8888") as found:
-        found.says("is running at")
+        found.serves()
         yield found
 
 

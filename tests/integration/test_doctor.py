@@ -108,7 +108,7 @@ def test_a_driver_that_hangs_keeps_nobody_waiting(workplace: Workplace, driver: 
 def test_services_are_examined_where_they_run(workplace: Workplace) -> None:
     """By `docker exec`, in words; a service that does not answer is a problem."""
     with workplace.started() as container:
-        container.says("is running at")
+        container.serves()
         doctor = ("exec", container.name, "/opt/torchkiln/entrypoint", "doctor")
         assert "ok       jupyter    answers" in container.docker(*doctor, check=False).stdout
         container.inside("pkill", "-STOP", "-f", "jupyter-lab")

@@ -32,7 +32,7 @@ TOKEN = r"http://\S+\?token=([0-9a-f]{32,})"
 def container(workplace: Workplace) -> Iterator[Container]:
     """One that was told nothing: it made a token."""
     with workplace.started(*PUBLISHED) as found:
-        found.says("is running at")
+        found.serves()
         yield found
 
 
@@ -72,7 +72,7 @@ def test_a_token_of_the_users(workplace: Workplace) -> None:
     """Who gave it knows it; logs are read by others."""
     token = "of-our-own-and-long-enough"
     with workplace.started(*PUBLISHED, "-e", f"JUPYTER_TOKEN={token}") as found:
-        found.says("is running at")
+        found.serves()
         assert asked(found, "/api/contents", token).status_code == 200
         assert token not in found.logs()
 
@@ -93,7 +93,7 @@ def test_unless_it_is_permitted(workplace: Workplace, token: str) -> None:
     """An empty one lets everybody in, and the log says so."""
     options = ("-e", f"JUPYTER_TOKEN={token}", "-e", "JUPYTER_ALLOW_WEAK_TOKEN=yes")
     with workplace.started(*PUBLISHED, *options) as found:
-        found.says("is running at")
+        found.serves()
         assert asked(found, "/api/contents", token or None).status_code == 200
         assert asked(found, "/api/contents", "another").status_code == (403 if token else 200)
         assert ("without a login" in found.logs()) == (not token)
@@ -105,7 +105,7 @@ def test_a_token_in_a_file(workplace: Workplace, shared: Path) -> None:
     (shared / "token").write_text(token + "\n")
     options = ("--volume", f"{shared}:/run/secrets:ro", "-e", "JUPYTER_TOKEN_FILE=/run/secrets/token")
     with workplace.started(*PUBLISHED, *options) as found:
-        found.says("is running at")
+        found.serves()
         assert asked(found, "/api/contents", token).status_code == 200
 
 
@@ -115,8 +115,7 @@ def test_behind_a_reverse_proxy(workplace: Workplace, tmp_path: Path, passes_hos
     allowed = () if passes_host else ("-e", "JUPYTER_ALLOW_ORIGIN=http://gpu.example")
     with workplace.started(*PUBLISHED, "-e", "JUPYTER_BASE_URL=/lab/anna", *allowed) as found:
         token = found.says(r"127\.0\.0\.1:8888/lab/anna/lab\?token=(\w+)")[1]
-        found.says("is running at")
-        found.inside("/opt/torchkiln/healthcheck")
+        found.serves()
         with nginx(tmp_path, found.port(8888), "$http_host" if passes_host else "$proxy_host") as port:
             origin = f"http://127.0.0.1:{port}" if passes_host else "http://gpu.example"
             base = f"127.0.0.1:{port}/lab/anna"
@@ -139,18 +138,16 @@ def test_tensorboard_when_it_is_asked_for(workplace: Workplace) -> None:
         "JUPYTER=off",
     )
     with workplace.started(*options) as found:
-        found.says(r"TensorBoard \S+ at http")
+        found.serves(r"TensorBoard \S+ at http")
         url = f"http://127.0.0.1:{found.port(6006)}/data/environment"
         assert requests.get(url, timeout=30, proxies=DIRECT).json()["data_location"] == "/workspace/runs"
-        found.inside("/opt/torchkiln/healthcheck")
         assert "jupyter" not in found.inside("ps", "-eo", "args=")
 
 
 def test_another_port(workplace: Workplace) -> None:
     with workplace.started("--publish", "127.0.0.1::9999", "-e", "JUPYTER_PORT=9999") as found:
         token = found.says(r"127\.0\.0\.1:9999/lab\?token=(\w+)")[1]
-        found.says("is running at")
-        found.inside("/opt/torchkiln/healthcheck")
+        found.serves()
         url = f"http://127.0.0.1:{found.port(9999)}/api/status?token={token}"
         assert requests.get(url, timeout=30, proxies=DIRECT).status_code == 200
 

@@ -93,7 +93,7 @@ def test_files_go_both_ways(client: Client, tmp_path: Path) -> None:
 
 def test_a_port_is_forwarded(client: Client) -> None:
     """To Jupyter, which then need not be published, and which comes up behind sshd."""
-    client.container.says("is running at")
+    client.container.serves()
     port = free_port()
     asked = f"curl --silent --noproxy '*' http://127.0.0.1:{port}/api"
     argv = [

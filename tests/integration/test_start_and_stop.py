@@ -139,8 +139,7 @@ def test_help_names_every_switch(workplace: Workplace) -> None:
 
 def test_health_is_whether_jupyter_answers(workplace: Workplace) -> None:
     with workplace.started("--health-interval", "1s", "--health-start-period", "60s") as container:
-        container.says("is running at")
-        container.inside("/opt/torchkiln/healthcheck")
+        container.serves()
         container.inside("pkill", "-STOP", "-f", "jupyter-lab")
 
         done = container.docker("exec", container.name, "/opt/torchkiln/healthcheck", check=False)
@@ -158,5 +157,4 @@ def test_a_read_only_root_is_enough(workplace: Workplace) -> None:
     with workplace.started(
         "--read-only", "--tmpfs", "/run", "--tmpfs", "/tmp", "--tmpfs", "/root"
     ) as container:
-        container.says("is running at")
-        container.inside("/opt/torchkiln/healthcheck")
+        container.serves()

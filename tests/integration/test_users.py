@@ -26,8 +26,7 @@ IDS = ["unknown", "restricted", "sealed", "known"]
 @pytest.mark.parametrize("options", [NOBODY_KNOWS, RESTRICTED, SEALED], ids=IDS[:3])
 def test_jupyter_runs_as_anybody(workplace: Workplace, options: tuple[str, ...]) -> None:
     with workplace.started(*options) as container:
-        container.says("is running at")
-        container.inside("/opt/torchkiln/healthcheck")
+        container.serves()
         assert container.inside("ps", "-o", "uid=", "-C", "jupyter-lab").split() == ["12345"]
         assert container.inside("sh", "-c", "cd /workspace && touch mine && stat -c %u mine") == "12345\n"
 
@@ -64,12 +63,11 @@ def test_ssh_without_root(workplace: Workplace, tmp_path: Path, inside: int) -> 
     options = (*SEALED, "--publish", f"127.0.0.1::{inside}", "-e", f"SSH_PUBLIC_KEY={public}", "-e", "MINE=1")
     with workplace.started(*options) as container:
         container.says(READY)
-        container.says("is running at")
+        container.serves()
         client = Client(container=container, key=private, inside=inside)
         done = client.ssh("whoami; id -u; echo $MINE; python -c 'import numpy'", user="user")
         assert (done.returncode, done.stdout) == (0, "user\n12345\n1\n"), done.stderr
         assert client.ssh("true", user="root").returncode == 255
-        container.inside("/opt/torchkiln/healthcheck")
 
 
 def test_a_home_in_a_trap_is_not_taken(workplace: Workplace) -> None:
