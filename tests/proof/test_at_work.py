@@ -59,7 +59,7 @@ def container(real: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iter
     given = ("-e", f"SSH_PUBLIC_KEY={public}", "-e", "MINE=1", "-e", "NVIDIA_VISIBLE_DEVICES=all")
     with real.started(*ports, *given, "--shm-size", "1g") as found:
         found.says(READY)
-        found.says("is running at")
+        found.serves()
         yield found, private
 
 
