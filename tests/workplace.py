@@ -87,10 +87,6 @@ class Container:
             assert time.monotonic() < end, done.stderr
             time.sleep(_LOOK)
 
-    def state(self, what: str) -> str:
-        """A field of its state: "Status", "ExitCode", "Health.Status"."""
-        return self.docker("inspect", "--format", f"{{{{.State.{what}}}}}", self.name).stdout.strip()
-
     def code(self) -> int:
         """With what it ended, once it has."""
         return int(self.docker("wait", self.name).stdout)

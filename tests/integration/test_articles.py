@@ -17,7 +17,7 @@ import requests
 
 from tests.engine.place import shared
 from tests.openssh import READY, Client
-from tests.workplace import IMAGE, Container, Workplace, key
+from tests.workplace import HEALTHCHECK, IMAGE, Container, Workplace, key
 
 __all__ = ["shared"]
 
@@ -166,7 +166,7 @@ def test_a_job_of_github_actions(workplace: Workplace, name: str, shared: Path) 
             "exec", "-i", "-e", "CI=true", "--workdir", "/__w", name, "sh", "-e", "/__w/step.sh"
         )
         assert step.stdout == "/opt/venv\n/github/home true\n"
-        container.inside("/opt/torchkiln/healthcheck")
+        container.inside(HEALTHCHECK)
         assert (job / "made").exists()
     finally:
         container.docker("rm", "--force", "--volumes", name)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from pypi_simple import PyPISimple
+from pypi_simple import DistributionPackage, PyPISimple
 
 from torchkiln.index.package_index import open_index
 from torchkiln.index.session import Session
@@ -36,24 +38,38 @@ def test_a_date_long_ago_gives_what_was_newest_then(tmp_path: Path) -> None:
     index = open_index(os.environ, Store(tmp_path))
     then = lock(committed.resolution, index, committed.base, as_of=LONG_AGO)
 
+    files = _wheels_before(LONG_AGO, [one.name for one in then.wheels])
+    assert {one.filename: one.sha256 for one in then.wheels}.items() <= {
+        (file.filename, file.digests["sha256"]) for found in files.values() for file in found
+    }
     versions = {one.name: one.version for one in then.wheels}
-    with Session(index_settings(os.environ)) as session:
-        client = PyPISimple(index_settings(os.environ).default_url, session=session)
-        newest = {name: _newest(client, name) for name in UNBOUND}
-    assert {name: versions[name] for name in UNBOUND} == newest
+    assert {name: versions[name] for name in UNBOUND} == {name: _newest(files[name]) for name in UNBOUND}
     assert versions != {one.name: one.version for one in committed.wheels}
-    assert versions["torch"] == "2.7.1"
 
 
-def _newest(client: PyPISimple, name: str) -> str:
-    """The newest release of *name* for Python 3.11 with a wheel that was uploaded before `LONG_AGO`."""
-    before = datetime.fromisoformat(LONG_AGO).replace(tzinfo=timezone.utc)
+def _wheels_before(day: str, names: Sequence[str]) -> dict[str, list[DistributionPackage]]:
+    """By project, what its page dates before *day* (UTC); some pages lack the dates of the newest files."""
+    limit = datetime.fromisoformat(day).replace(tzinfo=timezone.utc)
+    with Session(index_settings(os.environ)) as session, ThreadPoolExecutor() as pool:
+        client = PyPISimple(index_settings(os.environ).default_url, session=session)
+        pages = list(pool.map(client.get_project_page, names))
+    return {
+        name: [
+            file
+            for file in page.packages
+            if file.package_type == "wheel" and not file.is_yanked
+            if file.upload_time and file.upload_time < limit
+        ]
+        for name, page in zip(names, pages, strict=True)
+    }
+
+
+def _newest(files: Sequence[DistributionPackage]) -> str:
+    """The newest release for Python 3.11."""
     there = [
         Version(file.version)
-        for file in client.get_project_page(name).packages
-        if file.version and file.package_type == "wheel" and not file.is_yanked
-        if "3.11.2" in SpecifierSet(file.requires_python or "")
-        if file.upload_time and file.upload_time < before  # some pages lack the dates of the newest files
+        for file in files
+        if file.version and "3.11.2" in SpecifierSet(file.requires_python or "")
     ]
     return str(max(one for one in there if not one.is_prerelease))
 

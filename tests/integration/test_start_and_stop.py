@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.openssh import READY
-from tests.workplace import TAG, Workplace, key
+from tests.workplace import HEALTHCHECK, TAG, Workplace, key
 
 pytestmark = pytest.mark.network  # wheels, and where the cache has none, the base
 
@@ -142,14 +142,14 @@ def test_health_is_whether_jupyter_answers(workplace: Workplace) -> None:
         container.serves()
         container.inside("pkill", "-STOP", "-f", "jupyter-lab")
 
-        done = container.docker("exec", container.name, "/opt/torchkiln/healthcheck", check=False)
+        done = container.docker("exec", container.name, HEALTHCHECK, check=False)
         assert (done.returncode, done.stderr) == (1, "jupyter: port 8888 does not answer: timed out\n")
 
 
 def test_a_command_is_healthy_whatever_it_does(workplace: Workplace) -> None:
     with workplace.started(command=KEEP) as container:
         container.says("up")
-        container.inside("/opt/torchkiln/healthcheck")
+        container.inside(HEALTHCHECK)
 
 
 def test_a_read_only_root_is_enough(workplace: Workplace) -> None:
