@@ -22,7 +22,7 @@ from torchkiln.facts import Release
 from torchkiln.index.session import Session
 from torchkiln.index.settings import index_settings
 
-pytestmark = pytest.mark.network
+pytestmark = pytest.mark.proof
 
 PYTHONS = ("cp310", "cp311")
 NAMES = ("torch", "torchvision", "torchaudio")

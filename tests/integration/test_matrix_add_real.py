@@ -15,7 +15,7 @@ from torchkiln.places import ROOT
 from torchkiln.proposal import look_up
 from torchkiln.store import Store
 
-pytestmark = pytest.mark.network
+pytestmark = pytest.mark.proof
 RAW = yaml.safe_load((ROOT / "torchkiln" / "data" / "compat.yaml").read_text())["releases"]
 
 

@@ -78,14 +78,14 @@ def assembled(ptxas: Path, folder: Path, isa: str, target: str) -> subprocess.Co
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.network
+@pytest.mark.proof
 def test_it_is_12_1s(ptxas: Path) -> None:
     said = subprocess.run([str(ptxas), "--version"], capture_output=True, text=True, check=True).stdout
 
     assert "release 12.1, V12.1.105" in said
 
 
-@pytest.mark.network
+@pytest.mark.proof
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_it_assembles_our_kernel(target: str, ptxas: Path, tmp_path: Path) -> None:
     """Into an ELF file for that GPU; and refuses what a newer CUDA would write."""

@@ -25,7 +25,7 @@ from torchkiln.wanted import Wanted
 TAIL = 1 << 20  # bytes at a wheel's end in which its directory stands
 
 
-@pytest.mark.network
+@pytest.mark.proof
 @pytest.mark.parametrize(("cuda", "torch"), [("13.0", "2.11.0")])
 def test_every_link_leads_to_a_file_of_a_wheel(cuda: str, torch: str, tmp_path: Path) -> None:
     asked, store = FACTS.toolkits[cuda], Store(tmp_path)
@@ -83,7 +83,7 @@ def devel(tag: str) -> Resolution:
     return resolve(replace(LOCKED[tag].resolution.cell, flavor="devel"), MATRIX, FACTS)
 
 
-@pytest.mark.network
+@pytest.mark.proof
 @pytest.mark.parametrize("tag", [tag for tag in LOCKED if (kit := devel(tag).toolkit) and kit.release])
 def test_the_wheels_have_what_takes_the_place_of_the_archives_libraries(tag: str, tmp_path: Path) -> None:
     """Of each locked torch: each link leads to a file, and no library of the toolkit is forgotten."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import socket
 import struct
 import threading
@@ -111,6 +112,7 @@ class IndexServer:
         self.faults = Faults()
         self.etags = False
         self.metadata = False  # PEP 658: each wheel's METADATA beside it
+        self.json = False  # PEP 691 pages, with sizes and upload times (PEP 700)
         self.asked: list[tuple[str, str, str]] = []  # (method, path, Range)
         self.counts: Counter[int] = Counter()  # answers by status
         self.logins: list[str] = []  # Authorization headers
@@ -148,6 +150,8 @@ class IndexServer:
 
     def page(self, index: str, project: str) -> bytes | None:
         """The project's page, or None."""
+        if self.json:
+            return self._json_page(index, project)
         links = []
         for (where, name, filename), data in self.files.items():
             if (where, name) == (index, project):
@@ -161,6 +165,21 @@ class IndexServer:
         if not links:
             return None
         return f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>".encode()
+
+    def _json_page(self, index: str, project: str) -> bytes | None:
+        files = [
+            {
+                "filename": filename,
+                "url": f"{self.moved}/files/{index}/{quote(filename, safe='')}",
+                "hashes": {"sha256": hashlib.sha256(data).hexdigest()},
+                "size": len(data),
+                **({"upload-time": self.dates[filename]} if filename in self.dates else {}),
+            }
+            for (where, name, filename), data in self.files.items()
+            if (where, name) == (index, project)
+        ]
+        document = {"meta": {"api-version": "1.1"}, "name": project, "versions": [], "files": files}
+        return json.dumps(document).encode() if files else None
 
     def file(self, path: str) -> bytes | None:
         """The content at *path*, or None."""
@@ -211,7 +230,8 @@ class IndexServer:
                 if etag and self.headers.get("If-None-Match") == etag:
                     self.answer(304, b"")
                 else:
-                    kind = {"Content-Type": outer.faults.page_type}
+                    json_type = "application/vnd.pypi.simple.v1+json"
+                    kind = {"Content-Type": json_type if outer.json else outer.faults.page_type}
                     self.answer(200, page, kind | ({"ETag": etag} if etag else {}))
 
             def answer_file(self, data: bytes | None, wanted: str) -> None:
