@@ -51,7 +51,8 @@ def put_up(server: IndexServer, *, undated: tuple[str, ...] = ()) -> None:
 
 @pytest.mark.parametrize("json", [False, True], ids=["html", "json"])
 @pytest.mark.parametrize(
-    ("as_of", "version"), [(UNTIL, "1.1"), ("2026-09-02", "1.2"), ("2026-12-01", "2.0"), ("2026-02-01", "1.0")]
+    ("as_of", "version"),
+    [(UNTIL, "1.1"), ("2026-09-02", "1.2"), ("2026-12-01", "2.0"), ("2026-02-01", "1.0")],
 )
 def test_the_date_decides_where_every_file_has_one(
     server: IndexServer, tmp_path: Path, json: bool, as_of: str, version: str
