@@ -45,18 +45,20 @@ def test_later_layers_add_and_replace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        pytest.param([entry("../x")], "outside the root", id="dotdot"),
-        pytest.param([entry("/x")], "outside the root", id="absolute"),
+        pytest.param([entry("../x")], "leaves its folder", id="dotdot"),
+        pytest.param([entry("/x")], "an absolute name", id="absolute"),
         pytest.param([entry("a/.wh.b")], "whiteout", id="whiteout"),
         pytest.param([entry("n", kind=tarfile.CHRTYPE)], "a device or a pipe", id="device"),
         pytest.param([entry("p", kind=tarfile.FIFOTYPE)], "a device or a pipe", id="pipe"),
         pytest.param([entry("out/x", b"!")], "through a symbolic link", id="through-lower-link"),
         pytest.param([folder("out"), entry("out/x")], "folder of a symbolic link", id="folder-over-link"),
         pytest.param(
-            [entry("h", kind=tarfile.LNKTYPE, to="/etc/passwd")], "outside the root", id="hard-absolute"
+            [entry("h", kind=tarfile.LNKTYPE, to="/etc/passwd")],
+            "an absolute hard link target",
+            id="hard-absolute",
         ),
         pytest.param(
-            [entry("h", kind=tarfile.LNKTYPE, to="out/x")], "outside the root", id="hard-through-link"
+            [entry("h", kind=tarfile.LNKTYPE, to="out/x")], "no file before it", id="hard-through-link"
         ),
     ],
 )

@@ -13,7 +13,7 @@ from tests.roots import entry, tar_of
 from torchkiln.contents import Thing
 from torchkiln.errors import BuildFailed
 from torchkiln.oci.inspect_tar import TarInspector
-from torchkiln.oci.read_tar import grow, path_of
+from torchkiln.oci.read_tar import grow
 from torchkiln.oci.upper import write_upper
 
 Entry = tuple[tarfile.TarInfo, bytes]
@@ -67,8 +67,8 @@ def test_only_what_is_new_or_changed_goes_in_with_the_folders_above_it() -> None
         ("usr/bin/cmake", 0o4751, EPOCH),
     ]
     inspector = TarInspector()
-    inspector.feed(data)
-    assert (inspector.faults(), inspector.wants()) == ((), [])
+    inspector.inspect([data])
+    assert (inspector.faults(), inspector.names.wants()) == ((), [])
 
 
 def test_times_alone_are_no_difference_and_older_ones_stay() -> None:
@@ -121,11 +121,11 @@ def test_names_of_any_length_and_script_come_through(name: str) -> None:
         (BASE[:-1], "usr/bin/perl5 was taken away"),
         ([*BASE, entry("./etc/null", kind=tarfile.CHRTYPE)], "etc/null is a device"),
         ([*BASE, entry("./etc/p", kind=tarfile.FIFOTYPE)], "etc/p is a pipe"),
-        ([*BASE, entry("../x", b"x")], "../x lies outside the root"),
-        ([*BASE, entry("./etc/../../x", b"x")], "../x lies outside the root"),
+        ([*BASE, entry("../x", b"x")], "'../x': a name that leaves its folder"),
+        ([*BASE, entry("./etc/../../x", b"x")], "a name that leaves its folder"),
         ([*BASE, entry("./etc/.wh.a")], "etc/.wh.a would delete files of other layers"),
         ([*BASE, entry("./etc/.wh..wh..opq")], "would delete files of other layers"),
-        ([*BASE, entry("./usr/bin/", b"x")], "usr/bin was a folder and is a file"),
+        ([*BASE, entry("./usr/bin", b"x")], "usr/bin was a folder and is a file"),
         ([*BASE, entry("./etc/a", kind=FOLDER)], "etc/a was a file and is a folder"),
         ([*BASE, entry("./usr/bin/cc/x", b"x")], "usr/bin/cc/x lies below usr/bin/cc, which is a link"),
         ([*BASE, entry("./etc/b", kind=HARD, to="nowhere")], "is a hard link to nowhere"),
@@ -171,7 +171,10 @@ def entries(leaves: Leaves) -> list[Entry]:
 def test_lower_and_layer_make_the_whole(lower: Leaves, more: Leaves) -> None:
     """Or it is refused, because something would go; never a layer that makes another tree."""
     below, whole = entries(lower), entries({**lower, **more})
-    kinds = [{path_of(info): info.isdir() for info, _ in tree} for tree in (below, whole)]
+    kinds = [
+        {info.name.removeprefix("./").rstrip("/"): info.isdir() for info, _ in tree}
+        for tree in (below, whole)
+    ]
     if any(kinds[1].get(path) != folder for path, folder in kinds[0].items()):
         with pytest.raises(BuildFailed, match=r"was taken away| and is a "):
             upper(below, whole)

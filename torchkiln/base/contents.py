@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from torchkiln.errors import BuildFailed
 from torchkiln.nouns import LockedBase, OsPackage
 from torchkiln.oci.encode import ENCODER, Encoded
 from torchkiln.oci.gunzip import open_gzip
-from torchkiln.oci.read_tar import open_tar
+from torchkiln.oci.tar_reader import Entry, TarReader, pieces_of
 
 _STATUS = "var/lib/dpkg/status"
 _LIMIT = 64 << 20  # bytes of it; Debian's whole archive has as much
@@ -54,13 +53,11 @@ def inspect(blob: Path, *, name: str = "") -> Contents:
     faults = []
     try:
         with open_gzip(blob) as stream:
-            for member, data in _walk(stream):
-                path = member.name.removeprefix("./")
-                faults += [f"{called}: {fault}" for fault in _faults(path, member)]
-                if path == _STATUS and data is not None:
+            for entry, data in _walk(stream):
+                faults += [f"{called}: {fault}" for fault in _faults(entry)]
+                if entry.path == _STATUS and data is not None:
                     status = data.decode(errors="replace")
-    # ValueError and OverflowError: what tarfile lets through of a header's numbers.
-    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise BuildFailed(
             f"{called} is not the tar of a base: {error}", hint="make a base with: torchkiln base build"
         ) from error
@@ -98,22 +95,19 @@ def _python(packages: tuple[OsPackage, ...]) -> str:
     raise BuildFailed("the base has no Python", hint="its packages must hold python3")
 
 
-def _walk(stream: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
+def _walk(stream: BinaryIO) -> Iterator[tuple[Entry, bytes | None]]:
     """Each entry, with the data of those that `inspect` reads."""
-    with open_tar(stream) as tar:
-        for member in tar:
-            wanted = member.isfile() and member.name.removeprefix("./") == _STATUS
-            opened = tar.extractfile(member) if wanted and member.size <= _LIMIT else None
-            yield member, opened.read() if opened else None
+    tar = TarReader(pieces_of(stream))
+    for entry in tar:
+        wanted = entry.kind == "file" and entry.path == _STATUS and entry.size <= _LIMIT
+        yield entry, b"".join(tar.content()) if wanted else None
 
 
-def _faults(name: str, member: tarfile.TarInfo) -> Iterator[str]:
-    parts = name.split("/")
-    if name.startswith("/") or ".." in parts:
-        yield f"{name} lies outside the root"
-    if parts[-1].startswith(".wh."):
-        yield f"{name} would delete files of other layers"
-    if member.ischr() or member.isblk() or member.isfifo():
-        yield f"{name} is a device or a pipe"
-    if _FORBIDDEN.fullmatch(name):
-        yield f"{name} belongs to one machine, not to an image"
+def _faults(entry: Entry) -> Iterator[str]:
+    path = entry.path
+    if path.rpartition("/")[2].startswith(".wh."):
+        yield f"{path} would delete files of other layers"
+    if entry.kind in ("char", "block", "pipe"):
+        yield f"{path} is a device or a pipe"
+    if _FORBIDDEN.fullmatch(path):
+        yield f"{path} belongs to one machine, not to an image"

@@ -11,22 +11,20 @@ import posixpath
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from torchkiln import cuda_tree
 from torchkiln.cuda.xz import Unxz
 from torchkiln.errors import BadArchive, printable
 from torchkiln.nouns import LockedArchive
 from torchkiln.oci import tar
-from torchkiln.oci.read_tar import open_tar
+from torchkiln.oci.tar_reader import Entry, TarReader, pieces_of
 from torchkiln.recipe import WHEEL_EPOCH
 
 _MOST_ENTRIES = 100_000  # CCCL, which has most, has some thousands
 _MOST_CONTENT = 20 << 30  # bytes unpacked; cuBLAS, the largest, has some three thousand million
-_PART = 255  # bytes of a name between slashes, as file systems have it
-_PIECE = 1 << 20
 # What reading raises where the file is no xz, no tar, or a damaged one.
-_DAMAGED = (tarfile.TarError, lzma.LZMAError, EOFError, ValueError, OverflowError)
+_DAMAGED = (lzma.LZMAError, EOFError, ValueError)
 
 
 def keep(archive: LockedArchive, path: Path, out: BinaryIO) -> None:
@@ -37,9 +35,10 @@ def keep(archive: LockedArchive, path: Path, out: BinaryIO) -> None:
     """
     taking = _Taking(archive)
     try:
-        with path.open("rb") as file, open_tar(cast(BinaryIO, Unxz(file))) as members:
-            for member in members:
-                for piece in taking.take(member, members):
+        with path.open("rb") as file:
+            archived = TarReader(pieces_of(Unxz(file)))
+            for entry in archived:
+                for piece in taking.take(entry, archived):
                     out.write(piece)
     except _DAMAGED as error:
         raise BadArchive(archive.filename, f"cannot be read: {error}") from error
@@ -59,30 +58,33 @@ class _Taking:
         self._links: dict[str, tuple[str, str]] = {}  # path → where it goes, where it leads
         self._content = 0
 
-    def take(self, member: tarfile.TarInfo, members: tarfile.TarFile) -> Iterator[bytes]:
+    def take(self, entry: Entry, archived: TarReader) -> Iterator[bytes | memoryview]:
         """The next entry; what is kept of it as a piece of tar."""
-        path = self._path(member)
+        path = self._path(entry)
         if not path:  # the archive's one folder
             return
-        self._note(path, folder=member.isdir())
-        if member.isdir():
+        self._note(path, folder=entry.kind == "folder")
+        if entry.kind == "folder":
             return
         placed = cuda_tree.place(self._archive.component, path)
-        if member.issym():
-            leads = self._target(path, posixpath.join(posixpath.dirname(path), member.linkname), member)
+        if entry.kind == "link":
+            leads = self._target(posixpath.join(posixpath.dirname(path), entry.target), entry)
             if placed:
                 self._links[path] = (placed, leads)
-        elif member.islnk():
-            yield from self._hard(path, placed, member)
-        elif not member.isreg():
-            raise self._refused(member, "is neither a file, a folder nor a link")
+        elif entry.kind == "hard link":
+            yield from self._hard(path, placed, entry)
+        elif entry.kind != "file":
+            raise self._refused(entry, "is neither a file, a folder nor a link")
         else:
-            self._content += member.size
+            self._content += entry.size
             if self._content > _MOST_CONTENT:
                 raise BadArchive(self._archive.filename, f"unpacks to more than {_MOST_CONTENT >> 30} GiB")
             if placed:
                 self._kept[path] = placed
-                yield from _file(placed, member, members)
+                mode = 0o755 if entry.mode & 0o100 else 0o644
+                yield tar.header(placed, mode=mode, size=entry.size, mtime=WHEEL_EPOCH)
+                yield from archived.content()
+                yield tar.padding(entry.size)
 
     def links(self) -> Iterator[bytes]:
         """Those whose target is kept, and has one place."""
@@ -96,22 +98,15 @@ class _Taking:
                     text = posixpath.relpath(target, posixpath.dirname(placed) or ".")
                     yield tar.link(placed, text, mtime=WHEEL_EPOCH)
 
-    def _path(self, member: tarfile.TarInfo) -> str:
+    def _path(self, entry: Entry) -> str:
         """Its path below the archive's one folder; empty: that folder."""
-        name = member.name.removesuffix("/") if member.isdir() else member.name
-        parts = name.split("/")
-        if name.startswith("/"):
-            raise self._refused(member, "has an absolute name")
-        if ".." in parts:
-            raise self._refused(member, "leaves its folder by ..")
-        if "" in parts or "." in parts or printable(name) != name:
-            raise self._refused(member, "has no plain name")
-        if len(max(parts, key=len).encode("utf-8", "surrogateescape")) > _PART:
-            raise self._refused(member, f"has more than {_PART} bytes between slashes")
+        parts = entry.path.split("/")
+        if printable(entry.path) != entry.path:
+            raise self._refused(entry, "has no plain name")
         if any(part.startswith(".wh.") for part in parts):
-            raise self._refused(member, "would delete in a layer")
+            raise self._refused(entry, "would delete in a layer")
         if parts[0] != self._top:
-            raise self._refused(member, f"lies outside {self._top}")
+            raise self._refused(entry, f"lies outside {self._top}")
         return "/".join(parts[1:])
 
     def _note(self, path: str, *, folder: bool) -> None:
@@ -124,39 +119,25 @@ class _Taking:
             raise BadArchive(self._archive.filename, f"{path!r} stands twice")
         self._seen[path] = folder
 
-    def _target(self, path: str, told: str, member: tarfile.TarInfo) -> str:
+    def _target(self, told: str, entry: Entry) -> str:
         """Where a link leads, below the archive's one folder."""
         found = posixpath.normpath(told)
-        if member.linkname.startswith("/") or found.split("/")[0] == ".." or printable(told) != told:
-            raise self._refused(member, f"is a link to {member.linkname!r}, out of the archive")
+        if entry.target.startswith("/") or found.split("/")[0] == ".." or printable(told) != told:
+            raise self._refused(entry, f"is a link to {entry.target!r}, out of the archive")
         return found
 
-    def _hard(self, path: str, placed: str | None, member: tarfile.TarInfo) -> Iterator[bytes]:
-        top, _, target = member.linkname.partition("/")
+    def _hard(self, path: str, placed: str | None, entry: Entry) -> Iterator[bytes]:
+        top, _, target = entry.target.partition("/")
         if top != self._top or target not in self._seen or self._seen[target]:
-            raise self._refused(member, f"is a hard link to {member.linkname!r}, no file before it")
+            raise self._refused(entry, f"is a hard link to {entry.target!r}, no file before it")
         if placed is None:
             return
         if target not in self._kept:
-            raise self._refused(member, f"is a hard link to {target!r}, which is left out")
+            raise self._refused(entry, f"is a hard link to {target!r}, which is left out")
         self._kept[path] = placed
         info = tarfile.TarInfo(placed)
         info.type, info.linkname, info.mtime = tarfile.LNKTYPE, self._kept[target], WHEEL_EPOCH
         yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
-    def _refused(self, member: tarfile.TarInfo, why: str) -> BadArchive:
-        return BadArchive(self._archive.filename, f"{member.name[:300]!r} {why}")
-
-
-def _file(placed: str, member: tarfile.TarInfo, members: tarfile.TarFile) -> Iterator[bytes]:
-    mode = 0o755 if member.mode & 0o100 else 0o644
-    yield tar.header(placed, mode=mode, size=member.size, mtime=WHEEL_EPOCH)
-    content = members.extractfile(member)
-    assert content is not None
-    left = member.size
-    while piece := content.read(_PIECE):
-        left -= len(piece)
-        yield piece
-    if left:
-        raise EOFError(f"{member.name} is cut off")
-    yield tar.padding(member.size)
+    def _refused(self, entry: Entry, why: str) -> BadArchive:
+        return BadArchive(self._archive.filename, f"{entry.path[:300]!r} {why}")

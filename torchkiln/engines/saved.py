@@ -7,14 +7,15 @@ tell their order. It is read once, as it comes, and nothing of it goes to the di
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from torchkiln.contents import Layer, LayerContents
 from torchkiln.oci.opening import GZIP_MAGIC, ZSTD_MAGIC, opened
-from torchkiln.oci.read_tar import Wanted, layer_contents, open_tar, path_of
+from torchkiln.oci.read_tar import Wanted, layer_contents
+from torchkiln.oci.tar_reader import TarReader, pieces_of
+from torchkiln.strict import json_of
 
 _DOCUMENT = 4 << 20  # bytes of a JSON document
 _TAR = b"ustar"
@@ -37,26 +38,24 @@ def read_saved(stream: BinaryIO, wanted: Wanted) -> list[Layer]:
     layers: dict[str, tuple[int | None, LayerContents]] = {}
     documents: dict[str, bytes] = {}
     links: dict[str, str] = {}
-    with open_tar(stream) as archive:
-        for member in archive:
-            path = path_of(member)
-            if member.issym():  # older engines keep one copy of a layer
-                links[path] = member.linkname.removeprefix("../")
-            content = archive.extractfile(member) if member.isreg() else None
-            if content is None:
-                continue
-            blob = io.BufferedReader(cast(io.RawIOBase, content), 1 << 20)
+    archive = TarReader(pieces_of(stream))
+    for entry in archive:
+        if entry.kind == "link":  # older engines keep one copy of a layer
+            links[entry.path] = entry.target.removeprefix("../")
+        if entry.kind != "file":
+            continue
+        with io.BufferedReader(_Pieces(archive.content()), 1 << 20) as blob:
             head = blob.peek(_HEAD)[:_HEAD]
             if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
                 with opened(cast(BinaryIO, blob), head) as inflated:
-                    layers[path] = (member.size, layer_contents(inflated, wanted))
+                    layers[entry.path] = (entry.size, layer_contents(inflated, wanted))
             elif head[257:262] == _TAR:
-                layers[path] = (None, layer_contents(cast(BinaryIO, blob), wanted))
-            elif member.size <= _DOCUMENT:
-                documents[path] = blob.read()
+                layers[entry.path] = (None, layer_contents(cast(BinaryIO, blob), wanted))
+            elif entry.size <= _DOCUMENT:
+                documents[entry.path] = blob.read()
     try:
-        (manifest,) = json.loads(documents["manifest.json"])
-        config = json.loads(documents[manifest["Config"]])
+        (manifest,) = json_of(documents["manifest.json"])
+        config = json_of(documents[manifest["Config"]])
         places = [links.get(place, place) for place in manifest["Layers"]]
         return [
             Layer(diff_id=diff_id, title=title, size=layers[place][0], contents=layers[place][1])
@@ -78,9 +77,10 @@ def titles_of(config: Mapping[str, Any], count: int) -> Sequence[str]:
 class _Pieces(io.RawIOBase):
     """Pieces of bytes as a file that can be read once."""
 
-    def __init__(self, pieces: Iterator[bytes]) -> None:
+    def __init__(self, pieces: Iterator[bytes | memoryview]) -> None:
         super().__init__()
-        self._pieces, self._held = pieces, b""
+        self._pieces = pieces
+        self._held: bytes | memoryview = b""
 
     def readable(self) -> bool:
         return True

@@ -1,6 +1,7 @@
 """A layer blob -> LayerFacts: every digest computed anew, every tar header looked at. An oracle.
 
-It shares no code with the modules that write layers, so that it can judge them. Bounded memory: pieces of
+It shares no code with the modules that write layers, so that it can judge them; the tar's reader is the one
+that unpacks (`tar_reader`). Bounded memory: pieces of
 the blob, the names of the layer, a score of faults.
 """
 
@@ -16,6 +17,7 @@ from typing import BinaryIO, cast
 from isal import isal_zlib
 
 from torchkiln.oci.inspect_tar import TarInspector
+from torchkiln.oci.tar_reader import RATIO, most_unpacked
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -69,12 +71,21 @@ def inspect_layer(path: Path, media_type: str) -> LayerFacts:
                 faults.append(f"wrong media type: {media_type!r}, but the blob is {name}")
             # What has no magic number is read as what it is called, which says what is there instead.
             read = _READERS[media_type if found == TAR_TYPE else found]
-            try:
+
+            def pieces(most: int) -> Iterator[bytes]:
+                nonlocal size
                 for piece in read(source):
                     unpacked.update(piece)
                     size += len(piece)
-                    tar.feed(piece)
-                tar.close()
+                    if size > most:
+                        raise _Broken(f"it unpacks to more than {most} bytes, {RATIO} times its size")
+                    yield piece
+
+            content = pieces(most_unpacked(path.stat().st_size))
+            try:
+                tar.inspect(content)
+                for _ in content:  # what is behind the first damage
+                    pass
             except _Broken as error:
                 faults.append(str(error))
         source.drain()
@@ -84,9 +95,9 @@ def inspect_layer(path: Path, media_type: str) -> LayerFacts:
         size=source.size,
         unpacked=size,
         faults=(*faults, *tar.faults()),
-        folders=frozenset(tar.folders),
-        others=frozenset(tar.others),
-        wants=tuple(tar.wants()),
+        folders=frozenset(tar.names.folders),
+        others=frozenset(tar.names.others),
+        wants=tuple(tar.names.wants()),
     )
 
 

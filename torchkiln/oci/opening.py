@@ -5,11 +5,15 @@ Engines do the same, whatever the manifest calls it; whoever reads compares the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.oci.gunzip import open_gzip, open_gzip_ahead
+from torchkiln.oci.tar_reader import RATIO, most_unpacked
 
+_PIECE = 1 << 20
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -34,3 +38,37 @@ def opened(blob: Path | BinaryIO, head: bytes) -> BinaryIO:
     if head.startswith(GZIP_MAGIC):
         return open_gzip(blob)
     return blob.open("rb") if isinstance(blob, Path) else blob
+
+
+@contextmanager
+def layer_pieces(blob: Path, seen: Sequence[Callable[[bytes], object]]) -> Iterator[Iterator[bytes]]:
+    """The tar in *blob*; each function of *seen* is handed each piece first.
+
+    Reading raises ValueError with a sentence where the blob is damaged or unpacks to too much.
+
+    :raises OSError: it is not there.
+    """
+    most = most_unpacked(blob.stat().st_size)
+
+    def pieces(stream: BinaryIO) -> Iterator[bytes]:
+        count = 0
+        while True:
+            try:
+                piece = stream.read(_PIECE)
+            except (OSError, EOFError, ValueError) as error:
+                raise ValueError(f"is damaged: {error}") from error
+            if not piece:
+                return
+            count += len(piece)
+            if count > most:
+                raise ValueError(f"unpacks to more than {most} bytes, {RATIO} times its size")
+            for look in seen:
+                look(piece)
+            yield piece
+
+    try:
+        stream = open_layer(blob, ahead=True)
+    except (EOFError, ValueError) as error:
+        raise ValueError(f"is damaged: {error}") from error
+    with stream:
+        yield pieces(stream)

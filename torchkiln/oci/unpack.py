@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
-import shutil
-import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from torchkiln.errors import BuildFailed, ToolMissing, VerificationFailed
+from torchkiln.errors import BuildFailed, VerificationFailed, printable
 from torchkiln.files import remove_tree, tree_size
 from torchkiln.nouns import Digest
-from torchkiln.oci.opening import open_layer
-from torchkiln.oci.tarscan import Entry, TarScan
+from torchkiln.oci.confine import confined
+from torchkiln.oci.extract import Extractor, Refused
+from torchkiln.oci.opening import layer_pieces
+from torchkiln.oci.tar_names import Names
+from torchkiln.oci.tar_reader import TarReader
 from torchkiln.store import Store
-
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +55,9 @@ def _keep(layers: Sequence[LayerBlob], place: Path, store: Store) -> None:
     try:
         unpack(layers, temporary)
         size, files = tree_size(temporary)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        # Nobody else may reach what is in it: programs that run as root are set-user-id outside of it too.
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.parent.chmod(0o700)
         store.put_record("roots", place.name, {"bytes": size, "files": files})
         os.replace(temporary, place)
     except OSError as error:
@@ -72,24 +71,18 @@ def unpack(layers: Sequence[LayerBlob], into: Path) -> None:
 
     As root the owners are the image's; else everything is the caller's, which a user namespace maps to root.
     Later layers may add and replace, not delete: whiteouts are refused, as are device nodes and whatever
-    would be written through a link of an earlier layer.
+    would be written through a link.
 
     :raises VerificationFailed: a layer is damaged, not what its diff_id says, or refused; names it.
     :raises BuildFailed: the disk is full or not writable.
-    :raises ToolMissing: GNU tar is not installed.
     """
-    if not shutil.which("tar"):
-        raise ToolMissing("tar is not installed", hint="as root: apt-get install tar")
     try:
         into.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{into.name}.", dir=into.parent))
     except OSError as error:
         raise BuildFailed(f"{into} cannot be made: {error.strerror}") from error
     try:
-        links: set[str] = set()
-        for layer in layers:
-            _unpack_layer(layer, work, links)
-        work.chmod(0o755)
+        confined(work, lambda check: _unpack_all(layers, work, check))
         os.replace(work, into)
     except OSError as error:
         raise BuildFailed(f"{into} cannot be made: {error.strerror}") from error
@@ -97,69 +90,30 @@ def unpack(layers: Sequence[LayerBlob], into: Path) -> None:
         remove_tree(work)
 
 
-def _unpack_layer(layer: LayerBlob, root: Path, links: set[str]) -> None:
-    ownership = ["--same-owner", "--numeric-owner"] if os.geteuid() == 0 else ["--no-same-owner"]
-    argv = ["tar", "--extract", "--file=-", f"--directory={root}", "--preserve-permissions", *ownership]
-    argv += ["--no-overwrite-dir", "--delay-directory-restore", "--warning=no-timestamp"]
-    hasher, scan = hashlib.sha256(), TarScan()
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
-    )
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):  # a user may own only so many pages of pipes
-        fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, _PIECE)
+def _unpack_all(layers: Sequence[LayerBlob], root: Path, check: Callable[[], None]) -> None:
+    root.chmod(0o755)
+    extractor = Extractor(root)
     try:
-        with open_layer(layer.path, ahead=True) as stream:
-            while piece := stream.read(_PIECE):
-                for entry in scan.feed(piece):
-                    _check(entry, links)
-                hasher.update(piece)
-                process.stdin.write(piece)
-        if (found := f"sha256:{hasher.hexdigest()}") != layer.diff_id:
-            raise VerificationFailed(f"{layer.path.name}: its tar is {found}, not {layer.diff_id}")
-        _, said = process.communicate()
-    except BrokenPipeError:
-        _, said = process.communicate()
-    except (OSError, EOFError, ValueError) as error:
-        raise VerificationFailed(f"{layer.path.name} is damaged: {error}") from error
+        for layer in layers:
+            _unpack_layer(layer, extractor, check)
+        extractor.finish()
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
-    if process.returncode:
-        told = "\n".join(said.decode(errors="replace").strip().splitlines()[-3:])
-        raise BuildFailed(f"{layer.path.name} cannot be unpacked: {told}", hint="is the disk full?")
+        extractor.close()
 
 
-def _check(entry: Entry, links: set[str]) -> None:
-    """Refuse what is unsafe to hand to tar, and take note of links.
-
-    tar itself keeps one archive inside the folder; but a link that an earlier layer left it would follow.
-    """
-    path = PurePosixPath(entry.name)
-    parts = path.parts
-    reason = ""
-    if path.is_absolute() or ".." in parts:
-        reason = "lies outside the root"
-    elif path.name.startswith(".wh."):
-        reason = "is a whiteout, which this tool neither makes nor reads"
-    elif entry.kind in "346":
-        reason = "is a device or a pipe"
-    elif entry.kind == "5" and str(path) in links:
-        reason = "would make a folder of a symbolic link"
-    elif links and any(str(parent) in links for parent in path.parents):
-        reason = "would be written through a symbolic link"
-    elif entry.kind == "1":
-        target = PurePosixPath(entry.target)
-        if target.is_absolute() or ".." in target.parts or any(str(p) in links for p in target.parents):
-            reason = f"is a hard link to {entry.target}, outside the root"
-    if reason:
-        raise VerificationFailed(f"layer entry {entry.name!r} {reason}")
-    if entry.kind == "2":
-        links.add(str(path))
-    else:
-        links.discard(str(path))
+def _unpack_layer(layer: LayerBlob, extractor: Extractor, check: Callable[[], None]) -> None:
+    hasher, names = hashlib.sha256(), Names()
+    with layer_pieces(layer.path, seen=(hasher.update, lambda _: check())) as pieces:
+        tar = TarReader(pieces)
+        try:
+            for entry in tar:
+                for fault in names.add(entry):
+                    raise Refused(fault)
+                try:
+                    extractor.add(entry, tar.content())
+                except Refused as error:
+                    raise Refused(f"layer entry {entry.path!r} {error}") from None
+        except ValueError as error:
+            raise VerificationFailed(f"{layer.path.name}: {printable(str(error))}") from error
+    if (found := f"sha256:{hasher.hexdigest()}") != layer.diff_id:
+        raise VerificationFailed(f"{layer.path.name}: its tar is {found}, not {layer.diff_id}")

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 
 from torchkiln.contents import Thing
 from torchkiln.errors import BuildFailed
-from torchkiln.oci.read_tar import DAMAGED, grow, path_of
+from torchkiln.oci.read_tar import DAMAGED, grow
 from torchkiln.oci.tar import END, padding, parents
 
 _PIECE = 1 << 20
@@ -39,7 +39,7 @@ def write_upper(lower: BinaryIO, whole: BinaryIO, out: BinaryIO, *, mtime: int) 
         changed = sorted(path for path, thing in above.items() if below.get(path) != thing)
         whole.seek(0)
         tar = tarfile.open(fileobj=whole, mode="r:")  # noqa: SIM115 - nothing to close: the stream is another's
-        members = {path_of(member): member for member in tar}
+        members = {_path_of(member): member for member in tar}
         if faults := [*_faults(below, above, changed), *_whiteouts(members)]:
             more = [f"and {len(faults) - _FIRST} more"] if len(faults) > _FIRST else []
             raise BuildFailed(
@@ -48,11 +48,17 @@ def write_upper(lower: BinaryIO, whole: BinaryIO, out: BinaryIO, *, mtime: int) 
             )
         for path in sorted({*changed, *(folder for one in changed for folder in parents(one))}):
             _write(tar, members.get(path), path, above[path], out, mtime)
-    except DAMAGED as error:
+    except (tarfile.TarError, *DAMAGED) as error:
         if isinstance(error, OSError) and error.errno:  # no word about a tar: the disk's
             raise
         raise BuildFailed(f"what was installed cannot be read: {error}", hint="build it again") from error
     out.write(END)
+
+
+def _path_of(member: tarfile.TarInfo) -> str:
+    """From the root; empty for the root."""
+    path = posixpath.normpath(member.name).lstrip("/")
+    return "" if path == "." else path
 
 
 def _faults(below: Mapping[str, Thing], above: Mapping[str, Thing], changed: list[str]) -> Iterator[str]:
@@ -64,9 +70,7 @@ def _faults(below: Mapping[str, Thing], above: Mapping[str, Thing], changed: lis
             yield f"  {path} is a {now.kind}"
         if was is not None and was.kind != now.kind and "folder" in (was.kind, now.kind):
             yield f"  {path} was a {was.kind} and is a {now.kind}"
-        if ".." in path.split("/"):
-            yield f"  {path} lies outside the root"
-        elif through := next((one for one in parents(path) if above[one].kind != "folder"), None):
+        if through := next((one for one in parents(path) if above[one].kind != "folder"), None):
             yield f"  {path} lies below {through}, which is a {above[through].kind}"
 
 

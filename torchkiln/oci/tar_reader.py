@@ -1,0 +1,283 @@
+"""A tar as it comes, in pieces → its entries, each with its content. The only reader of others' tars.
+
+Whoever unpacks, verifies or compares reads by this, so that what was checked is what is used. It takes the
+tars that Go, GNU tar, bsdtar, Python and torchkiln write for layers; what it does not know it refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Protocol, TypeVar
+
+from torchkiln.oci.tar_header import (
+    BLOCK,
+    EXTENDED_LIMIT,
+    OWNER_LIMIT,
+    DamagedTar,
+    Header,
+    decimal,
+    long_text,
+    parse_header,
+    pax_records,
+    seconds,
+    size_of,
+    xattrs_of,
+)
+
+T = TypeVar("T")
+EntryKind = Literal["file", "hard link", "link", "char", "block", "folder", "pipe"]
+
+#: Entries of one tar; the images that we know have 60,000 in one layer.
+ENTRIES = 500_000
+#: A layer unpacks to at most this many times its size, or to 1 GiB if that is more. Real ones: 2 to 8 times.
+RATIO = 100
+_ALWAYS = 1 << 30
+_TEXTS = 64 << 20  # bytes of all names, link targets and attributes of one tar
+_PADDING = 1 << 20  # bytes of zeros behind the end of a tar; GNU tar writes up to its record, 10 KiB
+_PATH = 4095  # bytes of a path, and of a part of it, as Linux has them
+_PART = 255
+_PIECE = 1 << 20
+_KINDS: Mapping[bytes, EntryKind] = {
+    b"0": "file",
+    b"1": "hard link",
+    b"2": "link",
+    b"3": "char",
+    b"4": "block",
+    b"5": "folder",
+    b"6": "pipe",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry. Paths are plain, from the root: `usr/bin/env`; the root's own is empty."""
+
+    path: str
+    kind: EntryKind
+    mode: int  # as it stands, which may have more than permission bits
+    uid: int
+    gid: int
+    mtime: int  # seconds
+    size: int  # bytes of content; 0 unless a file
+    target: str  # of a link as it stands, of a hard link a plain path
+    device: tuple[int, int]  # major, minor
+    xattrs: tuple[tuple[str, str], ...]
+
+
+class Stream(Protocol):
+    """A file that is open for reading."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most *size* bytes; none at the end."""
+        ...
+
+
+def pieces_of(stream: Stream) -> Iterator[bytes]:
+    """*stream* to its end."""
+    return iter(partial(stream.read, _PIECE), b"")
+
+
+def most_unpacked(size: int) -> int:
+    """The bytes that a blob of *size* bytes may unpack to."""
+    return max(_ALWAYS, RATIO * size)
+
+
+class TarReader:
+    """Iterate over it for the entries; `content` gives the current one's bytes, which else are skipped.
+
+    :param report: takes the sentence about an entry that is refused though the next one can be found, which
+        then is skipped; without, it is raised.
+    """
+
+    def __init__(self, pieces: Iterable[bytes], *, report: Callable[[str], None] | None = None) -> None:
+        self._pieces = iter(pieces)
+        self._report = report
+        self._piece = memoryview(b"")
+        self._left = 0  # bytes of content still to come
+        self._padding = 0
+        self._texts = 0
+        self._count = 0
+        self._where = "the start"  # for messages: the entry before
+
+    def __iter__(self) -> Iterator[Entry]:
+        """:raises DamagedTar: the tar is cut off, damaged, or of a kind that is not known here."""
+        while (entry := self._next()) is not None:
+            yield entry
+
+    def content(self) -> Iterator[memoryview]:
+        """The bytes of the entry that was just given.
+
+        :raises DamagedTar: the tar is cut off.
+        """
+        while self._left:
+            if not self._piece:
+                self._fetch(f"the tar is cut off within {self._where}")
+            part, self._piece = self._piece[: self._left], self._piece[self._left :]
+            self._left -= len(part)
+            yield part
+        padding, self._padding = self._padding, 0
+        if padding:
+            self._take(padding, f"the tar is cut off within {self._where}")
+
+    def _next(self) -> Entry | None:
+        while True:
+            for _ in self.content():
+                pass
+            extended, header = self._headers()
+            if header is None:
+                return None
+            self._count += 1
+            if self._count > ENTRIES:
+                raise DamagedTar(f"the tar has more than {ENTRIES} entries")
+            try:
+                entry = self._entry(header, extended)
+            except DamagedTar as error:
+                self._where = repr(extended.get("path", header.name)[:300])
+                if self._report is None or not isinstance(error, _Skippable):
+                    raise
+                self._report(str(error))
+                continue
+            self._texts += len(entry.path) + len(entry.target) + sum(len(k) + len(v) for k, v in entry.xattrs)
+            if self._texts > _TEXTS:
+                raise DamagedTar(f"the names in the tar have more than {_TEXTS >> 20} MiB")
+            return entry
+
+    def _headers(self) -> tuple[dict[str, str], Header | None]:
+        """The next header and what extended ones before it say of its entry; None at the end of the tar."""
+        extended: dict[str, str] = {}
+        kinds = b""
+        while True:
+            block = self._block()
+            if block is None:
+                if kinds:
+                    raise DamagedTar("the tar ends behind an extended header")
+                return {}, None
+            header = self._parsed(parse_header, block)
+            if kinds and header.gnu == (kinds == b"x"):
+                raise DamagedTar("an extended header belongs to another format than its entry")
+            if header.kind not in (b"x", b"L", b"K"):
+                return extended, header
+            if header.kind in kinds or b"x" in kinds or header.gnu == (header.kind == b"x"):
+                raise DamagedTar("two extended headers for one entry, or one of another format")
+            kinds += header.kind
+            content = self._extension(header.size)
+            if header.kind == b"x":
+                extended = self._parsed(pax_records, content)
+            else:
+                name = "path" if header.kind == b"L" else "linkpath"
+                extended[name] = self._parsed(long_text, content)
+
+    def _parsed(self, parse: Callable[[bytes], T], data: bytes) -> T:
+        try:
+            return parse(data)
+        except DamagedTar as error:
+            # Where the next header is hangs on this one: nothing behind it can be read.
+            raise DamagedTar(f"a tar header cannot be read (after {self._where}): {error}") from None
+
+    def _extension(self, size: int) -> bytes:
+        if size > EXTENDED_LIMIT:
+            raise DamagedTar(f"an extended header of {size} bytes, more than {EXTENDED_LIMIT}")
+        return self._take(-(-size // BLOCK) * BLOCK, "the tar is cut off within an extended header")[:size]
+
+    def _block(self) -> bytes | None:
+        """The next header's block; None at the end, behind which nothing but zeros may come."""
+        if not self._piece and not self._fetch(""):
+            raise DamagedTar("the tar does not end with two zero blocks")
+        block = self._take(BLOCK, "the tar is cut off within a header")
+        if any(block):
+            return block
+        zeros = 0
+        while self._piece or self._fetch(""):
+            if any(self._piece):
+                raise DamagedTar("there are bytes behind the end of the tar")
+            zeros += len(self._piece)
+            self._piece = memoryview(b"")
+            if zeros > _PADDING:
+                raise DamagedTar(f"more than {_PADDING >> 20} MiB of zeros behind the end of the tar")
+        if zeros < BLOCK or zeros % BLOCK:
+            raise DamagedTar("the tar does not end with two zero blocks")
+        return None
+
+    def _take(self, count: int, cut_off: str) -> bytes:
+        if len(self._piece) >= count:
+            data, self._piece = bytes(self._piece[:count]), self._piece[count:]
+            return data
+        parts = []
+        while count:
+            if not self._piece:
+                self._fetch(cut_off)
+            part, self._piece = self._piece[:count], self._piece[count:]
+            parts.append(bytes(part))
+            count -= len(part)
+        return b"".join(parts)
+
+    def _fetch(self, cut_off: str) -> bool:
+        """Get the next piece; at the end, False, or *cut_off* raised if it is not empty."""
+        for piece in self._pieces:
+            if piece:
+                self._piece = memoryview(piece)
+                return True
+        if cut_off:
+            raise DamagedTar(cut_off)
+        return False
+
+    def _entry(self, header: Header, extended: Mapping[str, str]) -> Entry:
+        raw = extended.get("path", header.name)
+        kind = _KINDS.get(header.kind)
+        if kind is None:
+            raise DamagedTar(f"{raw[:300]!r} is of type {header.kind!r}, which layers do not have")
+        self._left = size_of(header, extended)
+        self._padding = -self._left % BLOCK
+        path = plain_path(raw, folder=kind == "folder")
+        self._where = path[:300] or "."
+        target = extended.get("linkpath", header.target)
+        if kind != "file" and self._left:
+            raise DamagedTar(f"{path[:300]!r} is not a file, but has content")
+        if "linkpath" in extended and kind not in ("link", "hard link"):
+            raise DamagedTar(f"{path[:300]!r} is no link, but has a link target")
+        if kind == "hard link":
+            target = plain_path(target, what="hard link target")
+        elif kind == "link" and (not target or len(target.encode("utf-8", "surrogateescape")) > _PATH):
+            raise _Skippable(f"{path[:300]!r} is a symbolic link to {target[:80]!r}")
+        return Entry(
+            path=path,
+            kind=kind,
+            mode=header.mode,
+            uid=decimal(extended["uid"], "user id", OWNER_LIMIT) if "uid" in extended else header.uid,
+            gid=decimal(extended["gid"], "group id", OWNER_LIMIT) if "gid" in extended else header.gid,
+            mtime=seconds(extended["mtime"]) if "mtime" in extended else header.mtime,
+            size=self._left,
+            target=target if kind in ("link", "hard link") else "",
+            device=header.device if kind in ("char", "block") else (0, 0),
+            xattrs=xattrs_of(extended),
+        )
+
+
+class _Skippable(DamagedTar):
+    """An entry that is refused; where the next one begins is known."""
+
+
+def plain_path(raw: str, *, folder: bool = False, what: str = "name") -> str:
+    """*raw* without a leading "./" and a folder's trailing "/"; empty for the root folder.
+
+    :raises DamagedTar: it is absolute, goes up by "..", or two readers could take it for two places.
+    """
+    if folder and raw in (".", "./"):
+        return ""
+    name = (raw.removesuffix("/") if folder else raw).removeprefix("./")
+    parts = name.split("/")
+    if raw.startswith("/"):
+        why = f"an absolute {what}"
+    elif ".." in parts:
+        why = f"a {what} that leaves its folder by .."
+    elif "" in parts or "." in parts:
+        why = f"not a plain {what}"
+    elif len(max(parts, key=len).encode("utf-8", "surrogateescape")) > _PART:
+        why = f"a part of the {what} has more than {_PART} bytes"
+    elif len(name.encode("utf-8", "surrogateescape")) > _PATH:
+        why = f"the {what} has more than {_PATH} bytes"
+    else:
+        return name
+    raise _Skippable(f"{raw[:300]!r}: {why}")
