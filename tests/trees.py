@@ -80,7 +80,7 @@ def _on_disk(path: Path) -> Thing:
     found = path.lstat()
     mode, mtime = stat.S_IMODE(found.st_mode), int(found.st_mtime)
     if stat.S_ISLNK(found.st_mode):
-        return Thing(kind="link", mode=0o777, mtime=mtime, link=str(path.readlink()))
+        return Thing(kind="link", mode=0o777, mtime=mtime, link=os.readlink(path))
     if stat.S_ISDIR(found.st_mode):
         return Thing(kind="folder", mode=mode, mtime=mtime)
     if stat.S_ISREG(found.st_mode):

@@ -10,11 +10,12 @@ import atheris
 
 with atheris.instrument_imports(include=["torchkiln.wheel", "torchkiln.oci"]):
     import torchkiln.oci.layer
+    import torchkiln.oci.unpack
     import torchkiln.wheel.splice  # noqa: F401
 
-from tests.fuzz import layer_target, zip_target
+from tests.fuzz import layer_target, tar_target, zip_target
 
-TARGETS = {"zip": zip_target, "layer": layer_target}
+TARGETS = {"zip": zip_target, "layer": layer_target, "tar": tar_target}
 
 
 def main() -> None:

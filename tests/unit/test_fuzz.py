@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import layer_target, zip_target
+from tests.fuzz import layer_target, tar_target, zip_target
 from tests.fuzz.__main__ import run
 from tests.fuzz.oracle import Refused, installed
 from tests.fuzz.source import Decisions
@@ -21,7 +21,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-@pytest.mark.parametrize("target", [zip_target, layer_target], ids=["zip", "layer"])
+@pytest.mark.parametrize("target", [zip_target, layer_target, tar_target], ids=["zip", "layer", "tar"])
 def test_where_the_fuzzers_start_from(target: object, scratch: Path) -> None:
     """Readers agree about all of it, and it shows both sides: what is accepted and what is not."""
     found = {target.check(data, scratch) for data in target.corpus(scratch)}  # type: ignore[attr-defined]
@@ -43,7 +43,14 @@ def test_any_order_of_files(scratch: Path, data: bytes) -> None:
     layer_target.check(data, scratch)
 
 
-@pytest.mark.parametrize("target", ["zip", "layer"])
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.binary(max_size=300))
+def test_any_tar_of_lies(scratch: Path, data: bytes) -> None:
+    """A refusal, or the tree that Python's tarfile sees, and nothing outside of it."""
+    tar_target.check(data, scratch)
+
+
+@pytest.mark.parametrize("target", ["zip", "layer", "tar"])
 def test_some_seconds_of_atheris(target: str) -> None:
     """Guided by coverage. The seed is fixed."""
     if importlib.util.find_spec("atheris") is None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests import needs
+from tests.fuzz import tar_target
+from tests.fuzz.source import Decisions
 from tests.hostile.tars import GOOD, GROUPS, TARS, Tar
 from tests.readers import CannotRead, run
 from tests.roots import minimal_layout
@@ -26,6 +29,7 @@ from torchkiln.oci.inspect_tar import TarInspector
 from torchkiln.oci.read_tar import DAMAGED, grow
 from torchkiln.oci.unpack import LayerBlob, unpack
 
+SEED = 20261123
 REFUSED = {name: tar for name, tar in TARS.items() if tar.reason}
 # OCI knows these; an image of ours never has them, and `run` does not unpack them.
 SOUND_ELSEWHERE = {
@@ -121,6 +125,27 @@ def test_what_is_taken_is_what_go_unpacks(tmp_path: Path, name: str) -> None:
 def _unnamed(name: str, reader: str) -> bool:
     """Python's list has no folder that the tar does not name."""
     return name == "parent nowhere" and reader == "Python's tarfile"
+
+
+@pytest.mark.parametrize("reader", ["GNU tar", "bsdtar"])
+def test_random_tars_that_are_taken_are_what_others_unpack(tmp_path: Path, reader: str) -> None:
+    """Of a thousand programs of the fuzzer, those that ours takes. The fuzzer itself asks tarfile."""
+    if reader == "bsdtar":
+        needs.tool("bsdtar")
+    drawn = random.Random(SEED)
+    taken = 0
+    for number in range(1000):
+        tar = tar_target.program(Decisions(drawn.randbytes(drawn.choice((20, 40, 80)))))
+        (here := tmp_path / str(number)).mkdir()
+        try:
+            ours = comparable(tree_of_folder(unpacked(here, Tar(layers=(tar,)))))
+        except VerificationFailed:
+            continue
+        (here / "theirs").mkdir()
+        theirs = comparable(TAR_READERS[reader]([tar], here / "theirs"))
+        assert differences(ours, theirs) == [], f"seed {SEED}, number {number}: {tar.hex()}"
+        taken += 1
+    assert taken > 50
 
 
 def test_the_judge_notices_a_reader_that_sees_something_else(tmp_path: Path) -> None:

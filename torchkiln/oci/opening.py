@@ -5,32 +5,34 @@ Engines do the same, whatever the manifest calls it; whoever reads compares the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from types import TracebackType
+from typing import BinaryIO, cast
 
 from torchkiln.oci.gunzip import open_gzip, open_gzip_ahead
 from torchkiln.oci.tar_reader import RATIO, most_unpacked
 
-_PIECE = 1 << 20
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 def open_layer(blob: Path, *, ahead: bool = False) -> BinaryIO:
-    """The tar in *blob*. Reading raises OSError, EOFError or ValueError where it is damaged.
+    """The tar in *blob*. Reading raises ValueError with a sentence where it is damaged or much too large.
 
     :param ahead: a thread of its own inflates gzip ahead of the reader; zstd is fast enough without.
+    :raises OSError: it is not there.
+    :raises ValueError: it is damaged at its beginning.
     """
     with blob.open("rb") as file:
         head = file.read(len(ZSTD_MAGIC))
-    if ahead and head.startswith(GZIP_MAGIC):
-        return open_gzip_ahead(blob)
-    return opened(blob, head)
+    try:
+        stream = open_gzip_ahead(blob) if ahead and head.startswith(GZIP_MAGIC) else opened(blob, head)
+    except EOFError as error:
+        raise ValueError(f"is damaged: {error}") from error
+    return cast(BinaryIO, _Bounded(stream, most_unpacked(blob.stat().st_size)))
 
 
 def opened(blob: Path | BinaryIO, head: bytes) -> BinaryIO:
-    """The tar in *blob*, which begins with *head*."""
+    """The tar in *blob*, which begins with *head*; as long as it may be."""
     if head.startswith(ZSTD_MAGIC):
         from torchkiln.oci.zstd import open_zstd  # only here: few layers want it
 
@@ -40,35 +42,30 @@ def opened(blob: Path | BinaryIO, head: bytes) -> BinaryIO:
     return blob.open("rb") if isinstance(blob, Path) else blob
 
 
-@contextmanager
-def layer_pieces(blob: Path, seen: Sequence[Callable[[bytes], object]]) -> Iterator[Iterator[bytes]]:
-    """The tar in *blob*; each function of *seen* is handed each piece first.
+class _Bounded:
+    """A stream that is read at most *most* bytes of."""
 
-    Reading raises ValueError with a sentence where the blob is damaged or unpacks to too much.
+    def __init__(self, stream: BinaryIO, most: int) -> None:
+        self._stream, self._most, self._count = stream, most, 0
 
-    :raises OSError: it is not there.
-    """
-    most = most_unpacked(blob.stat().st_size)
+    def read(self, size: int = -1, /) -> bytes:
+        """As a file."""
+        try:
+            data = self._stream.read(size)
+        except (OSError, EOFError, ValueError) as error:
+            raise ValueError(f"is damaged: {error}") from error
+        self._count += len(data)
+        if self._count > self._most:
+            raise ValueError(f"unpacks to more than {self._most} bytes, {RATIO} times its size")
+        return data
 
-    def pieces(stream: BinaryIO) -> Iterator[bytes]:
-        count = 0
-        while True:
-            try:
-                piece = stream.read(_PIECE)
-            except (OSError, EOFError, ValueError) as error:
-                raise ValueError(f"is damaged: {error}") from error
-            if not piece:
-                return
-            count += len(piece)
-            if count > most:
-                raise ValueError(f"unpacks to more than {most} bytes, {RATIO} times its size")
-            for look in seen:
-                look(piece)
-            yield piece
+    def close(self) -> None:
+        self._stream.close()
 
-    try:
-        stream = open_layer(blob, ahead=True)
-    except (EOFError, ValueError) as error:
-        raise ValueError(f"is damaged: {error}") from error
-    with stream:
-        yield pieces(stream)
+    def __enter__(self) -> _Bounded:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torchkiln.contents import Kind, LayerContents, Thing
 from torchkiln.oci.tar_header import DamagedTar
-from torchkiln.oci.tar_reader import ENTRIES, Entry, EntryKind, Stream, TarReader, pieces_of
+from torchkiln.oci.tar_reader import TREE_ENTRIES, Entry, EntryKind, Stream, TarReader, pieces_of
 
 #: What reading raises where the stream is no tar, or a damaged one.
 DAMAGED = (OSError, EOFError, ValueError)
@@ -37,14 +37,14 @@ def grow(tree: dict[str, Thing], stream: Stream, wanted: Wanted = lambda _: Fals
     """
     upper: dict[str, Thing] = {}
     deleted = []
-    tar = TarReader(pieces_of(stream))
+    tar = TarReader(pieces_of(stream), most=TREE_ENTRIES)  # an engine exports an image as one
     for entry in tar:
         if gone := _deleted(entry.path):
             deleted.append(gone)
         elif entry.path:
             upper[entry.path] = _thing(tar, entry, upper, tree, wanted)
-    if len(tree) + len(upper) > ENTRIES:
-        raise DamagedTar(f"the layers have more than {ENTRIES} entries together")
+    if len(tree) + len(upper) > TREE_ENTRIES:
+        raise DamagedTar(f"the layers have more than {TREE_ENTRIES} entries together")
     for path in deleted:
         _delete(tree, path)
     for path, thing in upper.items():

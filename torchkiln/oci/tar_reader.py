@@ -29,8 +29,8 @@ from torchkiln.oci.tar_header import (
 T = TypeVar("T")
 EntryKind = Literal["file", "hard link", "link", "char", "block", "folder", "pipe"]
 
-#: Entries of one tar; the images that we know have 60,000 in one layer.
-ENTRIES = 500_000
+#: Entries of one layer, and of a whole image in one tar; those that we know have 60,000 and 90,000.
+ENTRIES, TREE_ENTRIES = 200_000, 500_000
 #: A layer unpacks to at most this many times its size, or to 1 GiB if that is more. Real ones: 2 to 8 times.
 RATIO = 100
 _ALWAYS = 1 << 30
@@ -87,12 +87,15 @@ def most_unpacked(size: int) -> int:
 class TarReader:
     """Iterate over it for the entries; `content` gives the current one's bytes, which else are skipped.
 
+    :param most: entries that it may have.
     :param report: takes the sentence about an entry that is refused though the next one can be found, which
         then is skipped; without, it is raised.
     """
 
-    def __init__(self, pieces: Iterable[bytes], *, report: Callable[[str], None] | None = None) -> None:
-        self._pieces = iter(pieces)
+    def __init__(
+        self, pieces: Iterable[bytes], *, most: int = ENTRIES, report: Callable[[str], None] | None = None
+    ) -> None:
+        self._pieces, self._most = iter(pieces), most
         self._report = report
         self._piece = memoryview(b"")
         self._left = 0  # bytes of content still to come
@@ -129,8 +132,8 @@ class TarReader:
             if header is None:
                 return None
             self._count += 1
-            if self._count > ENTRIES:
-                raise DamagedTar(f"the tar has more than {ENTRIES} entries")
+            if self._count > self._most:
+                raise DamagedTar(f"the tar has more than {self._most} entries")
             try:
                 entry = self._entry(header, extended)
             except DamagedTar as error:

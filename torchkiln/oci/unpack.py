@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from torchkiln.errors import BuildFailed, VerificationFailed, printable
 from torchkiln.files import remove_tree, tree_size
 from torchkiln.nouns import Digest
 from torchkiln.oci.confine import confined
 from torchkiln.oci.extract import Extractor, Refused
-from torchkiln.oci.opening import layer_pieces
+from torchkiln.oci.opening import open_layer
 from torchkiln.oci.tar_names import Names
-from torchkiln.oci.tar_reader import TarReader
+from torchkiln.oci.tar_reader import TarReader, pieces_of
 from torchkiln.store import Store
 
 
@@ -103,9 +104,16 @@ def _unpack_all(layers: Sequence[LayerBlob], root: Path, check: Callable[[], Non
 
 def _unpack_layer(layer: LayerBlob, extractor: Extractor, check: Callable[[], None]) -> None:
     hasher, names = hashlib.sha256(), Names()
-    with layer_pieces(layer.path, seen=(hasher.update, lambda _: check())) as pieces:
-        tar = TarReader(pieces)
-        try:
+
+    def pieces(stream: BinaryIO) -> Iterator[bytes]:
+        for piece in pieces_of(stream):
+            check()
+            hasher.update(piece)
+            yield piece
+
+    try:
+        with open_layer(layer.path, ahead=True) as stream:
+            tar = TarReader(pieces(stream))
             for entry in tar:
                 for fault in names.add(entry):
                     raise Refused(fault)
@@ -113,7 +121,7 @@ def _unpack_layer(layer: LayerBlob, extractor: Extractor, check: Callable[[], No
                     extractor.add(entry, tar.content())
                 except Refused as error:
                     raise Refused(f"layer entry {entry.path!r} {error}") from None
-        except ValueError as error:
-            raise VerificationFailed(f"{layer.path.name}: {printable(str(error))}") from error
+    except ValueError as error:
+        raise VerificationFailed(f"{layer.path.name}: {printable(str(error))}") from error
     if (found := f"sha256:{hasher.hexdigest()}") != layer.diff_id:
         raise VerificationFailed(f"{layer.path.name}: its tar is {found}, not {layer.diff_id}")
