@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -289,3 +291,45 @@ def eventually(true: object) -> None:
             return
         time.sleep(0.05)
     pytest.fail("it did not come to pass in 30 s")
+
+
+@pytest.fixture
+def beside() -> Iterator[Path]:
+    """A folder that no mount of the runtime's hides, as one in /tmp would be."""
+    with tempfile.TemporaryDirectory(prefix="torchkiln-test-", dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("name", ["etc", "dev", "proc", "sys", "tmp"])
+def test_a_link_of_the_image_does_not_lead_to_the_host(image: Path, beside: Path, name: str) -> None:
+    """While the container is made, the host's root is mounted in it: at a place that no image can name."""
+    root, outside = beside / "root", beside / "outside"
+    shutil.copytree(image, root, symlinks=True)
+    outside.mkdir()
+    (outside / "hosts").write_text("untouched")
+    if (root / name).is_dir():
+        shutil.rmtree(root / name)
+    (root / name).symlink_to(f"/.torchkiln-host{outside}")
+
+    with contextlib.suppress(ToolMissing):  # a container or none
+        sh(root, "echo x >/etc/hosts")
+
+    assert [path.name for path in outside.iterdir()] == ["hosts"]
+    assert (outside / "hosts").read_text() == "untouched"
+
+
+@needs_gcc
+def test_the_images_ldconfig_does_not_see_the_host(image: Path, tmp_path: Path) -> None:
+    """It runs before the command, to tell the loader of the driver; as root, but without the host's root."""
+    root = tmp_path / "root"
+    shutil.copytree(image, root, symlinks=True)
+    (root / "sbin").mkdir(exist_ok=True)
+    (root / "sbin/ldconfig").write_text("#!/bin/sh\ncat /proc/mounts >/seen\n")
+    (root / "sbin/ldconfig").chmod(0o755)
+    real = fake_driver() / "libcuda.so.1"
+    driver = Driver(nodes=(), libraries=(("libcuda.so.1", real),), tools=())
+
+    mounts = [line.split()[1] for line in lines(sh(root, "cat /seen", RootfsRuntime(driver=driver)))]
+
+    assert "/" in mounts
+    assert not [place for place in mounts if place.startswith("/.")]

@@ -102,7 +102,7 @@ BOMBS: dict[str, tuple[Callable[[], Iterator[bytes]], str]] = {
 }
 
 
-# `unpack` reads by the reader that `inspect` has; to create 200,000 files would take it minutes on a slow disk.
+# `unpack` reads by the reader that `inspect` has; 200,000 files would take it minutes on a slow disk.
 CASES = [
     (name, how)
     for name in BOMBS

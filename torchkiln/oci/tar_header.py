@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 BLOCK = 512
 EXTENDED_LIMIT = 1 << 20  # bytes of one extended header
@@ -105,6 +106,7 @@ def parse_header(block: bytes) -> Header:
     )
 
 
+@lru_cache(maxsize=4096)  # owners, modes and times are the same over and over
 def number(field: bytes, name: str, *, most: int = 0xFFFF_FFFF, empty: bool = False) -> int:
     """Octal digits between blanks or NULs, or GNU's base 256; with *empty*, nothing is 0.
 

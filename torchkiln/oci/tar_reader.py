@@ -38,6 +38,7 @@ _TEXTS = 64 << 20  # bytes of all names, link targets and attributes of one tar
 _PADDING = 1 << 20  # bytes of zeros behind the end of a tar; GNU tar writes up to its record, 10 KiB
 _PATH = 4095  # bytes of a path, and of a part of it, as Linux has them
 _PART = 255
+_SHORT = _PART // 4  # characters that cannot have too many bytes
 _PIECE = 1 << 20
 _KINDS: Mapping[bytes, EntryKind] = {
     b"0": "file",
@@ -242,7 +243,7 @@ class TarReader:
             raise DamagedTar(f"{path[:300]!r} is no link, but has a link target")
         if kind == "hard link":
             target = plain_path(target, what="hard link target")
-        elif kind == "link" and (not target or len(target.encode("utf-8", "surrogateescape")) > _PATH):
+        elif kind == "link" and (not target or len(_encoded(target)) > _PATH):
             raise _Skippable(f"{path[:300]!r} is a symbolic link to {target[:80]!r}")
         return Entry(
             path=path,
@@ -277,10 +278,14 @@ def plain_path(raw: str, *, folder: bool = False, what: str = "name") -> str:
         why = f"a {what} that leaves its folder by .."
     elif "" in parts or "." in parts:
         why = f"not a plain {what}"
-    elif len(max(parts, key=len).encode("utf-8", "surrogateescape")) > _PART:
+    elif len(name) > _SHORT and len(max(map(_encoded, parts), key=len)) > _PART:
         why = f"a part of the {what} has more than {_PART} bytes"
-    elif len(name.encode("utf-8", "surrogateescape")) > _PATH:
+    elif len(name) > _SHORT and len(_encoded(name)) > _PATH:
         why = f"the {what} has more than {_PATH} bytes"
     else:
         return name
     raise _Skippable(f"{raw[:300]!r}: {why}")
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -36,7 +36,6 @@ _DEV_LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
-_OLD = "/.torchkiln-host"
 # Where a driver's libraries go: a folder that no image has anything in, known to the image's own loader.
 DRIVER, LOADERS = "/usr/local/nvidia/lib64", "/etc/ld.so.conf.d/00-torchkiln-driver.conf"
 LDCONFIG = "/sbin/ldconfig"
@@ -108,14 +107,16 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     _mount("overlay", root, "overlay", 0, options + (",userxattr" if private_user else ""))
     os.chmod(root, 0o755)
 
-    os.mkdir(root + _OLD, 0o700)
-    _call("syscall", _SYS_PIVOT_ROOT, root.encode(), (root + _OLD).encode())
+    # The host's root, for as long as something is bound from it: under a name that no link of the image has.
+    old = f"/.{os.urandom(16).hex()}"
+    os.mkdir(root + old, 0o700)
+    _call("syscall", _SYS_PIVOT_ROOT, root.encode(), (root + old).encode())
     os.chdir("/")
     # From here on every path is resolved inside the image: its links cannot lead to the host.
     for folder in ("proc", "sys", "dev", "etc", "tmp"):
         os.makedirs(f"/{folder}", exist_ok=True)
     _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
-    _mount(f"{_OLD}/sys", "/sys", None, _BIND | _REC)
+    _mount(f"{old}/sys", "/sys", None, _BIND | _REC)
     _read_only("/sys")
     _devices(nodes, spec["shm_size"], private_user)
     for name, text in files.items():
@@ -126,14 +127,14 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     for source, target in driver:
         _bind(source, target)
         _read_only(target)
-    if spec["libraries"]:
-        _tell_loader(spec["env"])
     for source, target, writable in binds:
         _bind(source, target)
         if not writable:
             _read_only(target)
-    _call("umount2", _OLD.encode(), _DETACH)
-    os.rmdir(_OLD)
+    _call("umount2", old.encode(), _DETACH)
+    os.rmdir(old)
+    if spec["libraries"]:  # a program of the image: only now
+        _tell_loader(spec["env"])
     _call("sethostname", spec["hostname"].encode(), len(spec["hostname"].encode()))
 
 
