@@ -6,25 +6,36 @@ The spec is JSON on SPEC_FD. A fault before the command runs is told on FAULT_FD
 It makes namespaces for mounts, processes, host name and IPC (as a user other than root: one for users too),
 lays an overlay over the image, makes that the root, fills /proc, /dev, /sys and the few files of /etc that
 belong to a machine, and executes the command as process 1. All mounts are private and end with it.
+
+    python -I -S enter.py confined ROOT LIMITS FILTER COUNT NAME=VALUE... COMMAND...
+
+A sandbox for a command that is not trusted; `sandbox.py` writes that line. All namespaces are new, so there
+is no network; the root is one folder, read-only, with no /proc and no /dev; the user is nobody, without
+capabilities; a seccomp filter and resource limits hold. A fault goes to stderr, with exit code 125. Without
+a COMMAND it only makes the sandbox.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import os
-import signal
+import resource
 import sys
-from typing import Any, NoReturn
+
+# A sandbox is made for each wheel, so nothing is imported that takes milliseconds and is not needed for one.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 # From <sched.h>, <sys/mount.h>, <sys/prctl.h> and the x86-64 system call table.
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
+_NEWCGROUP, _NEWNET = 0x2000000, 0x40000000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 _DETACH = 2
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
+_SECCOMP_MODE_FILTER, _CAPABILITY_VERSION_3, _NOBODY, _SIGKILL = 2, 0x20080522, 65534, 9
 _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = 155, 442
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 
@@ -44,30 +55,118 @@ LDCONFIG = "/sbin/ldconfig"
 
 def main(spec_fd: int, fault_fd: int) -> NoReturn:
     """Prepare, run the command, end as it ended: its code, or 128 and the number of its signal."""
+    import json
+    import signal
+
     os.set_inheritable(spec_fd, False)
     os.set_inheritable(fault_fd, False)
     with os.fdopen(spec_fd, "rb") as source:
         spec = json.load(source)
     try:
-        _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
         private_user = os.geteuid() != 0
         _unshare(private_user)
         child = os.fork()
         if child == 0:
             # Whoever ends us ends process 1, and with it everything in the namespace.
-            _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
             _prepare(spec, private_user)
             _execute(spec, private_user)
     except (OSError, ValueError) as error:
         os.write(fault_fd, str(error).encode())
         os._exit(125)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, _SIGKILL))
     for ignored in (signal.SIGINT, signal.SIGQUIT):  # typed at a terminal: they are the command's
         signal.signal(ignored, signal.SIG_IGN)
     os.close(fault_fd)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
+
+
+def confined(root: str, limits: str, program: str, variables: list[str], argv: list[str]) -> NoReturn:
+    """Run *argv* in a sandbox, or end with 125 before it starts; end as it ended."""
+    env = dict(one.split("=", 1) for one in variables)
+    try:
+        if not root:  # no namespaces on this host: what holds without them
+            _limit(limits)
+            _filter(program)
+            os.execve(argv[0], argv, env)
+        _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+        uid, gid = os.geteuid(), os.getegid()
+        flags = _NEWNS | _NEWPID | _NEWUTS | _NEWIPC | _NEWNET | _NEWCGROUP
+        _call("unshare", flags | _NEWUSER if uid else flags)
+        if uid:
+            _map_ids(f"{_NOBODY} {uid} 1", f"{_NOBODY} {gid} 1")
+        child = os.fork()
+        if child == 0:
+            _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+            _only_root(root)
+            _limit(limits)
+            _become_nobody(private_user=bool(uid))
+            _filter(program)
+            if not argv:
+                os._exit(0)
+            os.execve(argv[0], argv, env)
+    except (OSError, ValueError) as error:
+        os.write(2, f"{error}\n".encode())
+        os._exit(125)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _only_root(root: str) -> None:
+    """Make the folder *root*, read-only, all that there is of a file system."""
+    _mount(None, "/", None, _REC | _PRIVATE)
+    _mount(root, root, None, _BIND | _REC)
+    _read_only(root, _NOSUID | _NODEV)
+    os.chdir(root)
+    _call("syscall", _SYS_PIVOT_ROOT, b".", b".")  # the old root now lies over the new one
+    _call("umount2", b".", _DETACH)
+    os.chdir("/")
+    _call("sethostname", b"sandbox", 7)
+
+
+def _limit(limits: str) -> None:
+    """Resource limits, "AS=402653184,CORE=0"; a lower one that is set already stays."""
+    for one in limits.split(","):
+        name, _, most = one.partition("=")
+        kind = getattr(resource, f"RLIMIT_{name}")
+        _, hard = resource.getrlimit(kind)
+        least = int(most) if hard == resource.RLIM_INFINITY else min(int(most), hard)
+        resource.setrlimit(kind, (least, least))
+    os.closerange(3, 1024)
+
+
+def _become_nobody(private_user: bool) -> None:
+    """Nobody, in a user namespace, without a capability and no way to get one."""
+    if not private_user:
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        _drop_bounding()
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        _LIBC.unshare(_NEWUSER)  # where the host lets nobody; the other namespaces are made, and root's
+    _drop_bounding()
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _call("capset", header, (ctypes.c_uint32 * 6)())
+    _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # a change of user has cleared it
+
+
+def _drop_bounding() -> None:
+    for capability in range(64):
+        if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
+            return  # the kernel knows no more of them
+
+
+def _filter(program: str) -> None:
+    """Install the seccomp filter, in hex; from here on nothing gains a privilege."""
+    steps = bytes.fromhex(program)
+    code = ctypes.create_string_buffer(steps, len(steps))
+    # struct sock_fprog: a count of eight-byte instructions, and where they are.
+    whole = (ctypes.c_uint64 * 2)(len(steps) // 8, ctypes.addressof(code))
+    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, whole, 0, 0)
 
 
 def _unshare(private_user: bool) -> None:
@@ -119,7 +218,7 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     _read_only("/sys")
     _devices(nodes, spec["shm_size"], private_user)
     for name, text in files.items():
-        with contextlib.suppress(FileNotFoundError):
+        if os.path.lexists(f"/{name}"):
             os.unlink(f"/{name}")
         with open(f"/{name}", "w") as file:
             file.write(text)
@@ -161,12 +260,13 @@ def _tell_loader(env: dict[str, str]) -> None:
         file.write(DRIVER + "\n")
     child = os.fork()
     if child == 0:
-        with contextlib.suppress(OSError):
+        try:
             silence = os.open("/dev/null", os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(silence, stream)
             os.execve(LDCONFIG, [LDCONFIG, DRIVER], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
-        os._exit(127)
+        except OSError:
+            os._exit(127)
     if os.waitpid(child, 0)[1]:
         raise ValueError(f"{LDCONFIG} of the image fails, so its loader cannot be told of the driver")
 
@@ -182,9 +282,9 @@ def _bind(source: int, target: str) -> None:
     _mount(f"/proc/self/fd/{source}", target, None, _BIND | _REC)
 
 
-def _read_only(target: str) -> None:
-    """*target* and all mounts under it."""
-    attributes = (ctypes.c_uint64 * 4)(_RDONLY, 0, 0, 0)  # struct mount_attr: set, clear, propagation, userns
+def _read_only(target: str, more: int = 0) -> None:
+    """*target* and all mounts under it; with *more* flags."""
+    attributes = (ctypes.c_uint64 * 4)(_RDONLY | more, 0, 0, 0)  # struct mount_attr: set, clear, ...
     descriptor = os.open(target, os.O_PATH)
     try:
         _call(
@@ -201,6 +301,8 @@ def _read_only(target: str) -> None:
 
 
 def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
+    import signal
+
     uid, gid = spec["user"]
     env = spec["env"]
     env.setdefault("HOME", _home(uid))
@@ -218,7 +320,7 @@ def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-    _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user has cleared it
+    _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # a change of user has cleared it
     try:
         os.execvpe(spec["argv"][0], spec["argv"], env)
     except OSError as error:
@@ -229,11 +331,14 @@ def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
 
 
 def _home(uid: int) -> str:
-    with contextlib.suppress(OSError), open("/etc/passwd") as file:
-        for line in file:
-            fields = line.rstrip("\n").split(":")
-            if len(fields) > 5 and fields[2] == str(uid):
-                return fields[5]
+    try:
+        with open("/etc/passwd") as file:
+            for line in file:
+                fields = line.rstrip("\n").split(":")
+                if len(fields) > 5 and fields[2] == str(uid):
+                    return fields[5]
+    except OSError:
+        pass
     return "/"
 
 
@@ -271,4 +376,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "confined":
+        behind = 6 + int(sys.argv[5])
+        confined(sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[6:behind], sys.argv[behind:])
     main(int(sys.argv[1]), int(sys.argv[2]))
