@@ -58,6 +58,7 @@ def main(spec_fd: int, fault_fd: int) -> NoReturn:
     import json
     import signal
 
+    os.get_exec_path()  # imports something, for which it is too late in another root
     os.set_inheritable(spec_fd, False)
     os.set_inheritable(fault_fd, False)
     with os.fdopen(spec_fd, "rb") as source:
