@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from torchkiln.oci.opening import bounded
 from torchkiln.oci.read_tar import open_tar
 
 _PIECE = 1 << 20
@@ -42,7 +43,7 @@ def extract(stream: BinaryIO, into: Path, wanted: Callable[[str], bool]) -> None
     top = os.open(into, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         found = _Extraction(top=top)
-        with open_tar(_Bounded(stream)) as tar:  # type: ignore[arg-type]
+        with open_tar(bounded(stream, _MOST_READ, _too_much)) as tar:
             for count, member in enumerate(tar):
                 if count >= _MOST_MEMBERS:
                     raise Refused(f"it has more than {_MOST_MEMBERS} entries")
@@ -55,19 +56,8 @@ def extract(stream: BinaryIO, into: Path, wanted: Callable[[str], bool]) -> None
         os.close(top)
 
 
-class _Bounded:
-    """A stream that ends in an error behind so many bytes."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._left = stream, _MOST_READ
-
-    def read(self, size: int) -> bytes:
-        """As a file."""
-        data = self._stream.read(size)
-        self._left -= len(data)
-        if self._left < 0:
-            raise Refused(f"it unpacks to more than {_MOST_READ >> 30} GiB")
-        return data
+def _too_much() -> Refused:
+    return Refused(f"it unpacks to more than {_MOST_READ >> 30} GiB")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -5,8 +5,9 @@ Engines do the same, whatever the manifest calls it; whoever reads compares the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from torchkiln.oci.gunzip import open_gzip, open_gzip_ahead
 
@@ -34,3 +35,20 @@ def opened(blob: Path | BinaryIO, head: bytes) -> BinaryIO:
     if head.startswith(GZIP_MAGIC):
         return open_gzip(blob)
     return blob.open("rb") if isinstance(blob, Path) else blob
+
+
+def bounded(stream: BinaryIO, limit: int, over: Callable[[], Exception]) -> BinaryIO:
+    """*stream*, to be read alone; behind *limit* bytes reading raises what *over* gives."""
+    return cast(BinaryIO, _Bounded(stream, limit, over))
+
+
+class _Bounded:
+    def __init__(self, stream: BinaryIO, limit: int, over: Callable[[], Exception]) -> None:
+        self._stream, self._left, self._over = stream, limit, over
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise self._over()
+        return data
