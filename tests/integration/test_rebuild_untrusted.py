@@ -19,10 +19,12 @@ from tests.keys import STRANGER, public_pem
 from tests.needs import needs_gcc
 from tests.press import Press, digest_of, interpreter, press
 from tests.published import Scene
+from tests.reports import TAG
 from tests.standin.registry_server import RegistryServer
 from torchkiln.base.interpreter import LOADER
 from torchkiln.engines.observer import Silent
-from torchkiln.nouns import LockedCell, OsPackage, OverlayFile
+from torchkiln.lock import load_locked
+from torchkiln.nouns import LayerFormat, LockedCell, OsPackage, OverlayFile
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layout import LayerOnDisk
@@ -198,12 +200,16 @@ def test_a_host_without_namespaces(scene: Scene, tmp_path: Path, monkeypatch: py
     assert "cannot make a sandbox for the programs of the image: unshare: Operation not permitted" in message
 
 
-def test_its_base_comes_from_the_registry(scene: Scene) -> None:
-    """Where the cache has none; that one then has none either."""
-    base = scene.desk.store.blob(scene.image.layers[0].digest)
+@pytest.mark.parametrize("form", ["gzip", "zstd"])
+def test_an_image_is_built_again_in_its_own_form(scene: Scene, form: LayerFormat) -> None:
+    """On the base in the image, where the cache has none; that one then has none either."""
+    scene.image = scene.desk.build(layer_format=form)
+    scene.publish()
+    base = scene.desk.store.blob(load_locked(scene.desk.folder / "images", TAG).base.digest)
     base.unlink()
+    ref = f"{scene.target}@{scene.image.manifest}"
     with interpreter():
-        done = scene.verify("--rebuild", "--untrusted", keys=())
+        done = scene.desk.run("verify", ref, *scene.desk.keys, "--suite", str(scene.desk.suite), "--rebuild")
     assert done.exit_code == 0, done.exception
     assert f"built again from its lock: {scene.image.manifest}" in done.stderr
     assert not base.exists()
