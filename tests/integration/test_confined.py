@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -305,3 +309,30 @@ def test_a_host_without_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(BuildFailed):
         compiler.finish()
     assert compiler._said.decode().startswith("fork=-1/38\nsocket=-1/38\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become somebody else")
+def test_without_root_a_user_namespace_does(tmp_path: Path) -> None:
+    """The same, started by nobody, by a Python that nobody may read."""
+    system = "/usr/bin/python3"
+    if not os.access(system, os.X_OK):
+        pytest.skip(f"no {system}, and nobody may not use root's own: apt-get install python3")
+    python = hostile(
+        'tell("uid", getuid()); tell("open", open("/etc/passwd", O_RDONLY)); tell("fork", fork());'
+        'tell("pid", getpid()); tell("write", open("/marker", O_CREAT | O_WRONLY, 0666));',
+        tmp_path,
+    )
+    with tempfile.TemporaryDirectory(prefix="torchkiln-test-") as folder:
+        shutil.copytree(python.python.root, f"{folder}/python")
+        shutil.copy(sandbox._ENTER, f"{folder}/enter.py")
+        for path in (Path(folder), *Path(folder).rglob("*")):
+            os.chown(path, 65534, 65534)
+        there = replace(python, python=replace(python.python, root=Path(folder, "python")))
+        words = there.argv()
+        argv = [system, *words[1:3], f"{folder}/enter.py", *words[4:]]
+        got = subprocess.run(
+            argv, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, check=False
+        )
+    if "unshare" in got.stderr:
+        pytest.skip(f"nobody has no user namespaces here: {got.stderr.strip()}")
+    assert got.stderr.splitlines() == ["uid=65534/0", "open=-1/2", "fork=-1/38", "pid=1/0", "write=-1/30"]
