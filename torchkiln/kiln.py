@@ -37,6 +37,7 @@ class Options:
     sources: Sources = field(default_factory=Sources)  # of base and tools
     refs: tuple[str, ...] = ()  # names in the layout; none: the plan's tag
     layer_format: LayerFormat = "gzip"
+    stranger: bool = False  # the lock is not the user's own: nothing of its base runs without a sandbox
 
 
 def build(
@@ -80,6 +81,8 @@ def build(
             base_moved=moved,
             layer_format=options.layer_format,
             on_layer=on_layer,
+            stranger=options.stranger,
+            say=say,
         )
         remember_image(store, built.image, found, built.reused)
     return built

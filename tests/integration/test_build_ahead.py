@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from tests.docker.scene import TAG, Scene
 from tests.engine.registry import RunningRegistry
 from tests.faultproxy import Fault, FaultProxy
-from torchkiln.lock import load_locked
 from torchkiln.oci.layout import open_layout
 
 pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
@@ -64,25 +62,3 @@ def test_what_is_for_the_other_engine_is_refused(scene: Scene, tmp_path: Path) -
 
     assert ran.returncode == 2
     assert "--ahead is for --engine embedded" in ran.stderr
-
-
-@pytest.mark.parametrize("form", ["gzip", "zstd"])
-def test_an_image_is_built_again_in_its_own_form(
-    scene: Scene, registry: RunningRegistry, form: str, tmp_path: Path
-) -> None:
-    """To the same digest, by a cache that has no base: that comes out of the image's lowest layer."""
-    target, output = f"{registry.host}/again/{form}", f"again-{form}"
-    built = scene.kiln("--output", output, "--layer-format", form)
-    assert built.returncode == 0, built.stderr
-    ran = scene.command("publish", TAG, "--output", output, "--to", target, "--override", "a test")
-    assert ran.returncode == 0, ran.stderr
-    base = load_locked(scene.images, TAG).base.digest.removeprefix("sha256:")
-    shutil.copytree(
-        scene.cache, tmp_path / "cache", ignore=shutil.ignore_patterns(base, "locks", "rebuild-*")
-    )
-
-    digest = built.stdout.strip()
-    ran = scene.command("verify", f"{target}@{digest}", "--rebuild", TORCHKILN_CACHE=str(tmp_path / "cache"))
-
-    assert f"built again from its lock: {digest}" in ran.stdout + ran.stderr
-    assert (tmp_path / "cache/blobs/sha256" / base).is_file()

@@ -249,7 +249,7 @@ def test_without_root_a_user_namespace_does(image: Path) -> None:
         shutil.copy(enter.__file__, folder / "enter.py")
         spec = (
             '{"root": "%s/root", "argv": ["sh", "-c", "id -u; id -g; echo $$"], "env": {"PATH": "/bin"},'
-            ' "binds": [], "nodes": [], "libraries": [], "tools": [], "workdir": "/",'
+            ' "files": {}, "binds": [], "nodes": [], "libraries": [], "tools": [], "workdir": "/",'
             ' "user": [%d, %d], "hostname": "h", "shm_size": 1048576,'
             ' "scratch": "%s", "scratch_is_ours": false}'
         )
@@ -316,6 +316,50 @@ def test_a_link_of_the_image_does_not_lead_to_the_host(image: Path, beside: Path
 
     assert [path.name for path in outside.iterdir()] == ["hosts"]
     assert (outside / "hosts").read_text() == "untouched"
+
+
+@pytest.mark.parametrize("name", ["etc", "etc/ld.so.conf.d", "data", "usr/local/nvidia"])
+def test_a_link_to_a_descriptor_does_not_lead_to_a_bound_folder(image: Path, beside: Path, name: str) -> None:
+    """/proc/self/fd has what we hold open while the container is made: the image's folder, what is bound."""
+    outside = beside / "outside"
+    outside.mkdir()
+    (outside / "there").write_text("untouched")
+    real = fake_driver() / "libcuda.so.1"
+    driver = Driver(nodes=(), libraries=(("libcuda.so.1", real),), tools=())
+    for number in range(3, 40):
+        root = beside / f"root{number}"
+        shutil.copytree(image, root, symlinks=True)
+        if (root / name).is_dir():
+            shutil.rmtree(root / name)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(f"/proc/self/fd/{number}")
+        (root / "sbin").mkdir(exist_ok=True)
+        shutil.copy(root / "bin/id", root / "sbin/ldconfig")
+        before = names(root)
+        with contextlib.suppress(ToolMissing):
+            runtime = RootfsRuntime(driver=driver)
+            sh(
+                root,
+                "true",
+                runtime,
+                binds=[Bind(source=outside, target="/mnt"), Bind(source=outside, target="/data/below")],
+            )
+        assert names(outside) == {"there"}
+        assert names(root) == before
+
+
+@pytest.mark.parametrize("number", range(3, 24))
+def test_a_working_folder_does_not_lead_to_what_is_held_open(image: Path, beside: Path, number: int) -> None:
+    """An image's config may name any (runc: CVE-2024-21626)."""
+    (beside / "secret").write_text("of the host")
+    script = "cat secret ../secret ../../secret ../../../etc/shadow 2>/dev/null; pwd"
+
+    with contextlib.suppress(ToolMissing, FileNotFoundError):
+        ended = sh(
+            image, script, workdir=f"/proc/self/fd/{number}", binds=[Bind(source=beside, target="/mnt")]
+        )
+        assert b"of the host" not in ended.stdout
+        assert b"root:" not in ended.stdout
 
 
 @needs_gcc

@@ -49,7 +49,7 @@ def pack_of(sources: dict[str, bytes], place: Path, python: str = sys.executable
         compiler.add(path, source)
     compiler.finish()
     pack = place.with_suffix(".kept")
-    press(place, pack)
+    press(place, pack, compiler.asked)
     with pack.open("rb") as file:
         return [(code.source, code.content()) for code in read_pack(file)]
 
@@ -152,7 +152,7 @@ def test_a_cut_file_of_the_worker_is_not_kept(tmp_path: Path) -> None:
     made = tmp_path / "pack"
     made.write_bytes(made.read_bytes()[:-40])
     with pytest.raises(ValueError):
-        press(made, tmp_path / "kept")
+        press(made, tmp_path / "kept", [(path, len(source)) for path, source in SOURCES.items()])
 
 
 def test_code_that_does_not_inflate_to_itself() -> None:

@@ -79,7 +79,10 @@ PURE_ALL_THE_SAME = frozenset({"uuid.UUID", "uuid.uuid5"})  # names for content
 NOT_PURE = {"smoke": "puts the suite into a temporary folder, which its runtime mounts"}
 
 # Who else may write to a stream.
-TALKERS = {"runtimes/enter.py": "is a program of its own, in the namespaces of the command that it starts"}
+TALKERS = {
+    "runtimes/enter.py": "is a program of its own, in the namespaces of the command that it starts",
+    "wheel/compile_worker.py": "is a program of its own, under a base's Python; what it writes is its answer",
+}
 
 
 def imports(tree: ast.AST, package: str = "torchkiln") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""base → its own Python, run without root, chroot or container.
+"""base → its own Python: what is needed of it in a folder, and how to start it there.
 
 Byte-code must come from the image's exact interpreter. Its files are taken out of the base once, and it is
 started through the base's own loader, so that nothing of the host's Python or C library takes part.
@@ -10,13 +10,15 @@ import errno
 import os
 import re
 import shutil
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchkiln.base.extraction import Refused, extract
 from torchkiln.errors import BuildFailed
 from torchkiln.nouns import LockedBase
 from torchkiln.oci.gunzip import open_gzip
+from torchkiln.oci.read_tar import DAMAGED
+from torchkiln.oci.tar_header import DamagedTar
 from torchkiln.store import Store
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
@@ -35,20 +37,32 @@ class Interpreter:
     root: Path
     version: str  # full, "3.11.2"
 
-    def argv(self) -> list[str]:
-        """The command that starts it, to be followed by Python's own arguments; needs no environment.
+    def argv(self, root: Path | None = None) -> list[str]:
+        """The command that starts it, to be followed by Python's own arguments.
+
+        :param root: where *root* is seen by who runs it, "/" in a sandbox; None: where it is.
+        """
+        name, at = python_name(self.version), self.root if root is None else root
+        return [
+            *(str(at / LOADER), "--inhibit-cache", "--library-path", str(at / LIBRARIES)),
+            *(str(at / "usr/bin" / name), "-s", "-S"),
+            *(["-P"] if name != "python3.10" else []),
+        ]
+
+    def env(self, root: Path | None = None) -> dict[str, str]:
+        """The whole environment of that command.
 
         Nothing of the caller's environment, user folder or site-packages is seen; the hash seed is fixed, so
         that what it marshals is the same each time; it writes no byte-code of its own.
         """
-        name = python_name(self.version)
-        return [
-            *("/usr/bin/env", "-i", "LC_ALL=C", "PYTHONUTF8=1", "PYTHONCOERCECLOCALE=0"),
-            *("PYTHONHASHSEED=0", "PYTHONDONTWRITEBYTECODE=1", f"PYTHONHOME={self.root / 'usr'}"),
-            *(str(self.root / LOADER), "--inhibit-cache", "--library-path", str(self.root / LIBRARIES)),
-            *(str(self.root / "usr/bin" / name), "-s", "-S"),
-            *(["-P"] if name != "python3.10" else []),
-        ]
+        return {
+            "LC_ALL": "C",
+            "PYTHONUTF8": "1",
+            "PYTHONCOERCECLOCALE": "0",
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHOME": str((self.root if root is None else root) / "usr"),
+        }
 
 
 def interpreter(base: LockedBase, store: Store) -> Interpreter:
@@ -65,10 +79,10 @@ def interpreter(base: LockedBase, store: Store) -> Interpreter:
             return found
         temporary = store.temporary("interpreter")
         try:
-            extract_python(store.blob(base.digest), base.python, temporary)
+            extract_python(store.blob(base.digest), base, temporary)
             root.parent.mkdir(parents=True, exist_ok=True)
             os.replace(temporary, root)
-        except (OSError, EOFError, tarfile.TarError) as error:
+        except DAMAGED as error:
             full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise BuildFailed(
                 f"the Python of base {base.digest} cannot be taken out: {error}",
@@ -79,31 +93,31 @@ def interpreter(base: LockedBase, store: Store) -> Interpreter:
     return found
 
 
-def extract_python(blob: Path, version: str, into: Path, *, also: str = "") -> None:
-    """Take Python *version* and the libraries that it loads out of the base *blob*, to the folder *into*.
+def extract_python(blob: Path, base: LockedBase, into: Path, *, also: str = "") -> None:
+    """Take the Python of *base* and the libraries that it loads out of its *blob*, to *into*, a new folder.
 
     :param also: a pattern of further paths, "usr/bin/tar".
-    :raises BuildFailed: the base holds no such Python.
-    :raises OSError: it cannot be read or written; EOFError, tarfile.TarError: it is damaged.
+    :raises BuildFailed: it is another base, holds no such Python, or something that no base has; nothing that
+        was extracted may then run.
+    :raises OSError: it cannot be read or written; ValueError: it is damaged.
     """
-    name = python_name(version)
+    name = python_name(base.python)
     wanted = re.compile(
-        rf"usr/bin/{name}|usr/lib/{name}/(?!config-|test/).+|"
+        rf"usr/bin/{re.escape(name)}|usr/lib/{re.escape(name)}/(?!config-|test/).+|"
         rf"{LIBRARIES}/(ld-linux-x86-64\.so\.2|lib(c|m|dl|pthread|util|rt|z|expat|ffi|crypto|ssl|lzma|bz2|uuid)\.so\.[^/]+)"
-        + (f"|{also}" if also else "")
+        + (f"|{also}" if also else ""),
+        re.DOTALL,
     )
-    with open_gzip(blob) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
-        for member in tar:
-            path = member.name.removeprefix("./")
-            if not wanted.fullmatch(path) or ".." in path.split("/"):
-                continue
-            place = into / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if member.issym():
-                place.symlink_to(member.linkname)
-            elif (data := tar.extractfile(member)) is not None:
-                place.write_bytes(data.read())
-                place.chmod(member.mode | 0o600)
+    try:
+        with open_gzip(blob) as stream:
+            found = extract(stream, into, lambda path: wanted.fullmatch(path) is not None)
+    except (Refused, DamagedTar) as error:
+        raise BuildFailed(f"the base's Python cannot be taken out: {error}") from error
+    if found != base.diff_id:
+        raise BuildFailed(
+            f"{blob} is damaged: checksum mismatch, its tar is {found}, not {base.diff_id}",
+            hint="run: torchkiln cache verify --repair; then build again",
+        )
     for needed in (f"usr/bin/{name}", f"usr/lib/{name}/os.py", LOADER):
-        if not (into / needed).exists():
+        if not (into / needed).is_file():  # through links too: they lead nowhere else
             raise BuildFailed(f"the base has no {needed}")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar, cast
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from torchkiln.artefacts import artefact_json
 from torchkiln.errors import BuildFailed, ConfigError
@@ -20,6 +20,7 @@ from torchkiln.files import pretty_json
 from torchkiln.nouns import LockedBase, LockedTools, OsPackage
 from torchkiln.oci.encode import Encoded, encode
 from torchkiln.oci.gunzip import open_gzip
+from torchkiln.oci.opening import bounded
 from torchkiln.schema import sentences, shipped
 from torchkiln.store import Store
 from torchkiln.strict import json_of, read_file
@@ -153,22 +154,7 @@ def _bounded(way: Way[Artefact], tar: BinaryIO, file: Path, locked: Artefact | N
             )
         return BuildFailed(f"{file} is no {way.noun}: it unpacks to more than {limit >> 30} GiB")
 
-    return cast(BinaryIO, _Bounded(tar, limit, over))
-
-
-class _Bounded:
-    """A stream that ends in an error behind so many bytes."""
-
-    def __init__(self, stream: BinaryIO, limit: int, over: Callable[[], BuildFailed]) -> None:
-        self._stream, self._left, self._over = stream, limit, over
-
-    def read(self, size: int) -> bytes:
-        """As a file."""
-        data = self._stream.read(size)
-        self._left -= len(data)
-        if self._left < 0:
-            raise self._over()
-        return data
+    return bounded(tar, limit, over)
 
 
 def moved(before: tuple[OsPackage, ...], after: tuple[OsPackage, ...]) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,8 +10,9 @@ from torchkiln.base.interpreter import LIBRARIES, extract_python, python_name
 from torchkiln.bundle.contents import Parts
 from torchkiln.errors import BuildFailed, VerificationFailed
 from torchkiln.files import remove_tree
-from torchkiln.nouns import LockedCell
+from torchkiln.nouns import LockedBase, LockedCell
 from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.pinned_wheels import pytest_wheels, wheels_for
 from torchkiln.store import Store
 from torchkiln.suite import Suite
@@ -49,7 +49,7 @@ def parts_of(
     packages = wheels_for(python_name(base.python).removeprefix("python"), _REQUIREMENTS, store.root)
     temporary = store.temporary("bundle")
     try:
-        _take_python(lowest.path, base.python, temporary)
+        _take_python(lowest.path, base, temporary)
         yield Parts(
             image=image,
             tag=tag_of(locked.resolution),
@@ -66,10 +66,10 @@ def parts_of(
         remove_tree(temporary)
 
 
-def _take_python(blob: Path, version: str, into: Path) -> None:
+def _take_python(blob: Path, base: LockedBase, into: Path) -> None:
     try:
-        extract_python(blob, version, into, also=_ALSO)
-    except (EOFError, tarfile.TarError) as error:
-        raise VerificationFailed(f"{blob}: damaged: {error}", hint="build the image again") from error
+        extract_python(blob, base, into, also=_ALSO)
     except OSError as error:
         raise BuildFailed(f"the bundle's Python cannot be taken out of the base: {error}") from error
+    except DAMAGED as error:
+        raise VerificationFailed(f"{blob}: damaged: {error}", hint="build the image again") from error

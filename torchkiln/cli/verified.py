@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -38,6 +38,7 @@ class Wish:
     issuer: str
     full: bool
     rebuild: bool
+    untrusted: bool
     plain_http: bool
     as_json: bool
     quiet: bool
@@ -58,6 +59,11 @@ def verify_published(reference: Reference, wish: Wish) -> None:
     known = facts.load()
     grid = matrix.read(wish.matrix_file, known)
     trust = trust_of(grid.policy, wish.matrix_file, wish.keys, wish.identity, wish.issuer)
+    if wish.rebuild and not (trust.looks or wish.untrusted):
+        raise ConfigError(
+            "--rebuild runs the Python of the image, and no key or identity is given that it is trusted by",
+            hint="name it with --key PUBLIC.pem, or add --untrusted: it then runs in a sandbox all the same",
+        )
     repository = reference.repository
     with (
         registry_of(repository, wish.plain_http) as registry,
@@ -79,8 +85,8 @@ def verify_published(reference: Reference, wish: Wish) -> None:
         points = list(looked.points)
         if wish.full:
             points += _full(reading, image, looked, observer)
-        if wish.rebuild and looked.origin:
-            points.append(_rebuilt(reading, image, looked.origin.locked, grid, known, observer))
+        if wish.rebuild:
+            points.append(_rebuilt(reading, image, looked, points, (grid, known), observer))
     _tell(reference, image, points, wish)
 
 
@@ -111,21 +117,30 @@ def _full(reading: Reading, image: ImageOnDisk, looked: Verification, observer: 
 
 
 def _rebuilt(
-    reading: Reading, image: ImageOnDisk, locked: Any, grid: Matrix, known: Facts, observer: Observer
+    reading: Reading,
+    image: ImageOnDisk,
+    looked: Verification,
+    points: Sequence[Point],
+    known: tuple[Matrix, Facts],
+    observer: Observer,
 ) -> Point:
+    """Whether it can be built again; only where all other *points* are good."""
     from torchkiln.cli.desk import LateIndex
     from torchkiln.publishing.rebuild import rebuilt
+    from torchkiln.publishing.verify import Point
     from torchkiln.store import Store
 
-    store = Store(cache_root(), on_wait=console.waiting)
+    bad = [point.what for point in points if not point.good]
+    if bad or looked.origin is None:
+        text = f"not built: verification failed before ({', '.join(bad) or 'no provenance'})"
+        return Point(what="rebuild", good=False, text=text)
     return rebuilt(
         reading,
         image,
-        locked,
-        grid,
-        known,
-        store=store,
-        fetcher=LateIndex(store),
+        looked.origin.locked,
+        *known,
+        store=Store(cache_root(), on_wait=console.waiting),
+        index=LateIndex,
         observer=observer,
         say=console.say,
     )

@@ -10,7 +10,7 @@ import click
 from torchkiln.cli.options import here_or_checkout
 from torchkiln.cli.trusting import trust_options
 from torchkiln.cli.verified import Wish, published_reference, verify_published
-from torchkiln.errors import VerificationFailed
+from torchkiln.errors import ConfigError, VerificationFailed
 
 
 @click.command("verify")
@@ -18,6 +18,7 @@ from torchkiln.errors import VerificationFailed
 @trust_options("--key")
 @click.option("--full", is_flag=True, help="fetch the layers too, and look at every byte")
 @click.option("--rebuild", is_flag=True, help="build it again from its lock, and compare the digests")
+@click.option("--untrusted", is_flag=True, help="with --rebuild: though no key or identity vouches for it")
 @click.option(
     "--policy",
     "matrix_file",
@@ -39,6 +40,7 @@ def verify(
     issuer: str,
     full: bool,
     rebuild: bool,
+    untrusted: bool,
     matrix_file: Path,
     suite_folder: Path | None,
     plain_http: bool,
@@ -51,6 +53,8 @@ def verify(
     image in a registry, from there alone: signatures, provenance, configuration and layers against the lock,
     smoke reports against the policy, SBOM; with --full its layers too.
     """
+    if untrusted and not rebuild:
+        raise ConfigError("--untrusted is for --rebuild alone", hint="add --rebuild, or leave it out")
     folder, ref = split_target(target)
     if not folder.is_dir():
         wish = Wish(
@@ -61,6 +65,7 @@ def verify(
             issuer=issuer,
             full=full,
             rebuild=rebuild,
+            untrusted=untrusted,
             plain_http=plain_http,
             as_json=as_json,
             quiet=quiet,

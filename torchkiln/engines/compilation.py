@@ -43,14 +43,15 @@ class Bytecode:
         self._compiler.finish()
         pack = self._store.temporary("pack")
         try:
-            press(self._compiler.made, pack)
+            press(self._compiler.made, pack, self._compiler.asked)
             self.kept = _intact(pack)
             if self.kept is None:
                 raise ValueError("it reads otherwise than it was written")
             self._store.adopt(pack, self._pack)
         except ValueError as error:
             raise BuildFailed(
-                f"byte-code that was just made cannot be used: {error}", hint="look at the disk; run again"
+                f"the base's Python did not give the byte-code that it was asked for: {error}",
+                hint="the base is damaged, or was made to do harm; or the disk is at fault: run again",
             ) from error
         finally:
             pack.unlink(missing_ok=True)

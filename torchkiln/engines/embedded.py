@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchkiln.base.interpreter import interpreter
+from torchkiln.engines.confined import demand_sandbox, interpreter, sandbox_fault
 from torchkiln.engines.keys import key_of
 from torchkiln.engines.observer import ArchiveSource, Fetcher, Observer
 from torchkiln.engines.toolkits import kept_path, toolkit_layers
@@ -64,6 +64,8 @@ def build(
     base_moved: tuple[str, ...] = (),
     layer_format: LayerFormat = "gzip",
     on_layer: Callable[[BuiltLayer], None] = lambda _: None,
+    stranger: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Build:
     """Build *plan* into *layout* under *refs* (the plan's tag when none).
 
@@ -72,7 +74,9 @@ def build(
     :param layer_format: other than "gzip": layers are made as ever, compared with the lock, then
         brought into it.
     :param on_layer: hears of each layer of the image as soon as its blob is in *store*.
+    :param stranger: the lock is not the user's own: without a sandbox its base's Python does not run.
     :raises BuildFailed: a wheel is refused or cannot be had, a layer is not the recorded one, no space.
+    :raises ToolMissing: it is a stranger's, and this host can make no sandbox.
     """
     started = time.monotonic()
     reused: list[str] = []
@@ -92,7 +96,15 @@ def build(
         built |= toolkit_layers(of_toolkit, plan.locked, store, archives, observer, tell)
         seconds["toolkit"] = time.monotonic() - began
     if of_wheels := [spec for spec in missing if spec.kind in ("wheels", "program")]:
-        made, of_kitchen, waited = _make(of_wheels, plan, store, fetcher, observer, tell)
+
+        def command() -> tuple[str, ...]:
+            if stranger:
+                demand_sandbox()
+            elif without := sandbox_fault():
+                say(f"this host cannot make a sandbox ({without}): the base's Python runs with a filter only")
+            return tuple(interpreter(plan.locked.base, store).argv())
+
+        made, of_kitchen, waited = _make(of_wheels, plan, store, fetcher, observer, tell, command)
         built |= made
         seconds |= of_kitchen
         reused += waited
@@ -199,10 +211,13 @@ def _make(
     fetcher: Fetcher,
     observer: Observer,
     on_layer: Callable[[BuiltLayer], None],
+    command: Callable[[], tuple[str, ...]],
 ) -> tuple[dict[LayerSpec, BuiltLayer], dict[str, float], list[str]]:
     """Make the wheel layers that are *missing*, unless another process does so at this moment.
 
     Locks are taken in the order of their names, so two builds cannot wait for each other.
+
+    :param command: gives what starts the base's Python.
     """
     from torchkiln.engines.kitchen import Kitchen, Order  # slow to load, and most builds change nothing
     from torchkiln.engines.programs import make_program
@@ -230,7 +245,7 @@ def _make(
                 made[keys[key]] = known
                 on_layer(known)
                 waited.append(keys[key].title)
-        argv = tuple(interpreter(plan.locked.base, store).argv()) if orders else ()
+        argv = command() if orders else ()
         with Kitchen(store, fetcher, observer, python=python, interpreter=argv) as kitchen:
             for order, written, blob in kitchen.cook(orders):
                 _take(order.key, written, blob, store, looked_into=written != order.recorded)

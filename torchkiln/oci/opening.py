@@ -5,6 +5,7 @@ Engines do the same, whatever the manifest calls it; whoever reads compares the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
@@ -28,7 +29,10 @@ def open_layer(blob: Path, *, ahead: bool = False) -> BinaryIO:
         stream = open_gzip_ahead(blob) if ahead and head.startswith(GZIP_MAGIC) else opened(blob, head)
     except EOFError as error:
         raise ValueError(f"is damaged: {error}") from error
-    return cast(BinaryIO, _Bounded(stream, most_unpacked(blob.stat().st_size)))
+    most = most_unpacked(blob.stat().st_size)
+    return bounded(
+        stream, most, lambda: ValueError(f"unpacks to more than {most} bytes, {RATIO} times its size")
+    )
 
 
 def opened(blob: Path | BinaryIO, head: bytes) -> BinaryIO:
@@ -42,21 +46,26 @@ def opened(blob: Path | BinaryIO, head: bytes) -> BinaryIO:
     return blob.open("rb") if isinstance(blob, Path) else blob
 
 
-class _Bounded:
-    """A stream that is read at most *most* bytes of."""
+def bounded(stream: BinaryIO, limit: int, over: Callable[[], Exception]) -> BinaryIO:
+    """*stream*, to be read alone; behind *limit* bytes reading raises what *over* gives.
 
-    def __init__(self, stream: BinaryIO, most: int) -> None:
-        self._stream, self._most, self._count = stream, most, 0
+    Where *stream* is damaged, reading raises ValueError with a sentence.
+    """
+    return cast(BinaryIO, _Bounded(stream, limit, over))
+
+
+class _Bounded:
+    def __init__(self, stream: BinaryIO, limit: int, over: Callable[[], Exception]) -> None:
+        self._stream, self._left, self._over = stream, limit, over
 
     def read(self, size: int = -1, /) -> bytes:
-        """As a file."""
         try:
             data = self._stream.read(size)
         except (OSError, EOFError, ValueError) as error:
             raise ValueError(f"is damaged: {error}") from error
-        self._count += len(data)
-        if self._count > self._most:
-            raise ValueError(f"unpacks to more than {self._most} bytes, {RATIO} times its size")
+        self._left -= len(data)
+        if self._left < 0:
+            raise self._over()
         return data
 
     def close(self) -> None:

@@ -6,25 +6,37 @@ The spec is JSON on SPEC_FD. A fault before the command runs is told on FAULT_FD
 It makes namespaces for mounts, processes, host name and IPC (as a user other than root: one for users too),
 lays an overlay over the image, makes that the root, fills /proc, /dev, /sys and the few files of /etc that
 belong to a machine, and executes the command as process 1. All mounts are private and end with it.
+
+    python -I -S enter.py confined ROOT LIMITS FILTER COUNT NAME=VALUE... COMMAND...
+
+A sandbox for a command that is not trusted; `sandbox.py` writes that line. All namespaces are new, so there
+is no network; the root is one folder, read-only, with no /proc and no /dev; the user is nobody, without
+capabilities; a seccomp filter and resource limits hold. A fault goes to stderr, with exit code 125. Without
+a COMMAND it only makes the sandbox.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import os
-import signal
+import resource
+import stat
 import sys
-from typing import Any, NoReturn
+
+# A sandbox is made for each wheel, so nothing is imported that takes milliseconds and is not needed for one.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 # From <sched.h>, <sys/mount.h>, <sys/prctl.h> and the x86-64 system call table.
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
+_NEWCGROUP, _NEWNET = 0x2000000, 0x40000000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
 _DETACH = 2
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
+_SECCOMP_MODE_FILTER, _CAPABILITY_VERSION_3, _NOBODY, _SIGKILL = 2, 0x20080522, 65534, 9
 _SYS_PIVOT_ROOT, _SYS_MOUNT_SETATTR = 155, 442
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 
@@ -43,30 +55,119 @@ LDCONFIG = "/sbin/ldconfig"
 
 def main(spec_fd: int, fault_fd: int) -> NoReturn:
     """Prepare, run the command, end as it ended: its code, or 128 and the number of its signal."""
+    import json
+    import signal
+
+    os.get_exec_path()  # imports something, for which it is too late in another root
     os.set_inheritable(spec_fd, False)
     os.set_inheritable(fault_fd, False)
     with os.fdopen(spec_fd, "rb") as source:
         spec = json.load(source)
     try:
-        _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
         private_user = os.geteuid() != 0
         _unshare(private_user)
         child = os.fork()
         if child == 0:
             # Whoever ends us ends process 1, and with it everything in the namespace.
-            _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
             _prepare(spec, private_user)
             _execute(spec, private_user)
     except (OSError, ValueError) as error:
         os.write(fault_fd, str(error).encode())
         os._exit(125)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, _SIGKILL))
     for ignored in (signal.SIGINT, signal.SIGQUIT):  # typed at a terminal: they are the command's
         signal.signal(ignored, signal.SIG_IGN)
     os.close(fault_fd)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
+
+
+def confined(root: str, limits: str, program: str, variables: list[str], argv: list[str]) -> NoReturn:
+    """Run *argv* in a sandbox, or end with 125 before it starts; end as it ended."""
+    env = dict(one.split("=", 1) for one in variables)
+    try:
+        if not root:  # no namespaces on this host: what holds without them
+            _limit(limits)
+            _filter(program)
+            os.execve(argv[0], argv, env)
+        _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+        uid, gid = os.geteuid(), os.getegid()
+        flags = _NEWNS | _NEWPID | _NEWUTS | _NEWIPC | _NEWNET | _NEWCGROUP
+        _call("unshare", flags | _NEWUSER if uid else flags)
+        if uid:
+            _map_ids(f"{_NOBODY} {uid} 1", f"{_NOBODY} {gid} 1")
+        child = os.fork()
+        if child == 0:
+            _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+            _only_root(root)
+            _limit(limits)
+            _become_nobody(private_user=bool(uid))
+            _filter(program)
+            if not argv:
+                os._exit(0)
+            os.execve(argv[0], argv, env)
+    except (OSError, ValueError) as error:
+        os.write(2, f"{error}\n".encode())
+        os._exit(125)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _only_root(root: str) -> None:
+    """Make the folder *root*, read-only, all that there is of a file system."""
+    _mount(None, "/", None, _REC | _PRIVATE)
+    _mount(root, root, None, _BIND | _REC)
+    _read_only(root, _NOSUID | _NODEV)
+    os.chdir(root)
+    _call("syscall", _SYS_PIVOT_ROOT, b".", b".")  # the old root now lies over the new one
+    _call("umount2", b".", _DETACH)
+    os.chdir("/")
+    _call("sethostname", b"sandbox", 7)
+
+
+def _limit(limits: str) -> None:
+    """Resource limits, "AS=402653184,CORE=0"; a lower one that is set already stays."""
+    for one in limits.split(","):
+        name, _, most = one.partition("=")
+        kind = getattr(resource, f"RLIMIT_{name}")
+        _, hard = resource.getrlimit(kind)
+        least = int(most) if hard == resource.RLIM_INFINITY else min(int(most), hard)
+        resource.setrlimit(kind, (least, least))
+    os.closerange(3, 1024)
+
+
+def _become_nobody(private_user: bool) -> None:
+    """Nobody, in a user namespace, without a capability and no way to get one."""
+    if not private_user:
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        _drop_bounding()
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        _LIBC.unshare(_NEWUSER)  # where the host lets nobody; the other namespaces are made, and root's
+    _drop_bounding()
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _call("capset", header, (ctypes.c_uint32 * 6)())
+    _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # a change of user has cleared it
+
+
+def _drop_bounding() -> None:
+    for capability in range(64):
+        if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
+            return  # the kernel knows no more of them
+
+
+def _filter(program: str) -> None:
+    """Install the seccomp filter, in hex; from here on nothing gains a privilege."""
+    steps = bytes.fromhex(program)
+    code = ctypes.create_string_buffer(steps, len(steps))
+    # struct sock_fprog: a count of eight-byte instructions, and where they are.
+    whole = (ctypes.c_uint64 * 2)(len(steps) // 8, ctypes.addressof(code))
+    _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, whole, 0, 0)
 
 
 def _unshare(private_user: bool) -> None:
@@ -93,8 +194,6 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     driver = [(os.open(source, os.O_PATH), f"{DRIVER}/{name}") for name, source in spec["libraries"]]
     driver += [(os.open(source, os.O_PATH), f"/usr/bin/{name}") for name, source in spec["tools"]]
     binds = [(os.open(source, os.O_PATH), target, writable) for source, target, writable in spec["binds"]]
-    files = {"etc/hosts": hosts(spec["hostname"]), "etc/hostname": spec["hostname"] + "\n"}
-    files["etc/resolv.conf"] = resolver()
 
     top = spec["scratch"]
     if not spec["scratch_is_ours"]:
@@ -112,35 +211,61 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     os.mkdir(root + old, 0o700)
     _call("syscall", _SYS_PIVOT_ROOT, root.encode(), (root + old).encode())
     os.chdir("/")
-    # From here on every path is resolved inside the image: its links cannot lead to the host.
-    for folder in ("proc", "sys", "dev", "etc", "tmp"):
-        os.makedirs(f"/{folder}", exist_ok=True)
+    # From here on every path is resolved inside the image. Its links could lead out by /proc alone, through a
+    # descriptor that we hold: so what is made in the image is made before, and those are closed behind it.
+    loader = spec["libraries"] and os.access(LDCONFIG, os.X_OK)
+    _make_places(spec["files"] | ({LOADERS: DRIVER + "\n"} if loader else {}))
+    targets = [target for _, target, _ in binds]
+    for source, target in (*driver, *((source, target) for source, target, _ in binds)):
+        if not _lies_below(target, targets):
+            _make_target(source, target)
     _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
     _mount(f"{old}/sys", "/sys", None, _BIND | _REC)
     _read_only("/sys")
     _devices(nodes, spec["shm_size"], private_user)
-    for name, text in files.items():
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"/{name}")
-        with open(f"/{name}", "w") as file:
-            file.write(text)
     for source, target in driver:
         _bind(source, target)
         _read_only(target)
     for source, target, writable in binds:
+        if _lies_below(target, targets):
+            _make_target(source, target)  # in what was bound there, which is the caller's
         _bind(source, target)
         if not writable:
             _read_only(target)
     _call("umount2", old.encode(), _DETACH)
     os.rmdir(old)
-    if spec["libraries"]:  # a program of the image: only now
-        _tell_loader(spec["env"])
+    for held in (image, *nodes.values(), *(one for one, _ in driver), *(one for one, *_ in binds)):
+        os.close(held)
+    if loader:
+        _run_ldconfig()
+    elif spec["libraries"]:  # the loader has no cache: a variable says where they are
+        found = filter(None, (DRIVER, spec["env"].get("LD_LIBRARY_PATH")))
+        spec["env"]["LD_LIBRARY_PATH"] = ":".join(found)
     _call("sethostname", spec["hostname"].encode(), len(spec["hostname"].encode()))
+
+
+def _make_places(files: dict[str, str]) -> None:
+    """The folders that are mounted over, which must be the image's own, and the *files* of this machine."""
+    for folder in ("proc", "sys", "dev", "etc", "tmp"):
+        if os.path.islink(f"/{folder}"):
+            raise ValueError(f"/{folder} of the image is a symbolic link")
+        os.makedirs(f"/{folder}", exist_ok=True)
+    for path, text in files.items():
+        if os.path.lexists(path):
+            os.unlink(path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "x") as file:
+            file.write(text)
+
+
+def _lies_below(target: str, others: list[str]) -> bool:
+    return any(target.startswith(other.rstrip("/") + "/") for other in others)
 
 
 def _devices(nodes: dict[str, int], shm_size: int, private_user: bool) -> None:
     _mount("tmpfs", "/dev", "tmpfs", _NOSUID, "mode=755,size=64k")
     for name, source in nodes.items():
+        _make_target(source, f"/dev/{name}")
         _bind(source, f"/dev/{name}")
     for name, target in _DEV_LINKS.items():
         os.symlink(target, f"/dev/{name}")
@@ -152,40 +277,39 @@ def _devices(nodes: dict[str, int], shm_size: int, private_user: bool) -> None:
     _mount("devpts", "/dev/pts", "devpts", _NOSUID | _NOEXEC, options)
 
 
-def _tell_loader(env: dict[str, str]) -> None:
-    """The image's loader finds the driver's libraries; one without a cache is told by the environment."""
-    if not os.access(LDCONFIG, os.X_OK):
-        env["LD_LIBRARY_PATH"] = ":".join(filter(None, (DRIVER, env.get("LD_LIBRARY_PATH"))))
-        return
-    os.makedirs(os.path.dirname(LOADERS), exist_ok=True)
-    with open(LOADERS, "w") as file:
-        file.write(DRIVER + "\n")
+def _run_ldconfig() -> None:
+    """The image's own program, so that its loader finds the driver's libraries."""
     child = os.fork()
     if child == 0:
-        with contextlib.suppress(OSError):
+        try:
             silence = os.open("/dev/null", os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(silence, stream)
             os.execve(LDCONFIG, [LDCONFIG, DRIVER], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
-        os._exit(127)
+        except OSError:
+            os._exit(127)
     if os.waitpid(child, 0)[1]:
         raise ValueError(f"{LDCONFIG} of the image fails, so its loader cannot be told of the driver")
 
 
-def _bind(source: int, target: str) -> None:
-    """Bind an open file or folder to *target*, which is made when it is not there."""
+def _make_target(source: int, target: str) -> None:
+    """A file or folder at *target*, as *source* is one, where there is none."""
     if not os.path.exists(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        if os.path.isdir(f"/proc/self/fd/{source}"):
+        if stat.S_ISDIR(os.fstat(source).st_mode):
             os.mkdir(target)
         else:
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o644))
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+
+
+def _bind(source: int, target: str) -> None:
+    """Bind an open file or folder to *target*."""
     _mount(f"/proc/self/fd/{source}", target, None, _BIND | _REC)
 
 
-def _read_only(target: str) -> None:
-    """*target* and all mounts under it."""
-    attributes = (ctypes.c_uint64 * 4)(_RDONLY, 0, 0, 0)  # struct mount_attr: set, clear, propagation, userns
+def _read_only(target: str, more: int = 0) -> None:
+    """*target* and all mounts under it; with *more* flags."""
+    attributes = (ctypes.c_uint64 * 4)(_RDONLY | more, 0, 0, 0)  # struct mount_attr: set, clear, ...
     descriptor = os.open(target, os.O_PATH)
     try:
         _call(
@@ -202,6 +326,8 @@ def _read_only(target: str) -> None:
 
 
 def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
+    import signal
+
     uid, gid = spec["user"]
     env = spec["env"]
     env.setdefault("HOME", _home(uid))
@@ -219,7 +345,7 @@ def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-    _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user has cleared it
+    _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # a change of user has cleared it
     try:
         os.execvpe(spec["argv"][0], spec["argv"], env)
     except OSError as error:
@@ -230,26 +356,15 @@ def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
 
 
 def _home(uid: int) -> str:
-    with contextlib.suppress(OSError), open("/etc/passwd") as file:
-        for line in file:
-            fields = line.rstrip("\n").split(":")
-            if len(fields) > 5 and fields[2] == str(uid):
-                return fields[5]
-    return "/"
-
-
-def hosts(hostname: str) -> str:
-    # The mapped address spares c10d a reverse look-up that takes 15 s without a name server.
-    addresses = (("127.0.0.1", "localhost"), ("::1", "localhost"), ("127.0.1.1", hostname))
-    return "".join(f"{ip}\t{name}\n" for ip, name in (*addresses, ("::ffff:127.0.0.1", "localhost")))
-
-
-def resolver() -> str:
     try:
-        with open("/etc/resolv.conf") as file:
-            return file.read()
+        with open("/etc/passwd") as file:
+            for line in file:
+                fields = line.rstrip("\n").split(":")
+                if len(fields) > 5 and fields[2] == str(uid):
+                    return fields[5]
     except OSError:
-        return ""
+        pass
+    return "/"
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
@@ -272,4 +387,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "confined":
+        behind = 6 + int(sys.argv[5])
+        confined(sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[6:behind], sys.argv[behind:])
     main(int(sys.argv[1]), int(sys.argv[2]))

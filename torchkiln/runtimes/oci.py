@@ -25,6 +25,7 @@ from typing import Any
 from torchkiln.errors import ToolMissing
 from torchkiln.runtimes import enter
 from torchkiln.runtimes.driver import Driver
+from torchkiln.runtimes.machine_files import machine_files
 from torchkiln.runtimes.rootfs import Bind, Exited, using
 
 PROGRAMS = ("crun", "runc")
@@ -97,11 +98,7 @@ class OciRuntime:
 
     def _files(self, scratch: Path) -> list[Bind]:
         """What belongs to a machine, and the driver's files, for the places where they are looked for."""
-        texts = {
-            "/etc/hosts": enter.hosts(self.hostname),
-            "/etc/hostname": f"{self.hostname}\n",
-            "/etc/resolv.conf": enter.resolver(),
-        }
+        texts = machine_files(self.hostname)
         if self.driver and self.driver.libraries:
             texts[enter.LOADERS] = f"{enter.DRIVER}\n"
         found = []

@@ -21,6 +21,7 @@ from typing import Any
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.files import remove_tree
 from torchkiln.runtimes.driver import Driver
+from torchkiln.runtimes.machine_files import machine_files
 
 _ENTER = Path(__file__).with_name("enter.py")
 _PATIENCE = 10.0  # seconds from the order to end until force
@@ -88,6 +89,7 @@ class RootfsRuntime:
                 "workdir": workdir,
                 "user": user,
                 "hostname": self.hostname,
+                "files": machine_files(self.hostname),
                 "shm_size": self.shm_size,
                 # A tmpfs goes over this folder, which is there on every host, in our own namespace only.
                 "scratch": str(scratch or Path(tempfile.gettempdir()).absolute()),

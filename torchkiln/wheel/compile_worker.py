@@ -1,8 +1,9 @@
-"""Runs under the image's own Python: sources come in on stdin, .pyc files go out to a pack.
+"""Runs under the image's own Python: sources come in on stdin, .pyc files go out on stdout.
 
-Standard library only, Python 3.10 and newer. In: frames of path and source. Out: frames of path and .pyc
-in the same order, then a hash over all of them; a source that does not compile gives none. The flags are
-those of `compileall --invalidation-mode unchecked-hash`: such a .pyc carries no time.
+Standard library only, Python 3.10 and newer; it opens no file. In: frames of path and source. Out: as many
+frames of path and .pyc in the same order, then a hash over all of them; a source that does not compile gives
+an empty one. The flags are those of `compileall --invalidation-mode unchecked-hash`: such a .pyc carries no
+time.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ import sys
 import warnings
 
 LENGTH = struct.Struct("<I")
+NESTED = 1 << 20  # bytes: a smaller source has memory enough, so it is nested deeper than the parser goes
 
 
 def frame(data: bytes) -> bytes:
@@ -33,19 +35,24 @@ def compiled(path: str, source: bytes) -> bytes:
 def main() -> None:
     warnings.simplefilter("ignore")  # an invalid escape in somebody's source is not our news
     read = sys.stdin.buffer.read
+    pack = sys.stdout.buffer
     total = hashlib.sha256()
-    with open(sys.argv[1], "wb") as pack:
-        while head := read(LENGTH.size):
-            path = read(LENGTH.unpack(head)[0]).decode()
-            source = read(LENGTH.unpack(read(LENGTH.size))[0])
-            try:
-                code = compiled(path, source)
-            except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
-                continue
-            for part in (frame(path.encode()), frame(code)):
-                pack.write(part)
-                total.update(part)
-        pack.write(LENGTH.pack(0xFFFFFFFF) + total.digest())
+    while head := read(LENGTH.size):
+        path = read(LENGTH.unpack(head)[0]).decode()
+        source = read(LENGTH.unpack(read(LENGTH.size))[0])
+        try:
+            code = compiled(path, source)
+        except (SyntaxError, ValueError, RecursionError, OverflowError):
+            code = b""
+        except MemoryError:
+            if len(source) >= NESTED:
+                raise MemoryError(f"{path} has {len(source)} bytes, too many to compile") from None
+            code = b""
+        for part in (frame(path.encode()), frame(code)):
+            pack.write(part)
+            total.update(part)
+    pack.write(LENGTH.pack(0xFFFFFFFF) + total.digest())
+    pack.flush()
 
 
 if __name__ == "__main__":

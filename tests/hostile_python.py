@@ -1,0 +1,69 @@
+"""Bases whose Python is not one: programs in C in the place of its loader, which is what is started first."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from torchkiln.base.interpreter import LOADER, Interpreter
+from torchkiln.engines.confined import Confined
+
+VERSION = "3.11.2"
+_HEAD = r"""
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+static void read_all(void) { char buffer[65536]; while (read(0, buffer, sizeof buffer) > 0); }
+static void tell(const char *what, long got) {
+  fprintf(stderr, "%s=%ld/%d\n", what, got, got < 0 ? errno : 0);
+}
+int main(int argc, char **argv, char **envp) {
+"""
+
+
+def program(body: str, folder: Path) -> bytes:
+    """A static program whose main is *body*; it has `read_all` and `tell`, and ends with 9."""
+    source, made = folder / "hostile.c", folder / "hostile"
+    source.write_text(_HEAD + body + "\nreturn 9; }\n")
+    subprocess.run(["gcc", "-static", "-O1", "-w", "-o", made, source], check=True)
+    return made.read_bytes()
+
+
+def hostile(body: str, folder: Path, *, inside: bool = True) -> Confined:
+    """Such a program as a base's Python, as it lies in the cache."""
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / "python" / LOADER
+    place.parent.mkdir(parents=True)
+    place.write_bytes(program(body, folder))
+    place.chmod(0o755)
+    return Confined(python=Interpreter(root=folder / "python", version=VERSION), inside=inside)
+
+
+def answer(frames: Iterable[tuple[str, bytes]], end: bytes | None = None) -> bytes:
+    """What a worker writes that answers with *frames*, and *end* instead of its hash."""
+    body = b"".join(
+        struct.pack("<I", len(part)) + part for path, code in frames for part in (path.encode(), code)
+    )
+    return body + struct.pack("<I", 0xFFFFFFFF) + (hashlib.sha256(body).digest() if end is None else end)
+
+
+def answering(data: bytes) -> str:
+    """The body of a program that reads all, writes *data* and ends well."""
+    array = ",".join(str(byte) for byte in data)
+    return (
+        f"read_all(); static const unsigned char out[] = {{{array}}}; write(1, out, {len(data)}); _exit(0);"
+    )

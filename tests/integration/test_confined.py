@@ -1,0 +1,338 @@
+"""A base's Python that means harm: it can only compute, and what it answers is held to what was asked."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.hostile_python import VERSION, answer, answering, hostile
+from tests.needs import needs_gcc
+from torchkiln.engines import confined
+from torchkiln.engines.compilation import Bytecode
+from torchkiln.engines.confined import Confined
+from torchkiln.errors import BuildFailed, ToolMissing
+from torchkiln.nouns import LockedWheel, Source
+from torchkiln.runtimes import sandbox, seccomp
+from torchkiln.store import Store
+from torchkiln.wheel import bytecode
+from torchkiln.wheel.bytecode import Compiler
+
+pytestmark = [
+    needs_gcc,
+    pytest.mark.skipif(bool(sandbox.fault()), reason=f"no namespaces: {sandbox.fault()}"),
+]
+
+WHEEL = LockedWheel(name="a", version="1", filename="a.whl", sha256="1" * 64, size=1, index=Source.DEFAULT)
+SOURCES = {"/a/one.py": b"x = 1\n", "/a/two.py": b"y = 2\n"}
+PYC = b"\xa7\x0d\x0d\x0a\1\0\0\0" + bytes(8) + b"N"
+
+
+def compiled(work: Bytecode, sources: dict[str, bytes]) -> list[tuple[str, bytes]]:
+    for path, source in sources.items():
+        work.source(path, source)
+    return [(code.source, code.content()) for code in work.result()]
+
+
+def refused(python: Confined, cache: Path, sources: dict[str, bytes] = SOURCES) -> str:
+    """What a build says that *python* compiles for; nothing is kept of what that did."""
+    work = Bytecode(WHEEL, Store(cache), VERSION, tuple(python.argv()))
+    try:
+        with pytest.raises(BuildFailed) as caught:
+            compiled(work, sources)
+    finally:
+        work.close()
+    assert list((cache / "bytecode").glob("*")) == []
+    assert list((cache / "tmp").glob("*")) == []
+    message = caught.value.message
+    assert message.startswith("the base's Python ")
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))
+        there.listen()
+        there.setblocking(False)
+        yield there
+
+
+def test_it_writes_nothing(tmp_path: Path) -> None:
+    """By the path that it has on the host, in its own root, through the folder above, in a device."""
+    marker = tmp_path / "marker"
+    tried = [f"{marker}", "/marker", "/usr/lib/x86_64-linux-gnu/marker", "../../../../marker", "/tmp/marker"]
+    opens = "".join(f'tell("open", open("{path}", O_CREAT | O_WRONLY, 0666));' for path in tried)
+    python = hostile(opens + 'tell("mkdir", mkdir("/x", 0777));', tmp_path)
+    command = python.argv()
+    compiler = Compiler(command, tmp_path / "made")
+    with pytest.raises(BuildFailed):
+        compiler.finish()
+
+    told = compiler._said.decode()
+    assert told.count("open=-1/") == len(tried)
+    assert "mkdir=-1/38" in told
+    assert not marker.exists()
+    assert not list((tmp_path / "python").rglob("marker"))
+
+
+def test_it_reads_nothing_of_the_host(tmp_path: Path) -> None:
+    """No file but its own, no variable, no process, no name of the machine; its root is the folder."""
+    os.environ["TORCHKILN_TEST_CANARY"] = "canary-5b1f"
+    paths = ["/etc/passwd", "/etc/shadow", "/proc/1/environ", "/proc/self/environ", "/sys", "/dev/null"]
+    paths += ["../../../../../../etc/passwd", "/root", str(tmp_path), "/dev/shm", "/run"]
+    opens = "".join(f'tell("open", open("{path}", O_RDONLY));' for path in paths)
+    body = 'for (char **one = envp; *one; one++) fprintf(stderr, "%s\\n", *one);'
+    body += 'char name[99] = ""; gethostname(name, 99); fprintf(stderr, "name=%s\\n", name);'
+    body += 'char here[99] = ""; getcwd(here, 99); fprintf(stderr, "here=%s\\n", here);'
+    body += 'tell("uid", getuid()); tell("gid", getgid()); tell("pid", getpid()); tell("above", getppid());'
+    try:
+        compiler = Compiler(hostile(opens + body, tmp_path).argv(), tmp_path / "made")
+    finally:
+        del os.environ["TORCHKILN_TEST_CANARY"]
+    with pytest.raises(BuildFailed):
+        compiler.finish()
+
+    told = compiler._said.decode()
+    assert told.count(f"open=-1/{errno.ENOENT}") == len(paths)
+    assert "canary-5b1f" not in told
+    assert [line for line in told.splitlines() if line.startswith("PATH")] == []
+    assert "name=sandbox" in told
+    assert "here=/\n" in told
+    assert re.findall(r"(?:uid|gid|pid|above)=(\d+)", told) == ["65534", "65534", "1", "0"]
+
+
+def test_it_connects_to_nothing(tmp_path: Path, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    body = f"""
+        struct sockaddr_in to = {{ .sin_family = AF_INET, .sin_port = htons({port}) }};
+        inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+        int found = socket(AF_INET, SOCK_STREAM, 0);
+        tell("socket", found);
+        tell("connect", connect(found, (struct sockaddr *)&to, sizeof to));
+        for (int one = 3; one < 64; one++) if (fcntl(one, F_GETFD) >= 0) tell("inherited", one);
+        tell("last", -1);"""
+    message = refused(hostile(body, tmp_path), tmp_path / "cache")
+
+    assert "last=-1" in message
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+
+
+def test_no_other_call_is_answered(tmp_path: Path) -> None:
+    """All numbers of x86-64 that are not on the list: fork, kill, ptrace, mount, unshare, bpf ..."""
+    probes = (335, 336)  # the kernel ends who calls these, before any filter
+    allowed = ",".join(map(str, (*seccomp.ALLOWED.values(), *probes)))
+    body = f"""
+        static const int allowed[] = {{{allowed}}};
+        for (long number = 0; number < 600; number++) {{
+            int skip = 0;
+            for (unsigned at = 0; at < sizeof allowed / sizeof *allowed; at++) skip |= allowed[at] == number;
+            if (skip) continue;
+            errno = 0;
+            long got = syscall(number, 0, 0, 0, 0, 0, 0);
+            if (got != -1 || errno != ENOSYS) {{ tell("answered", number); return 8; }}
+        }}
+        tell("none", 0);"""
+    assert "none=0/0" in refused(hostile(body, tmp_path), tmp_path / "cache")
+    names = "fork vfork clone clone3 kill tgkill ptrace mount unshare setns socket connect bpf keyctl chroot"
+    assert not set(names.split()) & set(seccomp.ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param('long got; __asm__("int $0x80" : "=a"(got) : "a"(20)); tell("i386", got);', id="i386"),
+        pytest.param('tell("x32", syscall(0x40000000 | 39));', id="x32"),
+    ],
+)
+def test_other_numberings_end_it(tmp_path: Path, call: str) -> None:
+    assert f"exit {128 + signal.SIGSYS}" in refused(hostile(call, tmp_path), tmp_path / "cache")
+
+
+def test_a_fork_bomb_is_one_process(tmp_path: Path) -> None:
+    body = """
+        int made = 0;
+        for (int one = 0; one < 1000; one++) {
+            pid_t child = fork();
+            if (child > 0) made++;
+            if (!child) _exit(0);
+        }
+        tell("made", made);"""
+    assert "made=0/0" in refused(hostile(body, tmp_path), tmp_path / "cache")
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    body = """
+        long got = 0;
+        for (char *page; got < 2048 && (page = malloc(1 << 20)); got++) memset(page, 1, 1 << 20);
+        tell("mib", got);"""
+    message = refused(hostile(body, tmp_path), tmp_path / "cache")
+    found = re.search(r"mib=(\d+)", message)
+    assert found
+    assert 100 < int(found[1]) < 400
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        pytest.param("for (;;) pause();", "did not", id="sleeps"),
+        pytest.param("read_all(); for (;;) pause();", "did not go on in time", id="sleeps at the end"),
+        pytest.param("for (;;);", "did not go on in time", id="spins"),
+        pytest.param("read_all(); close(2); for (;;) pause();", "in time", id="closes its errors"),
+        pytest.param(
+            "for (char one; ;) { struct timespec t = {0, 200000000}; nanosleep(&t, 0);"
+            " clock_nanosleep(CLOCK_MONOTONIC, 0, &t, 0); read(0, &one, 1); }",
+            "did not go on in time",
+            id="trickles",
+        ),
+        pytest.param(
+            'for (;;) fprintf(stderr, "%s\\n", "words words words words");',
+            "wrote too many errors",
+            id="endless errors",
+        ),
+        pytest.param(
+            "read_all(); static char much[1 << 20];"
+            " for (int mib = 0; mib < 1024 && write(1, much, sizeof much) > 0; mib++); _exit(9);",
+            "wrote more than 256 MiB",
+            id="endless output",
+        ),
+        pytest.param(
+            'read_all(); lseek(1, 1L << 40, SEEK_SET); tell("far", write(1, "x", 1));',
+            f"far=-1/{errno.EFBIG}",
+            id="a hole in its output",
+        ),
+        pytest.param("_exit(0);", "", id="ends at once"),
+        pytest.param("raise(SIGSEGV);", "exit", id="dies"),
+    ],
+)
+def test_it_does_not_go_on_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+) -> None:
+    """Nor when it is handed more than a pipe holds."""
+    monkeypatch.setattr(bytecode, "_PATIENCE", 3.0)
+    python = hostile(body, tmp_path)
+    much = {f"/a/{number}.py": b"x = 1\n" * 3000 for number in range(12)}
+
+    assert said in refused(python, tmp_path / "cache", much)
+    assert said in refused(python, tmp_path / "other")
+
+
+LIES = {
+    "another path": (answer([("/a/one.py", PYC), ("/etc/evil.py", PYC)]), "'/etc/evil.py'"),
+    "another order": (answer([("/a/two.py", PYC), ("/a/one.py", PYC)]), "'/a/two.py'"),
+    "more": (answer([*((path, PYC) for path in SOURCES), ("/a/three.py", PYC)]), "'/a/three.py'"),
+    "twice": (answer([("/a/one.py", PYC), ("/a/one.py", PYC), ("/a/two.py", PYC)]), "'/a/one.py'"),
+    "less": (answer([("/a/one.py", PYC)]), "did not answer for '/a/two.py'"),
+    "nothing": (b"", "cut short"),
+    "an empty path": (answer([("", PYC)]), "''"),
+    "a path of 4 GB": (b"\xfe\xff\xff\xff", "an entry of 4294967294 bytes"),
+    "a code of 4 GB": (
+        answer([("/a/one.py", b"")])[:13] + b"\xfe\xff\xff\xff",
+        "an entry of 4294967294 bytes",
+    ),
+    "a code of 1 MB": (answer([("/a/one.py", PYC + bytes(1 << 20))])[: 1 << 12], "an entry of 1048593 bytes"),
+    "a path that is no text": (b"\x02\0\0\0\xff\xfe\0\0\0\0", "codec"),
+    "no byte-code": (answer([("/a/one.py", b"#!/bin/sh\nexit 0\n"), ("/a/two.py", PYC)]), "no byte-code"),
+    "byte-code that looks at the source": (
+        answer([("/a/one.py", PYC[:4] + bytes(4) + PYC[8:]), ("/a/two.py", PYC)]),
+        "no byte-code",
+    ),
+    "another hash": (answer([(path, PYC) for path in SOURCES], bytes(32)), "does not match its own hash"),
+    "more behind it": (answer([(path, PYC) for path in SOURCES]) + b"x", "does not match its own hash"),
+    "a whole pack of our own": (b"torchkiln pack 2\n" + bytes(64), "an entry of"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_answer_that_was_not_asked_for(tmp_path: Path, lie: str) -> None:
+    data, said = LIES[lie]
+    assert said in refused(hostile(answering(data), tmp_path), tmp_path / "cache")
+
+
+def test_a_true_answer_is_taken(tmp_path: Path) -> None:
+    """By the same way, so that the lies above were refused for what they are."""
+    data = answer([("/a/one.py", PYC), ("/a/two.py", b"")])
+    python = hostile(answering(data), tmp_path)
+    work = Bytecode(WHEEL, Store(tmp_path / "cache"), VERSION, tuple(python.argv()))
+    assert compiled(work, SOURCES) == [("/a/one.py", PYC)]
+    work.close()
+
+
+def test_who_kills_the_worker_kills_what_is_inside(tmp_path: Path) -> None:
+    python = hostile("for (;;) pause();", tmp_path)
+    loader = os.stat(Path(python.python.root, python.python.argv()[0]))
+
+    def running() -> int:
+        found = 0
+        for path in Path("/proc").glob("[0-9]*/exe"):
+            try:
+                found += os.path.samestat(path.stat(), loader)
+            except OSError:
+                continue
+        return found
+
+    compiler = Compiler(python.argv(), tmp_path / "made")
+    while not running():
+        pass
+    compiler.kill()
+    while running():
+        pass
+
+
+def test_a_host_without_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's Python does not run; the filter holds for the others all the same."""
+    refuses = tmp_path / "enter.py"
+    refuses.write_text(
+        "import sys; sys.stderr.write('[Errno 1] Operation not permitted: unshare'); sys.exit(125)"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox, "_ENTER", refuses)
+        sandbox.fault.cache_clear()
+        with pytest.raises(ToolMissing, match=r"cannot make a sandbox .* Operation not permitted"):
+            confined.demand_sandbox()
+    sandbox.fault.cache_clear()
+
+    body = 'tell("fork", fork()); tell("socket", socket(AF_INET, SOCK_STREAM, 0)); tell("last", -1);'
+    compiler = Compiler(hostile(body, tmp_path, inside=False).argv(), tmp_path / "made")
+    with pytest.raises(BuildFailed):
+        compiler.finish()
+    assert compiler._said.decode().startswith("fork=-1/38\nsocket=-1/38\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become somebody else")
+def test_without_root_a_user_namespace_does(tmp_path: Path) -> None:
+    """The same, started by nobody, by a Python that nobody may read."""
+    system = "/usr/bin/python3"
+    if not os.access(system, os.X_OK):
+        pytest.skip(f"no {system}, and nobody may not use root's own: apt-get install python3")
+    python = hostile(
+        'tell("uid", getuid()); tell("open", open("/etc/passwd", O_RDONLY)); tell("fork", fork());'
+        'tell("pid", getpid()); tell("write", open("/marker", O_CREAT | O_WRONLY, 0666));',
+        tmp_path,
+    )
+    with tempfile.TemporaryDirectory(prefix="torchkiln-test-") as folder:
+        shutil.copytree(python.python.root, f"{folder}/python")
+        shutil.copy(sandbox._ENTER, f"{folder}/enter.py")
+        for path in (Path(folder), *Path(folder).rglob("*")):
+            os.chown(path, 65534, 65534)
+        there = replace(python, python=replace(python.python, root=Path(folder, "python")))
+        words = there.argv()
+        argv = [system, *words[1:3], f"{folder}/enter.py", *words[4:]]
+        got = subprocess.run(
+            argv, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, check=False
+        )
+    if "unshare" in got.stderr:
+        pytest.skip(f"nobody has no user namespaces here: {got.stderr.strip()}")
+    assert got.stderr.splitlines() == ["uid=65534/0", "open=-1/2", "fork=-1/38", "pid=1/0", "write=-1/30"]

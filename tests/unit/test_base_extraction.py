@@ -1,0 +1,324 @@
+"""A base's Python is taken out of its tar: nothing lands outside the folder, whatever the tar says."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import resource
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reports import LOCKED
+from tests.roots import entry, tar_of
+from torchkiln.base import extraction
+from torchkiln.base.interpreter import LIBRARIES, LOADER, extract_python
+from torchkiln.errors import BuildFailed
+from torchkiln.nouns import Digest, LockedBase
+from torchkiln.oci.read_tar import DAMAGED
+
+PYTHON, LIBRARY = "usr/bin/python3.11", "usr/lib/python3.11"
+SOUND = (entry(PYTHON, b"python"), entry(f"{LIBRARY}/os.py", b"os", mode=0o600), entry(LOADER, b"loader"))
+LINK, HARD, FOLDER = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
+
+
+def base_of(tar: bytes) -> LockedBase:
+    """What a lock says of the base whose tar that is."""
+    digest = Digest(f"sha256:{hashlib.sha256(tar).hexdigest()}")
+    return replace(LOCKED.base, python="3.11.2", diff_id=digest)
+
+
+def taken(folder: Path, *entries: tuple[tarfile.TarInfo, bytes], tar: bytes = b"") -> dict[str, str]:
+    """Each file's content and each link's target, of what is taken out of a base of *entries*."""
+    blob = folder / "base.tar.gz"
+    whole = tar or tar_of(entries)
+    blob.write_bytes(gzip.compress(whole, 1, mtime=0))
+    into = folder / "in" / "python"
+    extract_python(blob, base_of(whole), into)
+    return {
+        str(path.relative_to(into)): f"-> {path.readlink()}" if path.is_symlink() else path.read_text()
+        for path in into.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def test_a_python_is_taken_out(tmp_path: Path) -> None:
+    """With links that lead to it, each straight to its end; what else the base has stays in it."""
+    found = taken(
+        tmp_path,
+        entry("etc/passwd", b"root"),
+        entry(f"{LIBRARY}/", kind=FOLDER),
+        *SOUND,
+        entry(f"{LIBRARIES}/libz.so.1.2", b"z"),
+        entry(f"{LIBRARIES}/libz.so.1", kind=LINK, to="libz.so.1.2"),
+        entry(f"{LIBRARIES}/libm.so.6", kind=LINK, to="libz.so.1"),
+        entry(f"{LIBRARIES}/libc.so.6", kind=LINK, to=f"/{LIBRARIES}/libm.so.6"),
+        entry(f"{LIBRARY}/again.py", kind=HARD, to=f"{LIBRARY}/os.py"),
+    )
+    assert found == {
+        PYTHON: "python",
+        f"{LIBRARY}/os.py": "os",
+        f"{LIBRARY}/again.py": "os",
+        LOADER: "loader",
+        f"{LIBRARIES}/libz.so.1.2": "z",
+        f"{LIBRARIES}/libz.so.1": "-> libz.so.1.2",
+        f"{LIBRARIES}/libm.so.6": "-> libz.so.1.2",
+        f"{LIBRARIES}/libc.so.6": "-> libz.so.1.2",
+    }
+
+
+def test_another_user_can_read_it(tmp_path: Path) -> None:
+    """Whatever the umask and the tar's modes: the sandbox's user is nobody."""
+    before = os.umask(0o077)
+    try:
+        taken(tmp_path, *SOUND)
+    finally:
+        os.umask(before)
+    root = tmp_path / "in" / "python"
+    modes = {path.stat().st_mode & 0o7777 for path in (root, *root.rglob("*"))}
+    assert modes == {0o755, 0o644}
+
+
+def test_no_bit_of_a_mode_is_kept(tmp_path: Path) -> None:
+    taken(tmp_path, *SOUND, entry(f"{LIBRARY}/su", b"", mode=0o6777))
+    assert (tmp_path / "in" / "python" / LIBRARY / "su").stat().st_mode & 0o7777 == 0o755
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/etc/python3.11/sitecustomize.py",
+        "/etc/passwd",
+        "../../../../../../../../etc/passwd",
+        "../../../outside",
+        "/proc/self/environ",
+        "none.py",
+        "loop.py",
+        "../../../../in/python/usr/bin/python3.11/../../../../outside",
+        "/" + "a/" * 2000,
+    ],
+)
+def test_a_link_that_leads_elsewhere_is_left_out(tmp_path: Path, target: str) -> None:
+    """Real bases have some; nothing may follow one on the host."""
+    (tmp_path / "outside").write_text("secret")
+    found = taken(tmp_path, *SOUND, entry(f"{LIBRARY}/loop.py", kind=LINK, to=target))
+    assert [name for name in found if "loop" in name] == []
+
+
+def test_links_through_links_stay_inside(tmp_path: Path) -> None:
+    """`..` behind a link means the folder above where that leads, not above the link."""
+    found = taken(
+        tmp_path,
+        *SOUND,
+        entry(f"{LIBRARY}/json/x.py", b"x"),
+        entry(f"{LIBRARY}/deep", kind=LINK, to="../../bin"),
+        entry(f"{LIBRARY}/one", kind=LINK, to="deep/../lib/python3.11/os.py"),
+        entry(f"{LIBRARY}/two", kind=LINK, to="json/../deep/../../../../../usr/bin/python3.11"),
+    )
+    root = (tmp_path / "in" / "python").resolve()
+    for name in found:
+        assert (root / name).resolve().is_relative_to(root)
+    assert found[f"{LIBRARY}/one"] == "-> os.py"
+
+
+# What is refused: entries before those of `SOUND`, entries behind them, what is said.
+REFUSED: dict[str, tuple[list[Any], list[Any], str]] = {
+    "a file below a link to the host": (
+        [entry(f"{LIBRARY}/json", kind=LINK, to="HOST")],
+        [entry(f"{LIBRARY}/json/evil", b"x")],
+        "lies below",
+    ),
+    "a file below a link to the folder above": (
+        [entry(f"{LIBRARY}/json", kind=LINK, to="../../../../..")],
+        [entry(f"{LIBRARY}/json/outside", b"x")],
+        "lies below",
+    ),
+    "a link below a link": (
+        [entry(f"{LIBRARY}/json", kind=LINK, to="HOST")],
+        [entry(f"{LIBRARY}/json/more", kind=LINK, to="HOST")],
+        "lies below",
+    ),
+    "a file in the place of a link": (
+        [entry(f"{LIBRARY}/x.py", kind=LINK, to="HOST/passwd")],
+        [entry(f"{LIBRARY}/x.py", b"evil")],
+        "is there twice",
+    ),
+    "a link in the place of a folder": (
+        [],
+        [entry(LIBRARY + "/json/x.py", b""), entry(f"{LIBRARY}/json", kind=LINK, to="HOST")],
+        "is there twice",
+    ),
+    "a folder in the place of a link": (
+        [entry(f"{LIBRARY}/json", kind=LINK, to="HOST")],
+        [entry(f"{LIBRARY}/json", kind=FOLDER)],
+        "is there twice",
+    ),
+    "a file twice": ([], [entry(f"{LIBRARY}/os.py", b"other")], "is there twice"),
+    "a file below a file": ([], [entry(f"{LIBRARY}/os.py/x", b"x")], "lies below"),
+    "a path that climbs": ([], [entry(f"{LIBRARY}/../../../outside", b"x")], "leaves its folder by"),
+    "a path with a point": ([], [entry(f"{LIBRARY}/./x.py", b"x")], "not a plain name"),
+    "a path with two slashes": ([], [entry(f"{LIBRARY}//etc/x.py", b"x")], "not a plain name"),
+    "a long path": ([], [entry(f"{LIBRARY}/" + "a/" * 3000 + "x", b"")], "more than 4095 bytes"),
+    "a long name": ([], [entry(f"{LIBRARY}/" + "a" * 300, b"")], "more than 255 bytes"),
+    "a hard link to the host": ([], [entry(f"{LIBRARY}/x", kind=HARD, to="HOST/passwd")], "hard link"),
+    "a hard link that climbs": ([], [entry(f"{LIBRARY}/x", kind=HARD, to="../../../outside")], "hard link"),
+    "a hard link to a link": (
+        [entry(f"{LIBRARY}/y", kind=LINK, to="HOST/passwd")],
+        [entry(f"{LIBRARY}/x", kind=HARD, to=f"{LIBRARY}/y")],
+        "hard link",
+    ),
+    "a hard link to what was left in the base": (
+        [entry("etc/passwd", b"root")],
+        [entry(f"{LIBRARY}/x", kind=HARD, to="etc/passwd")],
+        "hard link",
+    ),
+    "a device": ([], [entry(f"{LIBRARY}/x", kind=tarfile.CHRTYPE)], "neither a file nor a link"),
+    "a disk": ([], [entry(f"{LIBRARY}/x", kind=tarfile.BLKTYPE)], "neither a file nor a link"),
+    "a pipe": ([], [entry(f"{LIBRARY}/x", kind=tarfile.FIFOTYPE)], "neither a file nor a link"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_base_has_is_refused(tmp_path: Path, case: str) -> None:
+    before, behind, said = REFUSED[case]
+    host = tmp_path / "host"
+    host.mkdir()
+    (host / "passwd").write_text("root")
+    with pytest.raises((BuildFailed, *DAMAGED), match=said):
+        taken(tmp_path, *on(host, before), *SOUND, *on(host, behind))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base.tar.gz", "host", "in"]
+    assert [path.name for path in host.iterdir()] == ["passwd"]
+    assert (host / "passwd").read_text() == "root"
+
+
+def on(host: Path, entries: list[Any]) -> list[Any]:
+    """*entries* whose links lead to a folder of the test, for who tries this on code that follows them."""
+    for info, _ in entries:
+        info.linkname = info.linkname.replace("HOST", str(host))
+    return entries
+
+
+@pytest.mark.parametrize("gone", [PYTHON, f"{LIBRARY}/os.py", LOADER])
+@pytest.mark.parametrize("target", ["/bin/sh", "../../../../../../bin/sh", "/usr/lib/python3.11"])
+def test_a_program_that_is_a_link_to_elsewhere(tmp_path: Path, gone: str, target: str) -> None:
+    """The host's own would be started."""
+    kept = [one for one in SOUND if one[0].name != gone]
+    with pytest.raises(BuildFailed, match=f"the base has no {gone}"):
+        taken(tmp_path, *kept, entry(gone, kind=LINK, to=target))
+
+
+def test_a_pax_header_gives_the_name(tmp_path: Path) -> None:
+    """Read by the one reader: where that sees a path that climbs, nothing is written."""
+    info, data = entry(f"{LIBRARY}/x.py", b"x")
+    info.pax_headers = {"path": f"{LIBRARY}/../../../../outside"}
+    with pytest.raises(BuildFailed, match="leaves its folder by"):
+        taken(tmp_path, *SOUND, (info, data))
+
+
+def bomb(count: int, size: int) -> bytes:
+    """A tar of *count* files of *size* zeros, behind a whole Python."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for info, data in SOUND:
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        for number in range(count):
+            info, _ = entry(f"{LIBRARY}/{number}.py")
+            info.size = size
+            tar.addfile(info, io.BytesIO(bytes(size)))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "count", "size"),
+    [
+        ("_MOST_ONE", 1000, 1, 1001),
+        ("_MOST_ALL", 5000, 6, 1000),
+        ("_MOST_FILES", 10, 11, 1),
+        ("_MOST_READ", 20_000, 20, 1000),
+    ],
+)
+def test_sizes_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int, count: int, size: int
+) -> None:
+    monkeypatch.setattr(extraction, name, most)
+    with pytest.raises(BuildFailed, match="cannot be taken out"):
+        taken(tmp_path, tar=bomb(count, size))
+
+
+def test_a_file_that_is_too_large_takes_no_memory(tmp_path: Path) -> None:
+    """By the limits as they are: peak of a process of its own."""
+    blob = tmp_path / "base.tar.gz"
+    info, _ = entry(f"{LIBRARY}/x.py")
+    info.size = 63 << 20
+    with gzip.open(blob, "wb", 1) as out, tarfile.open(fileobj=out, mode="w|") as tar:
+        for number in range(9):
+            info.name = f"{LIBRARY}/{number}.py"
+            tar.addfile(info, _Zeros())  # type: ignore[arg-type]
+    code = (
+        "import sys, resource; from pathlib import Path; from torchkiln.errors import BuildFailed\n"
+        "from torchkiln.base.interpreter import extract_python\n"
+        "from tests.unit.test_base_extraction import base_of\n"
+        "try: extract_python(Path(sys.argv[1]), base_of(b''), Path(sys.argv[2]))\n"
+        "except BuildFailed as error: print(error.message)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    argv = [sys.executable, "-c", code, str(blob), str(tmp_path / "into")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    said, peak = done.stdout.splitlines()
+    assert "its Python is too large" in said
+    assert int(peak) << 10 < 200 << 20
+    assert resource.RUSAGE_SELF == 0
+
+
+class _Zeros:
+    def read(self, size: int) -> bytes:
+        return bytes(size)
+
+
+def sparse() -> bytes:
+    """A file of a terabyte of which one block is there, in GNU's old form."""
+    info, _ = entry(f"{LIBRARY}/x.py")
+    info.type, info.size = tarfile.GNUTYPE_SPARSE, 512
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[386:398], block[398:410] = b"00000000000\0", b"00000001000\0"
+    block[483:495] = b"\x80" + (1 << 40).to_bytes(11, "big")
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return tar_of(SOUND)[:-10240].rstrip(b"\0").ljust(3 * 1024, b"\0") + bytes(block) + bytes(512 + 1024)
+
+
+CUT: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[: len(data) // 2],
+    "garbage": lambda data: b"\x1f\x8b" + os.urandom(500),
+    "empty": lambda data: b"",
+}
+
+
+@pytest.mark.parametrize("harm", CUT)
+def test_a_damaged_blob(tmp_path: Path, harm: str) -> None:
+    blob = tmp_path / "base"
+    blob.write_bytes(CUT[harm](gzip.compress(tar_of(SOUND))))
+    with pytest.raises((BuildFailed, *DAMAGED)):
+        extract_python(blob, base_of(tar_of(SOUND)), tmp_path / "into")
+
+
+def test_a_sparse_file(tmp_path: Path) -> None:
+    with pytest.raises((BuildFailed, *DAMAGED)):
+        taken(tmp_path, tar=sparse())
+
+
+def test_another_blob_than_was_named(tmp_path: Path) -> None:
+    """A layout's files are not looked at before: what runs of them is."""
+    blob = tmp_path / "base"
+    blob.write_bytes(gzip.compress(tar_of(SOUND)))
+    with pytest.raises(BuildFailed, match="checksum mismatch"):
+        extract_python(blob, base_of(tar_of(SOUND[:2])), tmp_path / "into")

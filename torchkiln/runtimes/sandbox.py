@@ -1,0 +1,63 @@
+"""A program that is not trusted → the command that runs it where it can only compute.
+
+It sees one folder, read-only, and its three open streams; no network, no other process, no file of the host,
+no variable of the caller's. What it writes to its output is data, which the caller judges.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from torchkiln.runtimes import seccomp
+
+_ENTER = Path(__file__).with_name("enter.py")
+_PROBE_S = 30.0
+MOST_WRITTEN = 256 << 20  # bytes of any file that it has open
+_MEMORY = 384 << 20  # bytes of address space: a source of 8 MB compiles in that
+_LIMITS = {
+    "AS": _MEMORY,
+    "CPU": 600,  # seconds
+    "FSIZE": MOST_WRITTEN,
+    "STACK": 8 << 20,
+    "NPROC": 64,
+    "NOFILE": 64,
+    "CORE": 0,
+    "MEMLOCK": 0,
+    "MSGQUEUE": 0,
+}
+
+
+@functools.cache
+def fault() -> str:
+    """Why this host can make no sandbox; empty where it can. Tried once, with no program in it."""
+    with tempfile.TemporaryDirectory(prefix="torchkiln-sandbox-") as folder:
+        try:
+            done = subprocess.run(
+                command(Path(folder), {}),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_PROBE_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+    if done.returncode:
+        return done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.returncode}"
+    return ""
+
+
+def command(root: Path | None, env: Mapping[str, str]) -> list[str]:
+    """What starts a program in a sandbox: to be followed by its absolute path inside, and its arguments.
+
+    :param root: the folder that it sees as /; None: the host's own root, with limits and filter alone.
+    """
+    limits = ",".join(f"{name}={most}" for name, most in _LIMITS.items())
+    variables = [f"{name}={value}" for name, value in env.items()]
+    where = "" if root is None else str(root.absolute())
+    given = (where, limits, seccomp.program().hex(), str(len(variables)), *variables)
+    return [sys.executable, "-I", "-S", str(_ENTER), "confined", *given]

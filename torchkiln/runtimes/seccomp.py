@@ -1,0 +1,99 @@
+"""The system calls that a program may make which only computes → a seccomp filter. Pure.
+
+Whatever is not named answers ENOSYS, as an older kernel would, so that a C library falls back. Thus no
+process is made, nothing is connected, mounted, traced or signalled. A call in another architecture's
+numbering (i386, x32) ends the program: the numbers would mean something else there.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Mapping
+
+# From the x86-64 system call table: what CPython and glibc need to start, to read and to write open files.
+ALLOWED: Mapping[str, int] = {
+    "read": 0,
+    "write": 1,
+    "close": 3,
+    "stat": 4,
+    "fstat": 5,
+    "lstat": 6,
+    "lseek": 8,
+    "mmap": 9,
+    "mprotect": 10,
+    "munmap": 11,
+    "brk": 12,
+    "rt_sigaction": 13,
+    "rt_sigprocmask": 14,
+    "rt_sigreturn": 15,
+    "pread64": 17,
+    "readv": 19,
+    "writev": 20,
+    "access": 21,
+    "mremap": 25,
+    "madvise": 28,
+    "dup": 32,
+    "getpid": 39,
+    "execve": 59,
+    "exit": 60,
+    "uname": 63,
+    "fcntl": 72,
+    "getcwd": 79,
+    "chdir": 80,
+    "readlink": 89,
+    "gettimeofday": 96,
+    "getrlimit": 97,
+    "getrusage": 98,
+    "sysinfo": 99,
+    "times": 100,
+    "getuid": 102,
+    "getgid": 104,
+    "geteuid": 107,
+    "getegid": 108,
+    "getppid": 110,
+    "sigaltstack": 131,
+    "arch_prctl": 158,
+    "gettid": 186,
+    "futex": 202,
+    "sched_getaffinity": 204,
+    "getdents64": 217,
+    "set_tid_address": 218,
+    "restart_syscall": 219,
+    "clock_gettime": 228,
+    "clock_getres": 229,
+    "clock_nanosleep": 230,
+    "exit_group": 231,
+    "openat": 257,
+    "newfstatat": 262,
+    "readlinkat": 267,
+    "faccessat": 269,
+    "set_robust_list": 273,
+    "dup3": 292,
+    "getrandom": 318,
+    "statx": 332,
+    "rseq": 334,
+    "faccessat2": 439,
+}
+
+_X86_64, _X32 = 0xC000003E, 0x40000000
+# Classic BPF: load a word of struct seccomp_data, compare it, return a verdict.
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_NUMBER, _ARCHITECTURE = 0, 4
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+
+
+def program() -> bytes:
+    """The filter, as the kernel takes it."""
+    steps = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, _X86_64),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+        (_AT_LEAST, 0, 1, _X32),
+        (_RETURN, 0, 0, _KILL),
+    ]
+    for number in ALLOWED.values():
+        steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    steps.append((_RETURN, 0, 0, _ERRNO | errno.ENOSYS))
+    return b"".join(struct.pack("=HBBI", *step) for step in steps)
