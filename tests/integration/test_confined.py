@@ -329,7 +329,7 @@ def test_without_root_a_user_namespace_does(tmp_path: Path) -> None:
             os.chown(path, 65534, 65534)
         there = replace(python, python=replace(python.python, root=Path(folder, "python")))
         words = there.argv()
-        argv = [system, *words[1:3], f"{folder}/enter.py", *words[4:]]
+        argv = [system, *words[1:5], folder, *words[6:]]
         got = subprocess.run(
             argv, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, check=False
         )

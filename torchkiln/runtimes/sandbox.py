@@ -16,6 +16,8 @@ from pathlib import Path
 from torchkiln.runtimes import seccomp
 
 _ENTER = Path(__file__).with_name("enter.py")
+# As a module, whose byte-code Python keeps: a sandbox is made for each wheel.
+_START = "import sys; sys.path.append(sys.argv[1]); import enter; enter.start(sys.argv[2:])"
 _PROBE_S = 30.0
 MOST_WRITTEN = 256 << 20  # bytes of any file that it has open
 _MEMORY = 384 << 20  # bytes of address space: a source of 8 MB compiles in that
@@ -60,4 +62,4 @@ def command(root: Path | None, env: Mapping[str, str]) -> list[str]:
     variables = [f"{name}={value}" for name, value in env.items()]
     where = "" if root is None else str(root.absolute())
     given = (where, limits, seccomp.program().hex(), str(len(variables)), *variables)
-    return [sys.executable, "-I", "-S", str(_ENTER), "confined", *given]
+    return [sys.executable, "-I", "-S", "-c", _START, str(_ENTER.parent), *given]
