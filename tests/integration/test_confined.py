@@ -16,11 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cells import HostPython, planned_cell, put_base, small_wheels
 from tests.hostile_python import VERSION, answer, answering, hostile
 from tests.needs import needs_gcc
-from torchkiln.engines import confined
+from tests.unpublished import FakeIndex
+from torchkiln.engines import embedded
 from torchkiln.engines.compilation import Bytecode
 from torchkiln.engines.confined import Confined
+from torchkiln.engines.observer import Silent
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.nouns import LockedWheel, Source
 from torchkiln.runtimes import sandbox, seccomp
@@ -291,19 +294,46 @@ def test_who_kills_the_worker_kills_what_is_inside(tmp_path: Path) -> None:
         pass
 
 
-def test_a_host_without_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stranger's Python does not run; the filter holds for the others all the same."""
-    refuses = tmp_path / "enter.py"
+@pytest.fixture
+def without_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    refuses = tmp_path / "refuses" / "enter.py"
+    refuses.parent.mkdir()
     refuses.write_text(
         "import sys; sys.stderr.write('[Errno 1] Operation not permitted: unshare'); sys.exit(125)"
     )
     with monkeypatch.context() as patch:
         patch.setattr(sandbox, "_ENTER", refuses)
         sandbox.fault.cache_clear()
-        with pytest.raises(ToolMissing, match=r"cannot make a sandbox .* Operation not permitted"):
-            confined.demand_sandbox()
+        yield
     sandbox.fault.cache_clear()
 
+
+def test_a_strangers_python_does_not_run_without_namespaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_namespaces: None
+) -> None:
+    """That of a lock of one's own does, and it is told once."""
+    wheels = small_wheels(tmp_path / "wheels")
+    cell, store, said = planned_cell(wheels), Store(tmp_path / "cache"), list[str]()
+    put_base(cell.locked.base, store)
+    monkeypatch.setattr("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython())
+
+    def build(*, stranger: bool) -> None:
+        index, layout = FakeIndex(wheels), tmp_path / "layout"
+        embedded.build(
+            cell, store, layout, fetcher=index, observer=Silent(), stranger=stranger, say=said.append
+        )
+
+    with pytest.raises(ToolMissing, match=r"cannot make a sandbox .* Operation not permitted"):
+        build(stranger=True)
+    assert not (tmp_path / "layout").exists()
+    build(stranger=False)
+    assert said == [
+        "this host cannot make a sandbox ([Errno 1] Operation not permitted: unshare):"
+        " the base's Python runs with a filter only"
+    ]
+
+
+def test_the_filter_holds_without_namespaces(tmp_path: Path) -> None:
     body = 'tell("fork", fork()); tell("socket", socket(AF_INET, SOCK_STREAM, 0)); tell("last", -1);'
     compiler = Compiler(hostile(body, tmp_path, inside=False).argv(), tmp_path / "made")
     with pytest.raises(BuildFailed):
