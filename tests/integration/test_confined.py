@@ -85,6 +85,7 @@ def test_it_writes_nothing(tmp_path: Path) -> None:
 
     told = compiler._said.decode()
     assert told.count("open=-1/") == len(tried)
+    assert told.startswith(f"open=-1/{errno.ENOENT}\nopen=-1/{errno.EROFS}\nopen=-1/{errno.EROFS}\n")
     assert "mkdir=-1/38" in told
     assert not marker.exists()
     assert not list((tmp_path / "python").rglob("marker"))
@@ -273,24 +274,65 @@ def test_a_true_answer_is_taken(tmp_path: Path) -> None:
     work.close()
 
 
+def running(python: Confined) -> list[Path]:
+    """The folders in /proc of the processes that run *python*'s loader."""
+    loader = os.stat(Path(python.python.root, python.python.argv()[0]))
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.path.samestat((path / "exe").stat(), loader):
+                found.append(path)
+        except OSError:
+            continue
+    return found
+
+
+def test_each_wall_stands(tmp_path: Path) -> None:
+    """As the kernel tells it of the process: one wall behind another hides that it is missing."""
+    python = hostile("for (;;) pause();", tmp_path)
+    compiler = Compiler(python.argv(), tmp_path / "made")
+    try:
+        while not (there := running(python)):
+            pass
+        (inside,) = there
+        status = dict(line.split(":\t", 1) for line in (inside / "status").read_text().splitlines())
+        kinds = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+        shared = [
+            name
+            for name in kinds
+            if os.readlink(inside / "ns" / name) == os.readlink(f"/proc/self/ns/{name}")
+        ]
+        mounts = (inside / "mountinfo").read_text().splitlines()
+        limits = (inside / "limits").read_text()
+        streams = sorted(path.name for path in (inside / "fd").iterdir())
+        variables = (inside / "environ").read_text().split("\0")
+    finally:
+        compiler.kill()
+
+    assert shared == []
+    assert {status[name].strip("\t0") for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {""}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    if os.geteuid() == 0:
+        assert (set(status["Uid"].split()), status["Groups"].strip()) == ({"65534"}, "")
+    assert len(mounts) == 1
+    assert {"ro", "nosuid", "nodev"} <= set(mounts[0].split()[5].split(","))
+    assert streams == ["0", "1", "2"]
+    assert {name.partition("=")[0] for name in variables if name} == set(python.python.env())
+    for line in (
+        "address space +402653184 +402653184",
+        "file size +268435456 +268435456",
+        "core file size +0 +0",
+    ):
+        assert re.search(f"Max {line}", limits)
+
+
 def test_who_kills_the_worker_kills_what_is_inside(tmp_path: Path) -> None:
     python = hostile("for (;;) pause();", tmp_path)
-    loader = os.stat(Path(python.python.root, python.python.argv()[0]))
-
-    def running() -> int:
-        found = 0
-        for path in Path("/proc").glob("[0-9]*/exe"):
-            try:
-                found += os.path.samestat(path.stat(), loader)
-            except OSError:
-                continue
-        return found
-
     compiler = Compiler(python.argv(), tmp_path / "made")
-    while not running():
+    while not running(python):
         pass
     compiler.kill()
-    while running():
+    while running(python):
         pass
 
 
