@@ -16,11 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cells import HostPython, planned_cell, put_base, small_wheels
 from tests.hostile_python import VERSION, answer, answering, hostile
 from tests.needs import needs_gcc
-from torchkiln.engines import confined
+from tests.unpublished import FakeIndex
+from torchkiln.engines import embedded
 from torchkiln.engines.compilation import Bytecode
 from torchkiln.engines.confined import Confined
+from torchkiln.engines.observer import Silent
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.nouns import LockedWheel, Source
 from torchkiln.runtimes import sandbox, seccomp
@@ -82,6 +85,7 @@ def test_it_writes_nothing(tmp_path: Path) -> None:
 
     told = compiler._said.decode()
     assert told.count("open=-1/") == len(tried)
+    assert told.startswith(f"open=-1/{errno.ENOENT}\nopen=-1/{errno.EROFS}\nopen=-1/{errno.EROFS}\n")
     assert "mkdir=-1/38" in told
     assert not marker.exists()
     assert not list((tmp_path / "python").rglob("marker"))
@@ -270,40 +274,108 @@ def test_a_true_answer_is_taken(tmp_path: Path) -> None:
     work.close()
 
 
+def running(python: Confined) -> list[Path]:
+    """The folders in /proc of the processes that run *python*'s loader."""
+    loader = os.stat(Path(python.python.root, python.python.argv()[0]))
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.path.samestat((path / "exe").stat(), loader):
+                found.append(path)
+        except OSError:
+            continue
+    return found
+
+
+def test_each_wall_stands(tmp_path: Path) -> None:
+    """As the kernel tells it of the process: one wall behind another hides that it is missing."""
+    python = hostile("for (;;) pause();", tmp_path)
+    compiler = Compiler(python.argv(), tmp_path / "made")
+    try:
+        while not (there := running(python)):
+            pass
+        (inside,) = there
+        status = dict(line.split(":\t", 1) for line in (inside / "status").read_text().splitlines())
+        kinds = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+        shared = [
+            name
+            for name in kinds
+            if os.readlink(inside / "ns" / name) == os.readlink(f"/proc/self/ns/{name}")
+        ]
+        mounts = (inside / "mountinfo").read_text().splitlines()
+        limits = (inside / "limits").read_text()
+        streams = sorted(path.name for path in (inside / "fd").iterdir())
+        variables = (inside / "environ").read_text().split("\0")
+    finally:
+        compiler.kill()
+
+    assert shared == []
+    assert {status[name].strip("\t0") for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {""}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    if os.geteuid() == 0:
+        assert (set(status["Uid"].split()), status["Groups"].strip()) == ({"65534"}, "")
+    assert len(mounts) == 1
+    assert {"ro", "nosuid", "nodev"} <= set(mounts[0].split()[5].split(","))
+    assert streams == ["0", "1", "2"]
+    assert {name.partition("=")[0] for name in variables if name} == set(python.python.env())
+    for line in (
+        "address space +402653184 +402653184",
+        "file size +268435456 +268435456",
+        "core file size +0 +0",
+    ):
+        assert re.search(f"Max {line}", limits)
+
+
 def test_who_kills_the_worker_kills_what_is_inside(tmp_path: Path) -> None:
     python = hostile("for (;;) pause();", tmp_path)
-    loader = os.stat(Path(python.python.root, python.python.argv()[0]))
-
-    def running() -> int:
-        found = 0
-        for path in Path("/proc").glob("[0-9]*/exe"):
-            try:
-                found += os.path.samestat(path.stat(), loader)
-            except OSError:
-                continue
-        return found
-
     compiler = Compiler(python.argv(), tmp_path / "made")
-    while not running():
+    while not running(python):
         pass
     compiler.kill()
-    while running():
+    while running(python):
         pass
 
 
-def test_a_host_without_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stranger's Python does not run; the filter holds for the others all the same."""
-    refuses = tmp_path / "enter.py"
+@pytest.fixture
+def without_namespaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    refuses = tmp_path / "refuses" / "enter.py"
+    refuses.parent.mkdir()
     refuses.write_text(
         "import sys; sys.stderr.write('[Errno 1] Operation not permitted: unshare'); sys.exit(125)"
     )
     with monkeypatch.context() as patch:
         patch.setattr(sandbox, "_ENTER", refuses)
         sandbox.fault.cache_clear()
-        with pytest.raises(ToolMissing, match=r"cannot make a sandbox .* Operation not permitted"):
-            confined.demand_sandbox()
+        yield
     sandbox.fault.cache_clear()
 
+
+def test_a_strangers_python_does_not_run_without_namespaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_namespaces: None
+) -> None:
+    """That of a lock of one's own does, and it is told once."""
+    wheels = small_wheels(tmp_path / "wheels")
+    cell, store, said = planned_cell(wheels), Store(tmp_path / "cache"), list[str]()
+    put_base(cell.locked.base, store)
+    monkeypatch.setattr("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython())
+
+    def build(*, stranger: bool) -> None:
+        index, layout = FakeIndex(wheels), tmp_path / "layout"
+        embedded.build(
+            cell, store, layout, fetcher=index, observer=Silent(), stranger=stranger, say=said.append
+        )
+
+    with pytest.raises(ToolMissing, match=r"cannot make a sandbox .* Operation not permitted"):
+        build(stranger=True)
+    assert not (tmp_path / "layout").exists()
+    build(stranger=False)
+    assert said == [
+        "this host cannot make a sandbox ([Errno 1] Operation not permitted: unshare):"
+        " the base's Python runs with a filter only"
+    ]
+
+
+def test_the_filter_holds_without_namespaces(tmp_path: Path) -> None:
     body = 'tell("fork", fork()); tell("socket", socket(AF_INET, SOCK_STREAM, 0)); tell("last", -1);'
     compiler = Compiler(hostile(body, tmp_path, inside=False).argv(), tmp_path / "made")
     with pytest.raises(BuildFailed):
@@ -329,7 +401,7 @@ def test_without_root_a_user_namespace_does(tmp_path: Path) -> None:
             os.chown(path, 65534, 65534)
         there = replace(python, python=replace(python.python, root=Path(folder, "python")))
         words = there.argv()
-        argv = [system, *words[1:3], f"{folder}/enter.py", *words[4:]]
+        argv = [system, *words[1:5], folder, *words[6:]]
         got = subprocess.run(
             argv, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, check=False
         )

@@ -7,9 +7,9 @@ It makes namespaces for mounts, processes, host name and IPC (as a user other th
 lays an overlay over the image, makes that the root, fills /proc, /dev, /sys and the few files of /etc that
 belong to a machine, and executes the command as process 1. All mounts are private and end with it.
 
-    python -I -S enter.py confined ROOT LIMITS FILTER COUNT NAME=VALUE... COMMAND...
+    start([ROOT, LIMITS, FILTER, COUNT, NAME=VALUE..., COMMAND...])
 
-A sandbox for a command that is not trusted; `sandbox.py` writes that line. All namespaces are new, so there
+A sandbox for a command that is not trusted; `sandbox.py` calls it so. All namespaces are new, so there
 is no network; the root is one folder, read-only, with no /proc and no /dev; the user is nobody, without
 capabilities; a seccomp filter and resource limits hold. A fault goes to stderr, with exit code 125. Without
 a COMMAND it only makes the sandbox.
@@ -83,6 +83,12 @@ def main(spec_fd: int, fault_fd: int) -> NoReturn:
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
+
+
+def start(words: list[str]) -> NoReturn:
+    """`confined`, by the words of a command line."""
+    behind = 4 + int(words[3])
+    confined(words[0], words[1], words[2], words[4:behind], words[behind:])
 
 
 def confined(root: str, limits: str, program: str, variables: list[str], argv: list[str]) -> NoReturn:
@@ -387,7 +393,4 @@ def _call(name: str, *arguments: object) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "confined":
-        behind = 6 + int(sys.argv[5])
-        confined(sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[6:behind], sys.argv[behind:])
     main(int(sys.argv[1]), int(sys.argv[2]))

@@ -16,15 +16,14 @@ from pathlib import Path
 from torchkiln.runtimes import seccomp
 
 _ENTER = Path(__file__).with_name("enter.py")
+# As a module, whose byte-code Python keeps: a sandbox is made for each wheel.
+_START = "import sys; sys.path.append(sys.argv[1]); import enter; enter.start(sys.argv[2:])"
 _PROBE_S = 30.0
-MOST_WRITTEN = 256 << 20  # bytes of any file that it has open
-_MEMORY = 384 << 20  # bytes of address space: a source of 8 MB compiles in that
 _LIMITS = {
-    "AS": _MEMORY,
+    "AS": 384 << 20,  # bytes of memory: a source of 8 MB compiles in that
     "CPU": 600,  # seconds
-    "FSIZE": MOST_WRITTEN,
+    "FSIZE": 256 << 20,  # bytes of any file that it has open: `wheel/bytecode.py` reads no more
     "STACK": 8 << 20,
-    "NPROC": 64,
     "NOFILE": 64,
     "CORE": 0,
     "MEMLOCK": 0,
@@ -35,8 +34,8 @@ _LIMITS = {
 @functools.cache
 def fault() -> str:
     """Why this host can make no sandbox; empty where it can. Tried once, with no program in it."""
-    with tempfile.TemporaryDirectory(prefix="torchkiln-sandbox-") as folder:
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="torchkiln-sandbox-") as folder:
             done = subprocess.run(
                 command(Path(folder), {}),
                 stdin=subprocess.DEVNULL,
@@ -44,10 +43,11 @@ def fault() -> str:
                 timeout=_PROBE_S,
                 check=False,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
     if done.returncode:
-        return done.stderr.decode(errors="replace").strip()[-200:] or f"exit {done.returncode}"
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return last[-200:] or f"exit {done.returncode}"
     return ""
 
 
@@ -60,4 +60,4 @@ def command(root: Path | None, env: Mapping[str, str]) -> list[str]:
     variables = [f"{name}={value}" for name, value in env.items()]
     where = "" if root is None else str(root.absolute())
     given = (where, limits, seccomp.program().hex(), str(len(variables)), *variables)
-    return [sys.executable, "-I", "-S", str(_ENTER), "confined", *given]
+    return [sys.executable, "-I", "-S", "-c", _START, str(_ENTER.parent), *given]
