@@ -31,7 +31,7 @@ def old_enough(pages: Pages, name: str, index: Source, as_of: str) -> tuple[tupl
         told = [bool(date) for filename, date in dates.items() if filename.endswith(".whl")]
         if all(told) or not any(told) or look == _LOOKS - 1:
             break
-        found = pages.listing(name, index, fresh=True)
+        found = pages.listing(name, index, again=True)
     old = tuple(file for file in found.files if not (date := dates[file.filename]) or date < limit)
     return old, found.base
 

@@ -41,6 +41,7 @@ class Pages:
         self.store = store
         self.session = Session(settings)
         self._clock = clock
+        self._fetched: set[tuple[str, Source]] = set()
         self._large = threading.RLock()  # one large page at a time: in memory each is several times its size
 
     def files(self, name: str, index: Source, hashes: Collection[str]) -> tuple[FileAt, ...]:
@@ -135,13 +136,17 @@ class Pages:
             )
         return int(total)
 
-    def listing(self, name: str, index: Source, *, fresh: bool = False) -> Listing:
-        """Every file that the page of *name* lists.
+    def listing(self, name: str, index: Source, *, again: bool = False) -> Listing:
+        """Every file that the page of *name* lists; the page is one that this object fetched.
+
+        :param again: it is fetched once more.
 
         :raises Unresolvable: the project or its index is not there.
         :raises BuildFailed: the index gives no lasting answer, or something else than a page.
         """
-        with self.page(name, index, fresh=fresh) as page:
+        known = (name, index) in self._fetched
+        with self.page(name, index, fresh=again or not known) as page:
+            self._fetched.add((name, index))
             return listing(page)
 
     @contextmanager

@@ -57,12 +57,12 @@ def _phrase(error: BaseException) -> str:
             return "connection timed out"
         case TimeoutError() | exceptions.ReadTimeoutError():
             return "timed out: the server sends nothing"
+        case http.client.IncompleteRead() | exceptions.IncompleteRead():
+            return "the connection broke off"
         case http.client.RemoteDisconnected():
             return "the server closed the connection without an answer"
         case http.client.HTTPException():
             return f"not a valid HTTP answer: {_short(str(error) or type(error).__name__)}"
-        case exceptions.IncompleteRead():
-            return "the connection broke off"
         case exceptions.DecodeError():
             return "the body is not what Content-Encoding says"
         case exceptions.LocationParseError() | exceptions.LocationValueError():

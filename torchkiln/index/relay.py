@@ -30,7 +30,7 @@ from torchkiln.index.session import PATIENCE
 from torchkiln.nouns import Source
 
 PROJECTS = 1_000  # whose pages a resolver may ask for; a cell has 130 packages
-FILES = 300_000  # on all pages together; a cell's have 60,000
+FILES = 120_000  # on all pages together; a cell has 64,000
 METADATA = 3_000  # files of metadata
 _BYTES = 64 << 20  # of metadata
 _JSON = "application/vnd.pypi.simple.v1+json"

@@ -27,7 +27,7 @@ from torchkiln.nouns import Source
 from torchkiln.store import Store
 from torchkiln.wanted import Wanted
 
-MEMORY = 300 << 20  # bytes that uv may hold; a cell takes a fifth of that
+MEMORY = 160 << 20  # bytes that uv may hold; a cell takes half of that
 CPU = 40  # seconds of all cores together; a cell takes two
 SECONDS = 900.0  # however slow the network is
 _LOOK = 0.05  # seconds between two looks at uv
