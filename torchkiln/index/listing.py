@@ -119,7 +119,7 @@ def _of_html(page: Page, hashes: Collection[str] | None) -> Listing:
     if (
         wanted is None
         and not files
-        and not re.search(rb"<(!doctype\s+html|html|head|body|a)\b", body[:_HEAD], re.I)
+        and not re.search(rb"<(!doctype\s+html|html|head|body)\b", body[:_HEAD], re.I)
     ):
         raise _Odd("not HTML")
     return Listing(base=_base(page.url, head), files=tuple(files))

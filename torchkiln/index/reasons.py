@@ -47,6 +47,8 @@ def _phrase(error: BaseException) -> str:
             return f"TLS handshake failed: {_short(error.reason or str(error))}"
         case exceptions.NameResolutionError() | socket.gaierror():
             return "host name does not resolve"
+        case http.client.RemoteDisconnected():
+            return "the server closed the connection without an answer"
         case ConnectionRefusedError():
             return "connection refused"
         case ConnectionResetError() | BrokenPipeError():
@@ -59,8 +61,6 @@ def _phrase(error: BaseException) -> str:
             return "timed out: the server sends nothing"
         case http.client.IncompleteRead() | exceptions.IncompleteRead():
             return "the connection broke off"
-        case http.client.RemoteDisconnected():
-            return "the server closed the connection without an answer"
         case http.client.HTTPException():
             return f"not a valid HTTP answer: {_short(str(error) or type(error).__name__)}"
         case exceptions.DecodeError():

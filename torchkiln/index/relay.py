@@ -43,7 +43,7 @@ class Relay:
     def __init__(self, pages: Pages, *, as_of: str) -> None:
         self.failures: list[Exception] = []  # in the order in which they came
         self.missing: dict[str, Unresolvable] = {}  # projects that their index does not have
-        self.left_out: dict[str, str] = {}  # file name → why uv was not told of it
+        self.left_out: dict[str, tuple[str, ...]] = {}  # project → files that uv was not told of, and why
         self._pages, self._as_of = pages, as_of
         self._metadata = Metadata(pages)
         self._files: dict[str, tuple[Listed, str, Source]] = {}  # sha256 → file, base of its address, index
@@ -98,7 +98,7 @@ class Relay:
             self.missing[name] = error
             return None
         files, left_out = release_files(old, name)
-        self.left_out |= left_out
+        self.left_out[name] = tuple(f"{file}: {why}" for file, why in left_out.items())
         with self._guard:
             self._files |= {file.sha256: (file, base, index) for file in files}
             if len(self._files) > FILES:
