@@ -104,7 +104,8 @@ def index_settings(
 
 def ask_pip(environ: Mapping[str, str]) -> str:
     """What ``pip config list`` prints: our own pip, else the one on PATH; "" where there is none."""
-    for command in ([sys.executable, "-m", "pip"], ["pip"], ["pip3"]):
+    # Isolated: else a pip.py in the current folder, whoever put it there, would be run.
+    for command in ([sys.executable, "-I", "-m", "pip"], ["pip"], ["pip3"]):
         try:
             done = subprocess.run(
                 [*command, "--disable-pip-version-check", "config", "list"],

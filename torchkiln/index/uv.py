@@ -117,6 +117,7 @@ def _uv() -> str:
 @contextmanager
 def _own_folder(store: Store) -> Iterator[Path]:
     """A folder in the cache that nobody else can look into; what a killed run left is swept by the next."""
+    store.sweep()
     folder = store.temporary("resolver")
     with store.writable():
         folder.mkdir(mode=0o700)
@@ -170,10 +171,9 @@ def _refusal(stderr: str, relay: Relay, code: int) -> KilnError:
             return relay.missing[name]
     if code != 1:
         return BuildFailed(f"the resolver failed:\n{told}", hint="see the requirements in matrix.yaml")
-    named = {
-        name: why for name, why in relay.left_out.items() if name.split("-")[0].lower() in stderr.lower()
-    }
-    more = "".join(f"\nnot considered: {name}: {why}" for name, why in sorted(named.items())[:5])
+    spoken = {canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][\w.-]*", stderr)}
+    left_out = [line for name in sorted(spoken & relay.left_out.keys()) for line in relay.left_out[name]]
+    more = "".join(f"\nnot considered: {line}" for line in left_out[:5])
     return Unresolvable(
         f"the requirements conflict:\n{told}{more}",
         hint="bound the packages that contradict each other in matrix.yaml, or choose another cell",
