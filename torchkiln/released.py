@@ -26,6 +26,7 @@ class FileAt:
     url: str = field(repr=False)
     size: int | None  # bytes; None where the index does not tell
     sha256: str  # hex
+    yanked: str | None = None  # the reason, which may be empty; None: it is not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,6 +33,7 @@ class PackageIndex:
 
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
+        self.yanked: dict[tuple[str, str], str] = {}  # (project, version) of what was locked → the reason
 
     def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
         """The wheels that *wanted* comes to, by name, each with its size; those that were given, without.
@@ -48,6 +49,8 @@ class PackageIndex:
             if not file.size:
                 raise BuildFailed(f"{file.filename}: empty on the index")
             metadata.demand_same(file)
+            if file.yanked is not None:
+                self.yanked[pin.name, pin.version] = file.yanked
             return LockedWheel(
                 name=pin.name,
                 version=pin.version,

@@ -35,7 +35,9 @@ def found_on(page: Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ..
         if why := unfit(file.filename, name) or _astray(file, url, page):
             refused[file.sha256] = why
             continue
-        found.append(FileAt(filename=file.filename, url=url, size=file.size, sha256=file.sha256))
+        found.append(
+            FileAt(filename=file.filename, url=url, size=file.size, sha256=file.sha256, yanked=file.yanked)
+        )
     for sha256 in refused.keys() - {file.sha256 for file in found}:
         raise BuildFailed(
             f"{redact(page.url)}: {refused[sha256]}",

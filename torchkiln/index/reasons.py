@@ -44,7 +44,7 @@ def _phrase(error: BaseException) -> str:
         case ssl.SSLCertVerificationError():
             return f"certificate verify failed: {_short(error.verify_message or str(error))}"
         case ssl.SSLError():
-            return f"TLS handshake failed: {_short(error.reason or str(error))}"
+            return f"TLS handshake failed: {_short(getattr(error, 'reason', None) or str(error))}"
         case exceptions.NameResolutionError() | socket.gaierror():
             return "host name does not resolve"
         case http.client.RemoteDisconnected():

@@ -113,7 +113,7 @@ def unsafe(url: str, page: str) -> str:
     """Why *url*, to which *page* leads, is not to be asked; "" when it is."""
     try:
         parts, scheme = urlsplit(url), urlsplit(page).scheme
-        host, login = parts.hostname, parts.username or parts.password
+        host, login, _ = parts.hostname, parts.username or parts.password, parts.port
     except ValueError:
         return "not a valid address"
     if parts.scheme not in ("http", "https"):
