@@ -168,7 +168,7 @@ class Pages:
         url = f"{self.settings.url(index)}/{name}/"
         key = hashlib.sha256(url.encode()).hexdigest()
         with self._large:
-            kept = self.store.record("pages", key)
+            kept = _sound(self.store.record("pages", key))
             headers = {"Accept": ACCEPT_JSON_PREFERRED}
             if kept and kept["etag"]:
                 headers["If-None-Match"] = str(kept["etag"])
@@ -189,7 +189,7 @@ class Pages:
             raise
         if response.status_code == 304 and "If-None-Match" in headers:
             with self._large:
-                if kept := self.store.record("pages", key):
+                if kept := _sound(self.store.record("pages", key)):
                     return _thaw(kept)
         if response.status_code == 404:
             raise Unresolvable(
@@ -243,6 +243,12 @@ def _unreachable(reason: str) -> BuildFailed:
         f"PyTorch's index gives no answer: {reason}",
         hint=f"these wheels are nowhere else; check {PYTORCH_VARIABLE}, the network and the proxy",
     )
+
+
+def _sound(kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A kept page that is one."""
+    kinds = {"url": str, "json": bool, "etag": str, "at": float, "body": str}
+    return kept if kept and all(isinstance(kept.get(key), kind) for key, kind in kinds.items()) else None
 
 
 def _thaw(kept: Mapping[str, Any]) -> Page:
