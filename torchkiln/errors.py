@@ -73,7 +73,8 @@ class BadWheel(BuildFailed):
     def __init__(self, wheel: str, reason: str) -> None:
         super().__init__(
             f"{wheel}: {reason}",
-            hint="the file on the index is not the wheel that was locked, or is malformed; nothing was kept",
+            hint="the file on the index is not the wheel that was locked, or is malformed; nothing was kept;"
+            " do not lock it again before you know why it differs",
         )
         self.wheel = wheel
         self.reason = reason

@@ -59,7 +59,7 @@ def _kept(requirements: Path, cache: Path, wanted: Sequence[str], what: str) -> 
 
 
 def _install(requirements: Path, folder: Path, wanted: Sequence[str], what: str) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command = [sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--require-hashes", "--no-deps", "--no-compile", "--only-binary", ":all:", *wanted]
     command += ["--target", str(folder), "--requirement", str(requirements)]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)

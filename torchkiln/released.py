@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from email.parser import BytesHeaderParser
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from torchkiln.errors import printable
+
+METADATA_LIMIT = 1 << 20  # bytes; torch's has forty thousand
+MOST_REQUIREMENTS = 5_000  # of one wheel; a thousand are known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,6 +26,7 @@ class FileAt:
     url: str = field(repr=False)
     size: int | None  # bytes; None where the index does not tell
     sha256: str  # hex
+    yanked: str | None = None  # the reason, which may be empty; None: it is not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,3 +36,68 @@ class WheelMetadata:
     requires_python: str  # "" where it tells none
     requires: tuple[str, ...]  # PEP 508, as they stand there
     version: str = ""
+    name: str = ""
+
+
+def read_metadata(data: bytes) -> WheelMetadata:
+    """METADATA as an installer reads it.
+
+    :raises ValueError: it is too long, not UTF-8, or asks for more than any wheel does; a sentence.
+    """
+    if len(data) > METADATA_LIMIT:
+        raise ValueError(f"METADATA has more than {METADATA_LIMIT} bytes")
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("METADATA is not UTF-8") from None
+    # The description may take most of it, and is of no interest.
+    head = re.split(rb"\r?\n\r?\n", data, maxsplit=1)[0]
+    if len(re.findall(rb"^requires-dist[ \t]*:", head, re.IGNORECASE | re.MULTILINE)) > MOST_REQUIREMENTS:
+        raise ValueError(f"METADATA has more than {MOST_REQUIREMENTS} requirements")
+    told = BytesHeaderParser().parsebytes(head)
+    return WheelMetadata(
+        requires_python=_line(told.get("Requires-Python", "")),
+        requires=tuple(_line(one) for one in told.get_all("Requires-Dist", [])),
+        version=_line(told.get("Version", "")),
+        name=_line(told.get("Name", "")),
+    )
+
+
+def differing(a: WheelMetadata, b: WheelMetadata) -> tuple[str, ...]:
+    """In which fields two METADATA tell a resolver different things; how they are written does not count."""
+    pairs = {
+        "Name": (canonicalize_name(a.name), canonicalize_name(b.name)),
+        "Version": (_version(a.version), _version(b.version)),
+        "Requires-Python": (_specifiers(a.requires_python), _specifiers(b.requires_python)),
+        "Requires-Dist": (_requirements(a.requires), _requirements(b.requires)),
+    }
+    return tuple(name for name, (one, other) in pairs.items() if one != other)
+
+
+def _version(text: str) -> str:
+    try:
+        return str(Version(text))
+    except InvalidVersion:
+        return text
+
+
+def _specifiers(text: str) -> str:
+    try:
+        return str(SpecifierSet(text))
+    except InvalidSpecifier:
+        return text
+
+
+def _requirements(lines: Iterable[str]) -> frozenset[str]:
+    found = set()
+    for line in lines:
+        try:
+            found.add(str(Requirement(line)))
+        except InvalidRequirement:
+            found.add(line)
+    return frozenset(found)
+
+
+def _line(value: object) -> str:
+    """A field's value on one line, without what would steer a terminal: it is going to be printed."""
+    return printable(" ".join(str(value).split()))

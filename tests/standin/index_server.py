@@ -112,6 +112,8 @@ class IndexServer:
         self.faults = Faults()
         self.etags = False
         self.metadata = False  # PEP 658: each wheel's METADATA beside it
+        self.beside: dict[str, bytes] = {}  # file name → METADATA that is served beside it, whatever it holds
+        self.yanked: dict[str, str] = {}  # file name → the reason
         self.json = False  # PEP 691 pages, with sizes and upload times (PEP 700)
         self.asked: list[tuple[str, str, str]] = []  # (method, path, Range)
         self.counts: Counter[int] = Counter()  # answers by status
@@ -159,8 +161,10 @@ class IndexServer:
                 href = f"{self.moved}/files/{index}/{quote(filename, safe='')}#sha256={digest}"
                 more = f' data-upload-time="{self.dates[filename]}"' if filename in self.dates else ""
                 if self.metadata:
-                    told = hashlib.sha256(metadata_of(data)).hexdigest()
+                    told = hashlib.sha256(self.beside.get(filename) or metadata_of(data)).hexdigest()
                     more += f' data-dist-info-metadata="sha256={told}" data-core-metadata="sha256={told}"'
+                if filename in self.yanked:
+                    more += f' data-yanked="{self.yanked[filename]}"'
                 links.append(f'<a href="{href}"{more}>{filename}</a><br/>\n')
         if not links:
             return None
@@ -173,6 +177,7 @@ class IndexServer:
                 "url": f"{self.moved}/files/{index}/{quote(filename, safe='')}",
                 "hashes": {"sha256": hashlib.sha256(data).hexdigest()},
                 "size": len(data),
+                **({"yanked": self.yanked[filename] or True} if filename in self.yanked else {}),
                 **({"upload-time": self.dates[filename]} if filename in self.dates else {}),
             }
             for (where, name, filename), data in self.files.items()
@@ -190,7 +195,9 @@ class IndexServer:
         found = next(
             (data for (where, _, one), data in self.files.items() if (where, one) == (index, wanted)), None
         )
-        return metadata_of(found) if found and wanted != filename and self.metadata else found
+        if found and wanted != filename and self.metadata:
+            return self.beside.get(wanted) or metadata_of(found)
+        return found
 
     def _handler(outer) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):

@@ -138,7 +138,11 @@ def test_nothing_is_written_but_the_layer_begun(
 def test_another_wheel_than_the_locked_one(honest: Path) -> None:
     """Sound in itself, but not what was locked: both hashes are told."""
     layer = LayerWriter(io.BytesIO(), mtime=0)
-    with pytest.raises(BadWheel, match=rf"^{honest.name}: sha256 is {sha256(honest)}, locked was 0{{64}}$"):
+    with pytest.raises(
+        BadWheel,
+        match=rf"^{honest.name}: the index serves another file than the lock names:"
+        rf" sha256 is {sha256(honest)}, locked was 0{{64}}$",
+    ):
         add(honest, layer, locked="0" * 64)
     assert locked_wheel(honest).sha256 == sha256(honest)
 

@@ -331,6 +331,9 @@ def test_locked_twice_gives_the_same_bytes(house: House) -> None:
     assert (house.images / TAG / "lock.json").read_bytes() == first
 
     assert "numpy 1.0 → 1.1" in house.run("--torch", "2.3.1", "--cuda", "11.8", "--upgrade", "numpy")[2]
+    house.server.yanked["numpy-1.1-py3-none-any.whl"] = "data loss"
+    told = house.run("--torch", "2.3.1", "--cuda", "11.8")[2]
+    assert "warning: numpy 1.1 was yanked: data loss" in told
 
 
 def test_without_the_index_the_cell_is_refused_by_the_setting(house: House) -> None:

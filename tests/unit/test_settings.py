@@ -7,7 +7,6 @@ import pytest
 from torchkiln.errors import ConfigError, Unresolvable
 from torchkiln.index.settings import (
     IndexSettings,
-    environment_of_uv,
     index_settings,
     parse_pip_config,
     redact,
@@ -72,7 +71,6 @@ def test_extra_indexes_and_find_links_are_left_out_and_named() -> None:
     found = settings(pip, UV_INDEX="https://y.example")
 
     assert found.left_out == ("extra-index-url", "find-links", "UV_INDEX")
-    assert "UV_INDEX" not in environment_of_uv(found, {"UV_INDEX": "https://y.example", "UV_OFFLINE": "1"})
 
 
 def test_credentials_are_taken_out_of_addresses_and_shown_nowhere() -> None:
@@ -84,9 +82,6 @@ def test_credentials_are_taken_out_of_addresses_and_shown_nowhere() -> None:
     assert found.default_url == "https://i.example/simple"
     assert found.logins == (("i.example", "me", "s@cret"), ("p.example", "t", "k"))
     assert "cret" not in repr(found)
-    env = environment_of_uv(found, {})
-    assert env["UV_DEFAULT_INDEX"] == "https://me:s%40cret@i.example/simple"
-    assert (env["UV_INDEX_PYTORCH_USERNAME"], env["UV_INDEX_PYTORCH_PASSWORD"]) == ("t", "k")
 
 
 def test_a_message_shows_scheme_host_and_file_only() -> None:

@@ -12,7 +12,7 @@ import click
 
 from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root
-from torchkiln.errors import ConfigError, KilnError, Stale, Unresolvable
+from torchkiln.errors import ConfigError, KilnError, Stale, Unresolvable, printable
 from torchkiln.nouns import Cell, LockedArchive, LockedBase, LockedCell, LockedTools, Resolution, Source
 
 if TYPE_CHECKING:
@@ -95,6 +95,10 @@ class Locking:
             else "; ".join(_moves(previous, locked)) or "new facts, same wheels"
         )
         click.echo(f"lock: {tag}: {named}: {changes}", err=True)
+        for wheel in locked.wheels:
+            if (reason := self._index.yanked.get((wheel.name, wheel.version))) is not None:
+                why = f": {printable(reason)[:200]}" if reason else ""
+                click.echo(f"lock: {tag}: warning: {wheel.name} {wheel.version} was yanked{why}", err=True)
         if names := stand_ins(locked):
             click.echo(f"lock: {tag}: {resolved_against(names)}", err=True)
         if locked.by_record:

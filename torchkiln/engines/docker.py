@@ -17,6 +17,7 @@ from typing import Protocol
 
 from torchkiln.engines import buildx
 from torchkiln.engines.daemon import Engine
+from torchkiln.engines.dependencies import demand_agreement
 from torchkiln.engines.observer import ArchiveSource, Fetcher, Observer
 from torchkiln.engines.toolkits import lay_out
 from torchkiln.files import remove_tree
@@ -99,6 +100,7 @@ def build(
         stack.callback(remove_tree, work)
         tree = lay_out(plan, store, work / "toolkit", archives=archives, observer=observer)
         places = _fetched(files_of(plan.locked), store, wheels, observer)
+        demand_agreement(plan.locked, store)
         fetched = time.monotonic()
         base = options.base or _BASE
         programs = [place for place in places if place.suffix != ".whl"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.engines.confined import demand_sandbox, interpreter, sandbox_fault
+from torchkiln.engines.dependencies import demand_agreement
 from torchkiln.engines.keys import key_of
 from torchkiln.engines.observer import ArchiveSource, Fetcher, Observer
 from torchkiln.engines.toolkits import kept_path, toolkit_layers
@@ -75,7 +76,8 @@ def build(
         brought into it.
     :param on_layer: hears of each layer of the image as soon as its blob is in *store*.
     :param stranger: the lock is not the user's own: without a sandbox its base's Python does not run.
-    :raises BuildFailed: a wheel is refused or cannot be had, a layer is not the recorded one, no space.
+    :raises BuildFailed: a wheel is refused or cannot be had, asks for what the lock lacks, a layer is not the
+        recorded one, no space.
     :raises ToolMissing: it is a stranger's, and this host can make no sandbox.
     """
     started = time.monotonic()
@@ -110,6 +112,7 @@ def build(
         reused += waited
     layers = tuple(built[spec] for spec in plan.layers)
     _compare_with_lock(layers, plan)
+    demand_agreement(plan.locked, store)
     with ExitStack() as claims:
         if layer_format != "gzip":
             from torchkiln.engines.forms import FORMS, bring_into, records_of  # only here: slow to load

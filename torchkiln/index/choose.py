@@ -31,13 +31,14 @@ def tags_of(python: str, glibc: tuple[int, int]) -> tuple[Tag, ...]:
 
 
 def choose(release: str, files: Iterable[FileAt], hashes: Collection[str], tags: Iterable[Tag]) -> FileAt:
-    """The wheel among *files* with the best of *tags*; only files whose SHA-256 is in *hashes* count.
+    """The wheel among *files* with the best of *tags*; only files whose SHA-256 is in *hashes* count,
+    and a yanked one only where there is no other.
 
     :param release: "numpy 1.26.4", for messages.
     :raises Unresolvable: none of them fits.
     """
     rank = {tag: place for place, tag in enumerate(tags)}
-    fitting: list[tuple[int, int, str, FileAt]] = []
+    fitting: list[tuple[bool, int, int, str, FileAt]] = []
     wheels = [file for file in files if file.sha256 in hashes and file.filename.endswith(".whl")]
     for file in wheels:
         try:
@@ -48,10 +49,10 @@ def choose(release: str, files: Iterable[FileAt], hashes: Collection[str], tags:
         if places:
             # A higher build number goes first among equals, as in pip.
             number = build[0] if build else 0
-            fitting.append((min(places), -number, file.filename, file))
+            fitting.append((file.yanked is not None, min(places), -number, file.filename, file))
     if not fitting:
         raise Unresolvable(
             f"{release}: no wheel for this Python and system among {len(wheels)} on the index",
             hint="another version may have one: bound it in matrix.yaml",
         )
-    return min(fitting, key=lambda found: found[:3])[3]
+    return min(fitting, key=lambda found: found[:4])[4]

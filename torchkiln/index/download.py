@@ -31,6 +31,7 @@ _CHUNK = 1 << 20  # one read of the socket; larger ones only cost memory
 # From this size on a range is asked for even at the start: a mirror that has to fetch the file itself may
 # pass a range on as it comes, and hold a plain answer back until it has all (seen: 13 s for torch's wheel).
 _LARGE = 16 << 20
+_OTHER = "the index serves another file than the lock names: its sha256 is {}, the lock has {}"
 _LOOK = 0.2  # seconds between two looks whether the work was called off
 _RANGE = re.compile(r"bytes (?P<start>\d+)-\d+/(?P<total>\d+|\*)")
 T = TypeVar("T")
@@ -270,7 +271,7 @@ def verify(wheel: LockedFile, path: Path) -> None:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     if digest.hexdigest() != wheel.sha256:
-        raise BadWheel(wheel.filename, f"its sha256 is {digest.hexdigest()}, locked is {wheel.sha256}")
+        raise BadWheel(wheel.filename, _OTHER.format(digest.hexdigest(), wheel.sha256))
 
 
 def open_downloads(environ: Mapping[str, str], store: Store) -> Downloads:

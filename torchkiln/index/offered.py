@@ -48,9 +48,10 @@ class Offered:
 
     def _releases(self, project: str) -> dict[Version, list[FileAt]]:
         if project not in self._projects:
-            page = self.pages.page(project, Source.DEFAULT, fresh=True)
             found: dict[Version, list[FileAt]] = {}
-            for wheel in wheels_on(page, project):
+            with self.pages.page(project, Source.DEFAULT, fresh=True) as page:
+                wheels = wheels_on(page, project)
+            for wheel in wheels:
                 try:
                     version = parse_wheel_filename(wheel.filename)[1]
                 except InvalidWheelFilename:

@@ -11,8 +11,8 @@ from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BadWheel, BuildFailed, Unresolvable
 from torchkiln.index.choose import choose, tags_of
-from torchkiln.index.dates import too_new
 from torchkiln.index.download import Downloads
+from torchkiln.index.metadata import Metadata
 from torchkiln.index.pages import Pages
 from torchkiln.index.remote_wheel import metadata_of
 from torchkiln.index.session import WORKERS
@@ -31,16 +31,16 @@ from torchkiln.wanted import Given, Wanted, variable_of
 class PackageIndex:
     """The configured indexes, for a lock and for a build."""
 
-    def __init__(self, pages: Pages, environ: Mapping[str, str]) -> None:
+    def __init__(self, pages: Pages) -> None:
         self.pages = pages
-        self._environ = environ
+        self.yanked: dict[tuple[str, str], str] = {}  # (project, version) of what was locked → the reason
 
     def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
         """The wheels that *wanted* comes to, by name, each with its size; those that were given, without.
 
         :raises Unresolvable: no set of packages fits, or an index is not configured or reached.
         """
-        pins = self._pins(wanted)
+        pins, metadata = self._pins(wanted), Metadata(self.pages)
         tags = tags_of(wanted.python, wanted.glibc)
 
         def locked(pin: Pin) -> LockedWheel:
@@ -48,6 +48,9 @@ class PackageIndex:
             file = self.pages.measure(choose(f"{pin.name} {pin.version}", files, pin.hashes, tags))
             if not file.size:
                 raise BuildFailed(f"{file.filename}: empty on the index")
+            metadata.demand_same(file)
+            if file.yanked is not None:
+                self.yanked[pin.name, pin.version] = file.yanked
             return LockedWheel(
                 name=pin.name,
                 version=pin.version,
@@ -94,29 +97,15 @@ class PackageIndex:
         return metadata_of(self.pages.session, at).requires
 
     def _pins(self, wanted: Wanted) -> tuple[Pin, ...]:
-        """uv's answer to a question that depends on no page's mood.
-
-        uv leaves out a file whose upload date it is not told. Some indexes tell no dates, others tell them
-        now and then, so that the same question has two answers: those projects are dated here instead.
-        """
-        dated: dict[str, tuple[str, ...]] = {}
+        """uv's answer, with what torch brings along from PyTorch's index bound to it as well."""
         while True:
-            answer = compile_pins(wanted, self.pages.settings, self._environ, too_new=dated)
-            doubtful = answer.undated - dated.keys()
-            if not doubtful:
-                if answer.refusal:
-                    raise answer.refusal
-                # uv binds to an index only what is asked for by name; triton comes along with torch.
-                asked = {canonicalize_name(Requirement(text).name) for text in wanted.requirements}
-                implied = tuple(
-                    pin.name for pin in answer.pins if pin.name in wanted.bound and pin.name not in asked
-                )
-                if not implied:
-                    return answer.pins
-                wanted = replace(wanted, requirements=(*wanted.requirements, *implied))
-            for name in sorted(doubtful):
-                index = Source.PYTORCH if name in wanted.bound else Source.DEFAULT
-                dated[name] = too_new(self.pages, name, index, wanted.as_of)
+            pins = compile_pins(wanted, self.pages)
+            # uv binds to an index only what is asked for by name; triton comes along with torch.
+            asked = {canonicalize_name(Requirement(text).name) for text in wanted.requirements}
+            implied = tuple(pin.name for pin in pins if pin.name in wanted.bound and pin.name not in asked)
+            if not implied:
+                return pins
+            wanted = replace(wanted, requirements=(*wanted.requirements, *implied))
 
 
 def _unseen(given: Given) -> LockedWheel:
@@ -144,4 +133,4 @@ def _own_name(file: OwnFile, version: str) -> tuple[str, str]:
 
 def open_index(environ: Mapping[str, str], store: Store) -> PackageIndex:
     """The indexes that the user's settings name."""
-    return PackageIndex(Pages(index_settings(environ), store), environ)
+    return PackageIndex(Pages(index_settings(environ), store))

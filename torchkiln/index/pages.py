@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +15,12 @@ import requests
 from pypi_simple import ACCEPT_JSON_PREFERRED
 
 from torchkiln.errors import BuildFailed, Unresolvable
+from torchkiln.index.listing import Listing, Page, listing
 from torchkiln.index.own import place_of
-from torchkiln.index.read_page import Page, found_on
-from torchkiln.index.session import WORKERS, Session, get, persist, refused
+from torchkiln.index.read_page import found_on, same_name
+from torchkiln.index.reasons import status_text
+from torchkiln.index.remote_wheel import other_size
+from torchkiln.index.session import LARGE, WORKERS, Session, get, persist, refused
 from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, redact
 from torchkiln.nouns import LockedWheel, Source
 from torchkiln.released import FileAt
@@ -36,6 +41,8 @@ class Pages:
         self.store = store
         self.session = Session(settings)
         self._clock = clock
+        self._fetched: set[tuple[str, Source]] = set()
+        self._large = threading.RLock()  # one large page at a time: in memory each is several times its size
 
     def files(self, name: str, index: Source, hashes: Collection[str]) -> tuple[FileAt, ...]:
         """The files of project *name* whose SHA-256 is in *hashes*, from a fresh page if need be.
@@ -45,7 +52,8 @@ class Pages:
         """
         found: tuple[FileAt, ...] = ()
         for fresh in (False, True):
-            found = found_on(self.page(name, index, fresh=fresh), name, hashes)
+            with self.page(name, index, fresh=fresh) as page:
+                found = found_on(page, name, hashes)
             if {file.sha256 for file in found} >= set(hashes):
                 break
         return found
@@ -63,19 +71,28 @@ class Pages:
             return FileAt(filename=filename, url=str(known["url"]), size=known["size"], sha256=sha256)
         try:
             if fresh:
-                self.page(name, index, fresh=True)
-            files = self.files(name, index, {sha256})
+                with self.page(name, index, fresh=True):
+                    pass
+            for file in self.files(name, index, {sha256}):
+                if file.filename == filename:
+                    self.store.put_record("urls", key, {"url": file.url, "size": file.size})
+                    return file
+            with self.page(name, index, fresh=True) as page:
+                other = same_name(page, filename)
         except Unresolvable as error:  # locked once, so it was there: not the cell is at fault
             raise BuildFailed(
                 error.message, hint=error.hint or "the index lost it; use another one"
             ) from error
-        for file in files:
-            if file.filename == filename:
-                self.store.put_record("urls", key, {"url": file.url, "size": file.size})
-                return file
+        if other and other != sha256:
+            raise BuildFailed(
+                f"{filename}: the index serves another file than the lock names: sha256 {other} on the index,"
+                f" {sha256} in the lock",
+                hint="a published file never changes, so the index or the lock was tampered with: compare"
+                " both with another index and with the project's own release before anything else",
+            )
         raise BuildFailed(
-            f"{filename}: the index has no file of that name with sha256 {sha256[:12]}…",
-            hint="it was removed or replaced; run: torchkiln lock --upgrade",
+            f"{filename}: the index no longer has this file (sha256 {sha256})",
+            hint="use an index that still has it; the maintainers may have removed the release for a reason",
         )
 
     def find_all(self, wheels: Iterable[LockedWheel]) -> dict[LockedWheel, FileAt]:
@@ -89,17 +106,21 @@ class Pages:
             return dict(zip(ordered, places, strict=True))
 
     def measure(self, file: FileAt) -> FileAt:
-        """*file* with its size in bytes: by HEAD, else by a range request.
+        """*file* with its size in bytes, as the server tells it: by HEAD, else by a range request.
 
-        :raises BuildFailed: the server tells no size.
+        :raises BuildFailed: the server tells no size, or the page told another one.
         """
-        if file.size is not None:
-            return file
+        size = self._size(file)
+        if file.size is not None and file.size != size:
+            raise other_size(file, size)
+        return replace(file, size=size)
+
+    def _size(self, file: FileAt) -> int:
         plain = {"Accept-Encoding": "identity"}
         with persist(self.session, "HEAD", file.url, headers=plain, allow_redirects=True) as head:
             length = head.headers.get("Content-Length", "")
-            if head.status_code == 200 and length.isdigit() and not head.headers.get("Content-Encoding"):
-                return replace(file, size=int(length))
+            if head.status_code == 200 and _is_size(length) and not head.headers.get("Content-Encoding"):
+                return int(length)
         headers = {**plain, "Range": "bytes=0-0"}
         with persist(self.session, "GET", file.url, headers=headers, stream=True) as part:
             if part.status_code not in (200, 206):
@@ -109,61 +130,125 @@ class Pages:
                 if part.status_code == 206
                 else part.headers.get("Content-Length", "")
             )
-        if not total.isdigit():
+        if not _is_size(total):
             raise BuildFailed(
                 f"{redact(file.url)}: the server tells no size", hint="a lock needs it; use another index"
             )
-        return replace(file, size=int(total))
+        return int(total)
 
-    def page(self, name: str, index: Source, *, fresh: bool) -> Page:
+    def listing(self, name: str, index: Source, *, again: bool = False) -> Listing:
+        """Every file that the page of *name* lists; the page is one that this object fetched.
+
+        :param again: it is fetched once more.
+
+        :raises Unresolvable: the project or its index is not there.
+        :raises BuildFailed: the index gives no lasting answer, or something else than a page.
+        """
+        known = (name, index) in self._fetched
+        with self.page(name, index, fresh=again or not known) as page:
+            self._fetched.add((name, index))
+            return listing(page)
+
+    @contextmanager
+    def page(self, name: str, index: Source, *, fresh: bool) -> Iterator[Page]:
         """The page of *name*: a kept one by ETag, or for a short time where the server gives none.
+
+        A large one keeps others of its kind waiting until the context ends.
 
         :raises Unresolvable: the project or its index is not there.
         :raises BuildFailed: the index gives no lasting answer.
         """
+        with ExitStack() as stack:
+            page = self._page(name, index, stack, fresh=fresh)
+            if len(page.body) > LARGE:
+                stack.enter_context(self._large)
+            yield page
+
+    def _page(self, name: str, index: Source, stack: ExitStack, *, fresh: bool) -> Page:
         url = f"{self.settings.url(index)}/{name}/"
         key = hashlib.sha256(url.encode()).hexdigest()
-        kept = self.store.record("pages", key)
-        headers = {"Accept": ACCEPT_JSON_PREFERRED}
-        if kept and kept["etag"]:
-            headers["If-None-Match"] = str(kept["etag"])
-        elif kept and not fresh and 0 <= self._clock() - float(kept["at"]) < _FRESH:
-            return _thaw(kept)
+        with self._large:
+            kept = _sound(self.store.record("pages", key))
+            headers = {"Accept": ACCEPT_JSON_PREFERRED}
+            if kept and kept["etag"]:
+                headers["If-None-Match"] = str(kept["etag"])
+            elif kept and not fresh and 0 <= self._clock() - float(kept["at"]) < _FRESH:
+                return _thaw(kept)
+            del kept
         try:
-            response, body = get(self.session, url, MOST, headers=headers)
+            response, body = get(
+                self.session,
+                url,
+                MOST,
+                headers=headers,
+                on_large=lambda: _enter(stack, self._large),
+            )
         except BuildFailed as error:
             if index is Source.PYTORCH:
                 raise _unreachable(error.message) from error
             raise
-        if response.status_code == 304 and kept:
-            return _thaw(kept)
+        if response.status_code == 304 and "If-None-Match" in headers:
+            with self._large:
+                if kept := _sound(self.store.record("pages", key)):
+                    return _thaw(kept)
         if response.status_code == 404:
             raise Unresolvable(
-                f"{redact(url)}: the index {index.value} has no project of this name",
-                hint=f"is {PYTORCH_VARIABLE} a simple-index address?" if index is Source.PYTORCH else "",
+                f"{redact(url)}: {status_text(404)}: the index {index.value} has no project of this name",
+                hint=f"is {PYTORCH_VARIABLE} a simple-index address?"
+                if index is Source.PYTORCH
+                else "check the name, and the index address (pip's index-url, UV_DEFAULT_INDEX)",
             )
         if response.status_code != 200:
             raise refused(url, response.status_code)
-        return self._keep(key, name, response, body)
+        with self._large:
+            return self._keep(key, name, response, body)
 
     def _keep(self, key: str, name: str, response: requests.Response, body: bytes) -> Page:
+        page = Page(url=response.url, json=_is_json(response), body=body)
+        found_on(page, name, ())  # what is not a page must not be found again by the next run
         kept: dict[str, Any] = {
-            "url": response.url,
-            "json": "json" in response.headers.get("Content-Type", ""),
+            "url": page.url,
+            "json": page.json,
             "etag": response.headers.get("ETag", ""),
             "at": self._clock(),
             "body": body.decode("utf-8", "replace"),
         }
-        found_on(_thaw(kept), name, ())  # what is no page must not be found again by the next run
         self.store.put_record("pages", key, kept)
-        return _thaw(kept)
+        return page
+
+
+def _enter(stack: ExitStack, lock: AbstractContextManager[object]) -> None:
+    stack.enter_context(lock)
+
+
+def _is_json(response: requests.Response) -> bool:
+    """:raises BuildFailed: the answer is of a kind that no page of an index has."""
+    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind in ("application/json", "application/vnd.pypi.simple.v1+json"):
+        return True
+    if kind in ("", "text/html", "application/vnd.pypi.simple.v1+html", "application/xhtml+xml"):
+        return False
+    raise BuildFailed(
+        f"{redact(response.url)}: not a project page of a simple index: its Content-Type is {kind[:60]!r}",
+        hint="check the index address",
+    )
+
+
+def _is_size(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 16
 
 
 def _unreachable(reason: str) -> BuildFailed:
     return BuildFailed(
         f"PyTorch's index gives no answer: {reason}",
-        hint=f"these wheels are nowhere else; look at {PYTORCH_VARIABLE}, the network and the proxy",
+        hint=f"these wheels are nowhere else; check {PYTORCH_VARIABLE}, the network and the proxy",
     )
+
+
+def _sound(kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A kept page that is one."""
+    kinds = {"url": str, "json": bool, "etag": str, "at": float, "body": str}
+    return kept if kept and all(isinstance(kept.get(key), kind) for key, kind in kinds.items()) else None
 
 
 def _thaw(kept: Mapping[str, Any]) -> Page:

@@ -6,22 +6,30 @@ Others wrote the wheel: what is read of it is bounded, and nothing of it is kept
 from __future__ import annotations
 
 import io
+import struct
+import threading
+import time
 import zipfile
 import zlib
-from email.parser import BytesHeaderParser
 from typing import Any
 
 import requests
 
-from torchkiln.errors import BuildFailed, printable
-from torchkiln.index.session import get, persist, refused
+from torchkiln.errors import BuildFailed
+from torchkiln.index.patience import until
+from torchkiln.index.session import PATIENCE, get, persist, refused
 from torchkiln.index.settings import redact
-from torchkiln.released import FileAt, WheelMetadata
+from torchkiln.released import METADATA_LIMIT, FileAt, WheelMetadata, read_metadata
 
-_BLOCK = 1 << 20  # bytes; the directory of torch's wheel takes about one block
-_MOST = 64  # blocks of one wheel
-_METADATA = 1 << 20  # bytes unpacked; torch's has forty thousand
-_NO_RANGES = "matrix add reads metadata by range requests; use an index that answers them"
+_BLOCK = 1 << 18  # bytes; the directory of torch's wheel takes about six blocks
+_MOST = 24  # blocks of one wheel
+_END = struct.Struct("<4s4xHHLL")  # of a zip: signature, entries (twice), size and offset of the directory
+_ONE = threading.Lock()  # a directory takes twelve times its size in memory: one at a time is read
+_NO_RANGES = "METADATA is read by range requests; use an index that answers them"
+
+
+class NoRanges(BuildFailed):
+    """The server does not answer range requests."""
 
 
 def metadata_of(session: requests.Session, wheel: FileAt) -> WheelMetadata:
@@ -30,28 +38,48 @@ def metadata_of(session: requests.Session, wheel: FileAt) -> WheelMetadata:
     :raises BuildFailed: the index gives no lasting answer or no ranges, or it is no wheel.
     """
     try:
-        with zipfile.ZipFile(io.BufferedReader(_Remote(session, wheel))) as archive:
-            names = [one for one in archive.namelist() if one.endswith(".dist-info/METADATA")]
-            inside = [one for one in names if one.count("/") == 1]
-            if len(inside) != 1:
-                raise _no_wheel(wheel, "it has no METADATA")
-            with archive.open(inside[0]) as file:
-                data = file.read(_METADATA + 1)
+        return read_metadata(metadata_bytes(session, wheel))
+    except ValueError as error:
+        raise _no_wheel(wheel, str(error)) from error
+
+
+def metadata_bytes(session: requests.Session, wheel: FileAt) -> bytes:
+    """METADATA of *wheel*, as it stands in it.
+
+    :raises NoRanges: the server does not answer range requests.
+    :raises BuildFailed: the index gives no lasting answer, it is no wheel, or of another size than was told.
+    """
+    with until(time.monotonic() + PATIENCE):
+        return _metadata_bytes(session, wheel)
+
+
+def _metadata_bytes(session: requests.Session, wheel: FileAt) -> bytes:
+    try:
+        remote = _Remote(session, wheel)
+        remote.fetch_directory()
+        with _ONE:
+            archive = zipfile.ZipFile(io.BufferedReader(remote))
+            listed = [one for one in archive.infolist() if one.filename.endswith(".dist-info/METADATA")]
+            archive.filelist.clear()
+            archive.NameToInfo.clear()
+        inside = [one for one in listed if one.filename.count("/") == 1]
+        if len(inside) != 1:
+            raise _no_wheel(wheel, "it has no METADATA" if not inside else "it has METADATA twice")
+        with archive, archive.open(inside[0]) as file:
+            data = file.read(METADATA_LIMIT + 1)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, OSError) as error:
         raise _no_wheel(wheel, str(error) or type(error).__name__) from error
-    if len(data) > _METADATA:
-        raise _no_wheel(wheel, f"METADATA has more than {_METADATA} bytes")
-    told = BytesHeaderParser().parsebytes(data)
-    return WheelMetadata(
-        requires_python=_line(told.get("Requires-Python", "")),
-        requires=tuple(_line(one) for one in told.get_all("Requires-Dist", [])),
-        version=_line(told.get("Version", "")),
+    if len(data) > METADATA_LIMIT:
+        raise _no_wheel(wheel, f"METADATA has more than {METADATA_LIMIT} bytes")
+    return data
+
+
+def other_size(wheel: FileAt, size: int) -> BuildFailed:
+    """The error for a server whose file has another size than the page told."""
+    return BuildFailed(
+        f"{wheel.filename}: its size is {size} bytes on the server, {wheel.size} on the index's page",
+        hint="the index is at fault; try another one",
     )
-
-
-def _line(value: object) -> str:
-    """A field's value on one line, without what would steer a terminal: it is going to be printed."""
-    return printable(" ".join(str(value).split()))
 
 
 def _no_wheel(wheel: FileAt, why: str) -> BuildFailed:
@@ -68,6 +96,20 @@ class _Remote(io.RawIOBase):
         self._session, self._wheel, self._at = session, wheel, 0
         self._blocks: dict[int, bytes] = {}
         self._size = self._measured()
+        if wheel.size is not None and wheel.size != self._size:
+            raise other_size(wheel, self._size)
+
+    def fetch_directory(self) -> None:
+        """Fetch the blocks of the zip's directory, as far as its end tells where that is."""
+        last = max(self._size - 1, 0) // _BLOCK
+        tail = self._block(last) if self._size else b""
+        at = tail.rfind(b"PK\5\6")
+        if at < 0 or len(tail) - at < _END.size:
+            return
+        size, offset = _END.unpack_from(tail, at)[3:]
+        if offset + size <= self._size:
+            for number in range(offset // _BLOCK, (offset + size) // _BLOCK + 1):
+                self._block(number)
 
     def readable(self) -> bool:
         return True
@@ -99,11 +141,11 @@ class _Remote(io.RawIOBase):
         url = self._wheel.url
         with persist(self._session, "GET", url, headers=_range(0, 0), stream=True) as answer:
             if answer.status_code == 200:
-                raise BuildFailed(f"{redact(url)}: the server answers no ranges", hint=_NO_RANGES)
+                raise NoRanges(f"{redact(url)}: the server answers no ranges", hint=_NO_RANGES)
             if answer.status_code != 206:
                 raise refused(url, answer.status_code)
             total = answer.headers.get("Content-Range", "").rpartition("/")[2]
-        if not total.isdigit():
+        if not (total.isascii() and total.isdigit() and len(total) < 16):
             raise BuildFailed(f"{redact(url)}: the server tells no size", hint=_NO_RANGES)
         return int(total)
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from torchkiln.errors import ConfigError, Unresolvable
 from torchkiln.nouns import Source
@@ -104,7 +104,8 @@ def index_settings(
 
 def ask_pip(environ: Mapping[str, str]) -> str:
     """What ``pip config list`` prints: our own pip, else the one on PATH; "" where there is none."""
-    for command in ([sys.executable, "-m", "pip"], ["pip"], ["pip3"]):
+    # Isolated: else a pip.py in the current folder, whoever put it there, would be run.
+    for command in ([sys.executable, "-I", "-m", "pip"], ["pip"], ["pip3"]):
         try:
             done = subprocess.run(
                 [*command, "--disable-pip-version-check", "config", "list"],
@@ -186,38 +187,3 @@ def _place(value: str, setting: str, faults: list[str], logins: list[tuple[str, 
     if Path(value).is_dir():
         return Path(value).absolute().as_uri()
     return _address(value, f"{setting}: no folder that is there", faults, logins)
-
-
-def environment_of_uv(settings: IndexSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """*environ* for a run of uv: of its own variables only those that cannot change the answer."""
-    kept = (
-        "UV_CACHE_DIR",
-        "UV_HTTP_TIMEOUT",
-        "UV_HTTP_RETRIES",
-        "UV_KEYRING_PROVIDER",
-        "UV_NATIVE_TLS",
-        "UV_SYSTEM_CERTS",
-        "UV_CONCURRENT_DOWNLOADS",
-    )
-    env = {name: value for name, value in environ.items() if not name.startswith("UV_") or name in kept}
-    env["UV_DEFAULT_INDEX"] = _with_login(settings.default_url, settings)
-    if settings.ca_bundle and not (environ.get("SSL_CERT_FILE") or environ.get("SSL_CERT_DIR")):
-        env["SSL_CERT_FILE"] = settings.ca_bundle
-    if settings.client_cert:
-        env["SSL_CLIENT_CERT"] = settings.client_cert
-    if settings.proxy:
-        env["HTTP_PROXY"] = env["HTTPS_PROXY"] = env["ALL_PROXY"] = settings.proxy
-    if settings.pytorch_url:
-        for host, user, password in settings.logins:
-            if host == _host(settings.pytorch_url):
-                env["UV_INDEX_PYTORCH_USERNAME"], env["UV_INDEX_PYTORCH_PASSWORD"] = user, password
-    return env
-
-
-def _with_login(url: str, settings: IndexSettings) -> str:
-    parts = urlsplit(url)
-    for host, user, password in settings.logins:
-        if host == parts.netloc:
-            login = quote(user, safe="") + (":" + quote(password, safe="") if password else "")
-            return urlunsplit(parts._replace(netloc=f"{login}@{host}"))
-    return url

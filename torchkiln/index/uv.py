@@ -1,26 +1,42 @@
-"""Wanted → pins: uv resolves, from metadata alone, for the image's Python and never the host's."""
+"""Wanted → pins: uv resolves, from metadata alone, for the image's Python and never the host's.
+
+uv runs in a folder of its own in the cache, which nobody else can write, asks no index but our relay, and is
+ended when it takes more memory or time than any resolution needs.
+"""
 
 from __future__ import annotations
 
 import re
+import resource
 import subprocess
-import tempfile
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BuildFailed, KilnError, ToolMissing, Unresolvable
-from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, environment_of_uv, redact_text
+from torchkiln.files import remove_tree
+from torchkiln.index.pages import Pages
+from torchkiln.index.relay import Relay
+from torchkiln.index.settings import redact_text
+from torchkiln.index.uv_project import PINS, arguments, environment, files
 from torchkiln.nouns import Source
-from torchkiln.wanted import Given, Wanted
+from torchkiln.store import Store
+from torchkiln.wanted import Wanted
 
-PLATFORM = "x86_64-manylinux_2_28"
+MEMORY = 160 << 20  # bytes that uv may hold; a cell takes half of that
+CPU = 40  # seconds of all cores together; a cell takes two
+SECONDS = 900.0  # however slow the network is
+_LOOK = 0.05  # seconds between two looks at uv
+_SAID = 1 << 20  # bytes of uv's messages that are read
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
-_UNDATED = re.compile(r"`([^`]+)` is missing an upload date")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+_UNKNOWN = re.compile(
+    r"(?:Because )?(\S+) was not found in the (?:package registry|provided package locations)"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,54 +49,41 @@ class Pin:
     index: Source
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """What uv said: pins, or why there are none."""
-
-    pins: tuple[Pin, ...]
-    refusal: KilnError | None
-    undated: frozenset[str]  # projects with files whose upload date the index did not tell
-
-
-def compile_pins(
-    wanted: Wanted,
-    settings: IndexSettings,
-    environ: Mapping[str, str],
-    *,
-    too_new: Mapping[str, tuple[str, ...]],
-) -> Answer:
+def compile_pins(wanted: Wanted, pages: Pages) -> tuple[Pin, ...]:
     """What *wanted* comes to, by name.
 
-    :param too_new: project → versions that must not take part; of these projects uv does not look at the
-        upload dates itself.
-    :raises Unresolvable: the index `pytorch` is needed and not configured.
+    :raises Unresolvable: the requirements conflict, or the index `pytorch` is needed and not configured.
+    :raises BuildFailed: an index is at fault, or the resolver takes more than any resolution needs.
     """
-    from uv import find_uv_bin
-
     if wanted.bound:
-        settings.url(Source.PYTORCH)
-    try:
-        uv = find_uv_bin()
-    except FileNotFoundError as error:
-        raise ToolMissing("uv is not there", hint="run: make setup") from error
-    with tempfile.TemporaryDirectory(prefix="torchkiln-lock-") as folder:
-        _write_inputs(Path(folder), wanted, settings, too_new)
-        done = subprocess.run(
-            [uv, "pip", "compile", *_arguments(wanted, too_new), "pyproject.toml", "-o", "pins.txt"],
-            cwd=folder,
-            # Nobody's uv.toml takes part: neither the user's nor the system's.
-            env=environment_of_uv(settings, environ) | {"XDG_CONFIG_HOME": folder, "XDG_CONFIG_DIRS": folder},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        answer = (Path(folder) / "pins.txt").read_text()
-    failed = done.returncode != 0
-    return Answer(
-        pins=() if failed else parse_pins(answer, bound=wanted.bound),
-        refusal=_refusal(done.stderr, bound=bool(wanted.bound)) if failed else None,
-        undated=frozenset(_project(name) for name in _UNDATED.findall(done.stderr)),
-    )
+        pages.settings.url(Source.PYTORCH)
+    uv = _uv()
+    with _own_folder(pages.store) as folder, Relay(pages, as_of=wanted.as_of) as relay:
+        for name, text in files(wanted, relay.url(Source.PYTORCH)).items():
+            (folder / name).write_text(text)
+        said = folder / "stderr.txt"
+        with said.open("wb") as err:
+            process = subprocess.Popen(
+                [uv, *arguments(wanted)],
+                cwd=folder,
+                env=environment(str(folder), relay.url(Source.DEFAULT)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+            )
+            try:
+                fault = _watch(process, relay)
+            finally:
+                process.kill()
+                process.wait()
+        if relay.failures:
+            raise relay.failures[0]
+        if fault:
+            raise fault
+        if process.returncode == 0:
+            return parse_pins((folder / PINS).read_text(), bound=wanted.bound)
+        with said.open("rb") as told:
+            raise _refusal(told.read(_SAID).decode("utf-8", "replace"), relay, process.returncode)
 
 
 def parse_pins(text: str, *, bound: tuple[str, ...]) -> tuple[Pin, ...]:
@@ -102,89 +105,76 @@ def parse_pins(text: str, *, bound: tuple[str, ...]) -> tuple[Pin, ...]:
     return tuple(pins)
 
 
-def _arguments(wanted: Wanted, too_new: Iterable[str]) -> list[str]:
-    return [
-        *("--color", "never"),
-        "--no-progress",
-        *("--only-binary", ":all:"),
-        *("--python-platform", PLATFORM),
-        *("--python-version", wanted.python),
-        "--no-python-downloads",
-        "--generate-hashes",
-        "--no-header",
-        "--no-annotate",
-        *("--index-strategy", "first-index"),
-        # A day alone would be read in the host's time zone.
-        *("--exclude-newer", f"{wanted.as_of}T00:00:00Z"),
-        *(f"--exclude-newer-package={name}=false" for name in sorted(too_new)),
-        *("--constraints", "constraints.txt"),
-    ]
+def _uv() -> str:
+    from uv import find_uv_bin
+
+    try:
+        return find_uv_bin()
+    except FileNotFoundError as error:
+        raise ToolMissing("uv is not installed", hint="run: make setup") from error
 
 
-def _write_inputs(
-    folder: Path, wanted: Wanted, settings: IndexSettings, too_new: Mapping[str, tuple[str, ...]]
-) -> None:
-    """A project of its own: only there can uv bind a package to an index."""
-    lines = [
-        "[project]",
-        'name = "the-image"',
-        'version = "0"',
-        f'requires-python = "=={wanted.python}.*"',
-        f"dependencies = {_array((*wanted.requirements, *map(_by_address, wanted.given)))}",
-        "[tool.uv]",
-        "package = false",
-    ]
-    if wanted.bound:
-        lines += [
-            "[[tool.uv.index]]",
-            'name = "pytorch"',
-            f"url = {_string(settings.url(Source.PYTORCH))}",
-            "explicit = true",
-            "[tool.uv.sources]",
-            *(f'{_string(name)} = {{ index = "pytorch" }}' for name in wanted.bound),
-        ]
-    for one in wanted.given:
-        lines += ["[[tool.uv.dependency-metadata]]", f"name = {_string(one.name)}"]
-        lines += [f"version = {_string(one.version)}", f"requires-dist = {_array(one.requires)}"]
-    (folder / "pyproject.toml").write_text("\n".join(lines) + "\n")
-    barred = [f"{name}!={version}" for name in sorted(too_new) for version in too_new[name]]
-    (folder / "constraints.txt").write_text("".join(f"{text}\n" for text in (*wanted.constraints, *barred)))
-    # uv keeps what it finds in its output file where the requirements allow it.
-    (folder / "pins.txt").write_text("".join(f"{name}=={version}\n" for name, version in wanted.keep))
+@contextmanager
+def _own_folder(store: Store) -> Iterator[Path]:
+    """A folder in the cache that nobody else can look into; what a killed run left is swept by the next."""
+    store.sweep()
+    folder = store.temporary("resolver")
+    with store.writable():
+        folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
 
 
-def _by_address(given: Given) -> str:
-    """As uv takes a wheel that it need not look for. The address leads nowhere, and what is asked of that
-    wheel is told beside it, so that uv never follows it; the hash is what uv holds the answer to."""
-    return f"{given.name} @ https://given.invalid/{quote(given.filename)}#sha256={given.sha256}"
+def _watch(process: subprocess.Popen[bytes], relay: Relay) -> KilnError | None:
+    """Wait for uv; why it was not let go on, or None."""
+    with suppress(OSError):
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU, CPU + 1))
+    end = time.monotonic() + SECONDS
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LOOK)
+            if process.returncode < 0:
+                return _too_much(f"{CPU} seconds of processor time")
+            return None
+        if relay.failures:  # nothing that uv still finds would help
+            return None
+        if _resident(process.pid) > MEMORY:
+            return _too_much(f"{MEMORY >> 20} MiB of memory")
+        if time.monotonic() > end:
+            return _too_much(f"{SECONDS / 60:.0f} minutes")
 
 
-def _project(filename: str) -> str:
-    """The project of a wheel or a source archive: neither name nor version holds the first hyphen."""
-    if filename.endswith(".whl"):
-        return canonicalize_name(filename.partition("-")[0])
-    return canonicalize_name(filename.rpartition("-")[0])
+def _resident(pid: int) -> int:
+    """Bytes of memory that the process *pid* holds."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    return 0
 
 
-def _array(texts: tuple[str, ...]) -> str:
-    return "[" + ", ".join(_string(text) for text in texts) + "]"
+def _too_much(what: str) -> BuildFailed:
+    return BuildFailed(
+        f"the resolver was stopped: it took more than {what}",
+        hint="the index is at fault, or the requirements in matrix.yaml are too wide: bound them",
+    )
 
 
-def _string(text: str) -> str:
-    """A TOML basic string."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _refusal(stderr: str, *, bound: bool) -> KilnError:
+def _refusal(stderr: str, relay: Relay, code: int) -> KilnError:
     """uv's own words, less its decoration and the addresses."""
     lines = [redact_text(line.strip(" ×╰─▶│├").rstrip()) for line in stderr.splitlines()]
     essential = [line for line in lines if line and not line.startswith(("warning:", "hint:"))]
-    told = "\n".join(essential[-12:])
-    if any(word in stderr.lower() for word in ("failed to fetch", "error sending request", "connect")):
-        where = "the index address (pip's index-url, UV_DEFAULT_INDEX)"
-        where = f"{PYTORCH_VARIABLE} and {where}" if bound else where
-        return BuildFailed(f"an index cannot be reached:\n{told}", hint=f"look at the network, at {where}")
+    told = "\n".join(line[:2000] for line in essential[-12:])
+    unknown = [canonicalize_name(name) for name in _UNKNOWN.findall(stderr)]
+    for name in unknown:
+        if name in relay.missing:
+            return relay.missing[name]
+    if code != 1:
+        return BuildFailed(f"the resolver failed:\n{told}", hint="see the requirements in matrix.yaml")
+    spoken = {canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][\w.-]*", stderr)}
+    left_out = [line for name in sorted(spoken & relay.left_out.keys()) for line in relay.left_out[name]]
+    more = "".join(f"\nnot considered: {line}" for line in left_out[:5])
     return Unresolvable(
-        f"the packages cannot be had together:\n{told}",
+        f"the requirements conflict:\n{told}{more}",
         hint="bound the packages that contradict each other in matrix.yaml, or choose another cell",
     )

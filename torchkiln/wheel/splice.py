@@ -36,6 +36,7 @@ from torchkiln.wheel.source import WheelFile
 
 _READ = 1 << 18  # compressed bytes at a time
 _INFLATE = 1 << 20  # the most that one step may inflate to: bounds memory against bombs
+_OTHER = "the index serves another file than the lock names: sha256 is {}, locked was {}"
 _SCRIPT = 1 << 20  # scripts up to this size are held back and may be rewritten
 
 Bytecode = Callable[[], Iterable[Code]]
@@ -154,7 +155,7 @@ def _whole(file: WheelFile, entry: Entry, filename: str) -> bytes:
 
 def _check_hash(file: WheelFile, filename: str, sha256: str) -> None:
     if (found := file.sha256()) != sha256:
-        raise BadWheel(filename, f"sha256 is {found}, locked was {sha256}")
+        raise BadWheel(filename, _OTHER.format(found, sha256))
 
 
 def _inflate(file: WheelFile, entry: Entry, filename: str) -> Iterator[tuple[bytes, bytes]]:

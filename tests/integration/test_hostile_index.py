@@ -1,0 +1,260 @@
+"""A lock from an index that means harm ends in one sentence, soon, and in little memory; uv takes part."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.standin.hostile_index import (
+    JSON,
+    Answer,
+    HostileIndex,
+    Pieces,
+    bomb,
+    directory_bomb,
+    files,
+    for_ever,
+    head,
+    lock_from,
+    page,
+    ranged,
+    slowly,
+    whole,
+)
+from tests.standin.index_server import metadata_of, wheel_bytes
+
+MOST = 400 << 20  # bytes, ours and uv's together
+NAME, DATA = DEMO = wheel_bytes("demo", "1.0")
+OPEN = b"<!DOCTYPE html><html><body>\n"
+LINK = b'<a href="/files/demo-1.0-py3-none-any.whl#sha256=' + b"0" * 64 + b'">demo-1.0-py3-none-any.whl</a>\n'
+
+
+def paged(make: bytes | Callable[[], bytes], kind: str = "text/html", then: Answer | None = None) -> Answer:
+    """The page of `demo` is this; *then* answers for what is no page."""
+
+    def answer(asked: str) -> Pieces | None:
+        if asked.startswith("/simple/demo/"):
+            return whole(make if isinstance(make, bytes) else make(), kind)
+        return then(asked) if then else None
+
+    return answer
+
+
+def many_files(count: int) -> bytes:
+    """A JSON page with so many releases."""
+    one = '{"filename":"demo-%d-py3-none-any.whl","url":"/f/%d","hashes":{"sha256":"%064x"}}'
+    listed = ",".join(one % (n, n, n) for n in range(count))
+    return f'{{"meta":{{"api-version":"1.1"}},"name":"demo","files":[{listed}]}}'.encode()
+
+
+def many_links(count: int) -> bytes:
+    """The same in HTML."""
+    one = '<a href="/f/%d#sha256=%064x">demo-%d-py3-none-any.whl</a>\n'
+    return OPEN + "".join(one % (n, n, n) for n in range(count)).encode()
+
+
+def beside(metadata: Callable[[], Pieces]) -> Answer:
+    """A page that offers METADATA beside the wheel (PEP 658), which is this."""
+    listed = paged(page(DEMO, more=' data-core-metadata="true"'), then=files(DEMO))
+    return lambda asked: metadata() if ".metadata" in asked else listed(asked)
+
+
+def chain(asked: str) -> Pieces | None:
+    """demo asks for x0, which asks for x1, and so on for ever."""
+    path, _, wanted = asked.partition(" ")
+    last = path.strip("/").rpartition("/")[2]
+    name = last.partition("-")[0]
+    number = -1 if name == "demo" else int(name[1:])
+    wheel = wheel_bytes(name, "1.0", requires=[f"x{number + 1}"])
+    return ranged(wheel[1], wanted) if path.startswith("/files/") else whole(page(wheel))
+
+
+def headed(first: bytes, again: bytes, count: int) -> Pieces:
+    yield first + again * count + b"\r\nx"
+
+
+@functools.cache
+def wide(count: int, length: int = 1) -> tuple[str, bytes]:
+    """A wheel that asks for so many projects."""
+    return wheel_bytes("demo", "1.0", requires=[f"x{n}" * length for n in range(count)])
+
+
+def of_wheel(make: Callable[[], tuple[str, bytes]]) -> Answer:
+    """An index that has this wheel alone."""
+    return lambda asked: paged(page(make()), then=files(make()))(asked)
+
+
+def fanned(asked: str) -> Pieces | None:
+    """demo asks for 3,000 projects, each with a page."""
+    path, _, wanted = asked.partition(" ")
+    last = path.strip("/").rpartition("/")[2]
+    wheel = wide(3_000) if last.startswith("demo") else wheel_bytes(last.partition("-")[0], "1.0")
+    return ranged(wheel[1], wanted) if path.startswith("/files/") else whole(page(wheel))
+
+
+KINDS: dict[str, tuple[Answer, str]] = {
+    "endless page": (lambda _: for_ever(head() + OPEN, LINK), "longer than 16 MiB"),
+    "endless line": (lambda _: for_ever(head() + OPEN + b'<a href="', b"x"), "longer than 16 MiB"),
+    "endless JSON": (lambda _: for_ever(head(JSON) + b'{"files":[', b"[],"), "longer than 16 MiB"),
+    "endless header": (lambda _: for_ever(b"HTTP/1.1 200 OK\r\nX: ", b"x"), "not a valid HTTP answer"),
+    "endless error page": (lambda _: for_ever(head(status="418 I'm a teapot"), b"x"), "longer than 16 MiB"),
+    "endless chunks": (
+        lambda _: for_ever(
+            head("text/html", "Transfer-Encoding: chunked"), b"400\r\n" + b"<a>\n" * 256 + b"\r\n"
+        ),
+        "longer than 16 MiB",
+    ),
+    "gzip bomb": (
+        lambda _: whole(bomb(200), "text/html", "Content-Encoding: gzip"),
+        "longer than 16 MiB",
+    ),
+    "gzip bomb in JSON": (lambda _: whole(bomb(200), JSON, "Content-Encoding: gzip"), "longer than 16 MiB"),
+    "600 headers": (
+        lambda _: headed(b"HTTP/1.1 200 OK\r\n", b"X-Y: z\r\n", 600),
+        "got more than 100 headers",
+    ),
+    "one giant line": (
+        paged(lambda: OPEN + b'<a href="' + b"x" * (15 << 20)),
+        "was not found|no versions|conflict",
+    ),
+    "tags alone": (paged(lambda: OPEN + b"<a " * (5 << 20)), "more than 50000 links"),
+    "comments alone": (paged(lambda: OPEN + b"<!--" * (3 << 20)), "comments"),
+    "a million files": (paged(lambda: many_files(1_000_000)[: 15 << 20] + b"]}", JSON), "not a project page"),
+    "60,000 files": (paged(lambda: many_files(60_000), JSON), "more than 50000 files"),
+    "100,000 links": (paged(lambda: many_links(100_000)), "more than 50000 links"),
+    "empty lists": (paged(lambda: b"[" + b"[]," * (5 << 20) + b"[]]", JSON), "more than 1000000 values"),
+    "deep lists": (paged(lambda: b"[" * 900_000, JSON), "nested deeper"),
+    "empty texts": (paged(lambda: b'["' + b'","' * (5 << 20) + b'"]', JSON), "more than 1000000 values"),
+    "huge number": (paged(b'{"files": ' + b"9" * 1_000_000 + b"}", JSON), "not readable JSON"),
+    "garbage JSON": (paged(b'{"meta": {', JSON), "not readable JSON"),
+    "JSON that is a text": (paged(b'"page"', JSON), "not an object"),
+    "garbage": (paged(b"\0\xff\xfe<<a href"), "not HTML"),
+    "wrong content type": (paged(b"%PDF-1.7", "application/pdf"), "its Content-Type is 'application/pdf'"),
+    "redirect circle": (
+        lambda _: whole(b"", "text/html", "Location: /simple/demo/", status="302 Found"),
+        "redirect loop: more than 10 redirects",
+    ),
+    "redirect to a file": (
+        lambda _: whole(b"", "text/html", "Location: file:///etc/passwd", status="302 Found"),
+        "redirected to an address that is not followed: file:",
+    ),
+    "no HTTP": (lambda _: iter([b"SSH-2.0-OpenSSH_9.2\r\n"]), "not a valid HTTP answer"),
+    "nothing": (lambda _: iter([b""]), "closed the connection without an answer"),
+    "slow body": (lambda _: slowly(head() + OPEN, b"x"), "no complete answer within 4 seconds"),
+    "slow headers": (
+        lambda _: slowly(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
+        "no complete answer within 4 seconds",
+    ),
+    "slow header": (
+        lambda _: slowly(b"HTTP/1.1 200 OK\r\nX: ", b"y"),
+        "no complete answer within 4 seconds",
+    ),
+    "waits for ever": (
+        lambda _: whole(b"", "text/html", "Retry-After: 3600", status="503 Busy"),
+        "HTTP 503 Service Unavailable",
+    ),
+    "endless METADATA": (beside(lambda: for_ever(head(), b"Requires-Dist: x\n")), "longer than 1 MiB"),
+    "slow METADATA": (beside(lambda: slowly(head(), b"X: y\n")), "no complete answer within 4 seconds"),
+    "gzip bomb for METADATA": (
+        beside(lambda: whole(bomb(200), "text/plain", "Content-Encoding: gzip")),
+        "longer than 1 MiB",
+    ),
+    "METADATA that is not UTF-8": (
+        beside(lambda: whole(b"Name: demo\nVersion: 1.0\nX: \xff\xfe")),
+        "not UTF-8",
+    ),
+    "METADATA gone": (beside(lambda: whole(b"", status="410 Gone")), "HTTP 410 Gone"),
+    "100,000 dependencies in METADATA": (
+        beside(
+            lambda: whole(
+                b"Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n" + b"Requires-Dist: x\n" * 60_000
+            )
+        ),
+        "more than 5000 requirements",
+    ),
+    "100,000 dependencies in the wheel": (of_wheel(lambda: wide(100_000)), "METADATA has more than"),
+    "a dependency of 2 MB": (of_wheel(lambda: wide(1, 1_000_000)), "METADATA has more than"),
+    "3,000 dependencies": (fanned, "more than 1000 projects"),
+    "endless chain": (chain, "more than 1000 projects"),
+    "zip directory of 19 MB": (of_wheel(lambda: directory_bomb(400_000)), "directory and METADATA take"),
+    "zip directory of 5 MB": (of_wheel(lambda: directory_bomb(110_000)), "it has no METADATA"),
+    "no wheel": (paged(page((NAME, b"no zip")), then=files((NAME, b"no zip"))), "not a wheel"),
+    "no ranges and no end": (
+        paged(page(DEMO), then=lambda asked: for_ever(head("application/octet-stream"), b"x")),
+        "the server tells no size",
+    ),
+    "file as data": (
+        paged(page(DEMO).replace(b"/files/", b"data:application/zip,")),
+        "data: is neither http",
+    ),
+    "file of this machine": (paged(page(DEMO).replace(b"/files/", b"file:///etc/")), "file: is neither http"),
+    "file with credentials": (
+        paged(page(DEMO).replace(b"/files/", b"http://me:secret@127.0.0.1/")),
+        "it holds credentials",
+    ),
+    "two files with one name": (
+        paged(page(DEMO, (NAME, DATA + b"x"))),
+        "lists it twice, with different sha256",
+    ),
+    "no hash": (paged(page(DEMO).replace(b"#sha256=", b"#md5=")), "the index gives no sha256 of it"),
+    "half a hash": (paged(page(DEMO).replace(b"#sha256=", b"#sha256=0")), "the index gives no sha256 of it"),
+    "page of another project": (
+        paged(page(wheel_bytes("evil", "1.0"))),
+        "evil-1.0-py3-none-any.whl is not a file of demo",
+    ),
+    "path for a name": (
+        paged(page((f"../../{NAME}", DATA))),
+        "is not the name of a file",
+    ),
+    "version that is none": (paged(page(("demo-one-py3-none-any.whl", DATA))), "not the name of a wheel"),
+    "a wrong size": (
+        paged(
+            json.dumps(
+                {
+                    "meta": {"api-version": "1.1"},
+                    "name": "demo",
+                    "files": [
+                        {
+                            "filename": NAME,
+                            "url": f"/files/{NAME}",
+                            "hashes": {"sha256": hashlib.sha256(DATA).hexdigest()},
+                            "size": 7,
+                        }
+                    ],
+                }
+            ).encode(),
+            JSON,
+            then=files(DEMO),
+        ),
+        f"its size is {len(DATA)} bytes on the server, 7 on the index's page",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hostile_index_costs_a_sentence(kind: str, tmp_path: Path) -> None:
+    """The sentence names page or file, never credentials; exit code 4 or 6, under 400 MiB."""
+    answer, why = KINDS[kind]
+    with HostileIndex(answer) as index:
+        found = lock_from(index.url, tmp_path / "cache")
+
+    assert re.search(why, found.message), found
+    assert (found.kind, found.code) in (("BuildFailed", 6), ("Unresolvable", 4))
+    assert found.peak < MOST
+    assert "secret" not in found.message
+    assert "demo" in found.message or "x" in found.message
+    assert not [left for left in (tmp_path / "cache" / "tmp").iterdir() if "resolver" in left.name]
+
+
+def test_metadata_beside_a_wheel_that_is_its_own_is_taken(tmp_path: Path) -> None:
+    """What the table above breaks works as it is."""
+    with HostileIndex(beside(lambda: whole(metadata_of(DATA)))) as index:
+        found = lock_from(index.url, tmp_path / "cache")
+
+    assert (found.kind, found.message) == ("", "demo==1.0")

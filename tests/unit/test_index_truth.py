@@ -1,0 +1,371 @@
+"""What an index says of its files is held against the files, and what it answers is told as it is."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import urllib3
+from requests.exceptions import ConnectionError as NoConnection
+
+from tests.planned import locked
+from tests.standin.index_server import IndexServer, metadata_of, wheel_bytes
+from torchkiln.engines.dependencies import demand_agreement
+from torchkiln.errors import BadWheel, BuildFailed, KilnError, Unresolvable
+from torchkiln.index.package_index import PackageIndex, open_index
+from torchkiln.index.reasons import reason_of, status_text
+from torchkiln.nouns import LockedCell, LockedWheel, Source
+from torchkiln.released import WheelMetadata, differing, read_metadata
+from torchkiln.store import Store
+from torchkiln.wanted import Wanted
+
+WANTED = Wanted(
+    requirements=("demo",),
+    constraints=(),
+    python="3.11",
+    glibc=(2, 36),
+    as_of="2026-09-01",
+    keep=(),
+    bound=(),
+)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
+    monkeypatch.setattr("torchkiln.index.session.pause", lambda *_: 0.0)
+    with IndexServer() as server:
+        yield server
+
+
+def index_at(url: str, cache: Path) -> PackageIndex:
+    return open_index({"UV_DEFAULT_INDEX": url, "PATH": "/usr/bin"}, Store(cache))
+
+
+# --- METADATA beside the wheel --------------------------------------------------------------------
+
+HONEST = metadata_of(
+    wheel_bytes("demo", "1.0", requires=["numpy>=2", "extra-one; extra == 'more'"], python=">=3.9")[1]
+).decode()
+LIES = {
+    "a requirement less": (HONEST.replace("Requires-Dist: numpy>=2\n", ""), "Requires-Dist"),
+    "a requirement more": (HONEST + "Requires-Dist: evil\n", "Requires-Dist"),
+    "a wider requirement": (HONEST.replace("numpy>=2", "numpy"), "Requires-Dist"),
+    "a requirement by another marker": (
+        HONEST.replace("numpy>=2", "numpy>=2; sys_platform=='linux'"),
+        "Requires-Dist",
+    ),
+    "an extra less": (HONEST.replace("Requires-Dist: extra-one; extra == 'more'\n", ""), "Requires-Dist"),
+    "another Python": (HONEST.replace(">=3.9", ">=3.8"), "Requires-Python"),
+    "no Python": (HONEST.replace("Requires-Python: >=3.9\n", ""), "Requires-Python"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_metadata_beside_a_wheel_that_is_not_its_own_is_refused_by_name(
+    lie: str, server: IndexServer, tmp_path: Path
+) -> None:
+    """At once by the lock, where the server answers ranges."""
+    server.metadata = True
+    server.add("simple", "numpy", "2.0")
+    server.add("simple", "evil", "1.0")
+    filename, _ = server.add(
+        "simple", "demo", "1.0", requires=["numpy>=2", "extra-one; extra == 'more'"], python=">=3.9"
+    )
+    text, field = LIES[lie]
+    assert text != HONEST
+    server.beside[filename] = text.encode()
+    with pytest.raises(BuildFailed) as caught:
+        index_at(server.url("simple"), tmp_path).wheels(WANTED)
+
+    assert caught.value.message.startswith(f"{filename}: the metadata file that the index serves beside")
+    assert caught.value.message.endswith(f"{field} differ")
+
+
+@pytest.mark.parametrize("field", ["Name: other", "Version: 2.0"])
+def test_metadata_of_another_release_beside_a_wheel_is_refused(
+    field: str, server: IndexServer, tmp_path: Path
+) -> None:
+    """uv finds it first."""
+    server.metadata = True
+    filename, data = server.add("simple", "demo", "1.0")
+    key = field.split(":")[0]
+    lines = [field if line.startswith(f"{key}:") else line for line in metadata_of(data).decode().split("\n")]
+    server.beside[filename] = "\n".join(lines).encode()
+    with pytest.raises(KilnError, match="demo"):
+        index_at(server.url("simple"), tmp_path).wheels(WANTED)
+
+
+def test_metadata_that_has_not_the_hash_of_the_page_is_refused(server: IndexServer, tmp_path: Path) -> None:
+    server.metadata = True
+    filename, data = server.add("simple", "demo", "1.0")
+    page = server.page("simple", "demo")
+    assert page
+    server.faults.page_body = page
+    server.beside[filename] = metadata_of(data) + b"Requires-Dist: evil\n"
+    with pytest.raises(
+        BuildFailed, match=r"demo-1\.0-py3-none-any\.whl\.metadata: checksum mismatch: its sha256"
+    ):
+        index_at(server.url("simple"), tmp_path).wheels(WANTED)
+
+
+def test_the_wheels_own_metadata_beside_it_is_taken(server: IndexServer, tmp_path: Path) -> None:
+    """Also where the server has no ranges: then it is the build that looks."""
+    server.metadata = True
+    server.add("simple", "demo", "1.0")
+    server.faults.no_ranges = True
+    assert [one.version for one in index_at(server.url("simple"), tmp_path).wheels(WANTED)] == ["1.0"]
+
+
+def test_without_ranges_and_metadata_the_wheel_is_fetched(server: IndexServer, tmp_path: Path) -> None:
+    server.add("simple", "demo", "1.0", requires=["numpy"])
+    server.add("simple", "numpy", "1.0")
+    server.faults.no_ranges = True
+    found = index_at(server.url("simple"), tmp_path).wheels(WANTED)
+    assert [one.name for one in found] == ["demo", "numpy"]
+
+
+def test_how_metadata_is_written_does_not_count() -> None:
+    one = WheelMetadata(
+        requires_python=">=3.8,<4", requires=("a >=1", "B; extra=='x'"), version="1.0", name="D_e"
+    )
+    other = WheelMetadata(
+        requires_python="<4, >=3.8", requires=('b;extra == "x"', "a>=1"), version="1", name="d-e"
+    )
+    assert differing(one, replace(other, requires=('B; extra == "x"', "a>=1"), version="1.0")) == ()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"Name: \xff\n", b"x" * ((1 << 20) + 1), b"Requires-Dist: x\n" * 6000, b"requires-DIST :x\r\n" * 6000],
+)
+def test_metadata_beyond_all_bounds_is_a_sentence(data: bytes) -> None:
+    with pytest.raises(ValueError, match="METADATA"):
+        read_metadata(data)
+
+
+# --- the build ------------------------------------------------------------------------------------
+
+
+def cell_of(store: Store, *wheels: tuple[str, bytes], **changes: str) -> LockedCell:
+    """A lock of these wheels, which are in *store*."""
+    import hashlib
+
+    found = []
+    for filename, data in wheels:
+        name, version = filename.split("-")[:2]
+        one = LockedWheel(
+            name=name.replace("_", "-"),
+            version=changes.get(name, version),
+            filename=filename,
+            sha256=hashlib.sha256(data).hexdigest(),
+            size=len(data),
+            index=Source.DEFAULT,
+        )
+        place = store.wheel(one)
+        place.parent.mkdir(parents=True)
+        place.write_bytes(data)
+        found.append(one)
+    plain = locked()
+    return replace(
+        plain, wheels=tuple(found), resolution=replace(plain.resolution, requirements=("demo[more]",))
+    )
+
+
+DISAGREE = {
+    "missing": ({"requires": ["numpy"]}, "it requires numpy, which the lock does not have"),
+    "too old": ({"requires": ["other>=2"]}, "it requires other>=2, the lock has other 1.0"),
+    "asked for by an extra": (
+        {"requires": ["numpy; extra == 'more'"]},
+        "it requires numpy; extra == 'more', which the lock does not have",
+    ),
+    "asked for by an extra of another": (
+        {"requires": ["other[deep]"]},
+        "other-1.0-py3-none-any.whl: it requires hidden; extra == 'deep', which the lock does not have",
+    ),
+    "by a marker of the image": (
+        {"requires": ["numpy; python_version == '3.11' and sys_platform == 'linux'"]},
+        "which the lock does not have",
+    ),
+    "Python": ({"python": ">=3.12"}, "it requires Python >=3.12, the image has 3.11.2"),
+    "a patch of Python": ({"python": ">=3.11.3"}, "it requires Python >=3.11.3, the image has 3.11.2"),
+    "garbage for Python": ({"python": "new"}, "its Requires-Python cannot be read: 'new'"),
+    "garbage for a requirement": ({"requires": ["a b c"]}, "its Requires-Dist cannot be read: 'a b c'"),
+}
+
+
+@pytest.mark.parametrize("kind", DISAGREE)
+def test_a_build_finds_what_the_lock_was_not_told(kind: str, tmp_path: Path) -> None:
+    """As `pip check` would, by the wheels' own METADATA."""
+    details, why = DISAGREE[kind]
+    store = Store(tmp_path)
+    other = wheel_bytes("other", "1.0", requires=["hidden; extra == 'deep'"])
+    cell = cell_of(store, wheel_bytes("demo", "1.0", **details), other)  # type: ignore[arg-type]
+    for _ in range(2):  # a refusal is not remembered as an agreement
+        with pytest.raises(BuildFailed) as caught:
+            demand_agreement(cell, store)
+        assert why in caught.value.message
+        assert "-1.0-py3-none-any.whl: it" in caught.value.message
+
+
+@pytest.mark.parametrize("version", ["2.0", "1.0.post1", "1.0+cu118"])
+def test_a_build_finds_a_wheel_of_another_version(version: str, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(BuildFailed, match=r"its METADATA is that of demo 1\.0"):
+        demand_agreement(cell_of(store, wheel_bytes("demo", "1.0"), demo=version), store)
+
+
+def test_what_does_not_apply_is_not_asked_for(tmp_path: Path) -> None:
+    """Other systems, extras that nobody wants, versions that are the same by value."""
+    store = Store(tmp_path)
+    requires = [
+        "win; sys_platform == 'win32'",
+        "old; python_version < '3.9'",
+        "unwanted; extra == 'less'",
+        "Other_Thing[x] (==1)",
+    ]
+    cell = cell_of(
+        store, wheel_bytes("demo", "1.0", requires=requires), wheel_bytes("other-thing", "1.0+cu118")
+    )
+    demand_agreement(cell, store)
+    demand_agreement(cell, store)
+
+
+def test_metadata_that_is_not_there_is_told(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(BadWheel):
+        demand_agreement(cell_of(store, ("demo-1.0-py3-none-any.whl", b"no zip")), store)
+
+
+# --- yanked ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("json", [False, True], ids=["html", "json"])
+@pytest.mark.parametrize("reason", ["broken", ""])
+def test_a_yanked_release_is_avoided_or_told(
+    json: bool, reason: str, server: IndexServer, tmp_path: Path
+) -> None:
+    """Avoided where there is another; a lock that has it keeps it, and so does a pin, and both are told."""
+    server.json = json
+    server.add("simple", "demo", "1.0")
+    server.yanked[server.add("simple", "demo", "2.0")[0]] = reason
+    index = index_at(server.url("simple"), tmp_path)
+
+    assert [one.version for one in index.wheels(WANTED)] == ["1.0"]
+    assert index.yanked == {}
+    assert [one.version for one in index.wheels(replace(WANTED, requirements=("demo==2.0",)))] == ["2.0"]
+    assert index.yanked == {("demo", "2.0"): reason}
+
+
+# --- a changed file -------------------------------------------------------------------------------
+
+
+def test_another_file_under_a_locked_name_is_told_with_both_hashes(
+    server: IndexServer, tmp_path: Path
+) -> None:
+    """And nobody is told to lock again."""
+    filename, _ = server.add("simple", "demo", "1.0")
+    [wheel] = index_at(server.url("simple"), tmp_path).wheels(WANTED)
+    server.add("simple", "demo", "1.0", payload=b"another")
+    pages = index_at(server.url("simple"), tmp_path / "other").pages
+    with pytest.raises(BuildFailed, match="the index serves another file than the lock names") as caught:
+        pages.find(filename, wheel.sha256, "demo", Source.DEFAULT)
+
+    [now] = index_at(server.url("simple"), tmp_path / "third").wheels(WANTED)
+    assert now.sha256 in caught.value.message
+    assert wheel.sha256 in caught.value.message
+    assert "--upgrade" not in caught.value.hint
+    assert "torchkiln lock" not in caught.value.hint
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "kind"),
+    [
+        (400, "HTTP 400 Bad Request", BuildFailed),
+        (401, "HTTP 401 Unauthorized", BuildFailed),
+        (403, "HTTP 403 Forbidden", BuildFailed),
+        (404, "HTTP 404 Not Found", Unresolvable),
+        (407, "HTTP 407 Proxy Authentication Required", BuildFailed),
+        (410, "HTTP 410 Gone", BuildFailed),
+        (429, "HTTP 429 Too Many Requests", BuildFailed),
+        (451, "HTTP 451 Unavailable For Legal Reasons", BuildFailed),
+        (500, "HTTP 500 Internal Server Error", BuildFailed),
+        (503, "HTTP 503 Service Unavailable", BuildFailed),
+    ],
+)
+def test_a_status_is_told_as_it_is(
+    status: int, told: str, kind: type[KilnError], server: IndexServer, tmp_path: Path
+) -> None:
+    """With the page, without credentials, and never as a conflict of requirements."""
+    server.add("simple", "demo", "1.0")
+    server.faults.page_errors = [status] * 50
+    url = server.url("simple").replace("http://", "http://me:secret@")
+    with pytest.raises(kind, match=told) as caught:
+        index_at(url, tmp_path).wheels(WANTED)
+
+    assert "/…/demo" in caught.value.message
+    assert "conflict" not in caught.value.message
+    assert "secret" not in caught.value.message + caught.value.hint
+    assert caught.value.hint
+
+
+def test_an_index_where_nobody_listens_is_told(tmp_path: Path, server: IndexServer) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for url, why in (
+        (f"http://127.0.0.1:{port}/simple", "connection refused"),
+        ("http://nobody.invalid/simple", "host name does not resolve"),
+        (server.url("simple").replace("http:", "https:"), "TLS handshake failed"),
+    ):
+        with pytest.raises(BuildFailed, match=why):
+            index_at(url, tmp_path).wheels(WANTED)
+
+
+def test_requirements_that_conflict_are_told_so(server: IndexServer, tmp_path: Path) -> None:
+    """And a project that the index does not have, by its page."""
+    server.add("simple", "demo", "1.0", requires=["other<2"])
+    server.add("simple", "other", "2.0")
+    with pytest.raises(Unresolvable, match=r"^the requirements conflict:\n"):
+        index_at(server.url("simple"), tmp_path).wheels(WANTED)
+    with pytest.raises(Unresolvable, match="/…/nothing: HTTP 404 Not Found: the index default-index has no"):
+        index_at(server.url("simple"), tmp_path).wheels(replace(WANTED, requirements=("nothing",)))
+
+
+def verification() -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, "x")
+    error.verify_message = "self-signed certificate"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (verification(), "certificate verify failed: self-signed certificate"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] x"), "TLS handshake failed"),
+        (ConnectionRefusedError(), "connection refused"),
+        (ConnectionResetError(), "connection reset"),
+        (socket.gaierror(-2, "Name or service not known"), "host name does not resolve"),
+        (TimeoutError(), "timed out"),
+        (OSError(113, "No route to host"), "no route to host"),
+        (http.client.LineTooLong("header line"), "not a valid HTTP answer: got more than 65536 bytes"),
+        (http.client.BadStatusLine("x"), "not a valid HTTP answer: x"),
+        (http.client.IncompleteRead(b""), "the connection broke off"),
+        (http.client.RemoteDisconnected("x"), "the server closed the connection without an answer"),
+        (urllib3.exceptions.DecodeError("x"), "the body is not what Content-Encoding says"),
+        (RuntimeError("x"), "no connection (RuntimeError)"),
+    ],
+)
+def test_a_library_s_error_becomes_a_phrase(error: Exception, told: str) -> None:
+    """However deep it is wrapped; a circle of causes ends."""
+    outer = NoConnection(urllib3.exceptions.ProtocolError("aborted", error))
+    error.__context__ = outer
+    assert reason_of(outer).startswith(told)
+    assert status_text(799) == "HTTP 799"
