@@ -21,8 +21,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
             "__init__", "artefacts", "contents", "cuda_tree", "deb822", "errors", "files", "locks", "nouns",
-            "pagecache", "parts", "places", "recipe", "released", "retry", "schema", "sizes", "stand_in",
-            "strict", "versions", "wanted", "workers",
+            "ownership", "pagecache", "parts", "places", "recipe", "released", "retry", "schema", "scratch",
+            "shared_cache", "sizes", "snapshot", "stand_in", "strict", "versions", "wanted", "workers",
         }
     ),
     "stages": frozenset(
@@ -40,7 +40,7 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "engines": frozenset({"engines"}),
     "kiln": frozenset(
         {
-            "billing", "bundle", "doctor", "foretold", "housekeeping", "kiln", "overlay", "pinned_wheels",
+            "billing", "bundle", "doctor", "foretold", "housekeeping", "kiln", "machine_key", "overlay", "pinned_wheels",
             "planning", "publishing", "revision", "scanner", "stacks", "survey", "system",
         }
     ),
