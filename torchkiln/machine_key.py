@@ -1,7 +1,7 @@
 """The key of this machine's user in the cache: what it signed, we wrote ourselves.
 
-keys/machine.pem, an Ed25519 key that only its owner can read, is made when something is signed first. What comes
-into the cache by other ways (a restored archive, a container that mounts a part of it) has no such signature.
+keys/machine.pem, an Ed25519 key that only its owner can read, is made when something is signed first. What
+gets into the cache by other ways (a restored archive, a container that mounts a part) has no such signature.
 """
 
 from __future__ import annotations
@@ -66,10 +66,12 @@ def _read(path: Path) -> Ed25519PrivateKey | None:
         return None
     except OSError as error:
         raise ConfigError(f"this machine's key {path}: {error.strerror}", hint=_HINT) from error
-    with open(descriptor, "rb") as file:
+    try:
         if told := fault_of_secret(os.fstat(descriptor)):
             raise ConfigError(f"this machine's key {path} is not used: {told}", hint=_HINT)
-        data = file.read(_LIMIT)
+        data = os.read(descriptor, _LIMIT)
+    finally:
+        os.close(descriptor)
     key = signature.private_key(data, None, where=str(path))
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"{path}: not an Ed25519 key", hint=_HINT)

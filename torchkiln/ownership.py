@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,16 +19,13 @@ _OVERFLOW = 65534  # the owner that a user namespace shows for users whom it doe
 _ALL = 4294967295
 
 
-def demand_own(path: Path, what: str, *, hint: str = "") -> None:
-    """*path* is a folder that only we (and root) can change, or is not there yet.
+def demand_own(path: Path, what: str, below: Sequence[str] = (), *, hint: str) -> None:
+    """Only we and root can change the folder *path* and what is called *below* in it; or it is not there.
 
     :raises ConfigError: other users could change what is in it.
     """
-    if told := fault(path):
-        raise ConfigError(
-            f"{what} {path} is not private: {told}",
-            hint=hint or "take the permission away (chmod go-w), or choose a folder of your own",
-        )
+    if told := fault(path) or fault_below(path, below):
+        raise ConfigError(f"{what} {path} can be changed by other users: {told}", hint=hint)
 
 
 def fault(path: Path) -> str:
@@ -60,8 +58,8 @@ def fault(path: Path) -> str:
     return told
 
 
-def fault_below(root: Path, names: tuple[str, ...]) -> str:
-    """The same of folders directly below a *root* that has no fault: here a link is one too."""
+def fault_below(root: Path, names: Sequence[str]) -> str:
+    """The same of what is called *names* below a *root* that has no fault: here a link is one too."""
     for name in names:
         try:
             found = (root / name).lstat()

@@ -94,6 +94,6 @@ def _check(top: Path) -> None:
     # Of the folder in it, which is not there yet: $TMPDIR itself may be open to all with a sticky bit.
     if told := fault(top / "torchkiln"):
         raise ConfigError(
-            f"the folder for temporary files {top} is not private: {told}",
+            f"temporary files in {top} can be changed by other users: {told}",
             hint="set TMPDIR to a folder of your own",
         )

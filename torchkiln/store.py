@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln import scratch, shared_cache
-from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.errors import BuildFailed
 from torchkiln.files import private_folder, remove_tree
 from torchkiln.locks import Holder, acquire, clear, hold, holder
 from torchkiln.nouns import Digest, LockedWheel, parse_digest
-from torchkiln.ownership import fault, fault_below
+from torchkiln.ownership import demand_own
 
 _GATE = "gate"  # held for a moment by who claims, and by who takes away what is unclaimed
 _ORPHANED = 3600.0  # seconds after which a half-written file without an owner's name is nobody's
@@ -303,13 +303,13 @@ _FOLDERS = (
 
 
 def _demand_own(root: Path) -> None:
-    names = (*_FOLDERS, *(f"records/{kind}" for kind in _names(root / "records")))
-    if told := fault(root) or fault_below(root, names):
-        raise ConfigError(
-            f"the cache {root} can be changed by other users: {told}",
-            hint="run chmod -R go-w on it, or set TORCHKILN_CACHE to a folder of your own; a folder that"
-            f" several users share is named by {shared_cache.VARIABLE} (docs/cache.md)",
-        )
+    demand_own(
+        root,
+        "the cache",
+        (*_FOLDERS, *(f"records/{kind}" for kind in _names(root / "records"))),
+        hint="run chmod -R go-w on it, or set TORCHKILN_CACHE to a folder of your own; a folder that"
+        f" several users share is named by {shared_cache.VARIABLE} (docs/cache.md)",
+    )
 
 
 def _names(folder: Path) -> list[str]:
