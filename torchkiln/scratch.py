@@ -53,7 +53,10 @@ def held(path: Path) -> int:
 
 
 def sweep(top: Path | None = None) -> int:
-    """Remove what killed processes of ours left in *top*, else in $TMPDIR; how many folders that were."""
+    """Remove what killed processes of ours left in *top*, else in $TMPDIR; how many folders that were.
+
+    Never what is mounted (`remove_tree`), what is another user's, or what a link leads to.
+    """
     top = top or Path(tempfile.gettempdir())
     swept = 0
     try:

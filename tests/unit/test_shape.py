@@ -40,8 +40,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "engines": frozenset({"engines"}),
     "kiln": frozenset(
         {
-            "billing", "bundle", "doctor", "foretold", "housekeeping", "kiln", "machine_key", "overlay", "pinned_wheels",
-            "planning", "publishing", "revision", "scanner", "stacks", "survey", "system",
+            "billing", "bundle", "doctor", "foretold", "housekeeping", "kiln", "machine_key", "overlay",
+            "pinned_wheels", "planning", "publishing", "revision", "scanner", "stacks", "survey", "system",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),
