@@ -19,6 +19,7 @@ from torchkiln.wheel.install import Scheme, WheelName
 
 _PLATFORM = re.compile(r"any|linux_x86_64|manylinux(1|2010|2014|_2_\d+)_x86_64")
 _MOST_HEADERS = 10_000  # lines; the most among torch 2.7.1's 127 wheels are 151
+_ONE_LINE = str.maketrans("\r\n", "  ")  # a header may be folded
 _BLANK_LINE = re.compile(r"\n\r?\n|\r\r")
 _PATCHES = range(100)  # of a Python, of which a scheme tells major and minor
 
@@ -43,7 +44,7 @@ def _fault(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme)
         return f"Wheel-Version {format_version or 'missing'}; only 1.x is known"
     name, version = _field(fields, "Name"), _field(fields, "Version")
     if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not wheel.is_of(version):
-        return f"METADATA is that of {name} {version}"
+        return f"METADATA is that of {name} {version}".translate(_ONE_LINE)
     if not _fits(wheel.tags, scheme.python):
         return f"its tags are not for Python {scheme.python} on x86_64 Linux"
     try:
