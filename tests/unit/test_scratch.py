@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from torchkiln.cache import Policy
 from torchkiln.files import mounted_below, remove_tree
+from torchkiln.housekeeping import prune
 from torchkiln.scratch import held, scratch, sweep
 from torchkiln.store import Store
+from torchkiln.survey import survey
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, or gives files away: run as root")
 
@@ -121,6 +124,15 @@ def test_the_next_use_sweeps_and_the_cache_does(top: Path, monkeypatch: pytest.M
     monkeypatch.setattr("tempfile.tempdir", str(top))
     assert Store(top.parent / "cache").sweep() == 1
     assert leftovers(top) == []
+
+
+def test_prune_sweeps_too_unless_it_only_looks(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(top))
+    (top / "torchkiln-base-0123456789abcdef").mkdir()
+    store = Store(top.parent / "cache")
+    for dry_run, left in ((True, 1), (False, 0)):
+        prune(store, lambda: survey(store, [], top.parent / "images"), Policy(), dry_run=dry_run)
+        assert len(leftovers(top)) == left
 
 
 @pytest.mark.parametrize(

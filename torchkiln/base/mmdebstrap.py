@@ -310,7 +310,7 @@ def running(
         )
 
 
-_WATCHDOG = 'read -r _; kill -TERM -- "-$1"; sleep 15; kill -KILL -- "-$1"'
+_WATCHDOG = 'read -r _; kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"'
 
 
 @contextlib.contextmanager
