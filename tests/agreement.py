@@ -61,8 +61,10 @@ def cached(source: str) -> str:
 
 
 def source_of(pyc: str) -> str:
+    """As importlib.util.source_from_cache says it, where the source's own name has dots too."""
     folder, name = os.path.split(pyc)
-    return f"{os.path.dirname(folder)}/{name.split('.')[0]}.py"
+    stem = re.sub(r"(?<=.)\.opt-[^.]+$", "", name.removesuffix(".pyc")) if name.endswith(".pyc") else ""
+    return f"{os.path.dirname(folder)}/{stem.rpartition('.')[0] or stem}.py"
 
 
 def agree(wheel: Path, pip: RealPip, root: Path) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+_OCTAL = re.compile(rb"\\([0-7]{3})")  # how mountinfo writes spaces
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -29,16 +33,35 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def private_folder(path: Path) -> Path:
+    """*path* as a folder; it and its parents, where they are made, are open to us alone, whatever the umask.
+
+    :raises OSError: it cannot be made.
+    """
+    for folder in (*reversed(path.parents), path):
+        if not folder.is_dir():
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                folder.mkdir(mode=0o700)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    return path
+
+
 def pretty_json(value: Any) -> bytes:
     """The one JSON form of committed files: indented, ASCII, a newline at the end; key order kept."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a file or a folder, whatever permissions an image gave it; no error if it is not there."""
+    """Delete a file or a folder, whatever permissions an image gave it; no error if it is not there.
+
+    What is mounted somewhere below is not ours: then all of it stays.
+    """
     if path.is_symlink() or not path.is_dir():
         with contextlib.suppress(OSError):
             path.unlink()
+        return
+    if mounted_below(path):
         return
     if os.geteuid() != 0:
         for folder, _, _ in os.walk(path):  # top down: a folder is opened up before it is listed
@@ -46,6 +69,17 @@ def remove_tree(path: Path) -> None:
                 if entry.is_dir(follow_symlinks=False):
                     os.chmod(entry.path, 0o700)
     shutil.rmtree(path, ignore_errors=True)
+
+
+def mounted_below(path: Path) -> list[str]:
+    """Where something is mounted at *path* or below it, bind mounts of the same file system too."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:  # not Linux: then nothing here mounts
+        return []
+    top = os.fsencode(os.path.realpath(path))
+    places = [_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), line.split(b" ")[4]) for line in lines]
+    return [os.fsdecode(place) for place in places if place == top or place.startswith(top + b"/")]
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchkiln import scratch
 from torchkiln.cache import Judged, Policy, expendable, judge
 from torchkiln.engines.conversion import cores
 from torchkiln.errors import KilnError
@@ -71,6 +72,7 @@ def prune(store: Store, look: Callable[[], Survey], policy: Policy, *, dry_run: 
     for path in aside:
         remove_tree(path)
     if not dry_run:
+        scratch.sweep()  # what killed processes left outside the cache
         gone = tuple(one for one in gone if not (store.root / one.item.path).exists())
     paths = {one.item.path for one in gone}
     return Pruned(gone=gone, left=tuple(one for one in judged if one.item.path not in paths))

@@ -4,57 +4,61 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from torchkiln.errors import BuildFailed
+from torchkiln.files import private_folder, remove_tree
+from torchkiln.store import Store
 
 # Only wheels for any platform: the same folder serves every Python of an image, and no host's ABI gets in.
 _PURE = ("--python-version", "3.10", "--implementation", "py", "--abi", "none", "--platform", "any")
 _PLATFORMS = ("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64")
 
 
-def pytest_wheels(requirements: Path, cache: Path) -> Path:
-    """The folder that *requirements* gives for any Python from 3.10 on, made once and kept in *cache*.
+def pytest_wheels(requirements: bytes, store: Store) -> Path:
+    """The folder that *requirements* (a file's bytes) gives for any Python from 3.10 on, made once and kept.
 
     The index, its certificate and proxy are the user's own pip configuration.
 
     :raises BuildFailed: a wheel cannot be had, or has another hash.
     """
-    return _kept(requirements, cache, _PURE, "pytest for the smoke tests")
+    return _kept(requirements, store, _PURE, "pytest for the smoke tests")
 
 
-def wheels_for(python: str, requirements: Path, cache: Path) -> Path:
+def wheels_for(python: str, requirements: bytes, store: Store) -> Path:
     """As `pytest_wheels`, with compiled modules for CPython *python* ("3.11") on x86-64 Linux.
 
     :raises BuildFailed: a wheel cannot be had, or has another hash.
     """
     wanted = ("--python-version", python, "--implementation", "cp", *_PLATFORMS)
-    return _kept(requirements, cache, wanted, f"packages for Python {python}")
+    return _kept(requirements, store, wanted, f"packages for Python {python}")
 
 
-def _kept(requirements: Path, cache: Path, wanted: Sequence[str], what: str) -> Path:
-    key = hashlib.sha256("\0".join(wanted).encode() + b"\0" + requirements.read_bytes()).hexdigest()
-    place = cache / "pytest" / key
+def _kept(requirements: bytes, store: Store, wanted: Sequence[str], what: str) -> Path:
+    key = hashlib.sha256("\0".join(wanted).encode() + b"\0" + requirements).hexdigest()
+    place = store.root / "pytest" / key
     if place.is_dir():
         os.utime(place)  # when it was last used, for `cache prune`
         return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_name(f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary, listed = store.temporary("pytest"), store.temporary("requirements.txt")
     try:
-        _install(requirements, temporary, wanted, what)
-        try:
-            temporary.rename(place)
-        except OSError:
-            # Another process was faster; what it made is the same.
-            if not place.is_dir():
-                raise
+        with store.writable():
+            listed.write_bytes(requirements)  # what was digested, and not what lies there by now
+        _install(listed, temporary, wanted, what)
+        with store.writable():
+            private_folder(place.parent)
+            try:
+                temporary.rename(place)
+            except OSError:
+                # Another process was faster; what it made is the same.
+                if not place.is_dir():
+                    raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_tree(temporary)
+        listed.unlink(missing_ok=True)
     return place
 
 
@@ -69,5 +73,5 @@ def _install(requirements: Path, folder: Path, wanted: Sequence[str], what: str)
         ]
         raise BuildFailed(
             f"{what} could not be fetched: {said[-1].removeprefix('ERROR: ')}",
-            hint=f"it is locked in {requirements.name}; see that pip reaches your package index",
+            hint="it is locked in requirements.txt; see that pip reaches your package index",
         )

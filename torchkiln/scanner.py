@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from torchkiln.index.settings import redact_text
 from torchkiln.oci.alone import alone
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.scanned import LIMIT, complete, read
+from torchkiln.scratch import scratch
 from torchkiln.strict import read_file
 from torchkiln.vulnerabilities import TOOLS, Scan, Tool
 
@@ -76,8 +76,7 @@ def scan(image: ImageOnDisk, scanner: Scanner, environ: Mapping[str, str], *, ti
     :raises ToolMissing: it cannot be run, fails, or takes longer than *timeout_s* seconds.
     :raises VerificationFailed: what it writes is no scan.
     """
-    with tempfile.TemporaryDirectory(prefix="torchkiln-scan-") as name:
-        folder = Path(name)
+    with scratch("scan") as folder:
         alone(image, folder / "image")
         (folder / "grype.yaml").write_text(_GRYPE_SETTINGS)
         env = {key: value for key, value in environ.items() if _PASS.fullmatch(key) or not _OURS.match(key)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,8 @@ from torchkiln import __version__, hosts
 from torchkiln.errors import ConfigError
 from torchkiln.nouns import BuiltImage, Finding, Outcome, SmokeReport
 from torchkiln.schema import shipped, wrongs
+from torchkiln.scratch import scratch
+from torchkiln.snapshot import copied
 from torchkiln.strict import DEPTH, json_of
 from torchkiln.suite import Suite, SuiteCheck
 from torchkiln.verdict import verdict
@@ -86,15 +87,16 @@ def smoke(
     *facts* is what the outside says of the image (see claims), *wheels* the folder of pytest, *when* the
     time of this call. Every selected check has its finding: one that left no word is a failed one.
     """
-    with tempfile.TemporaryDirectory(prefix="torchkiln-smoke-") as folder:
-        told = Path(folder) / "facts.json"
+    with scratch("smoke") as folder, copied(suite.files, "smoke_tests") as checks:
+        told = folder / "facts.json"
         told.write_text(json.dumps(facts))
+        told.chmod(0o444)
         argv = [inside.python, "-I", "-B", "/opt/torchkiln/smoke_tests/runner.py"]
         argv += ["--facts", "/opt/torchkiln/smoke-facts.json", "--wheels", "/opt/torchkiln/pytest-wheels"]
         argv += ["--tier", str(tier), "--limit", str(limit_s)]
         argv += [word for check in sorted(only) for word in ("--only", check)]
         binds = {
-            "/opt/torchkiln/smoke_tests": suite.folder,
+            "/opt/torchkiln/smoke_tests": checks,
             "/opt/torchkiln/pytest-wheels": wheels,
             "/opt/torchkiln/smoke-facts.json": told,
         }

@@ -6,6 +6,10 @@
     locks/<name>                  one lock a piece of work, so that nothing is done twice
     claims/<name>                 what each running build needs: `cache prune` leaves it
     tmp/                          work in progress; what dead processes left is swept
+    keys/                         this machine's own key: `machine_key`
+
+Only its user can write it. What several users share is another folder, from which wheels and blobs are copied
+when their SHA-256 is right (`shared_cache`).
 
 A file reaches its name only by `os.replace`, after its digest was checked by whoever made it.
 """
@@ -18,16 +22,19 @@ import json
 import os
 import re
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torchkiln import scratch, shared_cache
 from torchkiln.errors import BuildFailed
-from torchkiln.files import remove_tree
+from torchkiln.files import private_folder, remove_tree
 from torchkiln.locks import Holder, acquire, clear, hold, holder
 from torchkiln.nouns import Digest, LockedWheel, parse_digest
+from torchkiln.ownership import demand_own
 
 _GATE = "gate"  # held for a moment by who claims, and by who takes away what is unclaimed
 _ORPHANED = 3600.0  # seconds after which a half-written file without an owner's name is nobody's
@@ -40,13 +47,23 @@ _guard = threading.Lock()
 
 
 class Store:
-    """One cache folder, shared by any number of processes.
+    """One user's cache folder, shared by any number of processes.
 
     :param on_wait: is told for whom this process waits, when that takes more than a moment.
+    :param shared: a folder of several users, from which blobs and wheels are copied.
+    :raises ConfigError: other users could change what is in *root*.
     """
 
-    def __init__(self, root: Path, *, on_wait: Callable[[Holder], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        on_wait: Callable[[Holder], None] = lambda _: None,
+        shared: Path | None = None,
+    ) -> None:
+        _demand_own(root)
         self.root = root
+        self.shared = shared or shared_cache.shared_folder()
         self._on_wait = on_wait
 
     def blob(self, digest: Digest) -> Path:
@@ -55,7 +72,8 @@ class Store:
 
     def has_blob(self, digest: Digest, size: int) -> bool:
         """Whether the blob is there with *size* bytes (its digest was checked when it came in)."""
-        return _size(self.blob(digest)) == size
+        place = self.blob(digest)
+        return _size(place) == size or self._take(place, place.name, size)
 
     def wheel(self, wheel: LockedWheel) -> Path:
         """Where the wheel is, or would be."""
@@ -63,8 +81,9 @@ class Store:
 
     def has_wheel(self, wheel: LockedWheel) -> bool:
         """Whether the wheel is there with its full size, where that is known (checked when it came in)."""
-        size = _size(self.wheel(wheel))
-        return size == wheel.size if wheel.size else size > 0
+        place = self.wheel(wheel)
+        size = _size(place)
+        return (size == wheel.size if wheel.size else size > 0) or self._take(place, wheel.sha256, wheel.size)
 
     def part(self, wheel: LockedWheel) -> Path:
         """Where the wheel grows while it arrives; whoever comes next goes on from what is there."""
@@ -73,10 +92,26 @@ class Store:
 
     def adopt(self, temporary: Path, place: Path) -> Path:
         """Move a finished, checked temporary file to its *place*, read-only; atomic."""
-        place.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(place.parent)
         temporary.chmod(0o444)
         os.replace(temporary, place)
+        if self.shared:
+            shared_cache.offer(self.shared, place.relative_to(self.root), place)
         return place
+
+    def _take(self, place: Path, sha256: str, size: int) -> bool:
+        """Whether the shared folder has what belongs at *place*; then it is there now, as our own copy."""
+        if self.shared is None:
+            return False
+        temporary = self.temporary("shared")
+        try:
+            with self.writable():
+                if not shared_cache.take(self.shared, place.relative_to(self.root), sha256, size, temporary):
+                    return False
+                self.adopt(temporary, place)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
 
     def record(self, kind: str, key: str) -> dict[str, Any] | None:
         """The record of *key*, or None; an unreadable one counts as absent."""
@@ -176,7 +211,7 @@ class Store:
 
     def sweep(self) -> int:
         """Delete what dead processes left; returns how many files and folders."""
-        swept = 0
+        swept = scratch.sweep()
         for path in self.dead():
             remove_tree(path)
             swept += 1
@@ -225,10 +260,17 @@ class Store:
                 _tokens[key] = token
             return _tokens[key]
 
-    def _folder(self, name: str) -> Path:
-        folder = self.root / name
-        folder.mkdir(parents=True, exist_ok=True)
+    def private(self, name: str) -> Path:
+        """The folder *name* of the cache, which no other user can enter.
+
+        :raises OSError: it cannot be made so.
+        """
+        folder = self._folder(name)
+        folder.chmod(0o700)
         return folder
+
+    def _folder(self, name: str) -> Path:
+        return private_folder(self.root / name)
 
     @contextlib.contextmanager
     def writable(self) -> Iterator[None]:
@@ -245,10 +287,36 @@ class Store:
 
 
 def _size(path: Path) -> int:
+    """Bytes of a plain file; -1 where there is none: a link is none."""
     try:
-        return path.stat().st_size
+        found = path.lstat()
     except OSError:
         return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+
+
+# What each user of a shared machine could change if these were open to others.
+_FOLDERS = (
+    *("blobs", "blobs/sha256", "wheels", "records", "locks", "claims", "tmp", "keys"),
+    *("toolkits", "bytecode", "interpreters", "rootfs", "pytest"),
+)
+
+
+def _demand_own(root: Path) -> None:
+    demand_own(
+        root,
+        "the cache",
+        (*_FOLDERS, *(f"records/{kind}" for kind in _names(root / "records"))),
+        hint="run chmod -R go-w on it, or set TORCHKILN_CACHE to a folder of your own; a folder that"
+        f" several users share is named by {shared_cache.VARIABLE} (docs/cache.md)",
+    )
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def age(path: Path) -> float:

@@ -1,17 +1,23 @@
-"""Folder of checks -> Suite: its digest, its checks, and which of them do not apply to a cell."""
+"""Folder of checks -> Suite: its digest, its checks, and which of them do not apply to a cell.
+
+The folder is read once. Digest, catalogue and every run are made from these bytes, so that a file that is
+changed, linked or planted beside them later has no effect.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torchkiln.errors import ConfigError
 from torchkiln.nouns import Digest
+from torchkiln.snapshot import copied, read_tree
+
+REQUIREMENTS = "requirements.txt"  # pytest and what it needs, with hashes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,46 +31,69 @@ class SuiteCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suite:
-    """The checks in *folder*, bound to its files by *digest*."""
+    """The checks that were read from *folder*, bound to its *files* by *digest*."""
 
-    folder: Path
+    folder: Path  # for messages: nothing is read from there again
+    files: Mapping[str, bytes] = field(hash=False, repr=False)
     digest: Digest
     checks: tuple[SuiteCheck, ...]
     not_applicable: Callable[[str, Mapping[str, Any], tuple[int, int] | None], str | None]
+
+    @property
+    def requirements(self) -> bytes:
+        """What pytest is installed from.
+
+        :raises ConfigError: the suite has none.
+        """
+        try:
+            return self.files[REQUIREMENTS]
+        except KeyError:
+            raise ConfigError(f"{self.folder}: no {REQUIREMENTS}", hint="see --suite") from None
 
 
 def load_suite(folder: Path) -> Suite:
     """The suite in *folder*. Its two torch-free modules are run here, so that no image has a say in them.
 
-    :raises ConfigError: there is no suite, or a check without a tier.
+    They are compiled from the bytes that were digested: no byte-code beside them is loaded.
+
+    :raises ConfigError: there is no suite, or a check without a tier, or a file that is not source or data.
     """
     try:
-        checks = _module(folder, "catalogue").catalogue(folder)
-        rule = _module(folder, "applicable").not_applicable
-    except (OSError, ValueError, SyntaxError) as error:
+        files = read_tree(folder)
+        with copied(files, "smoke_tests") as copy:
+            told = _module(files, "catalogue").catalogue(copy)
+            checks = tuple(SuiteCheck(id=one.id, tier=one.tier, of_image=one.of_image) for one in told)
+        rule = _module(files, "applicable").not_applicable
+    except Exception as error:  # whatever the suite's own code raises
         raise ConfigError(f"{folder}: no suite of checks: {error}", hint="see --suite") from error
-    return Suite(
-        folder=folder,
-        digest=suite_digest(folder),
-        checks=tuple(SuiteCheck(id=one.id, tier=one.tier, of_image=one.of_image) for one in checks),
-        not_applicable=rule,
-    )
+    return Suite(folder=folder, files=files, digest=_digest(files), checks=checks, not_applicable=rule)
 
 
 def suite_digest(folder: Path) -> Digest:
-    """Over the path and content of every file that a run can read; what Python caches beside them is none."""
+    """Over the path and content of every file that a run can read; byte-code that Python caches is none.
+
+    :raises ConfigError: a file in it is not covered by a digest: a link, a device, compiled code.
+    """
+    try:
+        return _digest(read_tree(folder))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder}: no suite of checks: {error}", hint="see --suite") from error
+
+
+def _digest(files: Mapping[str, bytes]) -> Digest:
     seen = hashlib.sha256()
-    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    for path in sorted(files):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        seen.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+    for path, data in files.items():
+        seen.update(f"{path}\0{hashlib.sha256(data).hexdigest()}\n".encode())
     return Digest(f"sha256:{seen.hexdigest()}")
 
 
-def _module(folder: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"_torchkiln_suite_{name}", folder / f"{name}.py")
-    if spec is None or spec.loader is None:
-        raise OSError(f"{name}.py cannot be read")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def _module(files: Mapping[str, bytes], name: str) -> ModuleType:
+    """The suite's module *name*, from its source.
+
+    :raises OSError: the suite has none.
+    """
+    if (source := files.get(f"{name}.py")) is None:
+        raise OSError(f"{name}.py is missing")
+    module = ModuleType(f"_torchkiln_suite_{name}")
+    exec(compile(source, f"smoke_tests/{name}.py", "exec", dont_inherit=True), module.__dict__)
     return module

@@ -33,7 +33,7 @@ _OF_WHEELS = re.compile("records/layers/")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _MOMENT, _MOMENTS, _HOUR, _DAY = 60.0, 600.0, 3600.0, 86400.0
 _OURS = frozenset({"blobs", "wheels", "toolkits", "bytecode", "interpreters", "rootfs", "pytest", "records"})
-_OURS |= {"locks", "claims", "tmp"}
+_OURS |= {"locks", "claims", "tmp", "keys"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

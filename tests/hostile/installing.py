@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 
 from tests.hostile.making import (
@@ -34,12 +35,30 @@ def _file(path: str, scheme: str, reason: str = "") -> Kind:
     return Kind(with_file(File(path=path, data=b"x = 2\n", scheme=scheme)), reason)  # type: ignore[arg-type]
 
 
-def _hash(text: str) -> Kind:
+_WEAK = "only SHA-256 and stronger hashes are accepted"
+_OTHER = "'bad/lib.so' is not what RECORD says"
+
+
+def _hash(text: str, reason: str = _WEAK) -> Kind:
     """RECORD tells that in place of a file's hash."""
-    return Kind(
-        record_line(lambda line: ",".join((LIB, text, line.rsplit(",")[-1]))),
-        "RECORD has no SHA-256 of 'bad/lib.so'",
-    )
+    return Kind(record_line(lambda line: ",".join((LIB, text, line.rsplit(",")[-1]))), reason)
+
+
+def _by(algorithm: str, *, of: bytes | None = None, pad: bool = False) -> str:
+    """The hash of LIB, or *of* something else, as RECORD writes it."""
+    content = next(file.data for file in SPEC.files if file.path == LIB) if of is None else of
+    digest = base64.urlsafe_b64encode(hashlib.new(algorithm, content).digest()).decode()
+    return f"{algorithm}={digest if pad else digest.rstrip('=')}"
+
+
+def _headers(old: bytes, new: bytes, reason: str = "") -> Kind:
+    return Kind(metadata("METADATA", old, new), reason)
+
+
+def _pyc(path: str, *sources: str) -> Kind:
+    """A .pyc of somewhere else at *path*, and further *sources*."""
+    more = (File(path=path, data=b"\x00old"), *(File(path=one, data=CODE) for one in sources))
+    return Kind(with_spec(files=(*SPEC.files, *more)))
 
 
 def _tagged(tag: str, reason: str) -> Kind:
@@ -81,8 +100,39 @@ INSTALLING: dict[str, Kind] = {
     ),
     "record with md5": _hash("md5=" + hashlib.md5(CODE * 9).hexdigest()),
     "record with sha1": _hash("sha1=" + hashlib.sha1(CODE * 9).hexdigest()),
-    "record with sha512": _hash("sha512=" + hashlib.sha512(CODE * 9).hexdigest()),
+    "record with sha224": _hash("sha224=x"),
+    "record with sha3_224": _hash("sha3_224=x"),
+    "record with shake_256": _hash("shake_256=x"),
+    "record with crc32": _hash("crc32=x"),
     "record with an unknown hash": _hash("best=abc"),
+    "record with a hash without a kind": _hash("abc"),
+    "record with a kind without a hash": _hash("sha256"),
+    "record with a name of Python's": _hash("__class__=x"),
+    "record with SHA256 in capitals": _hash("SHA256=x"),
+    "record with sha512 of something else": _hash(_by("sha512", of=b"else"), _OTHER),
+    "record with blake2b of something else": _hash(_by("blake2b", of=b"else"), _OTHER),
+    "record with sha512 in hex": _hash("sha512=" + hashlib.sha512(CODE * 9).hexdigest(), _OTHER),
+    "record with half a sha512": _hash(_by("sha512")[:50], _OTHER),
+    "record with an empty sha512": _hash("sha512=", _OTHER),
+    "record with an empty sha256": _hash("sha256=", _OTHER),
+    "record with two hashes": _hash(_by("sha256") + " " + _by("sha512"), _OTHER),
+    "record with a hash of another alphabet": _hash("sha256=" + "+/" * 21 + "A", _OTHER),
+    "record by sha512 and a false size": Kind(
+        record_line(lambda _: f"{LIB},{_by('sha512')},7"), "has no hash in RECORD, or another size"
+    ),
+    "record tells by two algorithms": Kind(
+        record(lambda lines: [*lines, f"{LIB},{_by('sha512')},1"]), "RECORD tells 'bad/lib.so' twice"
+    ),
+    "record with a dot in front": Kind(
+        record_line(lambda line: "./" + line), "'bad/lib.so' is not in RECORD"
+    ),
+    "record in other case": Kind(record_line(str.upper), "only SHA-256|'bad/lib.so' is not in RECORD"),
+    "record with backslashes": Kind(
+        record_line(lambda line: line.replace("/", "\\", 1)), "'bad/lib.so' is not in RECORD"
+    ),
+    "record with a mark of byte order": Kind(
+        record(lambda lines: ["\ufeff" + lines[0], *lines[1:]]), "is not in RECORD"
+    ),
     "record climbs": Kind(record(lambda lines: [*lines, "../../../../../../etc/passwd,,"]), "a path outside"),
     "record is absolute": Kind(record(lambda lines: [*lines, "/etc/passwd,,"]), "a path outside"),
     "record with an empty line": Kind(record(lambda lines: ["", *lines]), "RECORD cannot be read"),
@@ -102,6 +152,43 @@ INSTALLING: dict[str, Kind] = {
     ),
     # the wheel's own metadata
     "no METADATA": Kind(without(f"{INFO}/METADATA"), "METADATA is missing"),
+    "METADATA in Latin-1": _headers(
+        b"Name: bad\n", b"Name: bad\nAuthor: Andr\xe9\n", "METADATA is not UTF-8"
+    ),
+    "METADATA in UTF-16": _headers(b"Name: bad\n", "Name: bad\n".encode("utf-16"), "METADATA is not UTF-8"),
+    "METADATA with a text in Latin-1": Kind(
+        metadata("METADATA", b"Version: 1.0\n", b"Version: 1.0\n\nCaf\xe9\n"), "METADATA is not UTF-8"
+    ),
+    "METADATA with half a character": _headers(
+        b"Name: bad\n", b"Name: bad\nSummary: \xed\xa0\x80\n", "METADATA is not UTF-8"
+    ),
+    "METADATA with an overlong slash": _headers(
+        b"Name: bad\n", b"Name: bad\nSummary: \xc0\xaf\n", "METADATA is not UTF-8"
+    ),
+    "METADATA with a mark of byte order": _headers(
+        b"Metadata-Version", b"\xef\xbb\xbfMetadata-Version", "METADATA is that of  "
+    ),
+    "METADATA with a million headers": _headers(b"Name: bad\n", b"A: b\n" * 700_000, "more than 10000 lines"),
+    "METADATA with a million folds": _headers(
+        b"Name: bad\n", b"Name: bad\n" + b" x\n" * 900_000, "more than 10000 lines"
+    ),
+    "METADATA with old line ends": _headers(b"Name: bad\n", b"A: b\r" * 700_000, "more than 10000 lines"),
+    "METADATA of 10 MB in a line": _headers(
+        b"Name: bad\n", b"Name: bad\nSummary: " + b"x" * 10_000_000 + b"\n", "4194304 at most for its kind"
+    ),
+    "METADATA begins with its text": _headers(
+        b"Metadata-Version", b"\nMetadata-Version", "METADATA is that of"
+    ),
+    "name folded over two lines": _headers(b"Name: bad\n", b"Name: bad\n evil\n", "METADATA is that of"),
+    "two versions": _headers(
+        b"Version: 1.0\n", b"Version: 1.0\nVersion: 2.0\n", "METADATA is that of bad 1.0, 2"
+    ),
+    "two names, in capitals": _headers(
+        b"Name: bad\n", b"Name: bad\nNAME: good\n", "METADATA is that of bad, good"
+    ),
+    "WHEEL not UTF-8": Kind(
+        metadata("WHEEL", b"Wheel-Version", b"Generator: \xff\nWheel-Version"), "WHEEL is not UTF-8"
+    ),
     "no WHEEL": Kind(without(f"{INFO}/WHEEL"), "WHEEL is missing"),
     "another project": Kind(
         metadata("METADATA", b"Name: bad", b"Name: good"), "METADATA is that of good 1.0"
@@ -182,6 +269,41 @@ INSTALLING: dict[str, Kind] = {
     "record tells the same twice": Kind(record(lambda lines: [lines[0], *lines])),
     "record tells what is not there": Kind(record(lambda lines: [*lines, "bad/gone.py,sha256=x,1"])),
     "record lacks itself": Kind(record(lambda lines: [line for line in lines if "/RECORD," not in line])),
+    **{
+        f"record with {algorithm}": _hash(_by(algorithm), "")
+        for algorithm in ("sha384", "sha512", "sha3_256", "sha3_384", "sha3_512", "blake2b", "blake2s")
+    },
+    "record with sha512, padded": _hash(_by("sha512", pad=True), ""),
+    "record with sha256, padded": _hash(_by("sha256", pad=True), ""),
+    "record with line ends of DOS": Kind(record(lambda lines: [line + "\r" for line in lines])),
+    "record quoted": Kind(record_line(lambda line: '"{}",{},"{}"'.format(*line.split(",")))),
+    "name with a comma and quotes": Kind(with_file(File(path='bad/a,"b".txt', data=b"x"))),
+    "METADATA with 600 headers": _headers(
+        b"Name: bad\n", b"Name: bad\n" + b"Classifier: Topic :: Software Development\n" * 600
+    ),
+    "METADATA with letters of every kind": _headers(
+        b"Name: bad\n", "Name: bad\nAuthor: André 日本語 \U0001f600\n".encode()
+    ),
+    "METADATA with a long line": _headers(b"Name: bad\n", b"Name: bad\nSummary: " + b"x" * 1_000_000 + b"\n"),
+    "METADATA with line ends of DOS": Kind(metadata("METADATA", b"\n", b"\r\n")),
+    "METADATA folded": _headers(b"Name: bad\n", b"Name: bad\nSummary: a\n b\n\tc\n"),
+    "byte-code of another stem": _pyc("bad/__pycache__/x.bak.cpython-311.pyc", "bad/x.py"),
+    "byte-code of a stem with a dot": _pyc("bad/__pycache__/x.bak.cpython-311.pyc", "bad/x.bak.py"),
+    "byte-code of both": _pyc("bad/__pycache__/x.bak.cpython-311.pyc", "bad/x.bak.py", "bad/x.py"),
+    "source with a dot": _pyc("bad/unused.pyc", "bad/builder.bak.py"),
+    "byte-code of another Python": _pyc("bad/__pycache__/x.cpython-39.pyc", "bad/x.py"),
+    "byte-code of PyPy": _pyc("bad/__pycache__/x.pypy310-pp73.pyc", "bad/x.py"),
+    "byte-code, optimized": _pyc("bad/__pycache__/x.cpython-311.opt-1.pyc", "bad/x.py"),
+    "byte-code, optimized, of a stem with a dot": _pyc(
+        "bad/__pycache__/x.bak.cpython-311.opt-2.pyc", "bad/x.py"
+    ),
+    "byte-code with more dots": _pyc("bad/__pycache__/x.a.b.c.d.pyc", "bad/x.py"),
+    "byte-code without a stem": _pyc("bad/__pycache__/.cpython-311.pyc", "bad/x.py"),
+    "byte-code in the old place": _pyc("bad/x.pyc", "bad/x.py"),
+    "byte-code without a source": _pyc("bad/__pycache__/gone.cpython-311.pyc"),
+    "byte-code at the top": _pyc("__pycache__/top.cpython-311.pyc", "top.py"),
+    "byte-code of byte-code": _pyc("bad/__pycache__/__pycache__/x.cpython-311.pyc", "bad/__pycache__/x.py"),
+    "byte-code with another ending": _pyc("bad/__pycache__/x.cpython-311.pyo", "bad/x.py"),
     "record without sizes": Kind(record_line(lambda line: line.rpartition(",")[0] + ",")),
     "record with more columns": Kind(record_line(lambda line: line + ",more")),
     "signature that RECORD does not tell": Kind(

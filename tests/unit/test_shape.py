@@ -21,8 +21,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "ground": frozenset(
         {
             "__init__", "artefacts", "contents", "cuda_tree", "deb822", "errors", "files", "locks", "nouns",
-            "pagecache", "parts", "places", "recipe", "released", "retry", "schema", "sizes", "stand_in",
-            "strict", "versions", "wanted", "workers",
+            "ownership", "pagecache", "parts", "places", "recipe", "released", "retry", "schema", "scratch",
+            "shared_cache", "sizes", "snapshot", "stand_in", "strict", "versions", "wanted", "workers",
         }
     ),
     "stages": frozenset(
@@ -40,8 +40,8 @@ GROUPS: Mapping[str, frozenset[str]] = {
     "engines": frozenset({"engines"}),
     "kiln": frozenset(
         {
-            "billing", "bundle", "doctor", "foretold", "housekeeping", "kiln", "overlay", "pinned_wheels",
-            "planning", "publishing", "revision", "scanner", "stacks", "survey", "system",
+            "billing", "bundle", "doctor", "foretold", "housekeeping", "kiln", "machine_key", "overlay",
+            "pinned_wheels", "planning", "publishing", "revision", "scanner", "stacks", "survey", "system",
         }
     ),
     "cli": frozenset({"cli", "__main__"}),

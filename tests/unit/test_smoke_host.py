@@ -55,9 +55,9 @@ class Here:
     def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Ended:
         found = [
             next((word.replace(at, str(path)) for at, path in binds.items() if word.startswith(at)), word)
-            for word in argv
+            for word in (*self.before, *argv)
         ]
-        done = subprocess.run([*self.before, *found], env=self.env, capture_output=True, check=False)
+        done = subprocess.run(found, env=self.env, capture_output=True, check=False)
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def killed_for_memory(self) -> int:
@@ -166,7 +166,7 @@ def test_a_driver_that_will_not_do(fake: dict[str, str], sentence: str, tmp_path
 @needs_gcc
 def test_a_driver_that_hangs(tmp_path: Path) -> None:
     before = ["sh", "-c", 'sed -i "s/^DRIVER_LIMIT = .*/DRIVER_LIMIT = 2.0/" "$0"; exec "$@"']
-    found = report(tmp_path, [*before, str(tmp_path / "suite" / "host.py")], FAKE_INIT="hang")
+    found = report(tmp_path, [*before, "/opt/torchkiln/smoke_tests/host.py"], FAKE_INIT="hang")
     assert told(found) == everywhere(
         "the NVIDIA driver cannot be asked, probe driver had no end within 2 s: is a GPU lost? dmesg may tell"
     )

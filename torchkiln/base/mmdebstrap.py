@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import tarfile
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +25,8 @@ from torchkiln.base.sources import Sources, edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.nouns import BaseFiles, LockedBase, LockedTools
 from torchkiln.oci.encode import encode
+from torchkiln.scratch import held
+from torchkiln.scratch import scratch as temporary_folder
 from torchkiln.store import Store
 
 # All that the build sees of the caller's environment: how to reach the archive and where scratch space is.
@@ -200,8 +201,9 @@ def scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[Scratch]
     """
     keys = Path(sources_of(recipe, environ).keyring)
     _require(recipe, keys)
-    with tempfile.TemporaryDirectory(prefix="torchkiln-base-", ignore_cleanup_errors=True) as folder:
-        os.chmod(folder, 0o755)  # apt and the namespace's root are other users
+    with temporary_folder("base") as place:
+        place.chmod(0o755)  # apt and the namespace's root are other users
+        folder = str(place)
         env = {name: environ[name] for name in _PASSED_ON if name in environ}
         env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": folder, "TMPDIR": folder}
         env |= {
@@ -257,20 +259,30 @@ def running(
 ) -> Iterator[IO[bytes]]:
     """mmdebstrap's stdout while it runs; however the block ends, nothing of it runs on.
 
+    If this process is killed, a watchdog ends mmdebstrap, which then removes what it unpacked. The rest of
+    the scratch folder is swept when nothing holds it any more: mmdebstrap and its children do.
+
     :raises BuildFailed: it failed; why is told.
     """
     last: deque[str] = deque(maxlen=60)
+    lock = held(Path(env["TMPDIR"]))
     # A session of its own: Ctrl-C comes to us alone, and we end the whole group.
-    with subprocess.Popen(
-        argv,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        umask=0o022,
-        cwd="/",
-    ) as process:
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, lock)
+        process = stack.enter_context(
+            subprocess.Popen(
+                argv,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                umask=0o022,
+                cwd="/",
+                pass_fds=(lock,),
+            )
+        )
+        stack.enter_context(_watched(process.pid))
         assert process.stdout is not None
         assert process.stderr is not None
         listener = threading.Thread(target=_listen, args=(process.stderr, last, say), daemon=True)
@@ -296,6 +308,25 @@ def running(
             elsewhere=elsewhere,
             keys=f"its keys are {keyring}'s, or those of {recipe.keyring_package}",
         )
+
+
+_WATCHDOG = 'read -r _; kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"'
+
+
+@contextlib.contextmanager
+def _watched(group: int) -> Iterator[None]:
+    """End the process group *group* if this process is killed: its end closes the watchdog's stdin."""
+    with subprocess.Popen(
+        ["sh", "-c", _WATCHDOG, "sh", str(group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as dog:
+        try:
+            yield
+        finally:
+            dog.kill()
 
 
 def _listen(stream: IO[bytes], last: deque[str], say: Callable[[str], None]) -> None:

@@ -68,6 +68,8 @@ def contents(parts: Parts) -> tuple[Carried, ...]:
         for place, folder in _folders(parts).items()
         for path in _files(folder)
     ]
+    # As it was digested; the folder may hold something else by now.
+    small += [_bytes(f"checkout/smoke_tests/{path}", data) for path, data in parts.suite.files.items()]
     small += [
         _file("checkout/matrix.yaml", parts.matrix),
         _bytes("layout/oci-layout", canonical_json(VERSION)),
@@ -91,7 +93,6 @@ def contents(parts: Parts) -> tuple[Carried, ...]:
 def _folders(parts: Parts) -> Mapping[str, Path]:
     return {
         "checkout/torchkiln": ROOT / "torchkiln",
-        "checkout/smoke_tests": parts.suite.folder,
         f"checkout/images/{parts.tag}": parts.images / parts.tag,
         "packages": parts.packages,
         "python": parts.interpreter,

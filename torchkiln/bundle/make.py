@@ -45,8 +45,8 @@ def parts_of(
             f"{image.ref}: its lowest layer is {lowest.digest[:19]}, its lock's base {base.digest[:19]}",
             hint="build the image again",
         )
-    pytest = pytest_wheels(suite.folder / "requirements.txt", store.root)
-    packages = wheels_for(python_name(base.python).removeprefix("python"), _REQUIREMENTS, store.root)
+    pytest = pytest_wheels(suite.requirements, store)
+    packages = wheels_for(python_name(base.python).removeprefix("python"), _REQUIREMENTS.read_bytes(), store)
     temporary = store.temporary("bundle")
     try:
         _take_python(lowest.path, base, temporary)

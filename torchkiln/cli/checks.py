@@ -80,7 +80,7 @@ def run_checks(ref: str, output: Path, images: Path, matrix_file: Path, checks: 
         return report
     labels = _labels(found)
     facts = facts_of(locked, labels, tag=tag, lock_digest=lock_digest(locked), manifest=found.manifest)
-    wheels = pytest_wheels(checks.suite.folder / "requirements.txt", cache_root())
+    wheels = pytest_wheels(checks.suite.requirements, Store(cache_root()))
     inside = _inside(found, tag, output, matrix_file, checks)
     click.echo(f"smoke: checks of tier {checks.tier} and below, runtime {checks.runtime}", err=True)
     report = smoke(

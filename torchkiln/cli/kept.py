@@ -1,4 +1,7 @@
-"""Reports of runs that passed, in the cache: a run that would be the same need not be."""
+"""Reports of runs on this machine, in the cache: a run that would be the same need not be.
+
+Each is signed by this machine's key, and counts only so: a file that something else put there is no run.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from torchkiln.store import Store
 
 _KIND = "smoke"
+_TYPE = "application/vnd.torchkiln.kept-run+json"  # of what is signed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,17 +48,18 @@ class Kept:
 
     def keep(self, report: SmokeReport) -> None:
         """Note *report*, whatever it says. A cache that takes nothing costs another run, not this one."""
-        from torchkiln.report import document
+        from torchkiln.machine_key import signed
+        from torchkiln.report import to_json
         from torchkiln.reuse import key_of
 
         try:
-            self.store.put_record(_KIND, key_of(report), document(report))
+            self.store.put_record(_KIND, key_of(report), signed(self.store, _TYPE, to_json(report)))
         except (KilnError, OSError) as error:
             click.echo(f"smoke: this run is not kept for the next one: {error}", err=True)
 
 
 def own_runs(store: Store, image: Digest) -> list[Witness]:
-    """This machine's own runs in *image*, as witnesses that nobody signed."""
+    """This machine's own runs in *image*, as witnesses that nobody else signed."""
     from torchkiln.nouns import Witness
 
     return [
@@ -65,13 +70,28 @@ def own_runs(store: Store, image: Digest) -> list[Witness]:
 
 
 def _reports(store: Store) -> Iterator[SmokeReport]:
-    from torchkiln.report import from_document
+    """What this machine's key signed; of anything else one line is told."""
+    from torchkiln.machine_key import verified
+    from torchkiln.report import from_json
+    from torchkiln.reuse import key_of
 
+    strange = 0
     for key, told in store.records(_KIND):
+        payload = verified(store, _TYPE, told, where=key)
+        if payload is None:
+            strange += 1
+            continue
         try:
-            yield from_document(told, where=key)
+            report = from_json(payload, where=key)
         except ConfigError:  # of another version
             continue
+        if key_of(report) == key:
+            yield report
+    if strange:
+        runs = "1 kept run is" if strange == 1 else f"{strange} kept runs are"
+        click.echo(
+            f"smoke: {runs} not signed by this machine's key and not counted: run `smoke` again", err=True
+        )
 
 
 def kept(store: Store, matrix_file: Path) -> Kept:

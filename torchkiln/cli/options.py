@@ -55,8 +55,24 @@ def layout_option(
         type=click.Path(path_type=Path, file_okay=False),
         default=default,
         show_default=True,
+        callback=_own,
         help=text,
     )
+
+
+def _own(_: click.Context, __: click.Parameter, layout: Path | None) -> Path | None:
+    """What others could put into a layout would be run, pushed and signed as ours.
+
+    :raises ConfigError: other users can change what is in it.
+    """
+    from torchkiln.ownership import demand_own
+
+    if layout is not None:
+        names = ("blobs", "blobs/sha256", "index.json", "oci-layout", ".lock")
+        demand_own(
+            layout, "the output folder", names, hint="run chmod -R go-w on it, or name another --output"
+        )
+    return layout
 
 
 def images_folder(command: F) -> F:

@@ -24,6 +24,7 @@ from types import TracebackType
 from torchkiln.engines.conversion import Input, Job, compile_wheel, convert, cores, start_worker
 from torchkiln.engines.observer import Fetcher, Observer, Work
 from torchkiln.errors import BadWheel, BuildFailed
+from torchkiln.files import private_folder
 from torchkiln.nouns import LockedWheel
 from torchkiln.oci.layer import Written
 from torchkiln.store import Store
@@ -234,7 +235,7 @@ class Kitchen:
         if self._store.has_wheel(wheel):
             return Input(wheel=wheel, path=self._store.wheel(wheel))
         part = self._store.part(wheel)
-        part.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(part.parent)
         started = time.monotonic()
         self._observer.begin("download", wheel.filename, wheel.size)
         self._fetcher.fetch(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from torchkiln.engines.keys import key_of
 from torchkiln.engines.observer import Fetcher
+from torchkiln.files import private_folder
 from torchkiln.layering import made_layers
 from torchkiln.nouns import LockedCell, LockedWheel
 from torchkiln.store import Store
@@ -41,7 +42,7 @@ def fetching(wheels: Iterable[LockedWheel], store: Store, fetcher: Fetcher) -> I
             check()
             if not store.has_wheel(wheel):
                 part = store.part(wheel)
-                part.parent.mkdir(parents=True, exist_ok=True)
+                private_folder(part.parent)
                 fetcher.fetch(wheel, part, on_progress=lambda _: None, cancelled=off.is_set)
 
     with ThreadPoolExecutor(_STREAMS, "prefetch") as pool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchkiln.engines.observer import Fetcher, Observer
+from torchkiln.files import private_folder
 from torchkiln.index.download import fetch_verified
 from torchkiln.nouns import LayerSpec, LockedWheel, OverlayFile
 from torchkiln.oci import tar
@@ -41,7 +42,7 @@ def _fetched(file: LockedWheel, store: Store, fetcher: Fetcher, observer: Observ
         if store.has_wheel(file):
             return store.wheel(file)
         part = store.part(file)
-        part.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(part.parent)
         observer.begin("download", file.filename, file.size)
         fetch_verified(
             fetcher.fetch,

@@ -21,6 +21,7 @@ from torchkiln.cuda_tree import RULE
 from torchkiln.engines.keys import key_of
 from torchkiln.engines.observer import ArchiveSource, Observer
 from torchkiln.errors import BuildFailed
+from torchkiln.files import private_folder
 from torchkiln.layering import archive_layers
 from torchkiln.nouns import BuiltLayer, Digest, ImagePlan, LayerSpec, LockedArchive, LockedCell
 from torchkiln.oci.encode import Encoded
@@ -172,7 +173,7 @@ def _bring(
             return place
         part = store.root / part_path(archive)
         with store.writable():
-            part.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(part.parent)
         observer.begin("download", archive.filename, archive.size)
         path = source.archive(
             archive,

@@ -277,7 +277,7 @@ class Layout:
 @contextlib.contextmanager
 def _locked(layout: Path) -> Iterator[None]:
     """Alone in *layout*, made when missing. Blobs are placed under it too, or another's prune takes them."""
-    layout.mkdir(parents=True, exist_ok=True)
+    layout.mkdir(mode=0o755, parents=True, exist_ok=True)  # ours to write, whatever the umask
     with FileLock(layout / ".lock"):
         yield
 
@@ -292,7 +292,8 @@ def _create(path: Path) -> Layout:
             )
         _replace(path / "oci-layout", canonical_json(VERSION))
         _replace(path / "index.json", _index([]))
-    (path / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
+    for folder in (path / "blobs", path / "blobs" / "sha256"):
+        folder.mkdir(mode=0o755, exist_ok=True)
     return open_layout(path)
 
 

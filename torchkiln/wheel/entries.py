@@ -100,6 +100,13 @@ def skip_local_header(wheel: WheelFile, entry: Entry, filename: str) -> None:
         raise BadWheel(filename, f"entry {entry.name!r}: its header and the directory disagree")
 
 
+def data_offset(wheel: WheelFile, entry: Entry) -> int:
+    """Where the data of *entry* begins, in a wheel whose headers were seen to be sound."""
+    header = wheel.at(entry.offset, _LOCAL.size)
+    name_length, extra_length = _LOCAL.unpack(header)[-2:]
+    return int(entry.offset + _LOCAL.size + name_length + extra_length)
+
+
 def _entry(line: Line) -> Entry:
     return Entry(
         name=line.name,

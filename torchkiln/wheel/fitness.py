@@ -18,6 +18,9 @@ from torchkiln.errors import BadWheel
 from torchkiln.wheel.install import Scheme, WheelName
 
 _PLATFORM = re.compile(r"any|linux_x86_64|manylinux(1|2010|2014|_2_\d+)_x86_64")
+_MOST_HEADERS = 10_000  # lines; the most among torch 2.7.1's 127 wheels are 151
+_ONE_LINE = str.maketrans("\r\n", "  ")  # a header may be folded
+_BLANK_LINE = re.compile(r"\n\r?\n|\r\r")
 _PATCHES = range(100)  # of a Python, of which a scheme tells major and minor
 
 
@@ -31,13 +34,17 @@ def check(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme) 
 
 
 def _fault(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme) -> str:
-    told, fields = _headers(wheel_file), _headers(metadata)
+    parsed = {"WHEEL": _headers(wheel_file), "METADATA": _headers(metadata)}
+    for name, found in parsed.items():
+        if isinstance(found, str):
+            return f"{name} {found}"
+    told, fields = (found for found in parsed.values() if not isinstance(found, str))
     format_version = _field(told, "Wheel-Version")
     if format_version.split(".")[0] != "1":
         return f"Wheel-Version {format_version or 'missing'}; only 1.x is known"
     name, version = _field(fields, "Name"), _field(fields, "Version")
     if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not wheel.is_of(version):
-        return f"METADATA is that of {name} {version}"
+        return f"METADATA is that of {name} {version}".translate(_ONE_LINE)
     if not _fits(wheel.tags, scheme.python):
         return f"its tags are not for Python {scheme.python} on x86_64 Linux"
     try:
@@ -52,8 +59,21 @@ def _fault(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme)
     return ""
 
 
-def _headers(data: bytes) -> Message:
-    return email.parser.BytesHeaderParser().parsebytes(data)
+def _headers(data: bytes) -> Message | str:
+    """The header, or what is wrong with the file; as pip reads it, which demands UTF-8 of the whole."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8 (at byte {error.start})"
+    end = _end_of_header(text)
+    if max(text.count("\n", 0, end), text.count("\r", 0, end)) > _MOST_HEADERS:
+        return f"has more than {_MOST_HEADERS} lines before its text"
+    return email.parser.HeaderParser().parsestr(text)
+
+
+def _end_of_header(text: str) -> int:
+    found = _BLANK_LINE.search(text)
+    return found.start() if found else len(text)
 
 
 def _field(message: Message, key: str) -> str:

@@ -21,6 +21,7 @@ seen to hold before.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -30,7 +31,7 @@ from torchkiln.errors import BadWheel
 from torchkiln.oci.layer import Collision, LayerWriter
 from torchkiln.wheel import fitness, install
 from torchkiln.wheel.bytecode import Code, cached_name
-from torchkiln.wheel.entries import Entry, entries, skip_local_header
+from torchkiln.wheel.entries import Entry, data_offset, entries, skip_local_header
 from torchkiln.wheel.install import Row, Scheme, WheelName
 from torchkiln.wheel.source import WheelFile
 
@@ -52,6 +53,7 @@ class _Installation:
     info: str
     rows: list[Row] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)  # entries
+    entries: dict[str, Entry] = field(default_factory=dict)
     hashes: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # entry → sha256, size
     metadata: dict[str, bytes] = field(default_factory=dict)
     scripts: list[tuple[Entry, bytes]] = field(default_factory=list)
@@ -84,7 +86,7 @@ def splice(
             if not _is_stale_bytecode(entry.name, names):
                 _one_file(file, entry, work, layer, source)
         _check_hash(file, filename, sha256)
-        told = _check(work)
+        told = _check(work, file)
         _finish(work, told, layer, bytecode())
     except Collision as error:
         raise BadWheel(filename, f"another wheel of its layer has a different file at {error}") from error
@@ -112,6 +114,7 @@ def _one_file(
     skip_local_header(file, entry, filename)
     path = install.destination(entry.name, work.wheel, work.scheme)
     work.seen.add(entry.name)
+    work.entries[entry.name] = entry
     top, _, name = entry.name.partition("/")
     in_info = top == work.info
     if (install.is_script(entry.name) and entry.size <= _SCRIPT) or (in_info and name == "RECORD"):
@@ -158,7 +161,7 @@ def _check_hash(file: WheelFile, filename: str, sha256: str) -> None:
         raise BadWheel(filename, _OTHER.format(found, sha256))
 
 
-def _inflate(file: WheelFile, entry: Entry, filename: str) -> Iterator[tuple[bytes, bytes]]:
+def _inflate(file: WheelFile | _Again, entry: Entry, filename: str) -> Iterator[tuple[bytes, bytes]]:
     """The entry's bytes as (deflate stream, content) pieces; a piece of the stream comes once.
 
     Ends only if size and CRC-32 are those of the directory and the stream ends where the entry does:
@@ -199,7 +202,7 @@ def _copied(file: WheelFile, entry: Entry) -> Iterator[tuple[bytes, bytes]]:
         yield piece, b"" if entry.deflated else piece
 
 
-def _check(work: _Installation) -> dict[str, tuple[str, str]]:
+def _check(work: _Installation, file: WheelFile) -> dict[str, tuple[str, str]]:
     """METADATA and WHEEL are this wheel's; RECORD, which is given back, tells each file truly."""
     filename = work.wheel.filename
     for needed in ("METADATA", "WHEEL", "RECORD"):
@@ -214,7 +217,7 @@ def _check(work: _Installation) -> dict[str, tuple[str, str]]:
         hash_, length = told.get(name, ("", ""))
         if name not in told:
             faults.append(f"{name!r} is not in RECORD")
-        elif hash_.startswith("sha256=") and hash_.rstrip("=") != install.urlsafe_sha256(digest):
+        elif hash_ and hash_.rstrip("=") != _as_told(hash_, file, work.entries[name], filename, digest):
             faults.append(f"{name!r} is not what RECORD says")
         elif not hash_ or (length and length != str(size)):
             faults.append(f"{name!r} has no hash in RECORD, or another size")
@@ -222,6 +225,39 @@ def _check(work: _Installation) -> dict[str, tuple[str, str]]:
         more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
         raise BadWheel(filename, "; ".join(faults[:3]) + more)
     return told
+
+
+def _as_told(hash_: str, file: WheelFile, entry: Entry, filename: str, sha256: bytes) -> str:
+    """The hash of *entry* by the algorithm that RECORD took for it.
+
+    All files are hashed by SHA-256 as they go by; for another algorithm, which is rare, one is read again.
+
+    :raises BadWheel: it is not the file that went by.
+    """
+    algorithm = hash_.partition("=")[0]
+    if algorithm == "sha256":
+        return install.urlsafe_sha256(sha256)
+    asked, same = hashlib.new(algorithm), hashlib.sha256()
+    for _, content in _inflate(_Again(file, entry), entry, filename):
+        asked.update(content)
+        same.update(content)
+    if same.digest() != sha256:
+        raise BadWheel(filename, f"entry {entry.name!r} changed while it was read")
+    return install.urlsafe(algorithm, asked.digest())
+
+
+class _Again:
+    """The bytes of one entry of a file that was read to its end."""
+
+    def __init__(self, file: WheelFile, entry: Entry) -> None:
+        self._file, self._position = file, data_offset(file, entry)
+
+    def read_exactly(self, count: int) -> bytes:
+        data = self._file.at(self._position, count)
+        if len(data) < count:
+            raise EOFError(f"{count} bytes wanted at {self._position}")
+        self._position += count
+        return data
 
 
 def _unhashed(info: str) -> frozenset[str]:
@@ -277,6 +313,11 @@ def _finish(
 def _is_stale_bytecode(name: str, names: set[str]) -> bool:
     """A .pyc whose source lies in the wheel: ours, of the image's own Python, takes its place."""
     folder, _, file = name.rpartition("/")
-    if not (folder.endswith("__pycache__") and file.endswith(".pyc")):
+    found = _CACHED.fullmatch(file)
+    if found is None or folder.rpartition("/")[2] != "__pycache__":
         return False
-    return f"{folder.removesuffix('__pycache__')}{file.split('.')[0]}.py" in names
+    return f"{folder.removesuffix('__pycache__')}{found['stem']}.py" in names
+
+
+# As Python names them: builder.bak.cpython-311.opt-1.pyc is that of builder.bak.py, and not of builder.py.
+_CACHED = re.compile(r"(?P<stem>.+?)(\.[^.]+(\.opt-[^.]+)?)?\.pyc", re.DOTALL)

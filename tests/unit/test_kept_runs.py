@@ -1,0 +1,230 @@
+"""A kept run counts as this machine's own only by its signature."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tests import reports
+from torchkiln.cli.kept import Kept, own_runs
+from torchkiln.errors import ConfigError
+from torchkiln.machine_key import signed, verified
+from torchkiln.nouns import SmokeReport
+from torchkiln.report import document, to_json
+from torchkiln.reuse import Question, key_of
+from torchkiln.statements.signature import seal
+from torchkiln.store import Store
+
+TYPE = "application/vnd.torchkiln.kept-run+json"
+AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+REPORT = reports.report(when="2026-11-22T11:00:00Z")
+
+
+def question(told: SmokeReport) -> Question:
+    assert told.image
+    return Question(
+        image=told.image,
+        suite=told.suite,
+        runtime=told.runtime,
+        gpus=("NVIDIA H200", "NVIDIA H200"),
+        checks=frozenset({"import"}),
+    )
+
+
+def kept(tmp_path: Path) -> Kept:
+    return Kept(store=Store(tmp_path / "cache"), days=365)
+
+
+def own(tmp_path: Path, told: SmokeReport = REPORT) -> list[SmokeReport]:
+    assert told.image
+    return [witness.report for witness in own_runs(Store(tmp_path / "cache"), told.image)]
+
+
+def key_file(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "keys" / "machine.pem"
+
+
+def record_file(tmp_path: Path, told: SmokeReport = REPORT) -> Path:
+    return tmp_path / "cache" / "records" / "smoke" / f"{key_of(told)}.json"
+
+
+def test_a_run_that_was_kept_here_is_our_own(tmp_path: Path) -> None:
+    kept(tmp_path).keep(REPORT)
+    assert own(tmp_path) == [REPORT]
+    assert kept(tmp_path).answer(question(REPORT), AT) == REPORT
+
+
+def test_the_key_is_made_once_and_is_ours_alone(tmp_path: Path) -> None:
+    kept(tmp_path).keep(REPORT)
+    before = key_file(tmp_path).read_bytes()
+    kept(tmp_path).keep(replace(REPORT, runtime="docker"))
+    assert key_file(tmp_path).read_bytes() == before
+    assert key_file(tmp_path).stat().st_mode & 0o777 == 0o600
+    assert key_file(tmp_path).parent.stat().st_mode & 0o777 == 0o700
+    assert len(own(tmp_path)) == 2
+
+
+def test_looking_makes_no_key(tmp_path: Path) -> None:
+    assert own(tmp_path) == []
+    assert not key_file(tmp_path).exists()
+
+
+def _envelope(key: Ed25519PrivateKey, payload: bytes, kind: str = TYPE) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(seal(kind, payload, key))
+    return told
+
+
+def _changed(store: Store) -> dict[str, Any]:
+    """The payload of a failed run, made to say that it passed, under its signature."""
+    failed = replace(REPORT, verdict="fail")
+    told = signed(store, TYPE, to_json(failed))
+    return told | {"payload": base64.b64encode(to_json(REPORT)).decode()}
+
+
+def _respaced(store: Store) -> dict[str, Any]:
+    """The same values in other bytes."""
+    told = signed(store, TYPE, to_json(REPORT))
+    return told | {"payload": base64.b64encode(json.dumps(document(REPORT)).encode()).decode()}
+
+
+FORGED: dict[str, Callable[[Store], dict[str, Any]]] = {
+    "unsigned-as-older-releases-wrote": lambda _: document(REPORT),
+    "another-key": lambda _: _envelope(Ed25519PrivateKey.generate(), to_json(REPORT)),
+    "another-type": lambda store: signed(store, "application/vnd.in-toto+json", to_json(REPORT)),
+    "no-signature": lambda store: signed(store, TYPE, to_json(REPORT)) | {"signatures": []},
+    "empty-signature": lambda store: signed(store, TYPE, to_json(REPORT)) | {"signatures": [{"sig": ""}]},
+    "signature-is-no-base64": lambda store: (
+        signed(store, TYPE, to_json(REPORT)) | {"signatures": [{"sig": "%"}]}
+    ),
+    "changed-payload": _changed,
+    "other-bytes-of-the-same-values": _respaced,
+    "type-changed": lambda store: signed(store, TYPE + "x", to_json(REPORT)) | {"payloadType": TYPE},
+    "keyid-of-ours": lambda store: (
+        _envelope(Ed25519PrivateKey.generate(), to_json(REPORT))
+        | {"signatures": [{"sig": "AAAA", "keyid": signed(store, TYPE, b"")["signatures"][0]["keyid"]}]}
+    ),
+    "empty": lambda _: {},
+    "payload-is-a-list": lambda _: {"payload": [], "payloadType": TYPE, "signatures": [{"sig": "AAAA"}]},
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_what_our_key_did_not_sign_does_not_count(
+    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither for the gate, nor in the place of a run; and one line says so."""
+    store = Store(tmp_path / "cache")
+    kept(tmp_path).keep(replace(REPORT, runtime="docker"))  # so that there is a key
+    store.put_record("smoke", key_of(REPORT), FORGED[case](store))
+    assert [found.runtime for found in own(tmp_path)] == ["docker"]
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert "not signed by this machine's key" in told[0]
+    assert kept(tmp_path).answer(question(REPORT), AT) is None
+
+
+def test_a_signed_run_under_another_name_does_not_count(tmp_path: Path) -> None:
+    """An old run that passed, put in the place of a newer one that failed."""
+    store, failed = Store(tmp_path / "cache"), replace(REPORT, verdict="fail", runtime="docker")
+    kept(tmp_path).keep(REPORT)
+    told = store.record("smoke", key_of(REPORT))
+    assert told
+    store.put_record("smoke", key_of(failed), told)
+    assert own(tmp_path) == [REPORT]
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o666])
+def test_a_key_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+    kept(tmp_path).keep(REPORT)
+    key_file(tmp_path).chmod(mode)
+    with pytest.raises(ConfigError, match="is not used: other users can read or write it"):
+        own(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "empty", "garbage", "public", "long"])
+def test_what_is_no_key_is_refused_and_not_replaced(tmp_path: Path, kind: str) -> None:
+    kept(tmp_path).keep(REPORT)
+    path = key_file(tmp_path)
+    pem = path.read_bytes()
+    path.unlink()
+    match kind:
+        case "link":
+            path.with_name("other").write_bytes(pem)
+            path.with_name("other").chmod(0o600)
+            path.symlink_to("other")
+        case "folder":
+            path.mkdir(mode=0o700)
+        case "pipe":
+            os.mkfifo(path, 0o600)
+        case _:
+            content = {
+                "empty": b"",
+                "garbage": b"x" * 100,
+                "public": b"-----BEGIN PUBLIC KEY-----",
+                "long": b"x",
+            }
+            path.write_bytes(content[kind] * (10_000 if kind == "long" else 1))
+            path.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"machine\.pem"):
+        own(tmp_path)
+    with pytest.raises(ConfigError, match=r"machine\.pem"):
+        signed(Store(tmp_path / "cache"), TYPE, b"{}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user: run as root")
+def test_a_key_of_another_user_is_refused(tmp_path: Path) -> None:
+    kept(tmp_path).keep(REPORT)
+    os.chown(key_file(tmp_path), 4711, 4711)
+    with pytest.raises(ConfigError, match="it is owned by"):
+        own(tmp_path)
+
+
+def test_a_lost_key_means_new_runs(tmp_path: Path) -> None:
+    kept(tmp_path).keep(REPORT)
+    key_file(tmp_path).unlink()
+    assert own(tmp_path) == []
+    kept(tmp_path).keep(REPORT)
+    assert own(tmp_path) == [REPORT]
+
+
+def test_the_envelope_is_verified_over_the_stored_bytes(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache")
+    told = signed(store, TYPE, b"payload")
+    assert verified(store, TYPE, told, where="x") == b"payload"
+    assert verified(store, "other", told, where="x") is None
+
+
+def test_two_processes_that_make_the_key_have_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second finds the first's key between its look and its own."""
+    store = Store(tmp_path / "cache")
+    link = os.link
+
+    def late(source: str, target: str, **more: Any) -> None:
+        monkeypatch.setattr(os, "link", link)
+        signed(Store(tmp_path / "cache"), TYPE, b"first")
+        link(source, target, **more)
+
+    monkeypatch.setattr(os, "link", late)
+    told = signed(store, TYPE, b"second")
+    assert verified(store, TYPE, told, where="x") == b"second"
+
+
+def test_prune_leaves_the_key(tmp_path: Path) -> None:
+    """`cache prune --all` takes what can be made again; the key cannot."""
+    from torchkiln.cache import Policy
+    from torchkiln.housekeeping import prune
+    from torchkiln.survey import survey
+
+    kept(tmp_path).keep(REPORT)
+    store = Store(tmp_path / "cache")
+    prune(store, lambda: survey(store, [], images=tmp_path / "images"), Policy(everything=True))
+    assert own(tmp_path) == [REPORT]

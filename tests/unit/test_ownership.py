@@ -1,0 +1,218 @@
+"""Folders that other users can write: refused, with the part of the path that is to blame."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchkiln import cli
+from torchkiln.cli.options import layout_option
+from torchkiln.errors import ConfigError
+from torchkiln.ownership import fault, fault_below
+from torchkiln.scratch import scratch
+from torchkiln.store import Store
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to other users: run as root")
+STRANGER = 4711
+
+
+def _mode(mode: int, at: str = "") -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        (root / at).mkdir(parents=True, exist_ok=True)
+        (root / at).chmod(mode)
+
+    return change
+
+
+def _owner(at: str) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        (root / at).mkdir(parents=True, exist_ok=True)
+        os.chown(root / at, STRANGER, STRANGER)
+
+    return change
+
+
+def _elsewhere(at: str) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        (root.parent / "elsewhere").mkdir()
+        (root / at).parent.mkdir(parents=True, exist_ok=True)
+        (root / at).symlink_to(root.parent / "elsewhere")
+
+    return change
+
+
+def _swapped_link(root: Path) -> None:
+    """The cache is a link that a stranger made in a folder with a sticky bit."""
+    root.rmdir()
+    (root.parent / "real").mkdir()
+    root.symlink_to(root.parent / "real")
+    os.chown(root, STRANGER, STRANGER, follow_symlinks=False)
+
+
+def _link_into_the_open(root: Path) -> None:
+    """Our own link, to a folder that all can write."""
+    root.rmdir()
+    (root.parent / "open").mkdir()
+    (root.parent / "open").chmod(0o777)
+    root.symlink_to(root.parent / "open")
+
+
+def _link_through_the_open(root: Path) -> None:
+    """Our own link, by way of a folder in which others can swap what it leads to."""
+    root.rmdir()
+    (root.parent / "open" / "inner").mkdir(parents=True)
+    (root.parent / "open").chmod(0o777)
+    root.symlink_to("open/inner")
+
+
+CASES = {
+    "all-write": _mode(0o777),
+    "others-write": _mode(0o702),
+    "group-writes": _mode(0o770),
+    "sticky-is-not-enough": _mode(0o1777),
+    "parent-all-write": lambda root: root.parent.chmod(0o777),
+    "parent-group-writes": lambda root: root.parent.chmod(0o775),
+    "grandparent-all-write": lambda root: root.parent.parent.chmod(0o777),
+    "strangers": _owner(""),
+    "parent-strangers": lambda root: os.chown(root.parent, STRANGER, -1),
+    "strangers-link": _swapped_link,
+    "link-to-open": _link_into_the_open,
+    "link-through-open": _link_through_the_open,
+}
+BELOW = {
+    "blobs-all-write": _mode(0o777, "blobs"),
+    "blobs-sha256-all-write": _mode(0o777, "blobs/sha256"),
+    "blobs-linked": _elsewhere("blobs"),
+    "blobs-sha256-linked": _elsewhere("blobs/sha256"),
+    "blobs-strangers": _owner("blobs"),
+}
+IN_THE_CACHE = {
+    "records-all-write": _mode(0o777, "records"),
+    "records-smoke-group-writes": _mode(0o775, "records/smoke"),
+    "records-pages-linked": _elsewhere("records/pages"),
+    "keys-all-write": _mode(0o777, "keys"),
+    "rootfs-linked": _elsewhere("rootfs"),
+    "interpreters-strangers": _owner("interpreters"),
+    "bytecode-all-write": _mode(0o777, "bytecode"),
+    "tmp-sticky": _mode(0o1777, "tmp"),
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder, private as all above it."""
+    made = tmp_path / "above" / "next" / "folder"
+    made.mkdir(parents=True)
+    return made
+
+
+@needs_root
+@pytest.mark.parametrize("case", [*CASES, *BELOW, *IN_THE_CACHE])
+def test_a_cache_that_others_can_change_is_refused(root: Path, case: str) -> None:
+    Store(root)
+    (CASES | BELOW | IN_THE_CACHE)[case](root)
+    with pytest.raises(ConfigError, match="can be changed by other users") as refused:
+        Store(root)
+    assert "TORCHKILN_CACHE_SHARED" in refused.value.hint
+    assert refused.value.exit_code == 2
+
+
+@needs_root
+@pytest.mark.parametrize("case", [*CASES, *BELOW])
+def test_an_output_folder_that_others_can_change_is_refused(root: Path, case: str) -> None:
+    option = layout_option()(lambda output: output)
+    callback = option.__click_params__[0].callback
+    assert callback(None, None, root) == root
+    (CASES | BELOW)[case](root)
+    with pytest.raises(ConfigError, match=r"the output folder .* can be changed by other users"):
+        callback(None, None, root)
+
+
+@needs_root
+def test_a_layout_with_an_index_that_others_can_write_is_refused(root: Path) -> None:
+    (root / "index.json").write_text("{}")
+    (root / "index.json").chmod(0o666)
+    assert "index.json" in fault_below(root, ("index.json",))
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o711, 0o750])
+def test_what_others_can_only_read_is_taken(root: Path, mode: int) -> None:
+    """A cache that an older release made, as well."""
+    root.chmod(mode)
+    (root / "blobs").mkdir()
+    Store(root)
+
+
+def test_a_folder_of_ours_in_a_sticky_one_is_taken(root: Path) -> None:
+    """As in /tmp: nobody else can rename what is ours."""
+    root.parent.chmod(0o1777)
+    assert fault(root) == ""
+
+
+def test_our_own_link_to_our_own_folder_is_taken(root: Path) -> None:
+    """~/.cache on another disk."""
+    (root.parent / "link").symlink_to(root)
+    (root.parent / "further").symlink_to("link")
+    assert fault(root.parent / "further") == ""
+
+
+def test_links_in_a_circle_are_told(root: Path) -> None:
+    (root / "a").symlink_to("b")
+    (root / "b").symlink_to("a")
+    assert "symbolic links" in fault(root / "a" / "cache")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+def test_what_the_cache_makes_is_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        store = Store(tmp_path / "new" / "cache")
+        store.put_record("smoke", "key", {"a": 1})
+        store.temporary("x").write_bytes(b"")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "new", *(path for path in (tmp_path / "new").rglob("*") if path.is_dir())]
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+    Store(tmp_path / "new" / "cache")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["cache", "show"],
+        ["cache", "prune"],
+        ["gate", "x", "--output", "{}"],
+        ["smoke", "x", "--output", "{}"],
+    ],
+)
+def test_the_command_line_ends_with_2(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    root.chmod(0o777)
+    monkeypatch.setenv("TORCHKILN_CACHE", str(root))
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)  # the test run keeps its own
+    with pytest.raises(SystemExit) as left:
+        cli.main([word.format(root) for word in argv])
+    told = capsys.readouterr().err
+    assert left.value.code == 2
+    assert "can be changed by other users" in told
+    assert "Traceback" not in told
+
+
+@needs_root
+def test_a_temporary_folder_that_others_could_swap_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """$TMPDIR open to all and without a sticky bit: there others rename what is ours."""
+    root.chmod(0o777)
+    with pytest.raises(ConfigError, match="every user can write") as refused, scratch("test", root):
+        pass
+    assert "TMPDIR" in refused.value.hint
+    root.chmod(0o1777)
+    with scratch("test", root) as made:
+        assert made.stat().st_mode & 0o777 == 0o700
+    assert list(root.iterdir()) == []

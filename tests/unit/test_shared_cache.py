@@ -1,0 +1,156 @@
+"""A folder of several users: what it holds is copied, and only if its SHA-256 is its name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchkiln.nouns import Digest, LockedWheel
+from torchkiln.store import Store
+
+CONTENT = b"a layer" * 1000
+SHA = hashlib.sha256(CONTENT).hexdigest()
+DIGEST = Digest(f"sha256:{SHA}")
+WHEEL = LockedWheel(
+    name="torch",
+    version="1.0",
+    filename="torch-1.0-py3-none-any.whl",
+    sha256=SHA,
+    size=len(CONTENT),
+    index="default",
+)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Open to all, as /srv/cache of a laboratory may be."""
+    folder = tmp_path / "shared"
+    (folder / "blobs" / "sha256").mkdir(parents=True)
+    (folder / "wheels" / SHA).mkdir(parents=True)
+    for made in (folder, *folder.rglob("*")):
+        made.chmod(0o777)
+    return folder
+
+
+def store_of(tmp_path: Path, shared: Path) -> Store:
+    return Store(tmp_path / "own", shared=shared)
+
+
+def _other(path: Path) -> None:
+    path.write_bytes(CONTENT[:-1] + b"!")
+
+
+def _short(path: Path) -> None:
+    path.write_bytes(CONTENT[:-1])
+
+
+def _long(path: Path) -> None:
+    path.write_bytes(CONTENT + b"!")
+
+
+def _link(path: Path) -> None:
+    """To the right bytes, even: what is behind a link may change."""
+    path.with_name("right").write_bytes(CONTENT)
+    path.symlink_to("right")
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _linked_above(path: Path) -> None:
+    target = path.parents[1] / "moved"
+    path.parent.rename(target)
+    (target / path.name).write_bytes(CONTENT)
+    path.parent.symlink_to(target)
+
+
+HOSTILE: list[Callable[[Path], None]] = [_other, _short, _long, _link, _pipe, _folder, _linked_above]
+
+
+@pytest.mark.parametrize("plant", HOSTILE, ids=lambda plant: plant.__name__.strip("_"))
+def test_a_blob_that_is_not_its_name_is_not_taken(
+    tmp_path: Path, shared: Path, plant: Callable[[Path], None]
+) -> None:
+    store = store_of(tmp_path, shared)
+    plant(shared / "blobs" / "sha256" / SHA)
+    assert not store.has_blob(DIGEST, len(CONTENT))
+    assert not store.blob(DIGEST).exists()
+    assert list((tmp_path / "own" / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("plant", HOSTILE, ids=lambda plant: plant.__name__.strip("_"))
+def test_a_wheel_that_is_not_its_name_is_not_taken(
+    tmp_path: Path, shared: Path, plant: Callable[[Path], None]
+) -> None:
+    store = store_of(tmp_path, shared)
+    plant(shared / "wheels" / SHA / WHEEL.filename)
+    assert not store.has_wheel(WHEEL)
+    assert not store.wheel(WHEEL).exists()
+
+
+def test_what_is_whole_is_copied_and_stays_whole(tmp_path: Path, shared: Path) -> None:
+    """A change in the shared folder behind the look has no effect."""
+    store, there = store_of(tmp_path, shared), shared / "blobs" / "sha256" / SHA
+    there.write_bytes(CONTENT)
+    assert store.has_blob(DIGEST, len(CONTENT))
+    there.write_bytes(b"evil" * 1000)
+    assert store.blob(DIGEST).read_bytes() == CONTENT
+    assert store.blob(DIGEST).stat().st_nlink == 1
+
+
+def test_what_one_user_makes_another_finds(tmp_path: Path, shared: Path) -> None:
+    first, second = (Store(tmp_path / name, shared=shared) for name in ("first", "second"))
+    made = first.temporary("made")
+    made.write_bytes(CONTENT)
+    first.adopt(made, first.wheel(WHEEL))
+    assert second.has_wheel(WHEEL)
+    assert second.wheel(WHEEL).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "kind", ["records", "bytecode", "interpreters", "rootfs", "keys", "pytest", "toolkits"]
+)
+def test_nothing_else_is_read_from_there(tmp_path: Path, shared: Path, kind: str) -> None:
+    """A record says which layer a wheel gave: nobody else's word counts for that."""
+    store = store_of(tmp_path, shared)
+    (shared / kind / "layers").mkdir(parents=True)
+    (shared / kind / "layers" / "key.json").write_text("{}")
+    assert store.record("layers", "key") is None
+    assert list(store.records("layers")) == []
+    store.put_record("layers", "own", {})
+    assert not (shared / kind / "layers" / "own.json").exists()
+
+
+def test_an_offer_follows_no_link(tmp_path: Path, shared: Path) -> None:
+    """A stranger's link in the shared folder gets nothing written to where it leads."""
+    store, target = store_of(tmp_path, shared), tmp_path / "target"
+    target.mkdir()
+    (shared / "blobs" / "sha256").rmdir()
+    (shared / "blobs" / "sha256").symlink_to(target)
+    made = store.temporary("made")
+    made.write_bytes(CONTENT)
+    store.adopt(made, store.blob(DIGEST))
+    assert list(target.iterdir()) == []
+    assert store.blob(DIGEST).read_bytes() == CONTENT
+
+
+def test_the_folder_is_named_by_the_environment(
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shared / "blobs" / "sha256" / SHA).write_bytes(CONTENT)
+    assert not Store(tmp_path / "own").has_blob(DIGEST, len(CONTENT))
+    monkeypatch.setenv("TORCHKILN_CACHE_SHARED", str(shared))
+    assert Store(tmp_path / "own").has_blob(DIGEST, len(CONTENT))
+
+
+def test_a_shared_folder_that_is_not_there_is_none(tmp_path: Path) -> None:
+    assert not store_of(tmp_path, tmp_path / "nowhere").has_blob(DIGEST, len(CONTENT))

@@ -1,0 +1,266 @@
+"""The suite: its digest covers all that Python could load from it, and what runs is what was digested."""
+
+from __future__ import annotations
+
+import json
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.smoke_suites import FACTS, SUITE, suite_with
+from torchkiln.errors import ConfigError
+from torchkiln.nouns import BuiltImage, Digest
+from torchkiln.smoke import smoke
+from torchkiln.suite import load_suite, suite_digest
+
+CHECK = {"test_one.py": "@pytest.mark.tier(0)\ndef test_one():\n    assert False, 'the real check ran'\n"}
+IMAGE = BuiltImage(
+    tag="t",
+    manifest=Digest("sha256:" + "1" * 64),
+    config=Digest("sha256:" + "2" * 64),
+    layout="dist",
+    ref="t",
+    layers=(),
+)
+
+
+def test_the_committed_suite_has_the_digest_that_reports_name() -> None:
+    """How the folder is read may change; reports that were made stay reports of this suite."""
+    assert suite_digest(SUITE) == "sha256:d0d79951fd0a074c50a755dd1e8a82a99bb27e71df5fcece3c231d7984e951b3"
+
+
+def test_the_runner_inside_computes_the_same(tmp_path: Path) -> None:
+    """catalogue.py's digest, by which a run outside an image says which suite it was, is this one."""
+    code = (
+        "import runpy, sys, pathlib; print(runpy.run_path(sys.argv[1])['digest'](pathlib.Path(sys.argv[2])))"
+    )
+    argv = [sys.executable, "-I", "-B", "-c", code, str(SUITE / "catalogue.py"), str(SUITE)]
+    assert subprocess.check_output(argv, text=True).strip() == suite_digest(SUITE)
+
+
+def _link(to: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(to)
+
+
+def _deep(path: Path) -> None:
+    path.joinpath(*"abcdefghijklmnopqrst").mkdir(parents=True)
+
+
+def _many(path: Path) -> None:
+    path.mkdir()
+    for number in range(5001):
+        (path / str(number)).touch()
+
+
+def _large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(9 << 20)
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _folder_link(path: Path) -> None:
+    (path.parent.parent / "elsewhere").mkdir()
+    path.symlink_to(path.parent.parent / "elsewhere", target_is_directory=True)
+
+
+def _write(path: Path) -> None:
+    path.write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("name", "plant"),
+    [
+        ("torch_api.so", _write),
+        ("measure.cpython-311-x86_64-linux-gnu.so", _write),
+        ("pytest.pyc", _write),
+        ("json.PYC", _write),
+        ("probes/hidden.pyo", _write),
+        ("site.pth", _write),
+        ("plugins.zip", _write),
+        ("plugins.egg", _write),
+        ("pytest-9-py3-none-any.whl", _write),
+        ("closeness2.py", _link("closeness.py")),
+        ("outside.py", _link("/etc/passwd")),
+        ("dangling.py", _link("nowhere")),
+        ("package", _folder_link),
+        ("__pycache__", _folder_link),
+        ("__pycache__", _write),
+        ("waits.py", _pipe),
+        ("line\nbreak.py", _write),
+        ("escape\x1b[2J.py", _write),
+        (os.fsdecode(b"latin-\xe9.py"), _write),
+        ("deep", _deep),
+        ("many", _many),
+        ("large.json", _large),
+    ],
+    ids=lambda value: value.encode("utf-8", "replace").decode() if isinstance(value, str) else "",
+)
+def test_what_no_digest_of_sources_covers_is_refused_by_name(
+    tmp_path: Path, name: str, plant: Callable[[Path], None]
+) -> None:
+    suite = suite_with(tmp_path / "suite", CHECK)
+    plant(suite / name)
+    for use in (suite_digest, load_suite):
+        with pytest.raises(ConfigError, match="no suite of checks") as refused:
+            use(suite)
+        assert name.split("/")[-1].split("\n")[0].split("\x1b")[0].split("\udce9")[0] in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sitecustomize.py", "probes/__init__.py", "pytest.py", "tox.ini", "pyproject.toml", ".hidden/x.py"],
+)
+def test_each_further_file_is_another_suite(tmp_path: Path, name: str) -> None:
+    """What pytest or Python would pick up by its name alone moves the digest."""
+    suite = suite_with(tmp_path / "suite", CHECK)
+    before = suite_digest(suite)
+    (suite / name).parent.mkdir(exist_ok=True)
+    (suite / name).write_text("raise SystemExit\n")
+    assert suite_digest(suite) != before
+
+
+def _byte_code(suite: Path, module: str, source: str) -> None:
+    """A .pyc that Python takes without looking at the source beside it, in the digest's blind spot."""
+    evil = suite.parent / "evil.py"
+    evil.write_text(source)
+    for tag in ("cpython-311", sys.implementation.cache_tag):
+        target = suite / "__pycache__" / f"{module}.{tag}.pyc"
+        py_compile.compile(
+            str(evil), str(target), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+        )
+
+
+def test_planted_byte_code_has_no_say_outside_the_image(tmp_path: Path) -> None:
+    """The catalogue and the rules run here, on the host: from the source, whatever lies in __pycache__."""
+    suite = suite_with(tmp_path / "suite", CHECK)
+    marker = tmp_path / "ran"
+    source = f"open({str(marker)!r}, 'w')\ndef catalogue(folder): return ()\n"
+    _byte_code(suite, "catalogue", source)
+    _byte_code(suite, "applicable", source + "def not_applicable(*_): return 'nothing applies'\n")
+    found = load_suite(suite)
+    assert [check.id for check in found.checks] == ["one"]
+    assert found.not_applicable("one", FACTS, None) is None
+    assert not marker.exists()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    code: int
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool = False
+
+
+@dataclass
+class Here:
+    """Runs the suite from where it was bound, with this interpreter."""
+
+    before: Callable[[], object] = lambda: None
+    seen: list[str] = field(default_factory=list)
+    name: str = "here"
+    python: str = sys.executable
+
+    def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Ended:
+        self.before()
+        copy = binds["/opt/torchkiln/smoke_tests"]
+        self.seen += sorted(path.relative_to(copy).as_posix() for path in copy.rglob("*"))
+        modes = {path.stat().st_mode & 0o222 for path in copy.rglob("*") if path.is_file()}
+        assert modes == {0}
+        assert copy.parent.stat().st_mode & 0o777 == 0o700
+        for at, path in binds.items():
+            argv = [word.replace(at, str(path), 1) if word.startswith(at) else word for word in argv]
+        done = subprocess.run(argv, capture_output=True, check=False)
+        return Ended(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+    def killed_for_memory(self) -> int:
+        return 0
+
+
+def run(suite: Path, tmp_path: Path, between: Callable[[], object] = lambda: None) -> tuple[str, Here]:
+    """What the one check says when the folder is changed *between* the digest and the run."""
+    inside = Here(before=between)
+    report = smoke(IMAGE, inside, load_suite(suite), FACTS, wheels=tmp_path, when="2026-11-23T19:00:00Z")
+    return report.findings[0].message, inside
+
+
+def test_planted_byte_code_has_no_say_inside_either(tmp_path: Path) -> None:
+    """The runner and pytest would both load it; it is not in the copy that they see."""
+    suite = suite_with(tmp_path / "suite", CHECK)
+    for module in ("measure", "conftest", "test_one", "test_one.cpython-311-pytest-8.4.2", "host"):
+        _byte_code(suite, module, "import os\nos._exit(0)\n")
+    told, inside = run(suite, tmp_path)
+    assert "the real check ran" in told
+    assert not [path for path in inside.seen if "pycache" in path or path.endswith(".pyc")]
+
+
+@pytest.mark.parametrize("way", ["changed", "replaced", "planted", "byte-code", "linked"])
+def test_what_changes_behind_the_digest_has_no_effect(tmp_path: Path, way: str) -> None:
+    """Between the digest and the run somebody with access to the folder writes into it."""
+    suite = suite_with(tmp_path / "suite", CHECK)
+    passing = "import pytest\n@pytest.mark.tier(0)\ndef test_one():\n    pass\n"
+
+    def between() -> None:
+        match way:
+            case "changed":
+                (suite / "test_one.py").write_text(passing)
+            case "replaced":
+                shutil.rmtree(suite)
+                suite_with(suite, {"test_one.py": passing})
+            case "planted":
+                (suite / "measure").mkdir()
+                (suite / "measure" / "__init__.py").write_text("import os\nos._exit(0)\n")
+            case "byte-code":
+                _byte_code(suite, "measure", "import os\nos._exit(0)\n")
+            case "linked":
+                (suite / "test_one.py").unlink()
+                (tmp_path / "evil_one.py").write_text(passing)
+                (suite / "test_one.py").symlink_to(tmp_path / "evil_one.py")
+
+    told, _ = run(suite, tmp_path, between)
+    assert "the real check ran" in told
+
+
+def test_a_run_leaves_nothing_in_the_suite(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path / "suite", CHECK)
+    before = sorted(suite.rglob("*"))
+    run(suite, tmp_path)
+    assert sorted(suite.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["1/0", "def catalogue(folder): return [1]", "catalogue = None", "import nothing_of_that_name", "\0"],
+)
+def test_a_catalogue_that_breaks_is_one_sentence(tmp_path: Path, source: str) -> None:
+    suite = suite_with(tmp_path / "suite", CHECK)
+    (suite / "catalogue.py").write_text(source)
+    with pytest.raises(ConfigError, match="no suite of checks"):
+        load_suite(suite)
+
+
+def test_a_suite_without_requirements_is_told(tmp_path: Path) -> None:
+    suite = suite_with(tmp_path / "suite", CHECK)
+    (suite / "requirements.txt").unlink()
+    with pytest.raises(ConfigError, match=r"no requirements\.txt"):
+        _ = load_suite(suite).requirements
+
+
+def test_the_requirements_are_those_that_were_digested(tmp_path: Path) -> None:
+    """pytest is installed from the bytes under the digest, not from what lies there by then."""
+    suite = suite_with(tmp_path / "suite", CHECK)
+    found = load_suite(suite)
+    (suite / "requirements.txt").write_text("evil==1\n")
+    assert found.requirements == (SUITE / "requirements.txt").read_bytes()
+    assert json.dumps(sorted(found.files)) == json.dumps(
+        sorted(load_suite(SUITE).files.keys() & found.files.keys() | {"test_one.py"})
+    )

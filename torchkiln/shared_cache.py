@@ -1,0 +1,109 @@
+"""A folder that other users write too -> files of ours, each taken only if its SHA-256 is its name.
+
+What is in such a folder may change at any moment. So nothing is used where it lies: it is copied, hashed on
+the way, and the copy is used. No link is followed, in no part of a path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+VARIABLE = "TORCHKILN_CACHE_SHARED"
+_READ = 1 << 20
+_LARGEST = 20_000_000_000  # bytes of a file whose size is not known; torch's wheel has 821 MB
+_KINDS = ("blobs", "wheels")  # what is named by its content; all else stays in each user's own cache
+
+
+def shared_folder() -> Path | None:
+    """The folder that the user named by $TORCHKILN_CACHE_SHARED."""
+    named = os.environ.get(VARIABLE)
+    return Path(named).absolute() if named else None
+
+
+def take(folder: Path, place: Path, sha256: str, size: int, into: Path) -> bool:
+    """Copy the file at *place* (relative) of *folder* to *into*, if it is there and is what it should be.
+
+    :param size: bytes; 0 where it is not known.
+    :raises OSError: *into* cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            parent = stack.enter_context(_opened(folder, place.parent))
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            source = os.open(place.name, flags, dir_fd=parent)
+            stack.callback(os.close, source)
+            found = os.fstat(source)
+        except OSError:
+            return False
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST or (size and found.st_size != size):
+            return False
+        seen, left = hashlib.sha256(), found.st_size
+        out = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(out, "wb") as sink:
+            while left:
+                try:
+                    data = os.read(source, min(_READ, left))
+                except OSError:
+                    break
+                if not data:
+                    break
+                left -= len(data)
+                seen.update(data)
+                sink.write(data)
+        return not left and seen.hexdigest() == sha256
+
+
+def offer(folder: Path, place: Path, file: Path) -> None:
+    """Put *file*, which is ours and whole, to *place* (relative) of *folder*, if nothing is there.
+
+    Others must find nothing new where that cannot be done: they have their own.
+    """
+    if place.parts[0] not in _KINDS or not folder.is_dir():
+        return
+    with contextlib.suppress(OSError), _opened(folder, place.parent, make=True) as parent:
+        if place.name in os.listdir(parent):
+            return
+        temporary = f".{secrets.token_hex(8)}"
+        try:
+            out = os.open(
+                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=parent
+            )
+            with open(out, "wb") as sink, file.open("rb") as source:
+                shutil.copyfileobj(source, sink, _READ)
+            os.link(temporary, place.name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=parent)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, below: Path, *, make: bool = False) -> Iterator[int]:
+    """A descriptor of the folder *below* in *folder*."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    here = os.open(folder, flags)
+    try:
+        for part in below.parts:
+            new = make and _make(here, part)
+            inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=here)
+            if new:  # as open to others as the folder that the user shared
+                os.fchmod(inner, stat.S_IMODE(os.fstat(here).st_mode))
+            os.close(here)
+            here = inner
+        yield here
+    finally:
+        os.close(here)
+
+
+def _make(folder: int, name: str) -> bool:
+    try:
+        os.mkdir(name, dir_fd=folder)
+    except FileExistsError:
+        return False
+    return True
