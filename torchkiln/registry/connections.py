@@ -6,6 +6,8 @@ An upload must not outlive a Ctrl-C by the minute that a silent server is given.
 from __future__ import annotations
 
 import contextlib
+import http.client
+import http.cookiejar
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from torchkiln import __version__
 
 POOL = 32
+_HEADERS = 64 << 10  # bytes of an answer's header
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +39,7 @@ class Open:
 
     def __init__(self) -> None:
         self._all: set[HTTPConnection] = set()
+        self._by_thread: dict[int, HTTPConnection] = {}
         self._guard = threading.Lock()
         self._ended = False
 
@@ -44,6 +48,17 @@ class Open:
         with self._guard:
             self._all.add(connection)
             if self._ended:
+                _end(connection)
+
+    def use(self, connection: HTTPConnection) -> None:
+        """Note that this thread works with *connection* from now on."""
+        with self._guard:
+            self._by_thread[threading.get_ident()] = connection
+
+    def end_of(self, thread: int) -> None:
+        """End the connection that *thread* works with."""
+        with self._guard:
+            if (connection := self._by_thread.get(thread)) in self._all and connection is not None:
                 _end(connection)
 
     def remove(self, connection: HTTPConnection) -> None:
@@ -63,6 +78,17 @@ def _end(connection: HTTPConnection) -> None:
     if connection.sock is not None:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+
+
+class _Response(http.client.HTTPResponse):
+    """The standard library's, which reads a chunk of a negative size to the end of the stream."""
+
+    def _read_next_chunk_size(self) -> int:
+        size: int = super()._read_next_chunk_size()  # type: ignore[misc]
+        if size < 0:
+            self.close()
+            raise ValueError("negative chunk size")
+        return size
 
 
 class Adapter(HTTPAdapter):
@@ -85,9 +111,22 @@ class Adapter(HTTPAdapter):
         opened = self._opened
 
         class Plain(HTTPConnection):
+            response_class = _Response
+
             def connect(self) -> None:
                 super().connect()
                 opened.add(self)
+
+            def putrequest(self, *args: Any, **kwargs: Any) -> None:
+                opened.use(self)
+                super().putrequest(*args, **kwargs)
+
+            def getresponse(self) -> Any:
+                response = super().getresponse()
+                if sum(len(name) + len(value) for name, value in response.headers.items()) > _HEADERS:
+                    self.close()
+                    raise http.client.LineTooLong("header")
+                return response
 
             def close(self) -> None:
                 opened.remove(self)
@@ -113,6 +152,7 @@ class Session(requests.Session):
         self.trust_env = not local  # a proxy elsewhere cannot reach this machine
         self.auth = lambda request: request
         self.cert = transport.client_cert
+        self.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
         self.headers = requests.structures.CaseInsensitiveDict(
             {"User-Agent": f"torchkiln/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
         )
@@ -121,8 +161,5 @@ class Session(requests.Session):
         for scheme in ("http://", "https://"):
             self.mount(scheme, Adapter(opened))
 
-    def rebuild_auth(self, prepared_request: Any, response: Any) -> None:
-        """After a redirect: the login stays where it was given."""
-        stripped = self.should_strip_auth(response.request.url, prepared_request.url)  # type: ignore[no-untyped-call]
-        if stripped:
-            prepared_request.headers.pop("Authorization", None)
+    def get_redirect_target(self, resp: Any) -> None:
+        """`exchange` follows redirects: requests reads the whole body of each, even where it follows none."""
