@@ -75,8 +75,8 @@ def text_of(data: bytes) -> str:
         raise ValueError(f"line {_line(data, error.start)}: not UTF-8 text") from None
 
 
-def json_of(data: bytes, *, depth: int = DEPTH) -> Any:
-    """The JSON value in *data*, of at most *depth* levels.
+def json_of(data: bytes, *, depth: int = DEPTH, values: int = VALUES) -> Any:
+    """The JSON value in *data*, of at most *depth* levels and *values* values in all.
 
     :raises ValueError: it is none, or one that two readers could take for two things.
     """
@@ -85,8 +85,8 @@ def json_of(data: bytes, *, depth: int = DEPTH) -> Any:
         raise ValueError("starts with a byte order mark; save it without one")
     # Before it is parsed: a parser that runs out of stack or memory leaves half-done work behind.
     bare = _without_strings(text)
-    if bare.count(",") + bare.count("[") + bare.count("{") > VALUES:
-        raise ValueError(f"more than {VALUES} values")
+    if bare.count(",") + bare.count("[") + bare.count("{") > values:
+        raise ValueError(f"more than {values} values")
     if _depth(bare) > depth:
         raise ValueError(f"nested too deep: more than {depth} levels")
     try:

@@ -7,7 +7,6 @@ tell their order. It is read once, as it comes, and nothing of it goes to the di
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
@@ -15,8 +14,10 @@ from typing import Any, BinaryIO, cast
 from torchkiln.contents import Layer, LayerContents
 from torchkiln.oci.opening import GZIP_MAGIC, ZSTD_MAGIC, opened
 from torchkiln.oci.read_tar import Wanted, layer_contents, open_tar, path_of
+from torchkiln.strict import json_of
 
 _DOCUMENT = 4 << 20  # bytes of a JSON document
+_DOCUMENTS = 64 << 20  # bytes of all
 _TAR = b"ustar"
 _HEAD = 512
 
@@ -54,9 +55,11 @@ def read_saved(stream: BinaryIO, wanted: Wanted) -> list[Layer]:
                 layers[path] = (None, layer_contents(cast(BinaryIO, blob), wanted))
             elif member.size <= _DOCUMENT:
                 documents[path] = blob.read()
+                if sum(map(len, documents.values())) > _DOCUMENTS:
+                    raise ValueError(f"more than {_DOCUMENTS >> 20} MiB of documents")
     try:
-        (manifest,) = json.loads(documents["manifest.json"])
-        config = json.loads(documents[manifest["Config"]])
+        (manifest,) = json_of(documents["manifest.json"])
+        config = json_of(documents[manifest["Config"]])
         places = [links.get(place, place) for place in manifest["Layers"]]
         return [
             Layer(diff_id=diff_id, title=title, size=layers[place][0], contents=layers[place][1])
@@ -66,6 +69,8 @@ def read_saved(stream: BinaryIO, wanted: Wanted) -> list[Layer]:
         ]
     except LookupError as error:
         raise ValueError(f"the saved image lacks {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise ValueError("the saved image has documents of another form") from error
 
 
 def titles_of(config: Mapping[str, Any], count: int) -> Sequence[str]:

@@ -16,6 +16,7 @@ from requests.utils import parse_header_links
 from torchkiln.errors import ConfigError, RegistryError, VerificationFailed
 from torchkiln.files import replacing
 from torchkiln.nouns import Digest, parse_digest
+from torchkiln.oci.documents import VALUES
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
 from torchkiln.registry.answer import Answer
@@ -51,7 +52,7 @@ class Document:
         :raises VerificationFailed: it is no JSON object.
         """
         try:
-            found = json_of(self.data)
+            found = json_of(self.data, values=VALUES)
         except ValueError as error:
             raise VerificationFailed(f"manifest {self.digest[:19]}: {error}", hint=_DAMAGED) from None
         if not isinstance(found, dict):
