@@ -19,6 +19,8 @@ from torchkiln.errors import ConfigError
 
 _LAST_ID = (1 << 32) - 2  # the one above means "leave it as it is" to the kernel
 
+_USER = "it is the image's own, or that of --user; --user 1000:1000 sets another"
+
 
 class _WithTail(click.Command):
     """Keeps what stands behind `--` apart: it is the command, however much it looks like a TAG."""
@@ -172,10 +174,10 @@ def _ids(text: str) -> tuple[int, int]:
     """As Docker: a uid alone runs with group 0."""
     match = re.fullmatch(r"([0-9]{1,10})(?::([0-9]{1,10}))?", text)
     if not match:
-        raise ConfigError(f"user {text[:80]!r} is not UID or UID:GID in digits")
+        raise ConfigError(f"user {text[:80]!r} is not UID or UID:GID in digits", hint=_USER)
     user, group = int(match[1]), int(match[2] or 0)
     if max(user, group) > _LAST_ID:
-        raise ConfigError(f"user {text!r}: the kernel knows ids up to {_LAST_ID}")
+        raise ConfigError(f"user {text!r}: the kernel knows ids up to {_LAST_ID}", hint=_USER)
     return user, group
 
 

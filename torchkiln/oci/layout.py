@@ -135,7 +135,8 @@ def open_layout(path: Path) -> Layout:
     found = read_document(path / "oci-layout")
     if found.get("imageLayoutVersion") != VERSION["imageLayoutVersion"]:
         raise VerificationFailed(
-            f"{path / 'oci-layout'}: unknown layout version {told(found.get('imageLayoutVersion'))}"
+            f"{path / 'oci-layout'}: unknown layout version {told(found.get('imageLayoutVersion'))}",
+            hint="`build` writes version 1.0.0; make the layout again",
         )
     for folder in (path / "blobs", path / "blobs" / "sha256"):
         plain_folder(folder)

@@ -10,6 +10,7 @@ import http.client
 import http.cookiejar
 import socket
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,49 +36,44 @@ class Transport:
 
 
 class Open:
-    """The connections that are open, of all threads."""
+    """The sockets that are open, of all threads.
+
+    Sockets, not connections: one whose answer ends with it gives its socket up before the body is read.
+    """
 
     def __init__(self) -> None:
-        self._all: set[HTTPConnection] = set()
-        self._by_thread: dict[int, HTTPConnection] = {}
+        self._all: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._by_thread: dict[int, weakref.ref[socket.socket]] = {}
         self._guard = threading.Lock()
         self._ended = False
 
-    def add(self, connection: HTTPConnection) -> None:
-        """Note *connection*; one that comes too late is ended at once."""
+    def use(self, connected: socket.socket) -> None:
+        """Note that this thread works with *connected* from now on; one that comes too late is ended."""
         with self._guard:
-            self._all.add(connection)
+            self._all.add(connected)
+            self._by_thread[threading.get_ident()] = weakref.ref(connected)
             if self._ended:
-                _end(connection)
-
-    def use(self, connection: HTTPConnection) -> None:
-        """Note that this thread works with *connection* from now on."""
-        with self._guard:
-            self._by_thread[threading.get_ident()] = connection
+                _end(connected)
 
     def end_of(self, thread: int) -> None:
-        """End the connection that *thread* works with."""
+        """End the socket that *thread* works with."""
         with self._guard:
-            if (connection := self._by_thread.get(thread)) in self._all and connection is not None:
-                _end(connection)
-
-    def remove(self, connection: HTTPConnection) -> None:
-        with self._guard:
-            self._all.discard(connection)
+            used = self._by_thread.get(thread)
+            if used and (connected := used()):
+                _end(connected)
 
     def end(self) -> None:
         """End them all where they stand: who sends or waits on one gets an error."""
         with self._guard:
             self._ended = True
-            for connection in self._all:
-                _end(connection)
+            for connected in list(self._all):
+                _end(connected)
 
 
-def _end(connection: HTTPConnection) -> None:
+def _end(connected: socket.socket) -> None:
     """Not `close`, which wakes no thread that waits, nor TLS's own good-bye, which would wait itself."""
-    if connection.sock is not None:
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 class _Response(http.client.HTTPResponse):
@@ -113,24 +109,19 @@ class Adapter(HTTPAdapter):
         class Plain(HTTPConnection):
             response_class = _Response
 
-            def connect(self) -> None:
-                super().connect()
-                opened.add(self)
-
-            def putrequest(self, *args: Any, **kwargs: Any) -> None:
-                opened.use(self)
-                super().putrequest(*args, **kwargs)
+            def endheaders(self, *args: Any, **kwargs: Any) -> None:
+                if self.sock is None:
+                    self.connect()
+                opened.use(self.sock)
+                super().endheaders(*args, **kwargs)
 
             def getresponse(self) -> Any:
                 response = super().getresponse()
                 if sum(len(name) + len(value) for name, value in response.headers.items()) > _HEADERS:
+                    response.close()
                     self.close()
                     raise http.client.LineTooLong("header")
                 return response
-
-            def close(self) -> None:
-                opened.remove(self)
-                super().close()
 
         class Secure(Plain, HTTPSConnection):
             """`super()` up there is HTTPS's own, here."""

@@ -175,7 +175,7 @@ class Reading:
         """
         seen: set[str] = set()
         left, origin = limit, ""
-        while True:
+        for number in range(1, _MOST_PAGES + 1):
             answer = self._get(path, what, headers, left)
             if answer is None:
                 return
@@ -188,7 +188,7 @@ class Reading:
             left -= len(answer.body)
             path = _joined(answer.url, address)
             origin = origin or _joined(answer.url, "/")
-            if path in seen or len(seen) >= 2 * _MOST_PAGES or not path.startswith(origin):
+            if path in seen or number == _MOST_PAGES or not path.startswith(origin):
                 raise RegistryError(
                     f"{self.repository}: {what}: its pages go in a circle, do not end or lead elsewhere",
                     hint="the registry is at fault",

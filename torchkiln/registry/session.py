@@ -25,8 +25,8 @@ _AT_FIRST = 3  # attempts to reach it at all: most likely the name is wrong
 _RENEWALS = 3  # of a token for one request: of several threads' requests, the last may find it spent again
 _LIMIT = 4 << 20  # bytes of an answer: documents and errors, never a blob
 _ALL = 256 << 20  # bytes of all documents that one registry sends us
-READS = 45.0  # seconds for a document with all attempts and pauses
-_WRITES = 300.0  # seconds for the rest
+READS = 40.0  # seconds of attempts and pauses after which a document is not tried again
+_WRITES = 300.0  # the same of the rest
 
 
 class Stopped(Exception):
