@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -26,8 +27,11 @@ _ODD = (
     ),
     *("sha256:../../x", "default-index", "x.whl", "2.7.1", "runtime", "debian12", "pass", "1", "true"),
 )
-_NUMBERS = st.sampled_from((-1, 0, 1, 2, 1 << 40, 1 << 63, 10**30, 1e308, -0.0, 0.5, 1.0))
-SCALARS = st.none() | st.booleans() | _NUMBERS | st.sampled_from(_ODD) | st.text(max_size=8)
+_NUMBERS = st.sampled_from(
+    (-1, 0, 1, 2, 1 << 40, 1 << 63, 1 << 64, 10**30, 1e308, -0.0, 0.5, 1.0, float("inf"), float("nan"))
+)
+_DEEP: Any = reduce(lambda inner, _: [inner], range(100), 0)
+SCALARS = st.none() | st.booleans() | _NUMBERS | st.sampled_from(_ODD) | st.text(max_size=8) | st.just(_DEEP)
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -39,8 +43,7 @@ VALUES = st.recursive(
 def mutated(draw: st.DrawFn, document: Any) -> Any:
     """*document* with one node replaced, dropped, doubled, renamed or joined by another."""
     changed = copy.deepcopy(document)
-    places = list(_places(changed))
-    owner, key = draw(st.sampled_from(places))
+    owner, key = draw(st.sampled_from(list(places(changed))))
     match draw(st.sampled_from(("replace", "replace", "drop", "add", "double"))):
         case "replace":
             owner[key] = draw(VALUES)
@@ -55,7 +58,7 @@ def mutated(draw: st.DrawFn, document: Any) -> Any:
     return changed
 
 
-def _places(value: Any) -> Any:
+def places(value: Any) -> Any:
     """Every (owner, key) in *value*; of long lists the first two, which stand for all."""
     if isinstance(value, dict):
         items: Any = list(value.items())[:40]
@@ -65,7 +68,7 @@ def _places(value: Any) -> Any:
         return
     for key, inner in items:
         yield value, key
-        yield from _places(inner)
+        yield from places(inner)
 
 
 @st.composite

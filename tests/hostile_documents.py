@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -170,6 +171,52 @@ def first_blob(change: Callable[[Path], object]) -> Callable[[], object]:
     return layout(edit)
 
 
+def config(change: Callable[[Any], object]) -> Callable[[], object]:
+    """The image's config changed, with every digest above it right."""
+
+    def edit(folder: Path) -> None:
+        document = json.loads((folder / "index.json").read_bytes())
+        place = _blob(folder, document["manifests"][0])
+        manifest = json.loads(place.read_bytes())
+        told = json.loads(_blob(folder, manifest["config"]).read_bytes())
+        change(told)
+        manifest["config"] |= _put(folder, told)
+        document["manifests"][0] |= _put(folder, manifest)
+        (folder / "index.json").write_text(json.dumps(document))
+
+    return layout(edit)
+
+
+def manifest(change: Callable[[Any], object]) -> Callable[[], object]:
+    """The image's manifest changed, with its digest right."""
+
+    def edit(folder: Path) -> None:
+        document = json.loads((folder / "index.json").read_bytes())
+        told = json.loads(_blob(folder, document["manifests"][0]).read_bytes())
+        change(told)
+        document["manifests"][0] |= _put(folder, told)
+        (folder / "index.json").write_text(json.dumps(document))
+
+    return layout(edit)
+
+
+def _blob(folder: Path, entry: Any) -> Path:
+    return folder / "blobs" / "sha256" / str(entry["digest"]).removeprefix("sha256:")
+
+
+def _put(folder: Path, document: Any) -> dict[str, Any]:
+    data = json.dumps(document).encode()
+    entry = {"digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
+    _blob(folder, entry).write_bytes(data)
+    return entry
+
+
+def linked_blobs(folder: Path) -> None:
+    """The folder of blobs is elsewhere, behind a link."""
+    (folder / "blobs").rename(folder.parent / "elsewhere")
+    (folder / "blobs").symlink_to("../elsewhere")
+
+
 def linked(path: Path, target: str) -> None:
     """A link in place of *path*."""
     path.unlink()
@@ -267,6 +314,9 @@ CASES = (
         "matrix.yaml:1: tags (tag:yaml.org,2002:python/object:os.system)",
     ),
     case("matrix: 12.10 without quotes", matrix_line('- "12.1"', "- 12.10"), _LIST, 2, "must be text, not 12.10; put it"),
+    case("matrix: a number of 50,000 hexadecimal digits", matrix_line('- "12.1"', "- 0x" + "f" * 50_000), _LIST, 2, "'0xfff"),
+    case("matrix: a number of 50,000 binary digits", matrix_line('- "12.1"', "- 0b" + "1" * 50_000), _LIST, 2, "'0b111"),
+    case("matrix: a number beyond every range", matrix_line('- "12.1"', "- 1.0e+999"), _LIST, 2, "'1.0e+999' is not major.minor"),
     case("matrix: a date without quotes", matrix_line('"2.7.1"', "2024-02-07"), _LIST, 2, "'2024-02-07' is not an exact"),
     case("matrix: on for a name", matrix_line("pytorch-cuda", "on"), _LIST, 2, "must be text, not on; put it in quotes"),
     case("matrix: tabs", matrix("torch:\n\t- x\n"), _LIST, 2, "matrix.yaml:2: not valid YAML"),
@@ -311,6 +361,22 @@ CASES = (
     case("layout: nested 100,000 deep", layout(lambda p: (p / "index.json").write_text("[" * 100_000)), _VERIFY, 12, "nested too deep"),
     case("layout: another manifest than its digest says", first_blob(lambda p: (p.unlink(), p.write_text("{}"))), _RUN, 12, "the content is not what its digest says"),
     case("layout: of another version", layout(lambda p: (p / "oci-layout").write_text('{"imageLayoutVersion": ["1"]}')), _VERIFY, 12, "layout version a list, not '1.0.0'"),
+    case("layout: a version of a megabyte", layout(lambda p: (p / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "9" * 1_000_000}))), _RUN, 12, "unknown layout version '9999"),
+    case("layout: no version file", layout(lambda p: (p / "oci-layout").unlink()), _RUN, 12, "oci-layout: No such file"),
+    case("layout: blobs behind a link", layout(linked_blobs), _RUN, 12, "blobs: not a plain folder"),
+    case("layout: Layers beside layers", manifest(lambda d: d.update(Layers=[])), _RUN, 12, "the key 'Layers' is 'layers' in other case"),
+    case("layout: verify sees Layers beside layers", manifest(lambda d: d.update(Layers=[])), _VERIFY, 12, "the key 'Layers' is 'layers' in other case"),
+    case("layout: env beside Env", config(lambda d: d["config"].update(env=["LD_PRELOAD=/x"])), _RUN, 12, "the key 'env' is 'Env' in other case"),
+    case("layout: 10,000 layers", manifest(lambda d: d.update(layers=d["layers"][:1] * 10_000)), _RUN, 12, "has 10000 entries, 1000 at most"),
+    case("layout: 300,000 labels", config(lambda d: d["config"].update(Labels={f"{n:x}": "" for n in range(300_000)})), _RUN, 12, "more than 200000 values"),
+    case("layout: a million entries of history", config(lambda d: d.update(history=[{}] * 1_000_000)), _RUN, 12, "more than 200000 values"),
+    case("layout: a history of texts", config(lambda d: d.update(history=["x"])), ("diff", "a", "a", "--output", "layout"), 12, "history[0]: must be a mapping, not 'x'"),
+    case("layout: a size of a layer that is negative", manifest(lambda d: d["layers"][0].update(size=-1)), _RUN, 12, "layers[0].size: -1 is too small"),
+    case("layout: a size of a layer that is a fraction", manifest(lambda d: d["layers"][0].update(size=1.5)), _RUN, 12, "layers[0].size: must be a whole number"),
+    case("layout: a size of 30 digits", manifest(lambda d: d["layers"][0].update(size=10**30)), _RUN, 12, "a number of 31 digits"),
+    case("layout: a media type that is no text", manifest(lambda d: d["layers"][0].update(mediaType=["x"])), _RUN, 12, "layers[0].mediaType: must be text"),
+    case("layout: a user beyond 32 bits", config(lambda d: d["config"].update(User="4294967296")), _RUN, 2, "the kernel knows ids up to 4294967294"),
+    case("layout: volumes that are a list", config(lambda d: d["config"].update(Volumes=["/v"])), _RUN, 12, "config.Volumes: must be a mapping or nothing"),
     case("base: no tar", base(b"not a tar at all" * 100), _IMPORT, 6, "base.tar is not the tar of a base"),
     case("base: a tar without a system", base(tar_of([Member(name="etc/motd", data=b"x")])), _IMPORT, 6, "no dpkg status in it"),
     case("base: a path out of it", base(tar_of([Member(name="../etc/passwd", data=b"x")])), _IMPORT, 6, "../etc/passwd lies outside the root"),

@@ -64,10 +64,14 @@ def settings_of(config: Mapping[str, Any], platform: str) -> dict[str, str]:
         if name == "Env":
             found |= {f"Env {key}": text for key, _, text in (pair.partition("=") for pair in value)}
         elif name in _SETS:
-            found |= {f"{name} {key}": text or "yes" for key, text in value.items()}
+            found |= {f"{name} {key}": _text(text) or "yes" for key, text in value.items()}
         else:
-            found[name] = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            found[name] = _text(value)
     return found
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True) if value else ""
 
 
 def _tree(a: Tree, b: Tree) -> Iterator[Difference]:

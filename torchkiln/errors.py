@@ -15,10 +15,21 @@ _UNPRINTABLE = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
 )
 
+_WIDTH = 2000  # characters of a line of a message
+_LINES = 500
+
 
 def printable(text: str) -> str:
     """*text* with what would steer a terminal told in its place: a name may hold an escape sequence."""
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def _clipped(text: str) -> str:
+    """*text* for a message: nobody reads a line of a megabyte, or ten thousand lines."""
+    lines = text.split("\n")
+    more = [f"and {len(lines) - _LINES} more lines"] if len(lines) > _LINES else []
+    cut = (line if len(line) <= _WIDTH else line[:_WIDTH] + "…" for line in lines[:_LINES])
+    return "\n".join((*cut, *more))
 
 
 class KilnError(Exception):
@@ -27,9 +38,9 @@ class KilnError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(printable(message))
-        self.message = printable(message)
-        self.hint = printable(hint)
+        self.message = printable(_clipped(message))
+        self.hint = printable(_clipped(hint))
+        super().__init__(self.message)
 
 
 class ConfigError(KilnError):

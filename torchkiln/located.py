@@ -14,6 +14,8 @@ from torchkiln.schema import Path, dotted, told, wrongs
 
 MAX_TEXT = 128 << 10  # characters; a matrix has two thousand, and each costs up to a kilobyte of memory
 _DEPTH = 20  # levels; a matrix has four
+_DIGITS = 80  # characters of a number
+_LARGEST = 1 << 63  # other numbers are text to us
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # What YAML forbids; its own reader tells no line.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -143,9 +145,11 @@ class _Reading:
         text = str(node.value)
         kind = node.tag.rpartition(":")[2]
         try:
-            if kind in ("int", "float") and "_" not in text:
-                self.written[path] = text[:100]  # 2.10 is what stands there, and 2.1 what YAML takes it for
-                return int(text, 0) if kind == "int" else float(text)
+            if kind in ("int", "float") and "_" not in text and len(text) <= _DIGITS:
+                number = int(text, 0) if kind == "int" else float(text)
+                if abs(number) < _LARGEST:  # not infinite either; and one of 5,000 digits cannot be shown
+                    self.written[path] = text  # 2.10 is what stands there, and 2.1 what YAML takes it for
+                    return number
         except ValueError:  # YAML's rarer spellings of numbers, 1_000 and 12:30 and 012, are text to us
             return text
         if kind == "bool":

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 ATTEMPTS = 6  # in a row without a byte of progress
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
-_LONGEST = 60.0  # seconds; a server that wants more than that is as good as down
+_LONGEST = 30.0  # seconds; a server that wants more than that is as good as down
 
 
 class Transient(Exception):
@@ -20,7 +20,7 @@ class Transient(Exception):
 
 
 def retry_after(headers: Mapping[str, str], *, now: Callable[[], float] = time.time) -> float:
-    """Seconds that a Retry-After asks for, as a number or a date, at most a minute; 0 where there is none."""
+    """Seconds that a Retry-After asks for, as a number or a date, at most 30; 0 where there is none."""
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdigit():
         return min(float(text), _LONGEST)

@@ -14,6 +14,8 @@ from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk, Layout
 from torchkiln.sharing import Level, Stack
 from torchkiln.tags import ZSTD, parse_name
 
+_TITLE = 200  # characters of a title that are shown
+
 
 def stacks_of(plans: Sequence[ImagePlan]) -> tuple[Stack, ...]:
     """What builds of *plans* give, as far as their locks have recorded that.
@@ -63,8 +65,8 @@ def stacks_in(
     :raises ConfigError: an image is not there.
     :raises VerificationFailed: an image is damaged.
     """
-    images = [(name, layout.image(name)) for name in names]
-    layers = {(layer.digest, layer.diff_id): layer for _, image in images for layer in image.layers}
+    images = [(name, *_shown(layout.image(name))) for name in names]
+    layers = {(layer.digest, layer.diff_id): layer for _, of_image, _ in images for layer in of_image}
     for layer in layers.values():
         _demand_size(layer)
     begin(len(layers), sum(layer.size for layer in layers.values()))
@@ -72,15 +74,19 @@ def stacks_in(
     return tuple(
         Stack(
             tag=name,
-            levels=tuple(_levels(image, [unpacked[one.digest, one.diff_id] for one in image.layers])),
+            levels=tuple(_levels(of_image, titles, [unpacked[one.digest, one.diff_id] for one in of_image])),
         )
-        for name, image in images
+        for name, of_image, titles in images
     )
 
 
-def _levels(image: ImageOnDisk, unpacked: Sequence[int]) -> Iterable[Level]:
-    titles = titles_of(image.config, len(image.layers))
-    for layer, title, count in zip(image.layers, titles, unpacked, strict=True):
+def _shown(image: ImageOnDisk) -> tuple[tuple[LayerOnDisk, ...], list[str]]:
+    """Its layers and their titles. The rest is not kept: a layout may have many, each with a long config."""
+    return image.layers, [title[:_TITLE] for title in titles_of(image.config, len(image.layers))]
+
+
+def _levels(layers: Sequence[LayerOnDisk], titles: Sequence[str], unpacked: Sequence[int]) -> Iterable[Level]:
+    for layer, title, count in zip(layers, titles, unpacked, strict=True):
         told = title or layer.diff_id[:19]
         yield Level(
             title=told,

@@ -13,15 +13,18 @@ import math
 import os
 import re
 import stat
+from collections import Counter
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
 DEPTH = 40  # levels of lists and mappings; the deepest of our files has seven
-# One without an end reaches to the text's, so that each is looked at once.
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+VALUES = 1 << 20  # values in one document; a value costs up to 250 bytes of memory, an SBOM has 40,000
+# A string without an end reaches to the end of the text, so that each is looked at once.
+_STRING = re.compile(r'"[^"]*(?:"|\Z)')
 _BETWEEN = re.compile(r"[^\[\]{}]+")
-_DIGITS = 19  # of a whole number: 64 bits, as other readers of the same file have them
+_DIGITS = 20  # of an integer with its sign
+_INTEGERS = range(-(1 << 63), 1 << 64)  # 64 bits, which other readers of the same file have too
 _CONFLICT = re.compile(rb"^(<{7}|={7}|>{7}|\|{7})(?= |\r?$)", re.MULTILINE)
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -72,16 +75,19 @@ def text_of(data: bytes) -> str:
         raise ValueError(f"line {_line(data, error.start)}: not UTF-8 text") from None
 
 
-def json_of(data: bytes, *, depth: int = DEPTH) -> Any:
-    """The JSON value in *data*, of at most *depth* levels.
+def json_of(data: bytes, *, depth: int = DEPTH, values: int = VALUES) -> Any:
+    """The JSON value in *data*, of at most *depth* levels and *values* values in all.
 
     :raises ValueError: it is none, or one that two readers could take for two things.
     """
     text = text_of(data)
     if text.startswith("\ufeff"):
         raise ValueError("starts with a byte order mark; save it without one")
-    # Before it is read: a reader that runs out of its stack leaves whatever is tidied up just then half done.
-    if levels(text) > depth:
+    # Before it is parsed: a parser that runs out of stack or memory leaves half-done work behind.
+    bare = _without_strings(text)
+    if bare.count(",") + bare.count("[") + bare.count("{") > values:
+        raise ValueError(f"more than {values} values")
+    if _depth(bare) > depth:
         raise ValueError(f"nested too deep: more than {depth} levels")
     try:
         value = json.loads(
@@ -94,9 +100,23 @@ def json_of(data: bytes, *, depth: int = DEPTH) -> Any:
 
 
 def levels(text: str) -> int:
-    """How deep lists and mappings stand in each other, of a text that need not be JSON."""
-    brackets = _BETWEEN.sub("", _STRING.sub("", text))
-    return max(accumulate(1 if one in "[{" else -1 for one in brackets), default=0)
+    """How deep lists and mappings stand in each other, of a text that need not be JSON.
+
+    :raises ValueError: it has too many strings to be looked at.
+    """
+    return _depth(_without_strings(text))
+
+
+def _depth(bare: str) -> int:
+    return max(accumulate(1 if one in "[{" else -1 for one in _BETWEEN.sub("", bare)), default=0)
+
+
+def _without_strings(text: str) -> str:
+    """*text* without its strings. Escapes go first: a pattern for them keeps a hundred bytes for each."""
+    plain = text.replace("\\\\", "").replace('\\"', "")
+    if plain.count('"') > 4 * VALUES:  # two for each key and each value
+        raise ValueError(f"more than {VALUES} values")
+    return _STRING.sub("", plain)
 
 
 def _line(data: bytes, at: int) -> int:
@@ -106,16 +126,18 @@ def _line(data: bytes, at: int) -> int:
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        names = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in names.items() if count > 1)
         raise ValueError(f"the key {twice[:80]!r} stands twice in one mapping")
     return found
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > _DIGITS + 1:
+    if len(digits) > _DIGITS:  # not converted: that takes time by the square of the length
         raise ValueError(f"a number of {len(digits)} digits: {digits[:12]}…")
-    return int(digits)
+    if (value := int(digits)) not in _INTEGERS:
+        raise ValueError(f"a number of more than 64 bits: {digits}")
+    return value
 
 
 def _real(text: str) -> float:

@@ -1,1 +1,1 @@
-"""Bytes -> wheels and layers that nobody thought of: what is accepted must be what other readers see."""
+"""Bytes -> wheels, layers, documents that nobody thought of: what is accepted is what other readers see."""

@@ -8,14 +8,20 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["torchkiln.wheel", "torchkiln.oci"]):
+with atheris.instrument_imports(include=["torchkiln"]):
+    import torchkiln.lockfile
+    import torchkiln.oci.documents
     import torchkiln.oci.layer
     import torchkiln.oci.unpack
+    import torchkiln.report
+    import torchkiln.sbom.listed
+    import torchkiln.scanned
+    import torchkiln.statements.provenance
     import torchkiln.wheel.splice  # noqa: F401
 
-from tests.fuzz import layer_target, tar_target, zip_target
+from tests.fuzz import documents_target, layer_target, tar_target, zip_target
 
-TARGETS = {"zip": zip_target, "layer": layer_target, "tar": tar_target}
+TARGETS = {"zip": zip_target, "layer": layer_target, "tar": tar_target, "documents": documents_target}
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import layer_target, tar_target, zip_target
+from tests.fuzz import documents_target, layer_target, tar_target, zip_target
 from tests.fuzz.__main__ import run
 from tests.fuzz.oracle import Refused, installed
 from tests.fuzz.source import Decisions
@@ -21,7 +21,11 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-@pytest.mark.parametrize("target", [zip_target, layer_target, tar_target], ids=["zip", "layer", "tar"])
+@pytest.mark.parametrize(
+    "target",
+    [zip_target, layer_target, tar_target, documents_target],
+    ids=["zip", "layer", "tar", "documents"],
+)
 def test_where_the_fuzzers_start_from(target: object, scratch: Path) -> None:
     """Readers agree about all of it, and it shows both sides: what is accepted and what is not."""
     found = {target.check(data, scratch) for data in target.corpus(scratch)}  # type: ignore[attr-defined]
@@ -50,14 +54,31 @@ def test_any_tar_of_lies(scratch: Path, data: bytes) -> None:
     tar_target.check(data, scratch)
 
 
-@pytest.mark.parametrize("target", ["zip", "layer", "tar"])
-def test_some_seconds_of_atheris(target: str) -> None:
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.binary(max_size=200))
+def test_any_changed_document(data: bytes) -> None:
+    """A refusal in a sentence, or the value that other readers of JSON see."""
+    documents_target.judge(documents_target.program(Decisions(data)))
+
+
+def test_a_json_reader_that_sees_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes the first of two keys, a number for a truth, or half a character."""
+    for data, wrong in ((b'{"a": 1}', {"a": True}), (b"[1]", [1.0]), (b'["x"]', ["y"]), (b"[]", [0])):
+        monkeypatch.setattr(documents_target, "json_of", lambda _, wrong=wrong: wrong)
+        with pytest.raises((AssertionError, ValueError)):
+            documents_target.judge(data)
+
+
+@pytest.mark.parametrize(
+    ("target", "runs"), [("zip", 1500), ("layer", 1500), ("tar", 1500), ("documents", 500)]
+)
+def test_some_seconds_of_atheris(target: str, runs: int) -> None:
     """Guided by coverage. The seed is fixed."""
     if importlib.util.find_spec("atheris") is None:
         pytest.skip("atheris is not installed: pip install atheris, which has builds for Python 3.11 to 3.13")
-    figures = run(target, seed=1, runs=1500)
+    figures = run(target, seed=1, runs=runs)
     assert figures["crashes"] == 0, figures.get("talk")
-    assert int(figures["runs"]) >= 1500
+    assert int(figures["runs"]) >= runs
     assert int(figures["features"]) > 50
 
 

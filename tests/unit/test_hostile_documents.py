@@ -269,6 +269,42 @@ def test_what_two_readers_could_take_for_two_things_is_refused(data: bytes, why:
         json_of(data)
 
 
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"[18446744073709551616]", "more than 64 bits"),
+        (b"[-9223372036854775809]", "more than 64 bits"),
+        (b"[" + b"{}," * 600_000 + b"{}]", "more than 1048576 values"),
+        (b"[" + b'"",' * 2_200_000 + b'""]', "more than 1048576 values"),
+        (b'["' + b'\\"[' * 100_000, "line 1: not JSON"),
+        (b'["' + b"\\\\" * 100_000 + b'", [[' + b"[" * 50, "nested too deep"),
+    ],
+    ids=lambda value: str(value[:20]),
+)
+def test_what_costs_a_parser_its_memory_is_refused_before(data: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        json_of(data)
+
+
+def test_integers_of_64_bits_are_read() -> None:
+    assert json_of(b"[18446744073709551615, -9223372036854775808]") == [2**64 - 1, -(2**63)]
+
+
+def test_a_doubled_key_among_many_is_told_at_once() -> None:
+    """By the square of their number it was minutes."""
+    data = b"{" + b",".join(b'"k%d":0' % number for number in range(200_000)) + b',"k199999":1}'
+    with pytest.raises(ValueError, match="the key 'k199999' stands twice"):
+        json_of(data)
+
+
+def test_a_message_has_an_end() -> None:
+    found = ConfigError.of(["x" * 1_000_000, *(str(number) for number in range(10_000))], hint="y" * 9000)
+
+    assert len(found.message) < 10_000
+    assert found.message.endswith("and 9501 more lines")
+    assert len(found.hint) < 2100
+
+
 def test_no_file_is_read_beyond_its_limit(tmp_path: Path) -> None:
     """A sparse file of 5 GB, for one."""
     with (tmp_path / "big").open("wb") as file:

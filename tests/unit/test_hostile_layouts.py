@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated
+from tests.hostile_documents import case, provoke
 from tests.validated import build
-from torchkiln.errors import VerificationFailed
+from torchkiln.errors import VerificationFailed, printable
 from torchkiln.oci.layout import Layout, open_layout
 from torchkiln.oci.validate import validate
 
@@ -69,6 +70,34 @@ def test_a_layout_with_one_thing_changed_is_read_or_told(
     answer(read)
     if not real:
         assert all(fault.where == str(fault.where) for fault in faults)
+
+
+COMMANDS = (
+    ("verify", "layout"),
+    ("verify", "layout:a"),
+    ("run", "--output", "layout", "a", "--", "true"),
+    ("diff", "a", "a", "--output", "layout"),
+    ("diff", "--files", "a", "a", "--output", "layout"),
+    ("sharing", "--output", "layout"),
+    ("sbom", "a", "--output", "layout"),
+    ("publish", "a", "--output", "layout", "--to", "127.0.0.1:9/team/app"),
+)
+
+
+@given(data=st.data(), what=st.sampled_from(("index", "manifest", "config")), argv=st.sampled_from(COMMANDS))
+@settings(FEW, max_examples=60)
+def test_a_user_reads_a_sentence_whatever_is_changed_in_a_layout(
+    layout: Layout, data: st.DataObject, what: str, argv: tuple[str, ...]
+) -> None:
+    """By the whole command: anything but a KilnError would come out of it here."""
+    INDEX.setdefault(layout.path, (layout.path / "index.json").read_bytes())
+    put(layout, what, lambda document: data.draw(mutated(document) | VALUES))
+    said = provoke(case("x", lambda: None, argv, 0, ""), layout.path.parent)
+
+    assert said.code in (0, 2, 3, 5, 7, 8, 9, 12, 127)
+    assert "Traceback" not in said.err
+    assert printable(said.err + said.out) == said.err + said.out
+    assert len(said.err) < 20_000
 
 
 def test_what_is_no_file_in_a_layout_is_not_opened(tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ def test_it_stays_when_more_is_published(scene: Scene) -> None:
 
 
 def test_what_goes_with_another_image_and_stands_on_the_list(scene: Scene) -> None:
-    """Ours would tell of this image by its digest; others' need not, so the manifest must."""
+    """Of a kind that is read: others are not fetched, so nothing is known of them."""
     scene.publish()
-    scene.beside("application/spdx+json", b"{}", subject="sha256:" + "5" * 64)
+    scene.beside(IN_TOTO, b"{}", subject="sha256:" + "5" * 64)
 
     if scene.server.manners.lists_referrers:
         assert "others" not in scene.counted()  # the registry's own list has it not

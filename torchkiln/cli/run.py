@@ -17,6 +17,10 @@ from torchkiln.cli.console import waiting
 from torchkiln.cli.options import cache_root, layout_option, parse_size
 from torchkiln.errors import ConfigError
 
+_LAST_ID = (1 << 32) - 2  # the one above means "leave it as it is" to the kernel
+
+_USER = "it is the image's own, or that of --user; --user 1000:1000 sets another"
+
 
 class _WithTail(click.Command):
     """Keeps what stands behind `--` apart: it is the command, however much it looks like a TAG."""
@@ -168,10 +172,13 @@ def parse_binds(texts: Sequence[str]) -> tuple[Any, ...]:
 
 def _ids(text: str) -> tuple[int, int]:
     """As Docker: a uid alone runs with group 0."""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    match = re.fullmatch(r"([0-9]{1,10})(?::([0-9]{1,10}))?", text)
     if not match:
-        raise ConfigError(f"user {text!r} is not UID or UID:GID in digits")
-    return int(match[1]), int(match[2] or 0)
+        raise ConfigError(f"user {text[:80]!r} is not UID or UID:GID in digits", hint=_USER)
+    user, group = int(match[1]), int(match[2] or 0)
+    if max(user, group) > _LAST_ID:
+        raise ConfigError(f"user {text!r}: the kernel knows ids up to {_LAST_ID}", hint=_USER)
+    return user, group
 
 
 def _variables(texts: Sequence[str]) -> Sequence[str]:

@@ -18,6 +18,7 @@ from torchkiln.oci.tar_reader import TarReader, pieces_of
 from torchkiln.strict import json_of
 
 _DOCUMENT = 4 << 20  # bytes of a JSON document
+_DOCUMENTS = 64 << 20  # bytes of all
 _TAR = b"ustar"
 _HEAD = 512
 
@@ -53,6 +54,8 @@ def read_saved(stream: BinaryIO, wanted: Wanted) -> list[Layer]:
                 layers[entry.path] = (None, layer_contents(cast(BinaryIO, blob), wanted))
             elif entry.size <= _DOCUMENT:
                 documents[entry.path] = blob.read()
+                if sum(map(len, documents.values())) > _DOCUMENTS:
+                    raise ValueError(f"more than {_DOCUMENTS >> 20} MiB of documents")
     try:
         (manifest,) = json_of(documents["manifest.json"])
         config = json_of(documents[manifest["Config"]])
@@ -65,6 +68,8 @@ def read_saved(stream: BinaryIO, wanted: Wanted) -> list[Layer]:
         ]
     except LookupError as error:
         raise ValueError(f"the saved image lacks {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise ValueError("the saved image has documents of another form") from error
 
 
 def titles_of(config: Mapping[str, Any], count: int) -> Sequence[str]:

@@ -9,6 +9,7 @@ the index, older ones manifest.json; both find the same blobs, and compressed la
 
 from __future__ import annotations
 
+import errno
 import os
 import tarfile
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from torchkiln.oci.layout import INDEX_TYPE, REF_NAME, VERSION, ImageOnDisk, ope
 
 ArchiveFormat = Literal["oci-archive", "docker-archive"]
 
+_LARGEST = 8 << 30  # bytes of a member of a USTAR archive
 _COPY = 1 << 20  # bytes at once
 
 
@@ -98,6 +100,8 @@ def put(out: Sink, info: tarfile.TarInfo, source: Source) -> None:
     :raises OSError: *source* is shorter than *info* says, or *out* cannot be written.
     """
     # USTAR holds files up to 8 GB, and no layer has more than 5. Not TarFile.addfile: it copies by 16 KB.
+    if info.size >= _LARGEST:
+        raise OSError(errno.EFBIG, f"{info.name}: more than 8 GiB do not fit into the archive")
     out.write(info.tobuf(tarfile.USTAR_FORMAT))
     copied = 0
     while piece := source.read(_COPY):

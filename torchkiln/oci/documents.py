@@ -14,10 +14,12 @@ from typing import Any
 from torchkiln.errors import VerificationFailed
 from torchkiln.nouns import Digest
 from torchkiln.oci.image import digest_of
+from torchkiln.oci.spelling import misspelt
 from torchkiln.schema import sentences, shipped
 from torchkiln.strict import json_of, read_file
 
 LIMIT = 4 << 20  # bytes; manifests are kilobytes, and registries take none above this
+VALUES = 200_000  # values in one of them; a thousand layers with a history have ten thousand
 _HINT = "`verify` tells all that is wrong with the layout; build the image again"
 
 
@@ -33,11 +35,13 @@ def read_document(path: Path, digest: Digest | None = None) -> dict[str, Any]:
     if digest is not None and digest_of(data) != digest:
         raise VerificationFailed(f"{path}: the content is not what its digest says", hint=_HINT)
     try:
-        found = json_of(data)
+        found = json_of(data, values=VALUES)
     except ValueError as error:
         raise VerificationFailed(f"{path}: {error}", hint=_HINT) from error
     if not isinstance(found, dict):
         raise VerificationFailed(f"{path}: not a JSON object", hint=_HINT)
+    if wrong := misspelt(found):
+        raise VerificationFailed("\n".join(f"{path}: {one}" for one in wrong), hint=_HINT)
     return found
 
 
@@ -47,7 +51,7 @@ def descriptors(path: Path, key: str, document: Mapping[str, Any]) -> tuple[Mapp
     :raises VerificationFailed: it is none; every fault with its place.
     """
     found: list[Mapping[str, Any]] = document.get(key)  # type: ignore[assignment]  # _demand tells
-    _demand("descriptors", found, path, at=(key,))
+    _demand("layers" if key == "layers" else "descriptors", found, path, at=(key,))
     return tuple(found)
 
 
@@ -58,6 +62,19 @@ def diff_ids(path: Path, config: Mapping[str, Any]) -> tuple[Digest, ...]:
     """
     _demand("config", config, path)
     return tuple(map(Digest, config["rootfs"]["diff_ids"]))
+
+
+def plain_folder(path: Path) -> None:
+    """Demand that *path* is a folder or not there.
+
+    :raises VerificationFailed: a link, which may lead out of the layout, or a file.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return
+    if not stat.S_ISDIR(mode):
+        raise VerificationFailed(f"{path}: not a plain folder", hint=_HINT)
 
 
 def plain_file(path: Path) -> Path:

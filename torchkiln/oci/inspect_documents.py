@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.oci.inspect_layer import LAYER_TYPES
+from torchkiln.oci.spelling import misspelt
 from torchkiln.strict import json_of, read_file
 
 _INDEX = "application/vnd.oci.image.index.v1+json"
@@ -22,7 +23,9 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@/+-]{0,254}")
 _LIMIT = 4 << 20  # bytes of one document
 _DEPTH = 4  # indexes within indexes
+_VALUES = 200_000  # of one document
 _ENTRIES = 10_000  # of one list: nothing that is meant has more
+_FAULTS = 1_000  # that are gathered: nobody reads more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +111,8 @@ class DocumentInspector:
                 yield Fault(where=where, what=f"{kind}, {path.lstat().st_size} bytes")
 
     def _add(self, where: str, what: str) -> None:
-        self.faults.append(Fault(where=where, what=what))
+        if len(self.faults) < _FAULTS:
+            self.faults.append(Fault(where=where, what=what))
 
     def blob(self, digest: str) -> Path:
         """Where the blob is, or would be."""
@@ -156,8 +160,12 @@ class DocumentInspector:
         if media_type not in (_MANIFEST, _INDEX):
             self._add(where, f"wrong media type: {_short(media_type)} in an index")
         known = isinstance(entry.get("digest"), str) and entry["digest"] in self._reached
+        if known:  # not read again: ten thousand names may stand for one manifest
+            if (again := self._descriptor(where, entry)) is not None:
+                self._present(again)
+            return
         document = self._document(where, entry)
-        if document is None or known:
+        if document is None:
             return
         if media_type == _MANIFEST:
             self._manifest(where, document, entry.get("platform"))
@@ -265,13 +273,15 @@ class DocumentInspector:
         if digest is not None and (truth := "sha256:" + hashlib.sha256(data).hexdigest()) != digest:
             self._add(where, f"wrong digest: the blob {digest} is {truth} in truth")
         try:
-            found = json_of(data)
+            found = json_of(data, values=_VALUES)
         except ValueError as error:
             self._add(where, f"{path.name}: {error}")
             return None
         if not isinstance(found, dict):
             self._add(where, f"{path.name} is not a JSON object")
             return None
+        for what in misspelt(found):
+            self._add(where, f"{path.name}: {what}")
         return found
 
 

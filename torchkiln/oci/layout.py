@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.nouns import BuiltImage, BuiltLayer, Digest, ImagePlan, LayerFormat, parse_digest
-from torchkiln.oci.documents import descriptors, diff_ids, plain_file, read_document
+from torchkiln.oci.documents import descriptors, diff_ids, plain_file, plain_folder, read_document
 from torchkiln.oci.image import (
     MANIFEST_TYPE,
     PLATFORM,
@@ -30,9 +30,11 @@ from torchkiln.oci.image import (
     descriptor,
     digest_of,
 )
+from torchkiln.schema import told
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
+_TOLD = 20  # names that a message lists
 VERSION = {"imageLayoutVersion": "1.0.0"}
 
 
@@ -133,8 +135,11 @@ def open_layout(path: Path) -> Layout:
     found = read_document(path / "oci-layout")
     if found.get("imageLayoutVersion") != VERSION["imageLayoutVersion"]:
         raise VerificationFailed(
-            f"{path / 'oci-layout'}: unknown layout version {found.get('imageLayoutVersion')!r}"
+            f"{path / 'oci-layout'}: unknown layout version {told(found.get('imageLayoutVersion'))}",
+            hint="`build` writes version 1.0.0; make the layout again",
         )
+    for folder in (path / "blobs", path / "blobs" / "sha256"):
+        plain_folder(folder)
     return Layout(path)
 
 
@@ -254,7 +259,8 @@ class Layout:
 
     def _find(self, ref: str | None) -> tuple[str, Digest]:
         refs = self.refs()
-        known = "it holds " + (", ".join(refs) if refs else "no image")
+        more = f" and {len(refs) - _TOLD} more" if len(refs) > _TOLD else ""
+        known = "it holds " + (", ".join(list(refs)[:_TOLD]) + more if refs else "no image")
         if ref is None:
             if len(set(refs.values())) != 1:
                 raise ConfigError(f"{self.path}: which image?", hint=f"{known}: write {self.path}:NAME")

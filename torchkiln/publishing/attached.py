@@ -8,9 +8,10 @@ from typing import Protocol
 
 from torchkiln.errors import Foreign, VerificationFailed
 from torchkiln.nouns import Digest
-from torchkiln.publishing.sealing import FORMS, LIMIT, Opened
+from torchkiln.publishing.fetched import fetched, looked
+from torchkiln.publishing.sealing import FORMS, Opened
 from torchkiln.registry.reading import Reading
-from torchkiln.registry.referrers import content, referrers
+from torchkiln.registry.referrers import listing
 from torchkiln.statements.statement import Statement
 
 
@@ -52,13 +53,18 @@ def attached(
     """
     found: dict[str, tuple[Opened, ...]] = {}
     damaged, strangers = [], 0
-    for one in referrers(reading, image):
-        if kinds is not None and not set(one.annotations.values()) & set(kinds):
-            continue
+    try:
+        there = listing(reading, image, FORMS)
+        wanted = [one for one in there.wanted if kinds is None or set(one.annotations.values()) & set(kinds)]
+        brings = looked(reading, wanted, image)
+    except VerificationFailed as error:  # too many: what is not read may be a retraction
+        return Attached(by_kind={}, damaged=(error.message,), strangers=0)
+    for one, got in fetched(reading, brings):
         where = f"referrer {one.digest[:19]}"
         try:
-            data, form = content(reading, one, image, FORMS, LIMIT)
-            told = opener.open(data, form, where=where)
+            if isinstance(got, VerificationFailed):
+                raise got
+            told = opener.open(*got, where=where)
             if told.statement.image != image:
                 raise VerificationFailed(f"{where}: tells of {told.statement.image}, not of this image")
         except Foreign:
@@ -71,4 +77,5 @@ def attached(
             strangers += 1
             continue
         found[told.statement.kind] = (*found.get(told.statement.kind, ()), told)
-    return Attached(by_kind=found, damaged=tuple(damaged), strangers=strangers)
+    others = there.others if kinds is None else 0
+    return Attached(by_kind=found, damaged=tuple(damaged), strangers=strangers + others)

@@ -83,7 +83,7 @@ def publish(
         parse_tag(tag)
     reading = Reading(registry, repository)
     _demand_free(reading, names.dated, image.manifest)
-    there = referrers(reading, image.manifest)
+    there = referrers(reading, image.manifest, FORMS)
     _demand_not_retracted(cleared, there)
     pushed = push(
         image,

@@ -19,7 +19,7 @@ from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.statements.statement import PAYLOAD_TYPE, Statement, parse, payload
 
 FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # the media types in which we look for statements
-LIMIT = 64 << 20  # bytes of an artifact: SBOMs have one or two
+LIMIT = 16 << 20  # bytes of an artifact: SBOMs have one or two
 KIND = "dev.sigstore.bundle.predicateType"  # cosign's annotation
 _PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's
 

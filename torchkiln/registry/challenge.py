@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
+_MOST = 16  # challenges
+_LONGEST = 16 << 10  # characters
 _TOKEN = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _SCHEME = re.compile(rf"[\s,]*(?P<scheme>{_TOKEN})(?=\s|,|$)")
 _PARAMETER = re.compile(
@@ -22,8 +25,8 @@ class Challenge:
 
 
 def parse_challenges(header: str) -> list[Challenge]:
-    """Every challenge in *header*, in order; what is malformed ends the list."""
-    return list(_challenges(header))
+    """The challenges in *header*, in order; what is malformed, or too much, ends the list."""
+    return list(islice(_challenges(header[:_LONGEST]), _MOST))
 
 
 def _challenges(header: str) -> Iterator[Challenge]:

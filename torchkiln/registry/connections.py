@@ -6,8 +6,11 @@ An upload must not outlive a Ctrl-C by the minute that a silent server is given.
 from __future__ import annotations
 
 import contextlib
+import http.client
+import http.cookiejar
 import socket
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +22,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from torchkiln import __version__
 
 POOL = 32
+_HEADERS = 64 << 10  # bytes of an answer's header
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,37 +36,55 @@ class Transport:
 
 
 class Open:
-    """The connections that are open, of all threads."""
+    """The sockets that are open, of all threads.
+
+    Sockets, not connections: one whose answer ends with it gives its socket up before the body is read.
+    """
 
     def __init__(self) -> None:
-        self._all: set[HTTPConnection] = set()
+        self._all: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._by_thread: dict[int, weakref.ref[socket.socket]] = {}
         self._guard = threading.Lock()
         self._ended = False
 
-    def add(self, connection: HTTPConnection) -> None:
-        """Note *connection*; one that comes too late is ended at once."""
+    def use(self, connected: socket.socket) -> None:
+        """Note that this thread works with *connected* from now on; one that comes too late is ended."""
         with self._guard:
-            self._all.add(connection)
+            self._all.add(connected)
+            self._by_thread[threading.get_ident()] = weakref.ref(connected)
             if self._ended:
-                _end(connection)
+                _end(connected)
 
-    def remove(self, connection: HTTPConnection) -> None:
+    def end_of(self, thread: int) -> None:
+        """End the socket that *thread* works with."""
         with self._guard:
-            self._all.discard(connection)
+            used = self._by_thread.get(thread)
+            if used and (connected := used()):
+                _end(connected)
 
     def end(self) -> None:
         """End them all where they stand: who sends or waits on one gets an error."""
         with self._guard:
             self._ended = True
-            for connection in self._all:
-                _end(connection)
+            for connected in list(self._all):
+                _end(connected)
 
 
-def _end(connection: HTTPConnection) -> None:
+def _end(connected: socket.socket) -> None:
     """Not `close`, which wakes no thread that waits, nor TLS's own good-bye, which would wait itself."""
-    if connection.sock is not None:
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+
+class _Response(http.client.HTTPResponse):
+    """The standard library's, which reads a chunk of a negative size to the end of the stream."""
+
+    def _read_next_chunk_size(self) -> int:
+        size: int = super()._read_next_chunk_size()  # type: ignore[misc]
+        if size < 0:
+            self.close()
+            raise ValueError("negative chunk size")
+        return size
 
 
 class Adapter(HTTPAdapter):
@@ -85,13 +107,21 @@ class Adapter(HTTPAdapter):
         opened = self._opened
 
         class Plain(HTTPConnection):
-            def connect(self) -> None:
-                super().connect()
-                opened.add(self)
+            response_class = _Response
 
-            def close(self) -> None:
-                opened.remove(self)
-                super().close()
+            def endheaders(self, *args: Any, **kwargs: Any) -> None:
+                if self.sock is None:
+                    self.connect()
+                opened.use(self.sock)
+                super().endheaders(*args, **kwargs)
+
+            def getresponse(self) -> Any:
+                response = super().getresponse()
+                if sum(len(name) + len(value) for name, value in response.headers.items()) > _HEADERS:
+                    response.close()
+                    self.close()
+                    raise http.client.LineTooLong("header")
+                return response
 
         class Secure(Plain, HTTPSConnection):
             """`super()` up there is HTTPS's own, here."""
@@ -113,6 +143,7 @@ class Session(requests.Session):
         self.trust_env = not local  # a proxy elsewhere cannot reach this machine
         self.auth = lambda request: request
         self.cert = transport.client_cert
+        self.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
         self.headers = requests.structures.CaseInsensitiveDict(
             {"User-Agent": f"torchkiln/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
         )
@@ -121,8 +152,5 @@ class Session(requests.Session):
         for scheme in ("http://", "https://"):
             self.mount(scheme, Adapter(opened))
 
-    def rebuild_auth(self, prepared_request: Any, response: Any) -> None:
-        """After a redirect: the login stays where it was given."""
-        stripped = self.should_strip_auth(response.request.url, prepared_request.url)  # type: ignore[no-untyped-call]
-        if stripped:
-            prepared_request.headers.pop("Authorization", None)
+    def get_redirect_target(self, resp: Any) -> None:
+        """`exchange` follows redirects: requests reads the whole body of each, even where it follows none."""

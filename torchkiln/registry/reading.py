@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
-import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urljoin
 
+from requests.utils import parse_header_links
+
 from torchkiln.errors import ConfigError, RegistryError, VerificationFailed
 from torchkiln.files import replacing
 from torchkiln.nouns import Digest, parse_digest
+from torchkiln.oci.documents import VALUES
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
 from torchkiln.registry.answer import Answer
-from torchkiln.registry.reference import Repository
-from torchkiln.registry.session import Refused, Registry
+from torchkiln.registry.reference import Repository, is_tag
+from torchkiln.registry.session import READS, Refused, Registry
 from torchkiln.registry.tokens import Scopes
-from torchkiln.retry import ATTEMPTS, Transient
+from torchkiln.retry import ATTEMPTS, Transient, pause
+from torchkiln.schema import told as told_as
 from torchkiln.strict import json_of
 
 _DOCKER = "application/vnd.docker.distribution.manifest."
 _ACCEPT = ", ".join((MANIFEST_TYPE, INDEX_TYPE, f"{_DOCKER}v2+json", f"{_DOCKER}list.v2+json"))
-_NEXT = re.compile(r'<([^>]*)>\s*;[^,]*\brel="?next"?')
-_MOST_PAGES = 1000
+_PROGRESS = 64 << 10  # bytes that an attempt must bring to count as progress
+_MOST_PAGES = 200
+_MOST_TAGS = 5000
+_LINK = 4 << 10  # characters of a Link header
+_LIST = 48 << 20  # bytes of a list of referrers, with all its pages
 _DAMAGED = "the registry, or what lies before it, gave other bytes than it names; nothing of it was kept"
 
 
@@ -46,7 +52,7 @@ class Document:
         :raises VerificationFailed: it is no JSON object.
         """
         try:
-            found = json_of(self.data)
+            found = json_of(self.data, values=VALUES)
         except ValueError as error:
             raise VerificationFailed(f"manifest {self.digest[:19]}: {error}", hint=_DAMAGED) from None
         if not isinstance(found, dict):
@@ -104,7 +110,10 @@ class Reading:
         """
         found = self.manifest(name)
         if found is None:
-            near = [tag for tag in self.tags() if tag.startswith(name[:5])][:5]
+            try:
+                near = [tag for tag in self.tags() if tag.startswith(name[:5])][:5]
+            except RegistryError:  # too many: it is only for the hint
+                near = []
             hint = f"there are: {', '.join(near)}" if near else "`catalog` lists what is there"
             raise ConfigError(f"{self.repository}: there is no {name}", hint=hint)
         return found
@@ -112,32 +121,81 @@ class Reading:
     def tags(self) -> list[str]:
         """Every tag, in the registry's order; none where there is no such repository.
 
-        :raises RegistryError: the registry refuses, cannot be reached, or gives no list.
+        :raises RegistryError: the registry refuses or cannot be reached; the list is not valid or too long.
         """
-        found: list[str] = []
-        path: str | None = f"{self._base}/tags/list?n=1000"
-        for _ in range(_MOST_PAGES):
-            if path is None:
-                break
-            answer = self._get(path, "the list of tags", {})
-            if answer is None:
-                break
+        what = "the list of tags"
+        found: dict[str, None] = {}
+        for data in self._pages(f"{self._base}/tags/list?n=1000", what, {}):
             try:
-                listed = json_of(answer.body)["tags"] or []
-                found += [tag for tag in listed if isinstance(tag, str)]
+                told = json_of(data)["tags"] or []
+                wrong = next((tag for tag in told if not is_tag(tag)), None)
             except (ValueError, LookupError, TypeError):
+                raise self._no_list(what) from None
+            if wrong is not None:
+                raise self._no_list(f"{what}: {told_as(wrong)} is not a tag")
+            found.update(dict.fromkeys(told))
+            if len(found) > _MOST_TAGS:
                 raise RegistryError(
-                    f"{self.repository}: its list of tags is none", hint="the registry is at fault"
-                ) from None
-            link = _NEXT.search(answer.headers.get("Link", ""))
-            path = urljoin(answer.url, link[1]) if link else None
-        return list(dict.fromkeys(found))
+                    f"{self.repository}: more than {_MOST_TAGS} tags",
+                    hint="name one image by its tag or digest; or delete the tags that are not needed",
+                )
+        return list(found)
 
-    def referrers(self, digest: Digest) -> Answer | None:
-        """The registry's own list of what goes with *digest*; None: it has no such list."""
-        return self._get(
-            f"{self._base}/referrers/{digest}", "what goes with the image", {"Accept": INDEX_TYPE}
-        )
+    def referrers(self, digest: Digest) -> list[dict[str, Any]] | None:
+        """The registry's own list of what goes with *digest*, all pages; None: it keeps no such list.
+
+        :raises RegistryError: the registry refuses or cannot be reached; the list is not valid or too long.
+        """
+        what, found, there = "the list of referrers", [], False
+        path = f"{self._base}/referrers/{digest}"
+        for data in self._pages(path, what, {"Accept": INDEX_TYPE}, _LIST):
+            there = True
+            found += self.listed(data, what)
+        return found if there else None
+
+    def listed(self, data: bytes, what: str) -> list[dict[str, Any]]:
+        """The descriptors in an index that the registry gave; an entry that is not an object is left out.
+
+        :raises RegistryError: it is no index.
+        """
+        try:
+            entries = json_of(data)["manifests"]
+        except (LookupError, TypeError):
+            entries = None
+        except ValueError as error:
+            raise self._no_list(f"{what}: {error}") from None
+        if not isinstance(entries, list):
+            raise self._no_list(what)
+        return [entry for entry in entries if isinstance(entry, dict)]
+
+    def _pages(self, path: str, what: str, headers: dict[str, str], limit: int = 4 << 20) -> Iterator[bytes]:
+        """The bodies of a list's pages, of *limit* bytes together.
+
+        :raises RegistryError: the pages go in a circle, lead elsewhere, or do not end.
+        """
+        seen: set[str] = set()
+        left, origin = limit, ""
+        for number in range(1, _MOST_PAGES + 1):
+            answer = self._get(path, what, headers, left)
+            if answer is None:
+                return
+            yield answer.body
+            links = parse_header_links(answer.headers.get("Link", "")[:_LINK])
+            address = next((str(one["url"]) for one in links if one.get("rel") == "next"), None)
+            if address is None:
+                return
+            seen |= {path, answer.url}
+            left -= len(answer.body)
+            path = _joined(answer.url, address)
+            origin = origin or _joined(answer.url, "/")
+            if path in seen or number == _MOST_PAGES or not path.startswith(origin):
+                raise RegistryError(
+                    f"{self.repository}: {what}: its pages go in a circle, do not end or lead elsewhere",
+                    hint="the registry is at fault",
+                )
+
+    def _no_list(self, what: str) -> RegistryError:
+        return RegistryError(f"{self.repository}: {what}: not valid", hint="the registry is at fault")
 
     def small(self, digest: Digest, limit: int) -> bytes:
         """The blob *digest*, of at most *limit* bytes.
@@ -146,7 +204,7 @@ class Reading:
         :raises RegistryError: it is not there, or the registry cannot be reached.
         """
         out = io.BytesIO()
-        self.save(digest, out, limit=limit)
+        self.save(digest, out, limit=limit, quick=True)
         return out.getvalue()
 
     def fetch(self, digest: Digest, size: int, path: Path, tell: Callable[[int], None]) -> None:
@@ -158,11 +216,18 @@ class Reading:
             self.save(digest, out, limit=size, tell=tell)
 
     def save(
-        self, digest: Digest, out: BinaryIO, *, limit: int, tell: Callable[[int], None] = lambda _: None
+        self,
+        digest: Digest,
+        out: BinaryIO,
+        *,
+        limit: int,
+        tell: Callable[[int], None] = lambda _: None,
+        quick: bool = False,
     ) -> None:
         """The blob *digest* into *out*; a cut one goes on where it was, if the registry can.
 
         :param tell: hears of bytes that came, each once.
+        :param quick: it is a document, and has the time of one with all attempts.
         """
         what, seen, told = f"blob {digest[:19]}", hashlib.sha256(), 0
 
@@ -182,6 +247,7 @@ class Reading:
                     tell(more)
 
         failures, before, path = 0, 0, f"{self._base}/blobs/{digest}"
+        began, rested = time.monotonic(), 0.0
         while True:
             at = out.tell()
             headers = {"Range": f"bytes={at}-"} if at else {}
@@ -193,13 +259,17 @@ class Reading:
                     scopes=self._scopes,
                     headers=headers,
                     into=take,
+                    quick=quick,
                 )
                 break
             except Transient as error:
-                failures = 1 if out.tell() > before else failures + 1
-                before = max(before, out.tell())
-                if failures == ATTEMPTS:
-                    raise self.registry.lost(what, str(error)) from error
+                # A server that gives a byte with each attempt makes no progress.
+                failures = 1 if out.tell() >= before + _PROGRESS else failures + 1
+                before = out.tell() if failures == 1 else before
+                rested += pause(failures, error.wait)
+                late = quick and time.monotonic() - began + rested > READS
+                if failures == ATTEMPTS or late:
+                    raise self.registry.lost(what, str(error), failures) from error
                 if not isinstance(error, Refused):
                     self.registry.rest(failures, error.wait)
         if answer.status not in (200, 206, 416):
@@ -209,8 +279,10 @@ class Reading:
                 f"{self.repository}: {what}: other bytes than its digest says", hint=_DAMAGED
             )
 
-    def _get(self, path: str, what: str, headers: dict[str, str]) -> Answer | None:
-        answer = self.registry.persist("GET", path, what, scopes=self._scopes, headers=headers)
+    def _get(self, path: str, what: str, headers: dict[str, str], limit: int = 4 << 20) -> Answer | None:
+        answer = self.registry.persist(
+            "GET", path, what, scopes=self._scopes, headers=headers, limit=max(limit, 0)
+        )
         if answer.status == 404:
             return None
         if answer.status != 200:
@@ -218,10 +290,8 @@ class Reading:
         return answer
 
 
-def listed(data: bytes) -> list[dict[str, Any]]:
-    """The descriptors in an index that a registry gave; what is none is left out."""
+def _joined(base: str, address: str) -> str:
     try:
-        entries = json.loads(data)["manifests"]
-        return [entry for entry in entries if isinstance(entry, dict)]
-    except (ValueError, LookupError, TypeError):
-        return []
+        return urljoin(base, address)
+    except ValueError:
+        return ""

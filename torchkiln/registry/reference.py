@@ -87,6 +87,11 @@ def parse_repository(text: str) -> Repository:
     return found.repository
 
 
+def is_tag(text: object) -> bool:
+    """Whether a registry would take *text* as a tag."""
+    return isinstance(text, str) and _TAG.fullmatch(text) is not None
+
+
 def parse_tag(text: str) -> str:
     """*text*, if a registry takes it as a tag.
 

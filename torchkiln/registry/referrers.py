@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from torchkiln.errors import Foreign, RegistryError, VerificationFailed
@@ -19,7 +20,7 @@ from torchkiln.oci.layout import INDEX_TYPE
 from torchkiln.registry.body import Held
 from torchkiln.registry.delivery import Delivery
 from torchkiln.registry.naming import put
-from torchkiln.registry.reading import Reading, listed
+from torchkiln.registry.reading import Reading
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 from torchkiln.schema import sentences
@@ -27,10 +28,11 @@ from torchkiln.schema import sentences
 _STALE = "what goes with the image was damaged or belongs to another: publish again, or ask who published it"
 _DESCRIPTOR: dict[str, Any] = {
     "type": "object",
-    "required": ["mediaType", "digest"],
+    "required": ["mediaType", "digest", "size"],
     "properties": {
         "mediaType": {"type": "string"},
         "digest": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+        "size": {"type": "integer", "minimum": 0},
     },
 }
 _SCHEMA: dict[str, Any] = {
@@ -42,6 +44,7 @@ _SCHEMA: dict[str, Any] = {
     },
 }
 _JOBS = 4
+_MOST = 500  # of one image that are read; a publication has about ten
 _AGAIN = 5  # times that the list is written anew, because somebody else wrote it meanwhile
 
 
@@ -54,31 +57,59 @@ def tag_for(digest: Digest) -> str:
     return digest.replace(":", "-")
 
 
-def referrers(reading: Reading, digest: Digest) -> list[Referrer]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """What a registry lists of that which goes with an image."""
+
+    wanted: tuple[Referrer, ...]
+    others: int  # of other kinds, and entries that are not valid
+
+
+def listing(reading: Reading, digest: Digest, kinds: Collection[str] | None = None) -> Listing:
     """What goes with the image *digest*, by the registry's own list and by the tag.
 
-    :raises RegistryError: the registry refuses, or cannot be reached.
+    :param kinds: artifact types; others are only counted, so that any number of them costs nothing. One
+        whose type the registry does not tell is wanted. None: all are wanted.
+    :raises RegistryError: the registry refuses, or cannot be reached; its list is not valid.
+    :raises VerificationFailed: more are wanted than anybody publishes.
     """
-    own = reading.referrers(digest)
     by_tag = reading.manifest(tag_for(digest))
-    entries = [*listed(own.body if own else b""), *listed(by_tag.data if by_tag else b"")]
+    entries = reading.referrers(digest) or []
+    entries += reading.listed(by_tag.data, f"the list under the tag {by_tag.digest[:19]}") if by_tag else []
     found: dict[Digest, Referrer] = {}
+    others: set[str] = set()
     for entry in entries:
-        try:
-            name, size = parse_digest(entry["digest"]), int(entry["size"])
-        except (ValueError, LookupError, TypeError):
-            continue
-        annotations = entry.get("annotations")
-        found.setdefault(
-            name,
-            Referrer(
-                digest=name,
-                size=size,
-                kind=str(entry.get("artifactType", "")),
-                annotations=annotations if isinstance(annotations, dict) else {},
-            ),
+        one = _referrer(entry)
+        if one and (kinds is None or not one.kind or one.kind in kinds):
+            found.setdefault(one.digest, one)
+        else:
+            others.add(str(entry.get("digest"))[:80])
+    if len(found) > _MOST:
+        raise VerificationFailed(
+            f"{reading.repository}: {digest[:19]}: {len(found)} statements are listed with this image, and "
+            f"at most {_MOST} are read, so none was",
+            hint="somebody has filled the repository: delete what does not belong there",
         )
-    return list(found.values())
+    return Listing(wanted=tuple(found.values()), others=len(others - found.keys()))
+
+
+def referrers(reading: Reading, digest: Digest, kinds: Collection[str] | None = None) -> list[Referrer]:
+    """What is wanted of a `listing`. Raises as that does."""
+    return list(listing(reading, digest, kinds).wanted)
+
+
+def _referrer(entry: Mapping[str, Any]) -> Referrer | None:
+    """An entry of the list; None where a field is of a wrong type."""
+    size, kind, annotations = entry.get("size"), entry.get("artifactType", ""), entry.get("annotations") or {}
+    if type(size) is not int or size < 0 or not isinstance(kind, str) or not isinstance(annotations, dict):
+        return None
+    if not all(isinstance(value, str) for value in annotations.values()):
+        return None
+    try:
+        digest = parse_digest(entry.get("digest", ""))
+    except (TypeError, ValueError):
+        return None
+    return Referrer(digest=digest, size=size, kind=kind, annotations=annotations)
 
 
 def attach(
@@ -122,7 +153,7 @@ def _list(reading: Reading, subject: Digest, ours: Sequence[Mapping[str, Any]]) 
     tag = tag_for(subject)
     for _ in range(_AGAIN):
         there = reading.manifest(tag)
-        entries = listed(there.data) if there else []
+        entries = reading.listed(there.data, f"the list under the tag {tag[:19]}") if there else []
         known = {one.get("digest") for one in entries}
         lacking = [one for one in ours if one["digest"] not in known]
         if not lacking:
@@ -135,13 +166,20 @@ def _list(reading: Reading, subject: Digest, ours: Sequence[Mapping[str, Any]]) 
     )
 
 
-def content(
-    reading: Reading, referrer: Referrer, subject: Digest, forms: Collection[str], limit: int
-) -> tuple[bytes, str]:
-    """The one document that *referrer* brings to the image *subject*, and its media type, one of *forms*.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Brought:
+    """The one document that a referrer brings, by its descriptor."""
 
-    :raises Foreign: it brings something else; that is not fetched.
-    :raises VerificationFailed: it is of another image, longer than *limit* bytes, or has other bytes.
+    digest: Digest
+    size: int
+    form: str  # media type
+
+
+def brought(reading: Reading, referrer: Referrer, subject: Digest, forms: Collection[str]) -> Brought:
+    """What *referrer* brings to the image *subject*, in one of *forms*.
+
+    :raises Foreign: it brings something else.
+    :raises VerificationFailed: it goes with another image, or its manifest has other bytes.
     :raises RegistryError: the registry refuses, cannot be reached, or has lost it.
     """
     name = f"referrer {referrer.digest[:19]}"
@@ -157,4 +195,15 @@ def content(
     layer = told["layers"][0]
     if layer["mediaType"] not in forms:
         raise Foreign(f"{name}: {layer['mediaType'][:80]!r} is no form that is known here")
-    return reading.small(parse_digest(layer["digest"]), limit), layer["mediaType"]
+    return Brought(digest=parse_digest(layer["digest"]), size=layer["size"], form=layer["mediaType"])
+
+
+def content(
+    reading: Reading, referrer: Referrer, subject: Digest, forms: Collection[str], limit: int
+) -> tuple[bytes, str]:
+    """The one document that *referrer* brings to the image *subject*, and its media type, one of *forms*.
+
+    :raises VerificationFailed: as `brought` does; it is longer than *limit* bytes, or has other bytes.
+    """
+    there = brought(reading, referrer, subject, forms)
+    return reading.small(there.digest, limit), there.form

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Mapping
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -15,18 +15,18 @@ from torchkiln.nouns import Digest
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.connections import Open, Session, Transport
 from torchkiln.registry.credentials import Login
+from torchkiln.registry.exchange import Body, Exchange, Taker, location
 from torchkiln.registry.reference import api_host, is_local
 from torchkiln.registry.tokens import Authority, Scopes
+from torchkiln.registry.watch import Watch
 from torchkiln.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
 
-_TIMEOUT = (
-    15.0,
-    120.0,
-)  # seconds: to connect, and without a byte; a registry moves gigabytes before it says 201
 _AT_FIRST = 3  # attempts to reach it at all: most likely the name is wrong
 _RENEWALS = 3  # of a token for one request: of several threads' requests, the last may find it spent again
 _LIMIT = 4 << 20  # bytes of an answer: documents and errors, never a blob
-_PIECE = 1 << 20  # bytes of a body that is taken
+_ALL = 256 << 20  # bytes of all documents that one registry sends us
+READS = 40.0  # seconds of attempts and pauses after which a document is not tried again
+_WRITES = 300.0  # the same of the rest
 
 
 class Stopped(Exception):
@@ -35,18 +35,6 @@ class Stopped(Exception):
 
 class Refused(Transient):
     """A 401 for what cannot be sent twice just so. Nothing of it was taken; the next try has a new token."""
-
-
-class Body(Protocol):
-    """What is sent, a piece at a time; it has a length, so that no server gets it in chunks."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[bytes]: ...
-
-
-#: Takes the body of an answer a piece at a time, with its status: 206 goes on where an earlier one was cut.
-Taker = Callable[[int, Iterator[bytes]], None]
 
 
 class Registry:
@@ -66,10 +54,12 @@ class Registry:
         transport = transport or Transport()
         secure = not (transport.plain_http or is_local(host))
         self.host, self.origin = host, f"{'https' if secure else 'http'}://{api_host(host)}"
-        self._verify: Any = transport.ca_bundle or True
         self._stopped, self._open = threading.Event(), Open()
         self._rest = rest or self._stopped.wait
         self._http = Session(self._open, transport, local=is_local(host))
+        self._watch = Watch(self._open)
+        self._exchange = Exchange(self._http, self._watch, transport.ca_bundle or True, host)
+        self._taken = 0  # bytes of documents
         self._authority = Authority(host, login, self._fetch, secure=secure)
 
     def __enter__(self) -> Registry:
@@ -77,6 +67,7 @@ class Registry:
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
+        self._watch.close()
 
     def stop(self) -> None:
         """Call the work off: who sends or waits in another thread gets `Stopped`, at once."""
@@ -98,7 +89,7 @@ class Registry:
         :raises RegistryError: it is none, or cannot be reached.
         """
         what = "the registry"
-        answer = self._again(what, lambda: self.ask("GET", "/v2/", what, scopes=None), _AT_FIRST)
+        answer = self._again(what, lambda: self.ask("GET", "/v2/", what, scopes=None), READS, _AT_FIRST)
         if answer.status not in (200, 401, 403):
             raise RegistryError(
                 f"{self.host}: HTTP {answer.status} for /v2/, so it is no registry",
@@ -114,13 +105,16 @@ class Registry:
         scopes: Scopes | None = (),
         headers: Mapping[str, str] | None = None,
         data: bytes | None = None,
+        limit: int = _LIMIT,
     ) -> Answer:
         """`ask`, again and again with growing pauses.
 
         :raises RegistryError: no lasting answer, or our credentials are refused.
         """
         return self._again(
-            what, lambda: self.ask(method, path, what, scopes=scopes, headers=headers, data=data)
+            what,
+            lambda: self.ask(method, path, what, scopes=scopes, headers=headers, data=data, limit=limit),
+            READS if method in ("GET", "HEAD") else _WRITES,
         )
 
     def ask(
@@ -133,12 +127,16 @@ class Registry:
         headers: Mapping[str, str] | None = None,
         data: bytes | Body | None = None,
         into: Taker | None = None,
+        limit: int = _LIMIT,
+        quick: bool = False,
     ) -> Answer:
         """One request. Every answer that trying again cannot change is returned, 404 included.
 
         :param path: on this registry, or the whole address that it gave.
         :param what: for errors, "blob sha256:…".
         :param into: takes the body where the status is 200 or 206; may be called again after a cut.
+        :param limit: bytes of an answer that is not taken so.
+        :param quick: what is taken is small, and has a document's time.
         :param scopes: what a token must allow; None: a 401 is an answer like others, and is learnt from.
         :raises Transient: no connection, 5xx, 429 and the like.
         :raises Refused: a 401 where *data* cannot be sent twice.
@@ -153,7 +151,8 @@ class Registry:
             if renewals and used == before:  # a password: asking again may lock the account
                 break
             login = {"Authorization": used} if used else {}
-            answer = self._send(method, url, {**(headers or {}), **login}, data, what, into)
+            sent = {**(headers or {}), **login}
+            answer = self._send(method, url, sent, data, what, into, limit=limit, quick=quick)
             if answer.status != 401 or not ours:
                 return answer
             if renewals and "insufficient_scope" in answer.headers.get("WWW-Authenticate", ""):
@@ -178,8 +177,9 @@ class Registry:
 
     def lost(self, what: str, reason: str, attempts: int = ATTEMPTS) -> RegistryError:
         """The error for a registry that gave no lasting answer."""
+        often = f"{attempts} times in a row" if attempts > 1 else "and it asks for too long a pause"
         return RegistryError(
-            f"{self.host}: {what}: {reason}, {attempts} times in a row",
+            f"{self.host}: {what}: {reason}, {often}",
             hint="look at the network or the registry; the next run sends only what is not there yet",
         )
 
@@ -188,22 +188,7 @@ class Registry:
 
         :raises RegistryError: there is none, or one that is not to be asked.
         """
-        try:
-            url = urljoin(answer.url, answer.headers["Location"])
-            scheme, host, _ = _origin(url)
-        except (KeyError, ValueError):
-            scheme, host = "", None
-        if scheme not in ("http", "https") or not host:
-            raise RegistryError(
-                f"{self.host}: {what}: HTTP {answer.status} without a usable Location",
-                hint="the registry is at fault",
-            )
-        if scheme == "http" and self.origin.startswith("https:"):
-            raise RegistryError(
-                f"{self.host}: {what}: sent on from https to http, which is not followed",
-                hint="the registry does not know that it is behind https: see its `host` or `relativeurls`",
-            )
-        return url
+        return location(self.host, answer, what)
 
     def demand_digest(self, answer: Answer, digest: Digest, what: str) -> None:
         """Hold what the registry says that it got against *digest*.
@@ -224,15 +209,20 @@ class Registry:
     def _fetch(
         self, method: str, url: str, *, headers: Mapping[str, str], data: bytes | None = None
     ) -> Answer:
-        return self._again("a token", lambda: self._send(method, url, headers, data, "a token"))
+        return self._again("a token", lambda: self._send(method, url, headers, data, "a token"), READS)
 
-    def _again(self, what: str, step: Callable[[], Answer], attempts: int = ATTEMPTS) -> Answer:
+    def _again(
+        self, what: str, step: Callable[[], Answer], patience: float, attempts: int = ATTEMPTS
+    ) -> Answer:
+        spent = 0.0
         for attempt in range(1, attempts + 1):
+            began = time.monotonic()
             try:
                 return step()
             except Transient as error:
-                if attempt == attempts:
-                    raise self.lost(what, str(error), attempts) from error
+                spent += time.monotonic() - began + pause(attempt, error.wait)
+                if attempt == attempts or spent > patience:
+                    raise self.lost(what, str(error), attempt) from error
                 self.rest(attempt, error.wait)
         raise AssertionError("unreachable")
 
@@ -244,27 +234,13 @@ class Registry:
         data: bytes | Body | None,
         what: str,
         into: Taker | None = None,
+        *,
+        limit: int = _LIMIT,
+        quick: bool = False,
     ) -> Answer:
         self._check()
         try:
-            with self._http.request(
-                method,
-                url,
-                headers=dict(headers),
-                data=data,
-                timeout=_TIMEOUT,
-                verify=self._verify,
-                stream=True,
-                allow_redirects=method in ("GET", "HEAD"),
-            ) as response:
-                body = b""
-                if into and response.status_code in (200, 206):
-                    into(response.status_code, response.raw.stream(_PIECE, decode_content=False))
-                else:
-                    body = response.raw.read(_LIMIT, decode_content=True)
-                answer = Answer(
-                    url=response.url, status=response.status_code, headers=response.headers, body=body
-                )
+            answer = self._exchange.send(method, url, headers, data, what, limit, into, quick=quick)
         except ValueError as error:  # requests' own kinds of it too
             self._check()
             raise RegistryError(
@@ -283,6 +259,12 @@ class Registry:
                     hint="if it is a registry without https, and the network is yours: --plain-http",
                 ) from error
             raise Transient(_cause(error)) from error
+        self._taken += len(answer.body)
+        if self._taken > _ALL:
+            raise RegistryError(
+                f"{self.host}: {what}: the registry has sent more than {_ALL >> 20} MiB of documents",
+                hint="name one image; a repository of this size cannot be listed",
+            )
         if answer.status in AGAIN:
             raise Transient(self._authority.scrub(answer.told()), retry_after(answer.headers))
         return answer
@@ -301,5 +283,6 @@ def _cause(error: Exception) -> str:
         "No route to host": "no route leads there",
         "Network is unreachable": "no route leads there",
         "timed out": "no answer in time",
+        "no complete answer": "no complete answer in time",
     }
     return next((told for word, told in known.items() if word in str(error)), "the connection broke off")

@@ -19,6 +19,7 @@ from torchkiln.strict import json_of
 
 Scopes = tuple[str, ...]  # ("repository:team/app:pull,push",)
 _USUAL = 60.0  # seconds that a token lives if nothing is said: the specification's own number
+_LONGEST = 32 << 10  # characters of a token: it goes into the header of each request
 _SPENT = 0.8  # of its life, after which a token is not used for a new request
 
 
@@ -177,4 +178,8 @@ def _token(answer: Answer) -> tuple[str, float]:
         return "", 0.0
     if not (isinstance(token, str) and token.isascii() and token.isprintable() and " " not in token):
         return "", 0.0
-    return token, float(lives) if isinstance(lives, (int, float)) and lives > 0 else _USUAL
+    if len(token) > _LONGEST:
+        return "", 0.0
+    if isinstance(lives, bool) or not isinstance(lives, (int, float)) or lives <= 0:
+        return token, _USUAL
+    return token, float(lives)

@@ -17,7 +17,7 @@ from torchkiln.errors import VerificationFailed
 from torchkiln.nouns import Digest, parse_digest
 from torchkiln.strict import json_of
 
-LIMIT = 64 << 20  # bytes of a document; that of 2.7.1 has less than one million
+LIMIT = 16 << 20  # bytes of a document; that of 2.7.1 has less than one million
 _MOST = 100_000  # components
 _HEX = re.compile(r"[0-9a-f]{64}")
 _HINT = "get the document again from where the image is; do not use this one"

@@ -7,7 +7,6 @@ it whole, so that the image can be built again by whoever has nothing but the re
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -144,7 +143,7 @@ def origin(told: Statement, *, where: str) -> Origin:
         if hashlib.sha256(lock).hexdigest() != named[_LOCK]["digest"]["sha256"]:
             raise VerificationFailed(f"{where}: the lock in it is not what its digest says", hint=hint)
         builder = str(details["builder"]["id"])
-    except (LookupError, TypeError, binascii.Error):
+    except (LookupError, TypeError, ValueError):
         raise VerificationFailed(f"{where}: it holds no lock, or names no builder", hint=hint) from None
     source = named.get("source", {}).get("digest", {})
     return Origin(

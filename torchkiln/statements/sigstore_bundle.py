@@ -15,6 +15,7 @@ from torchkiln.schema import sentences
 from torchkiln.strict import json_of
 
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_HINT = "it was damaged, or is not ours"
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["mediaType", "verificationMaterial", "dsseEnvelope"],
@@ -84,14 +85,17 @@ def certificate(bundle: bytes, *, where: str) -> bytes:
     :raises VerificationFailed: it is no bundle of an envelope; names *where*.
     """
     there = _read(bundle, where)["verificationMaterial"].get("certificate", {})
-    return base64.b64decode(there.get("rawBytes", ""))
+    try:
+        return base64.b64decode(there.get("rawBytes", ""), validate=True)
+    except ValueError:
+        raise VerificationFailed(f"{where}: its certificate is not base64", hint=_HINT) from None
 
 
 def _read(bundle: bytes, where: str) -> Any:
     try:
         told = json_of(bundle)
     except ValueError as error:
-        raise VerificationFailed(f"{where}: {error}", hint="it was damaged, or is not ours") from None
+        raise VerificationFailed(f"{where}: {error}", hint=_HINT) from None
     if wrong := sentences(told, _SCHEMA, where):
-        raise VerificationFailed("\n".join(wrong), hint="it was damaged, or is not ours")
+        raise VerificationFailed("\n".join(wrong), hint=_HINT)
     return told

@@ -1,0 +1,195 @@
+"""Bytes -> JSON, raw or a sound document that a program changed -> refused, or the same to other readers.
+
+Other readers of JSON: the standard library's, and orjson, which is written in Rust by others.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tests.document_strategies import json_bytes, places
+from tests.fuzz.source import Decisions
+from tests.scans import by_grype, by_trivy
+from torchkiln import lockfile, report, scanned
+from torchkiln.base import artefact
+from torchkiln.errors import KilnError, printable
+from torchkiln.oci.documents import descriptors, diff_ids
+from torchkiln.oci.spelling import misspelt
+from torchkiln.places import ROOT
+from torchkiln.publishing.sealing import opened
+from torchkiln.sbom.listed import listed
+from torchkiln.statements.clearance import decision_of
+from torchkiln.statements.provenance import origin
+from torchkiln.statements.retraction import reason_of
+from torchkiln.statements.signature import decode
+from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE, certificate
+from torchkiln.statements.statement import PAYLOAD_TYPE, parse
+from torchkiln.strict import json_of
+
+TAG = "2.7.1-cuda12.1-cudnn9-runtime"
+_DIGEST = "sha256:" + "a" * 64
+_ENTRY = {"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": _DIGEST, "size": 7}
+_STATEMENT = {
+    "_type": "https://in-toto.io/Statement/v1",
+    "subject": [{"name": "x", "digest": {"sha256": "a" * 64}}],
+    "predicateType": "urn:torchkiln:retraction:1",
+    "predicate": {"reason": "x", "when": "2026-11-22T17:05:16Z"},
+}
+_ENVELOPE = {
+    "payload": base64.b64encode(json.dumps(_STATEMENT).encode()).decode(),
+    "payloadType": PAYLOAD_TYPE,
+    "signatures": [{"sig": "AAAA", "keyid": "x"}],
+}
+_BUNDLE = {
+    "mediaType": BUNDLE_TYPE,
+    "verificationMaterial": {"publicKey": {"hint": "AAAA"}, "certificate": {"rawBytes": "AAAA"}},
+    "dsseEnvelope": _ENVELOPE,
+}
+_CONFIG = {
+    "architecture": "amd64",
+    "os": "linux",
+    "config": {"Env": ["A=b"], "Cmd": ["x"], "Labels": {"a": "b"}, "User": "0"},
+    "rootfs": {"type": "layers", "diff_ids": [_DIGEST]},
+    "history": [{"created_by": "x"}],
+}
+_ODD: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1.5,
+        1 << 63,
+        1 << 64,
+        10**30,
+        float("inf"),
+        float("nan"),
+        "",
+        "\0",
+        "\ud800",
+    ),
+    *("\x1b[2J", "ü", [], {}, [[]], ["x"], {"a": "b"}, [None], {"Layers": []}, "x" * 500, [0] * 50),
+)
+
+
+@cache
+def documents() -> tuple[Any, ...]:
+    """Sound ones, of every kind that strangers send."""
+    files = (
+        f"images/{TAG}/lock.json",
+        "images/base-debian12/base.json",
+        "docs/proofs/2.7.1-cuda12.1-debian12-tier0.json",
+    )
+    index = {"schemaVersion": 2, "manifests": [_ENTRY]}
+    manifest = {"schemaVersion": 2, "config": _ENTRY, "layers": [_ENTRY], "subject": _ENTRY}
+    sbom = {"spdxVersion": "SPDX-2.3", "packages": [{"SPDXID": "x", "primaryPackagePurpose": "CONTAINER"}]}
+    small = (index, manifest, _CONFIG, _STATEMENT, _ENVELOPE, _BUNDLE, sbom, by_trivy(), by_grype())
+    return (*small, *(json.loads((ROOT / file).read_bytes()) for file in files))
+
+
+READERS: tuple[Callable[[bytes], object], ...] = (
+    lockfile.from_json,
+    artefact.from_json,
+    report.from_json,
+    lambda data: decode(data, where="x"),
+    lambda data: opened(data, BUNDLE_TYPE, [], where="x"),
+    lambda data: certificate(data, where="x"),
+    lambda data: scanned.read(data, where="x"),
+    listed,
+    lambda data: [reader(parse(data, where="x"), where="x") for reader in (origin, decision_of, reason_of)],
+)
+
+
+def check(data: bytes, _scratch: Path) -> str:
+    """What became of it: "taken" or "refused"; raises AssertionError where two readers disagree."""
+    decisions = Decisions(data)
+    return judge(decisions.rest() if decisions.number(3) == 3 else program(decisions))
+
+
+def judge(data: bytes) -> str:
+    """Ours against the standard library and orjson; each reader of documents gives a value or a KilnError."""
+    # A lock is a hundred times as long as the rest: only the readers of its own kind have it.
+    for reader in READERS if len(data) < 8192 else READERS[:3]:
+        _told(lambda reader=reader: reader(data))  # type: ignore[misc]
+    try:
+        value = json_of(data)
+    except ValueError:
+        return "refused"
+    same(value, json.loads(data))
+    same(value, orjson.loads(data))
+    if isinstance(value, dict):
+        for key in ("manifests", "layers"):
+            _told(lambda key=key: descriptors(Path("x"), key, value))  # type: ignore[misc]
+        _told(lambda: diff_ids(Path("x"), value))
+        assert all(line == line.strip() for line in misspelt(value))
+    return "taken"
+
+
+def _told(read: Callable[[], object]) -> None:
+    message = ""
+    try:
+        read()
+    except KilnError as error:
+        message = error.message
+    assert message == printable(message)
+    assert len(message) < 200_000
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Equal, and of the same kinds: 1 is neither true nor 1.0."""
+    waiting = [(ours, theirs)]
+    while waiting:
+        one, other = waiting.pop()
+        assert type(one) is type(other), (one, other)
+        if isinstance(one, dict):
+            assert list(one) == list(other)
+            waiting += zip(one.values(), other.values(), strict=True)
+        elif isinstance(one, list):
+            waiting += zip(one, other, strict=True)
+        else:
+            assert one == other, (one, other)
+
+
+def program(decisions: Decisions) -> bytes:
+    """A sound document in which up to four things are changed; perhaps some bytes of it, too."""
+    changed = copy.deepcopy(decisions.choice(documents()))
+    for _ in range(1 + decisions.number(3)):
+        there = list(places(changed))
+        if not there:
+            break
+        owner, key = decisions.choice(there)
+        way = decisions.number(3)
+        if way == 0:
+            del owner[key]
+        elif way == 1:
+            owner[key] = copy.deepcopy(decisions.choice(_ODD))
+        elif way == 2 and isinstance(owner, dict):
+            owner[key.swapcase()] = owner[key]
+        else:
+            owner[key] = [owner[key]]
+    data = json_bytes(changed)
+    if decisions.number(3) == 3 and data:
+        at = decisions.number(len(data))
+        data = data[:at] + decisions.take(decisions.number(6)) + data[at + decisions.number(4) :]
+    return data
+
+
+def corpus(_scratch: Path) -> list[bytes]:
+    """Raw JSON of each kind of value, and a few programs."""
+    raw = [
+        b'{"a": [1, -2.5e3, true, null, "\\u00e9\\ud83d\\ude00"]}',
+        b"[1e999]",
+        b'{"a": 1, "a": 2}',
+        b"[[[[]]]]",
+    ]
+    raw += [json_bytes(document) for document in documents()[:9]]
+    return [b"\x03" + one for one in raw] + [bytes(range(n, n + 40)) for n in range(0, 200, 10)]

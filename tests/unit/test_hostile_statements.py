@@ -1,0 +1,205 @@
+"""Statements, envelopes, bundles and scans that somebody changed: read, or told in a sentence."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
+from tests.press import PUBLISHER, Press
+from tests.published import Scene, a_built_press
+from tests.scans import by_grype, by_trivy
+from tests.standin.registry_server import RegistryServer
+from torchkiln import scanned
+from torchkiln.errors import KilnError, VerificationFailed
+from torchkiln.publishing.sealing import opened
+from torchkiln.sbom.listed import listed
+from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
+from torchkiln.statements import sigstore_bundle
+from torchkiln.statements.attestation import PREDICATE, report_of
+from torchkiln.statements.clearance import CLEARANCE, decision_of
+from torchkiln.statements.provenance import PROVENANCE, origin
+from torchkiln.statements.retraction import RETRACTION, reason_of, retraction
+from torchkiln.statements.signature import decode, private_key, public_key
+from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE
+from torchkiln.statements.statement import PAYLOAD_TYPE, Statement, parse, payload
+
+__all__ = ["a_built_press"]
+
+KINDS = (PROVENANCE, CLEARANCE, PREDICATE, SPDX, CYCLONEDX, RETRACTION)
+
+
+@pytest.fixture(scope="module")
+def bundles(built: Press) -> dict[str, bytes]:
+    """What a publication puts beside an image, by kind."""
+    with RegistryServer() as server:
+        server.manners.lists_referrers = True
+        scene = Scene(built, server)
+        scene.publish()
+        found = {kind: json_bytes(scene.bundle(kind)) for kind in KINDS if kind != RETRACTION}
+    some = next(iter(found.values()))
+    told = retraction("a", statement_in(some).image, reason="x", when="2026-11-22T17:05:16Z")
+    envelope = {
+        **json.loads(some)["dsseEnvelope"],
+        "payload": base64.b64encode(payload(told)).decode(),
+    }
+    return {**found, RETRACTION: json_bytes({**json.loads(some), "dsseEnvelope": envelope})}
+
+
+def statement_in(bundle: bytes) -> Statement:
+    return parse(base64.b64decode(json.loads(bundle)["dsseEnvelope"]["payload"]), where="x")
+
+
+def read(told: Statement) -> object:
+    """By whoever reads a statement of its kind."""
+    readers: dict[str, Any] = {
+        PROVENANCE: origin,
+        CLEARANCE: decision_of,
+        PREDICATE: report_of,
+        RETRACTION: reason_of,
+        SPDX: lambda one, where: listed(document_of(one), where=where),
+        CYCLONEDX: lambda one, where: listed(document_of(one), where=where),
+    }
+    reader = readers.get(told.kind)
+    return reader(told, where="x") if reader else None
+
+
+@given(data=st.data(), kind=st.sampled_from(KINDS))
+@settings(FEW, max_examples=150)
+def test_a_statement_with_one_thing_changed_is_read_or_told(
+    bundles: dict[str, bytes], data: st.DataObject, kind: str
+) -> None:
+    document = json.loads(payload(statement_in(bundles[kind])))
+    changed = data.draw(mutated(document).map(json_bytes) | VALUES.map(json_bytes))
+    found = answer(lambda: parse(changed, where="x"))
+    if found is not None:
+        answer(lambda: read(found))
+
+
+@given(data=st.data(), kind=st.sampled_from(KINDS))
+@settings(FEW, max_examples=100)
+def test_a_predicate_with_one_thing_changed_is_read_or_told(
+    bundles: dict[str, bytes], data: st.DataObject, kind: str
+) -> None:
+    """Deeper than the one above goes: most of a statement is its predicate."""
+    document = json.loads(payload(statement_in(bundles[kind])))
+    document["predicate"] = data.draw(mutated(document["predicate"]) | VALUES)
+    found = answer(lambda: parse(json_bytes(document), where="x"))
+    if found is not None:
+        answer(lambda: read(found))
+
+
+@given(data=st.data())
+@settings(FEW, max_examples=100)
+def test_a_bundle_with_one_thing_changed_is_read_or_told(
+    bundles: dict[str, bytes], data: st.DataObject
+) -> None:
+    """And what is read says what was signed, or is signed by nobody."""
+    true = bundles[CLEARANCE]
+    changed = data.draw(
+        mutated(json.loads(true)).map(json_bytes) | spoiled(true) | VALUES.map(json_bytes) | st.binary()
+    )
+    found = answer(lambda: opened(changed, BUNDLE_TYPE, [PUBLISHER.public_key()], where="x"))
+    if found is not None and found.signers:
+        assert found.statement == statement_in(true)
+    answer(lambda: sigstore_bundle.certificate(changed, where="x") and None)
+
+
+@given(data=st.data())
+@FEW
+def test_an_envelope_with_one_thing_changed_is_read_or_told(
+    bundles: dict[str, bytes], data: st.DataObject
+) -> None:
+    true = json.loads(bundles[CLEARANCE])["dsseEnvelope"]
+    answer(lambda: decode(data.draw(mutated(true).map(json_bytes)), where="x"))
+
+
+@given(data=st.binary(max_size=60) | VALUES.map(json_bytes))
+@FEW
+def test_a_bare_statement_of_anything_is_read_or_told(data: bytes) -> None:
+    answer(lambda: opened(data, PAYLOAD_TYPE, [], where="x"))
+
+
+@given(data=st.data(), tool=st.sampled_from((by_trivy, by_grype)))
+@FEW
+def test_a_scan_with_one_thing_changed_is_read_or_told(data: st.DataObject, tool: Any) -> None:
+    answer(lambda: scanned.read(data.draw(mutated(tool()).map(json_bytes)), where="x"))
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"signatures": [{"sig": "AAAA"}] * 100_000}, "100000 entries, 16 at most"),
+        ({"signatures": []}, "must not be empty"),
+        ({"signatures": [{"sig": ["AAAA"]}]}, "must be text"),
+        ({"signatures": [{"sig": "AAAA", "keyid": {}}]}, "must be text"),
+        ({"payload": "%%%"}, "base64"),
+        ({"payload": "ü"}, "base64"),
+        ({"payload": "A"}, "base64"),
+        ({"payload": 7}, "must be text"),
+        ({"payloadType": ["x"]}, "must be text"),
+        ({"payload": None}, "must be text"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_envelopes(bundles: dict[str, bytes], change: dict[str, Any], says: str) -> None:
+    envelope = {**json.loads(bundles[CLEARANCE])["dsseEnvelope"], **change}
+    with pytest.raises(VerificationFailed, match=says):
+        decode(json_bytes(envelope), where="x")
+
+
+def test_a_lock_in_a_provenance_that_is_not_ascii(bundles: dict[str, bytes]) -> None:
+    """Base64's own error is of another kind there."""
+    document = json.loads(payload(statement_in(bundles[PROVENANCE])))
+    document["predicate"]["buildDefinition"]["resolvedDependencies"][0]["content"] = "ü"
+    with pytest.raises(VerificationFailed, match="it holds no lock"):
+        origin(parse(json_bytes(document), where="x"), where="x")
+
+
+def test_an_sbom_of_a_million_components() -> None:
+    for inner in ("{}", "[]", '"x"', "1"):
+        data = (
+            '{"spdxVersion": "SPDX-2.3", "packages": [' + f"{inner}," * 1_500_000 + f"{inner}]}}"
+        ).encode()
+        with pytest.raises(VerificationFailed, match="more than 1048576 values"):
+            listed(data)
+
+
+PEMS = (
+    b"",
+    b"\0" * 1000,
+    b"-----BEGIN PUBLIC KEY-----\n",
+    b"-----BEGIN PUBLIC KEY-----\n" + b"A" * 60_000 + b"\n-----END PUBLIC KEY-----\n",
+    b"-----BEGIN PUBLIC KEY-----\n\xff\xfe\n-----END PUBLIC KEY-----\n",
+    b"-----BEGIN PUBLIC KEY-----\n" * 2000,
+    b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    b"-----BEGIN RSA PUBLIC KEY-----\nMAA=\n-----END RSA PUBLIC KEY-----\n",
+    b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAA=\n-----END ENCRYPTED PRIVATE KEY-----\n",
+    b"-----BEGIN EC PRIVATE KEY-----\nMAA=\n-----END EC PRIVATE KEY-----\n",
+)
+
+
+@pytest.mark.parametrize("pem", PEMS, ids=lambda pem: repr(pem[:40]))
+def test_keys_that_are_none(pem: bytes) -> None:
+    for load in (public_key, lambda data, where: private_key(data, None, where=where)):
+        with pytest.raises(KilnError) as error:
+            load(pem, where="key.pem")
+        assert error.value.exit_code == 2
+        assert len(error.value.message) < 500
+
+
+@given(data=st.binary(max_size=100).map(lambda one: base64.encodebytes(one)))
+@FEW
+def test_keys_of_any_bytes(data: bytes) -> None:
+    for kind in (b"PUBLIC KEY", b"PRIVATE KEY", b"EC PRIVATE KEY", b"ENCRYPTED PRIVATE KEY"):
+        pem = b"-----BEGIN " + kind + b"-----\n" + data + b"-----END " + kind + b"-----\n"
+        answer(lambda pem=pem: public_key(pem, where="x"))
+        answer(lambda pem=pem: private_key(pem, None, where="x"))

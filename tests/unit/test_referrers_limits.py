@@ -1,0 +1,176 @@
+"""What a repository lists beside an image: others' things cost nothing, ours have bounds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.peak import LIMIT, run
+from tests.published import INDEX, MANIFEST, Scene, a_built_press, a_scene, sha256
+from tests.reports import TAG
+from torchkiln.publishing import fetched
+from torchkiln.registry import exchange, referrers
+
+__all__ = ["a_built_press", "a_scene"]
+
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+FOREIGN = "application/vnd.example.flood"
+
+
+@pytest.fixture(name="requests")
+def counted_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every request that goes out, by its address."""
+    asked: list[str] = []
+    send = exchange.Exchange.send
+
+    def count(self: Any, method: str, url: str, *more: Any, **options: Any) -> Any:
+        asked.append(url)
+        return send(self, method, url, *more, **options)
+
+    monkeypatch.setattr(exchange.Exchange, "send", count)
+    return asked
+
+
+def flood(scene: Scene, count: int, kind: str, **fields: Any) -> None:
+    """So many more on the list, before those that are there."""
+    entries = [
+        {
+            "mediaType": MANIFEST,
+            "artifactType": kind,
+            "digest": sha256(b"%d" % number),
+            "size": 700,
+            **fields,
+        }
+        for number in range(count)
+    ]
+    listing(scene, [*entries, *known(scene)])
+
+
+def known(scene: Scene) -> list[Any]:
+    if scene.server.manners.lists_referrers:
+        return list(json.loads(scene.there.referrers(scene.image.manifest))["manifests"])
+    return scene.listed()
+
+
+def listing(scene: Scene, entries: list[Any]) -> None:
+    """The list is exactly *entries*."""
+    data = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}).encode()
+    if scene.server.manners.lists_referrers:
+        scene.there.referrers = lambda _: data  # type: ignore[method-assign]
+    else:
+        scene.there.manifests[scene.image.manifest.replace(":", "-")] = data
+
+
+def test_3000_things_of_others_cost_nothing(scene: Scene, requests: list[str]) -> None:
+    """They are counted, and none is fetched; ours are found behind them."""
+    scene.publish()
+    requests.clear()
+    before = scene.counted()
+    alone = len(requests)
+    flood(scene, 3000, FOREIGN)
+    requests.clear()
+
+    assert scene.counted() == f"{before}; 3000 by others, which do not count"
+    assert len(requests) == alone
+
+
+def test_100000_things_of_others_in_the_registrys_list(scene: Scene, requests: list[str]) -> None:
+    """In a process of its own: the list is 30 MB long. The tag holds a manifest, of 4 MiB at most."""
+    scene.publish()
+    if not scene.server.manners.lists_referrers:
+        flood(scene, 100_000, FOREIGN)
+        assert "longer than 4194304 bytes" in str(scene.verify().exception)
+        return
+    flood(scene, 100_000, FOREIGN, annotations={"org.example": "x" * 20})
+    argv = ("verify", f"{scene.target}:{TAG}", *scene.desk.keys, "--suite", str(scene.desk.suite))
+    done = run(*argv, folder=scene.desk.folder)
+
+    assert (done.code, done.err.count("100000 by others")) == (0, 1), done.err
+    assert done.peak < LIMIT
+
+
+def test_3000_things_that_seem_to_be_ours(scene: Scene, requests: list[str]) -> None:
+    """None is read, for one that is not read may be a retraction; the image is not good."""
+    scene.publish()
+    flood(scene, 3000, BUNDLE)
+    requests.clear()
+
+    told = scene.refused()
+    assert f"statements are listed with this image, and at most {referrers._MOST} are read" in told
+    assert len(requests) < 10
+    listed = scene.desk.run("catalog", scene.target, *scene.desk.keys, "--json")
+    assert [one["good"] for one in json.loads(listed.stdout)["images"]] == [False]
+
+
+def test_as_many_as_are_read_of_ours_that_are_not_there(scene: Scene, requests: list[str]) -> None:
+    """A request for each, and no more."""
+    scene.publish()
+    flood(scene, referrers._MOST - len(known(scene)), BUNDLE)
+    requests.clear()
+
+    assert "is listed and not there" in scene.refused()
+    assert len(requests) < referrers._MOST + 50
+
+
+def test_statements_of_many_bytes_are_not_fetched(
+    scene: Scene, requests: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what their manifests tell of them."""
+    monkeypatch.setattr(fetched, "_ALL", 1 << 20)
+    scene.publish()
+    for number in range(8):
+        scene.beside(BUNDLE, b"%d" % number + b"x" * (1 << 18))
+    requests.clear()
+
+    assert "bytes together, and at most 1048576 are read" in scene.refused()
+    assert not [url for url in requests if "/blobs/" in url and "config" not in url][1:]
+
+
+def test_a_document_that_is_longer_than_its_manifest_says(scene: Scene) -> None:
+    scene.publish()
+    scene.beside(BUNDLE, b"{}")
+    scene.there.blobs[sha256(b"{}")] = b"{}" + b" " * (1 << 20)
+
+    assert "longer than 2 bytes" in scene.refused()
+
+
+ODD = (
+    {"size": "12"},
+    {"size": True},
+    {"size": -1},
+    {"size": 1.5},
+    {"digest": "sha256:" + "A" * 64},
+    {"digest": "sha512:" + "a" * 128},
+    {"digest": ["sha256"]},
+    {"digest": None},
+    {"artifactType": ["x"]},
+    {"artifactType": {}},
+    {"annotations": {"a": ["b"]}},
+    {"annotations": {"a": {}}},
+    {"annotations": [1]},
+    {"annotations": "x"},
+    {"mediaType": 7},
+)
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_entries_of_wrong_types(scene: Scene, odd: dict[str, Any]) -> None:
+    """An entry that is not valid is one of others': it hides nothing, and stops nothing."""
+    scene.publish()
+    entry = {"mediaType": MANIFEST, "artifactType": FOREIGN, "digest": sha256(b"x"), "size": 7, **odd}
+    listing(scene, [entry, 7, None, [entry], *known(scene)])
+
+    assert scene.counted().endswith("; 1 by others, which do not count")
+
+
+def test_catalog_of_too_many_tags(scene: Scene) -> None:
+    """One sentence; the image is still found by its name."""
+    scene.publish()
+    data = scene.there.manifests[TAG]
+    scene.there.manifests.update({f"t{number}": data for number in range(6000)})
+
+    done = scene.desk.run("catalog", scene.target)
+    assert "more than 5000 tags" in str(done.exception)
+    assert scene.verify().exit_code == 0

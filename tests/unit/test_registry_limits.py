@@ -1,0 +1,379 @@
+"""A registry that wants our memory, our time or our trust: bounded work, one sentence, exit 9 or 12."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hostile_registry import Answer, Hostile, document, endless, hostile
+from tests.peak import LIMIT, run
+from tests.pushing import Rests
+from torchkiln.errors import KilnError, RegistryError, VerificationFailed, printable
+from torchkiln.nouns import Digest
+from torchkiln.registry import exchange
+from torchkiln.registry.challenge import parse_challenges
+from torchkiln.registry.reading import Reading
+from torchkiln.registry.reference import Repository
+from torchkiln.registry.session import Registry
+
+PING = {"GET /v2/$": document(b"{}")}
+OPEN = b"HTTP/1.1 200 OK\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+DIGEST = Digest("sha256:" + "a" * 64)
+BEARER = 'WWW-Authenticate: Bearer realm="http' + '://HOST/token",service="x"'
+MOVED = b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\n\r\n"
+HEADER = b"X: " + b"y" * 8000 + b"\r\n"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test has no twenty seconds for a server that trickles."""
+    monkeypatch.setattr(exchange, "_DOCUMENT", 1.0)
+
+
+_opened: list[Registry] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while _opened:
+        with _opened.pop():
+            pass
+
+
+def reading(server: Hostile, rests: Rests | None = None) -> Reading:
+    registry = Registry(server.host, rest=rests or Rests())
+    _opened.append(registry)
+    return Reading(registry, Repository(host=server.host, name="team/app"))
+
+
+def sentence(error: KilnError) -> str:
+    """What a user reads; it is short and steers no terminal."""
+    assert error.message == printable(error.message)
+    assert len(error.message) < 1000
+    return error.message
+
+
+BODIES: dict[str, tuple[Answer | bytes, str]] = {
+    "a body without an end": (endless(OPEN, b"x" * 65536), "longer than 4194304 bytes"),
+    "chunks without an end": (endless(CHUNKED, b"10000\r\n" + b"x" * 65536 + b"\r\n"), "longer than"),
+    "a chunk size without an end": (endless(CHUNKED, b"0" * 65536), "the connection broke off"),
+    "a negative chunk size": (endless(CHUNKED + b"-5\r\n", b"x" * 65536), "the connection broke off"),
+    "trailers without an end": (endless(CHUNKED + b"0\r\n", b"a: b\r\n"), "no complete answer in time"),
+    "a status line without an end": (endless(b"HTTP/1.1 ", b"2" * 65536), "the connection broke off"),
+    "600 header lines": (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 600 + b"\r\n", "the connection broke off"),
+    "header lines without an end": (endless(b"HTTP/1.1 200 OK\r\n", b"A: b\r\n"), "the connection broke off"),
+    "99 long header lines": (b"HTTP/1.1 200 OK\r\n" + HEADER * 99 + b"\r\n", "the connection broke off"),
+    "a header line of a megabyte": (b"HTTP/1.1 200 OK\r\nA: " + b"b" * (1 << 20), "the connection broke off"),
+    "a header line without a colon": (b"HTTP/1.1 200 OK\r\n\x1b[2J\r\n\r\n", "not JSON"),
+    "100 Continue without an end": (
+        endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n", pause=0.001),
+        "no complete answer in time",
+    ),
+    "a body that trickles": (endless(OPEN, b" ", pause=0.05), "no complete answer in time"),
+    "a header that trickles": (endless(b"HTTP/1.1 200 OK\r\nA: ", b"b", pause=0.05), "no complete answer"),
+    "a body of gzip": (
+        document(gzip.compress(b"[" * (64 << 20)), "200 OK", "Content-Encoding: gzip"),
+        "compressed, which was not asked for",
+    ),
+    "a length that is too long": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}",
+        "the connection broke off",
+    ),
+    "a length of 9,000 digits": (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 9000 + b"\r\n\r\n{}", ""),
+    "two lengths": (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}", ""),
+    "a redirect to itself": (
+        document(b"", "302 Found", "Location: /v2/team/app/tags/list?n=1000"),
+        "redirects",
+    ),
+    "a redirect with a body without an end": (endless(MOVED, b"x" * 65536), ""),
+    "a redirect to a file": (document(b"", "302 Found", "Location: file:///etc/passwd"), "usable Location"),
+    "a redirect that is not text": (
+        document(b"", "302 Found", "Location: http" + "://\xff\xfe/"),
+        "usable Loc",
+    ),
+    "a redirect to no host": (document(b"", "302 Found", "Location: http" + "://[::1/"), "usable Location"),
+    "a redirect to a port that is none": (
+        document(b"", "302 Found", "Location: http" + "://a:99999/"),
+        "usable",
+    ),
+    "a 503 with a body without an end": (
+        endless(b"HTTP/1.1 503 No\r\n\r\n", b"x" * 65536),
+        "HTTP 503, 6 times in a row",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_answers_that_do_not_end(name: str) -> None:
+    """Of each a bounded part is read, and the error is a sentence."""
+    answer, says = BODIES[name]
+    with hostile({**PING, "tags/list": answer}) as server:
+        told = told_by(server)
+        assert any(one in told for one in says.split("|"))
+        assert server.sent < 100 << 20
+        assert len(server.asked) <= 12
+
+
+def told_by(server: Hostile) -> str:
+    """What is said of its tags; empty where it has none, or there is no such repository."""
+    try:
+        assert set(reading(server).tags()) <= set("abc")
+    except RegistryError as error:
+        return sentence(error)
+    return ""
+
+
+@pytest.mark.parametrize("value", ["31536000", "9" * 400, "60", "Fri, 31 Dec 9999 23:59:59 GMT"])
+@pytest.mark.parametrize("status", ["429 Too Many", "503 No"])
+def test_a_retry_after_of_a_year(value: str, status: str) -> None:
+    """Nobody waits for it: the pauses of one document have a bound together."""
+    rests = Rests()
+    with (
+        hostile({"tags/list": document(b"", status, f"Retry-After: {value}")}) as server,
+        pytest.raises(RegistryError, match=r"too long a pause|times in a row"),
+    ):
+        reading(server, rests).tags()
+    assert sum(rests.seconds) <= 40
+
+
+@pytest.mark.parametrize("value", ["-5", "inf", "NaN", "1e999", "", "soon", "\u00b2"])
+def test_a_retry_after_that_is_none(value: str) -> None:
+    rests = Rests()
+    with (
+        hostile({"tags/list": document(b"", "503 No", f"Retry-After: {value}")}) as server,
+        pytest.raises(RegistryError, match="HTTP 503"),
+    ):
+        reading(server, rests).tags()
+    assert sum(rests.seconds) <= 40
+
+
+def test_cookies_are_not_sent_back() -> None:
+    """They would be megabytes with each request."""
+    with hostile({"tags/list": document(b'{"tags": []}', "200 OK", "Set-Cookie: a=b")}) as server:
+        both = reading(server)
+        both.tags()
+        both.tags()
+        assert len(server.headers) == 2
+        assert not any("cookie" in head.lower() for head in server.headers)
+
+
+def test_a_login_does_not_go_elsewhere_with_a_redirect() -> None:
+    moved = document(b"", "302 Found", "Location: http" + "://localhost:PORT/x")
+
+    def elsewhere(_: str) -> Iterator[bytes]:
+        yield moved.replace(b"PORT", server.host.rpartition(":")[2].encode())
+
+    token = document(b'{"token": "secret"}')
+
+    def guarded(_: str) -> Iterator[bytes]:
+        known = "Bearer secret" in server.headers[-1]
+        yield from elsewhere("") if known else [document(b"", "401 No", BEARER)]
+
+    with hostile(
+        {"GET /token": token, "GET /x": document(b'{"tags": ["v1"]}'), "tags/list": guarded}
+    ) as server:
+        assert reading(server).tags() == ["v1"]
+        assert "GET /x" in server.headers[-1]
+        assert "secret" not in server.headers[-1]
+
+
+# --- lists ----------------------------------------------------------------------------------------
+
+
+def pages(body: bytes, link: str) -> Answer:
+    """Each page names a next one; # in *link* counts."""
+    count = itertools.count(1)
+    return lambda _: [document(body, "200 OK", link.replace("#", str(next(count))))]
+
+
+TAGS: dict[str, tuple[Answer | bytes, str]] = {
+    "pages in a circle": (
+        pages(b'{"tags": ["a"]}', 'Link: </v2/team/app/tags/list?n=1000>; rel="next"'),
+        "circle",
+    ),
+    "pages without an end": (
+        pages(b'{"tags": ["a"]}', 'Link: </v2/team/app/tags/list?n=#>; rel="next"'),
+        "do not end",
+    ),
+    "pages elsewhere": (
+        pages(b'{"tags": ["a"]}', "Link: <http" + '://localhost:1/#>; rel="next"'),
+        "elsewhere",
+    ),
+    "an address that is none": (pages(b'{"tags": ["a"]}', "Link: <http" + '://[>; rel="next"'), "elsewhere"),
+    "100,000 tags": (document(json.dumps({"tags": [f"t{n}" for n in range(100_000)]}).encode()), "5000 tags"),
+    "a tag that is a path": (document(b'{"tags": ["../../../v2/other/manifests/x"]}'), "is not a tag"),
+    "a tag that steers": (document(b'{"tags": ["\\u001b]0;owned\\u0007"]}'), "is not a tag"),
+    "a list for a tag": (document(b'{"tags": [["a"]]}'), "is not a tag"),
+    "a number for a tag": (document(b'{"tags": [1]}'), "is not a tag"),
+    "text for tags": (document(b'{"tags": "abc"}'), "not valid"),
+    "true for tags": (document(b'{"tags": true}'), "not valid"),
+    "no object": (document(b"[]"), "not valid"),
+    "Infinity": (document(b'{"tags": [Infinity]}'), "not valid"),
+    "a key twice": (document(b'{"tags": [], "tags": ["a"]}'), "not valid"),
+    "deep": (document(b'{"tags":' + b"[" * 100_000), "not valid"),
+}
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_lists_of_tags(name: str) -> None:
+    answer, says = TAGS[name]
+    with hostile({"tags/list": answer}) as server:
+        assert says in told_by(server)
+        assert len(server.asked) <= 205
+
+
+def test_a_link_header_that_a_pattern_would_look_at_for_minutes() -> None:
+    for link in ("<" * 60_000, "<a>;" * 15_000, '<a>; rel="' * 6_000, "<>" * 30_000):
+        with hostile({"tags/list": document(b'{"tags": ["a"]}', "200 OK", f"Link: {link}")}) as server:
+            assert reading(server).tags() == ["a"]
+
+
+REFERRERS: dict[str, tuple[Answer | bytes, str]] = {
+    "pages without an end": (
+        pages(b'{"manifests": []}', 'Link: </v2/team/app/referrers/#>; rel="next"'),
+        "do not end",
+    ),
+    "pages in a circle": (
+        pages(b'{"manifests": []}', f'Link: </v2/team/app/referrers/{DIGEST}>; rel="next"'),
+        "circle",
+    ),
+    "a list without an end": (endless(OPEN, b" " * 65536), "longer than"),
+    "no object": (document(b"[]"), "not valid"),
+    "text for manifests": (document(b'{"manifests": "abc"}'), "not valid"),
+    "NaN": (document(b'{"manifests": [{"size": NaN}]}'), "NaN is no JSON"),
+    "a number without an end": (
+        document(b'{"manifests": [{"size": ' + b"9" * 100_000 + b"}]}"),
+        "100000 digits",
+    ),
+    "half a character": (document(b'{"manifests": [{"digest": "\\ud800"}]}'), "half a character"),
+    "three million objects": (
+        document(b'{"manifests": [' + b"{}," * 3_000_000 + b"{}]}"),
+        "more than 1048576",
+    ),
+    "a million escapes": (document(b'{"manifests": ["' + b"\\n" * 2_000_000 + b'"}'), "not JSON"),
+}
+
+
+@pytest.mark.parametrize("name", REFERRERS)
+def test_lists_of_referrers(name: str) -> None:
+    answer, says = REFERRERS[name]
+    with hostile({"GET .*referrers/": answer}) as server:
+        with pytest.raises(RegistryError, match=says) as error:
+            reading(server).referrers(DIGEST)
+        sentence(error.value)
+        assert len(server.asked) <= 205
+
+
+def test_all_pages_of_the_list_are_read() -> None:
+    first = document(
+        b'{"manifests": [{"a": 1}, 7]}', "200 OK", 'Link: </v2/team/app/referrers/more>; rel="next"'
+    )
+    with hostile({"referrers/more": document(b'{"manifests": [{"b": 2}]}'), "referrers/": first}) as server:
+        assert reading(server).referrers(DIGEST) == [{"a": 1}, {"b": 2}]
+
+
+# --- blobs and tokens -----------------------------------------------------------------------------
+
+
+def test_a_blob_that_comes_by_single_bytes() -> None:
+    """One more with each attempt is no progress."""
+    with hostile({"blobs/": b"HTTP/1.1 206 OK\r\nContent-Length: 9\r\n\r\nx"}) as server:
+        with pytest.raises(RegistryError, match="6 times in a row"):
+            reading(server).small(DIGEST, 1 << 20)
+        assert len(server.asked) == 6
+
+
+@pytest.mark.parametrize("head", [OPEN, CHUNKED + b"10000000\r\n"], ids=["plain", "chunked"])
+def test_a_blob_without_an_end(head: bytes) -> None:
+    with hostile({"blobs/": endless(head, b"x" * 65536)}) as server:
+        with pytest.raises(VerificationFailed, match="longer than 1048576 bytes"):
+            reading(server).small(DIGEST, 1 << 20)
+        assert server.sent < 32 << 20
+
+
+def test_a_blob_that_trickles() -> None:
+    with (
+        hostile({"blobs/": endless(OPEN, b"x", pause=0.05)}) as server,
+        pytest.raises(RegistryError, match="no complete answer in time"),
+    ):
+        reading(server).small(DIGEST, 1 << 20)
+
+
+TOKENS: dict[str, bytes] = {
+    "a list": b"[]",
+    "a number": b'{"token": 7}',
+    "a list of one": b'{"token": ["x"]}',
+    "a megabyte": json.dumps({"token": "x" * (1 << 20)}).encode(),
+    "a line feed": b'{"token": "x\\r\\nHost: y"}',
+    "half a character": b'{"token": "\\ud800"}',
+    "not ASCII": '{"token": "ü"}'.encode(),
+    "nothing": b"",
+    "Infinity": b'{"token": "x", "expires_in": Infinity}',
+    "deep": b'{"token":' + b"[" * 100_000,
+    "twice": b'{"token": "x", "token": "y"}',
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_token_services_that_answer_rubbish(name: str) -> None:
+    answers = {"GET /token": document(TOKENS[name]), "tags/list": document(b"", "401 No", BEARER)}
+    with hostile(answers) as server:
+        with pytest.raises(RegistryError, match="gave no token") as error:
+            reading(server).tags()
+        sentence(error.value)
+        assert len(server.asked) <= 4
+
+
+@pytest.mark.parametrize("lives", ["true", "-1", "0", "1e308", "1e-308", '"60"', "[]", "null", "9" * 19])
+def test_lifetimes_of_tokens(lives: str) -> None:
+    """Whatever it says, a token is fetched at most once a request and refusal."""
+    token = b'{"token": "x", "expires_in": ' + lives.encode() + b"}"
+    with hostile({"/token": document(token), "tags/list": document(b"", "401 No", BEARER)}) as server:
+        with pytest.raises(RegistryError, match="refused"):
+            reading(server).tags()
+        assert server.count("/token") <= 4
+
+
+@pytest.mark.parametrize(
+    "header", ["a," * 30_000, " " * 60_000, "a " * 30_000, 'a="' + "\\" * 60_000, "," * 60_000]
+)
+def test_a_challenge_that_is_a_bomb(header: str) -> None:
+    assert len(parse_challenges(header)) <= 16
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["three million objects", "a key for each", "objects of one key", "escapes", "wide", "gzip", "strings"],
+)
+def test_memory_for_what_a_registry_sends(name: str, tmp_path: Path) -> None:
+    """The whole command, in a process of its own; each is as long as a manifest may be."""
+    body: dict[str, Any] = {
+        "three million objects": b"[" + b"{}," * 1_300_000 + b"{}]",
+        "a key for each": b"{" + b",".join(b'"%x":0' % n for n in range(400_000)) + b"}",
+        "objects of one key": b"[" + b'{"a":1},' * 500_000 + b"0]",
+        "escapes": b'["' + b"\\n" * 2_000_000 + b'"]',
+        "wide": '["\U0001f600{}"]'.format("x" * 4_000_000).encode(),
+        "gzip": gzip.compress(b" " * (1 << 30), 1),
+        "strings": b"[" + b'"",' * 1_300_000 + b'""]',
+    }[name]
+    encoded = ["Content-Encoding: gzip"] if name == "gzip" else []
+    answer = document(body, "200 OK", f"Content-Type: {MANIFEST}", *encoded)
+    with hostile({**PING, "manifests/": answer}) as server:
+        done = run("verify", f"{server.host}/team/app:v1", folder=tmp_path)
+    assert done.code in (9, 12), done.err
+    assert done.err.startswith("error: ")
+    assert "Traceback" not in done.err
+    assert done.peak < LIMIT
