@@ -1,8 +1,12 @@
-"""An image in a registry → what goes with it, as far as it counts: what those said who are trusted."""
+"""An image in a registry → what goes with it, as far as it counts: what those said who are trusted.
+
+What a statement is follows from its signed content alone: annotations and artifact types of a registry's
+list are written by anybody who can write there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +15,13 @@ from torchkiln.nouns import Digest
 from torchkiln.publishing.sealing import FORMS, LIMIT, Opened
 from torchkiln.registry.reading import Reading
 from torchkiln.registry.referrers import content, referrers
+from torchkiln.statements.retraction import RETRACTION, reason_of
 from torchkiln.statements.statement import Statement
+
+NOT_VERIFIED = "signatures not verified: signatures were not looked at; name whom you trust: --key PUBLIC.pem"
+_MOST = 500  # statements of an image
+_BYTES = 64 << 20  # of all that count together
+_SHOWN = 3  # retractions that do not count
 
 
 class Opener(Protocol):
@@ -36,39 +46,73 @@ class Attached:
     by_kind: Mapping[str, tuple[Opened, ...]]  # what counts, by predicate type
     damaged: tuple[str, ...]  # what was changed, is lost, or tells of another image
     strangers: int  # by nobody who is trusted, or in others' forms: no fault, and no proof
+    other_role: int = 0  # of these, signed by a trusted key that does not count for such statements
+    unheeded: tuple[str, ...] = ()  # reasons of retractions that nobody signed who is trusted
 
     def all(self, kind: str) -> tuple[Statement, ...]:
         """What is said of that *kind*, in the order in which it is listed."""
         return tuple(one.statement for one in self.by_kind.get(kind, ()))
 
 
-def attached(
-    reading: Reading, image: Digest, opener: Opener, *, kinds: Collection[str] | None = None
-) -> Attached:
+def attached(reading: Reading, image: Digest, opener: Opener) -> Attached:
     """Fetch and open what goes with *image*.
 
-    :param kinds: only these, by what the registry lists of them; None: all.
     :raises RegistryError: the registry refuses, or cannot be reached.
+    :raises VerificationFailed: it is more than anybody would attach: some of it would go unread.
     """
     found: dict[str, tuple[Opened, ...]] = {}
-    damaged, strangers = [], 0
-    for one in referrers(reading, image):
-        if kinds is not None and not set(one.annotations.values()) & set(kinds):
-            continue
+    damaged: list[str] = []
+    unheeded: list[str] = []
+    strangers = other_role = size = 0
+    listed = referrers(reading, image)
+    if len(listed) > _MOST:
+        raise _too_much(reading, image, f"{len(listed)} referrers, and at most {_MOST} are read")
+    for one in listed:
         where = f"referrer {one.digest[:19]}"
         try:
             data, form = content(reading, one, image, FORMS, LIMIT)
             told = opener.open(data, form, where=where)
-            if told.statement.image != image:
-                raise VerificationFailed(f"{where}: tells of {told.statement.image}, not of this image")
         except Foreign:
             strangers += 1
             continue
         except VerificationFailed as error:
             damaged.append(error.message)
             continue
-        if opener.looks and not told.signers:
-            strangers += 1
+        counts = bool(told.signers) or not opener.looks
+        if told.statement.image != image:
+            if counts:
+                damaged.append(f"{where}: tells of {told.statement.image}, not of this image")
+            else:
+                strangers += 1
             continue
+        if not counts:
+            strangers += 1
+            other_role += told.other_role
+            if told.statement.kind == RETRACTION and len(unheeded) < _SHOWN:
+                unheeded.append(_reason(told.statement))
+            continue
+        size += len(data)
+        if size > _BYTES:
+            raise _too_much(reading, image, f"statements of more than {_BYTES >> 20} MiB")
         found[told.statement.kind] = (*found.get(told.statement.kind, ()), told)
-    return Attached(by_kind=found, damaged=tuple(damaged), strangers=strangers)
+    return Attached(
+        by_kind=found,
+        damaged=tuple(damaged),
+        strangers=strangers,
+        other_role=other_role,
+        unheeded=tuple(unheeded),
+    )
+
+
+def _reason(told: Statement) -> str:
+    try:
+        return reason_of(told, where="retraction")[0][:200]
+    except VerificationFailed:
+        return "?"
+
+
+def _too_much(reading: Reading, image: Digest, what: str) -> VerificationFailed:
+    return VerificationFailed(
+        f"{reading.repository}@{image[:19]}: {what}",
+        hint="somebody who can write to the registry put them there; delete them, or use another image",
+    )

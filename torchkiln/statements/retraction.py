@@ -23,9 +23,17 @@ def retraction(tag: str, image: Digest, *, reason: str, when: str) -> Statement:
     :param when: UTC, "2026-11-22T17:05:16Z".
     :raises ConfigError: no reason.
     """
+    demand_reason(reason)
+    return statement(tag, image, RETRACTION, {"reason": reason.strip(), "when": when})
+
+
+def demand_reason(reason: str) -> None:
+    """That it is one.
+
+    :raises ConfigError: it is empty.
+    """
     if not reason.strip():
         raise ConfigError("retract wants a reason", hint='--reason "cuDNN 9.5 crashes on H200"')
-    return statement(tag, image, RETRACTION, {"reason": reason.strip(), "when": when})
 
 
 def reason_of(told: Statement, *, where: str) -> tuple[str, str]:
