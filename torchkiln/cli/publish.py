@@ -245,16 +245,18 @@ class _Way:
         form = ZSTD if any(layer.media_type.endswith("+zstd") for layer in image.layers) else ""
         if self.names:
             found = Names(dated=None, moving=self.names)
-            demand_movable(found)
-            for name in self.names:
-                if why := misfit(name, f"{tag}{form}", self.chosen.grid()[0]):
-                    raise ConfigError(
-                        f"--tag {name} is another image's name: {why}",
-                        hint="choose a name that reads as no other image's: --tag trial",
-                    )
-            return found
-        names = (tag, *aliases_of(locked.resolution, *self.chosen.grid()))
-        return Names(dated=dated(f"{tag}{form}", self.day), moving=tuple(f"{name}{form}" for name in names))
+        else:
+            names = (tag, *aliases_of(locked.resolution, *self.chosen.grid()))
+            moving = tuple(f"{name}{form}" for name in names)
+            found = Names(dated=dated(f"{tag}{form}", self.day), moving=moving)
+        demand_movable(found)
+        for name in found.moving:
+            if why := misfit(name, f"{tag}{form}", self.chosen.grid()[0]):
+                raise ConfigError(
+                    f"{name} is another image's name: {why}",
+                    hint="choose one that reads as no other image's: --tag trial",
+                )
+        return found
 
 
 def _statements(image: ImageOnDisk, locked: LockedCell, images: Path, name: str) -> Sequence[Statement]:
