@@ -25,6 +25,8 @@ _TAG = re.compile(
     rf"(?P<suffixes>(?:-(?!(?:{_SYSTEMS})(?:-|$)|zstd(?:-|$))[a-z][a-z0-9]*)*)(?:-(?P<os>{_SYSTEMS}))?"
 )
 
+_LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # what people take for an image's own tag
+
 
 def tag_of(resolution: Resolution) -> str:
     """The image's own tag, ``2.7.1-cuda12.1-cudnn9-runtime``, with ``-ubuntu22.04`` behind it off debian12.
@@ -138,6 +140,8 @@ def misfit(tag: str, own: str, matrix: Matrix) -> str | None:
         return f"the image is {own}{_differing(read, own)}"
     if base in aliases_for(own, matrix):
         return f"only {own} has dated forms" if day else None
+    if _LIKE.match(read):
+        return f"the image is {own}, and only that may begin with a torch and a CUDA version"
     if any(pattern.fullmatch(read.removesuffix(ZSTD)) for pattern in _alias_patterns(matrix)):
         return f"the image is {own}, of which that is no alias"
     return None
