@@ -195,6 +195,7 @@ class _Way:
     def ready(self, ref: str) -> _Ready:
         """All that can be decided without the registry: names, the gate, what is said of the image."""
         image, tag, locked = image_and_lock(ref, self.output, self.images)
+        _demand_same(ref, tag, locked)
         names = self._names(tag, image, locked)
         cleared = self._cleared(image, locked)
         statements = _statements(image, locked, self.images, self.repository.name)
@@ -257,6 +258,20 @@ class _Way:
                     hint="choose one that reads as no other image's: --tag trial",
                 )
         return found
+
+
+def _demand_same(ref: str, tag: str, locked: LockedCell) -> None:
+    """That the image is what it was asked for by, and its lock is of the same cell.
+
+    :raises ConfigError: the layout, or the folder of locks, has another one under that name.
+    """
+    from torchkiln.tags import ZSTD, parse_name, tag_of
+
+    asked = ref.removesuffix(ZSTD)
+    if parse_name(asked) and asked != tag:
+        raise ConfigError(f"{ref}: the layout has {tag} under this name", hint="build the image again")
+    if (cell := tag_of(locked.resolution)) != tag:
+        raise ConfigError(f"{tag}: its lock is of {cell}", hint="git checkout -- images; or lock it again")
 
 
 def _statements(image: ImageOnDisk, locked: LockedCell, images: Path, name: str) -> Sequence[Statement]:

@@ -20,7 +20,8 @@ from torchkiln.statements.statement import Statement
 
 NOT_VERIFIED = "signatures not verified: signatures were not looked at; name whom you trust: --key PUBLIC.pem"
 _MOST = 500  # statements of an image
-_BYTES = 64 << 20  # of all that count together
+_BYTES = 32 << 20  # of all together
+_DAMAGED = 20  # statements after which the rest is not fetched: the image is refused for these
 _SHOWN = 3  # retractions that do not count
 
 
@@ -71,13 +72,18 @@ def attached(reading: Reading, image: Digest, opener: Opener) -> Attached:
         where = f"referrer {one.digest[:19]}"
         try:
             data, form = content(reading, one, image, FORMS, LIMIT)
-            told = opener.open(data, form, where=where)
+            size += len(data)
+            told = opener.open(data, form, where=where) if size <= _BYTES else None
         except Foreign:
             strangers += 1
             continue
         except VerificationFailed as error:
             damaged.append(error.message)
+            if len(damaged) > _DAMAGED:
+                break
             continue
+        if told is None:
+            raise _too_much(reading, image, f"statements of more than {_BYTES >> 20} MiB")
         counts = bool(told.signers) or not opener.looks
         if told.statement.image != image:
             if counts:
@@ -91,9 +97,6 @@ def attached(reading: Reading, image: Digest, opener: Opener) -> Attached:
             if told.statement.kind == RETRACTION and len(unheeded) < _SHOWN:
                 unheeded.append(_reason(told.statement))
             continue
-        size += len(data)
-        if size > _BYTES:
-            raise _too_much(reading, image, f"statements of more than {_BYTES >> 20} MiB")
         found[told.statement.kind] = (*found.get(told.statement.kind, ()), told)
     return Attached(
         by_kind=found,

@@ -204,6 +204,8 @@ def _demand_free(reading: Reading, dated: str | None, image: Digest) -> None:
 
 
 def _demand_not_retracted(cleared: ClearedImage, there: Attached, say: Callable[[str], None]) -> None:
+    for text in there.damaged:
+        say(f"not read: {text}")
     for reason in there.unheeded:
         say(f"a retraction that no trusted key signed does not count: {reason}")
     if cleared.override is not None:

@@ -20,7 +20,7 @@ from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.statements.statement import PAYLOAD_TYPE, Statement, parse, payload
 
 FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # the media types in which we look for statements
-LIMIT = 16 << 20  # bytes of an artifact: SBOMs have one or two; a JSON text takes twenty times its length
+LIMIT = 8 << 20  # bytes of an artifact: SBOMs have one; a JSON text takes up to thirty times its length
 KIND = "dev.sigstore.bundle.predicateType"  # cosign's annotation
 _PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's
 
