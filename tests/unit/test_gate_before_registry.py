@@ -172,3 +172,26 @@ def test_of_several_all_are_judged_first(desk: Press, asked: list[str]) -> None:
     done = desk.run(*both, "2.7.1-cuda12.1-cudnn9-devel")
     assert getattr(done.exception, "exit_code", None) in (2, 7)
     assert len(asked) == before
+
+
+def test_another_image_under_the_name_that_was_asked_for(desk: Press, asked: list[str]) -> None:
+    """The layout's index is no promise: what was asked for is what is published, or nothing is."""
+    index = desk.layout / "index.json"
+    index.write_text(index.read_text().replace(TAG, "2.6.0-cuda12.1-cudnn9-runtime"))
+    report = desk.signed(desk.report(open_layout(desk.layout).image("2.6.0-cuda12.1-cudnn9-runtime")))
+    argv = desk.publishing(NOWHERE, "--report", report)
+    done = desk.run(*("2.6.0-cuda12.1-cudnn9-runtime" if word == TAG else word for word in argv))
+
+    assert getattr(done.exception, "exit_code", None) == 2, done.exception
+    assert f"the layout has {TAG} under this name" in str(done.exception)
+    assert asked == []
+
+
+def test_a_lock_of_another_cell_in_the_image_s_folder(desk: Press, asked: list[str]) -> None:
+    """Its names would have been the other cell's aliases."""
+    other = "2.7.1-cuda12.1-cudnn9-devel"
+    shutil.copy(ROOT / "images" / other / "lock.json", desk.folder / "images" / TAG / "lock.json")
+    done = desk.publish(NOWHERE, "--report", good(desk), "--override", "a test")
+
+    assert getattr(done.exception, "exit_code", None) in (2, 5), done.exception
+    assert asked == []

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.published import Scene, a_built_press, a_scene
+from tests.press import Press
+from tests.published import Scene, a_built_press
+from tests.standin.registry_server import RegistryServer
 from torchkiln.places import ROOT
 from torchkiln.statements.statement import PAYLOAD_TYPE
 
-__all__ = ["a_built_press", "a_scene"]
+__all__ = ["a_built_press"]
 
 MOST = 400  # MiB
 
@@ -40,11 +45,17 @@ PREDICATES = {
 }
 
 
+@pytest.fixture(name="scene")
+def a_scene(built: Press, tmp_path: Path) -> Iterator[Scene]:
+    """By referrers alone: the same statements come by either list."""
+    with RegistryServer() as server:
+        server.manners.lists_referrers = True
+        yield Scene(Press(folder=shutil.copytree(built.folder, tmp_path / "desk")), server)
+
+
 @pytest.mark.parametrize("what", PREDICATES)
 def test_heavy_statements(scene: Scene, what: str) -> None:
     """Without a key all of them count, and are kept."""
-    if not scene.server.manners.lists_referrers:
-        pytest.skip("the same statements come by either list")
     scene.publish()
     subject = [{"name": "", "digest": {"sha256": scene.image.manifest.removeprefix("sha256:")}}]
     head = json.dumps({"_type": "https://in-toto.io/Statement/v1", "subject": subject})[:-1].encode()

@@ -15,6 +15,7 @@ from torchkiln.errors import GateRefused
 from torchkiln.publishing.sealing import ByKey, Unsigned
 from torchkiln.statements.publication import publication
 from torchkiln.statements.retraction import RETRACTION, retraction
+from torchkiln.statements.statement import statement
 
 __all__ = ["a_built_press", "a_scene"]
 
@@ -118,6 +119,18 @@ def test_one_of_another_image(scene: Scene) -> None:
     assert again(scene).exit_code == 0
 
 
+@pytest.mark.parametrize("reason", ["", " "])
+def test_one_without_a_reason(scene: Scene, reason: str) -> None:
+    """`catalog` took an empty reason for none."""
+    scene.publish()
+    said = {"reason": reason, "when": WHEN}
+    sealed = ByKey(P256).seal(statement(TAG, scene.image.manifest, RETRACTION, said))
+    scene.beside(sealed.kind, sealed.data)
+
+    assert "retracted at" in scene.refused()
+    assert (listed(scene)["good"], listed(scene)["retracted"]) == (False, "no reason is told")
+
+
 @pytest.mark.parametrize("when", ["2026-11-22T17:05:16Z", "2999-01-01T00:00:00Z", "yesterday", ""])
 def test_its_time_decides_nothing(scene: Scene, when: str) -> None:
     """Nor do decisions that are put there afterwards: who trusts it must not use the image."""
@@ -128,6 +141,18 @@ def test_its_time_decides_nothing(scene: Scene, when: str) -> None:
     assert again(scene, "--override", "tested by hand").exit_code == 0
 
     assert "retracted at" in scene.refused()
+
+
+def test_one_of_a_version_that_is_not_known_here(scene: Scene) -> None:
+    """It holds: whoever signed it knew better."""
+    scene.publish()
+    told = statement(TAG, scene.image.manifest, "urn:torchkiln:retraction:2", {"because": "crashes"})
+    sealed = ByKey(P256).seal(told)
+    scene.beside(sealed.kind, sealed.data)
+
+    assert "retracted at" in scene.refused()
+    assert isinstance(again(scene).exception, GateRefused)
+    assert listed(scene)["good"] is False
 
 
 def test_the_key_that_signs_is_believed(scene: Scene) -> None:

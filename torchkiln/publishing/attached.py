@@ -15,7 +15,7 @@ from torchkiln.nouns import Digest
 from torchkiln.publishing.sealing import FORMS, LIMIT, Opened
 from torchkiln.registry.reading import Reading
 from torchkiln.registry.referrers import content, referrers
-from torchkiln.statements.retraction import RETRACTION, reason_of
+from torchkiln.statements.retraction import is_retraction, reason_of
 from torchkiln.statements.statement import Statement
 
 NOT_VERIFIED = "signatures not verified: signatures were not looked at; name whom you trust: --key PUBLIC.pem"
@@ -49,6 +49,11 @@ class Attached:
     strangers: int  # by nobody who is trusted, or in others' forms: no fault, and no proof
     other_role: int = 0  # of these, signed by a trusted key that does not count for such statements
     unheeded: tuple[str, ...] = ()  # reasons of retractions that nobody signed who is trusted
+
+    @property
+    def retractions(self) -> tuple[Opened, ...]:
+        """Those that count, of every version."""
+        return tuple(one for kind, found in self.by_kind.items() if is_retraction(kind) for one in found)
 
     def all(self, kind: str) -> tuple[Statement, ...]:
         """What is said of that *kind*, in the order in which it is listed."""
@@ -94,7 +99,7 @@ def attached(reading: Reading, image: Digest, opener: Opener) -> Attached:
         if not counts:
             strangers += 1
             other_role += told.other_role
-            if told.statement.kind == RETRACTION and len(unheeded) < _SHOWN:
+            if is_retraction(told.statement.kind) and len(unheeded) < _SHOWN:
                 unheeded.append(_reason(told.statement))
             continue
         found[told.statement.kind] = (*found.get(told.statement.kind, ()), told)

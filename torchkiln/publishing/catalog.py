@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torchkiln.errors import VerificationFailed
 from torchkiln.nouns import Digest
 from torchkiln.publishing.attached import Attached, Opener, attached
+from torchkiln.publishing.sealing import Opened
 from torchkiln.registry.reading import Document, Reading
 from torchkiln.registry.referrers import LIST
 from torchkiln.statements.clearance import CLEARANCE, decision_of, prevailing
 from torchkiln.statements.publication import PUBLICATION, published_names
-from torchkiln.statements.retraction import RETRACTION, reason_of
-from torchkiln.statements.statement import Statement
+from torchkiln.statements.retraction import reason_of
 
 _VERSION = "org.opencontainers.image.version"
 
@@ -78,7 +78,7 @@ def _entry(reading: Reading, found: Document, tags: list[str], opener: Opener) -
         gpus=tuple(dict.fromkeys(gpu for gpu in last.gpus if gpu)) if last else (),
         cleared=last is not None and not last.override,
         override=(last.override or "") if last else "",
-        retracted="; ".join(_reasons(there.all(RETRACTION), faults)),
+        retracted="; ".join(_reasons(there.retractions)),
         names=_names(there, any(one.names_signed for one in decisions), faults),
         faults=tuple(faults),
         unheeded=there.unheeded,
@@ -95,9 +95,9 @@ def _names(there: Attached, signed: bool, faults: list[str]) -> frozenset[str] |
     return found if signed or found else None
 
 
-def _reasons(told: tuple[Statement, ...], faults: list[str]) -> Iterator[str]:
+def _reasons(told: tuple[Opened, ...]) -> Iterator[str]:
     for one in told:
         try:
-            yield reason_of(one, where="retraction")[0]
+            yield reason_of(one.statement, where="retraction")[0].strip() or "no reason is told"
         except VerificationFailed as error:
-            faults.append(error.message)
+            yield error.message

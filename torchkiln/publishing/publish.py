@@ -29,7 +29,7 @@ from torchkiln.registry.session import Registry
 from torchkiln.statements.attestation import PREDICATE, told_of
 from torchkiln.statements.clearance import CLEARANCE, clearance
 from torchkiln.statements.publication import publication
-from torchkiln.statements.retraction import RETRACTION, reason_of
+from torchkiln.statements.retraction import reason_of
 from torchkiln.statements.statement import Statement, statement
 from torchkiln.tags import undated
 
@@ -210,7 +210,7 @@ def _demand_not_retracted(cleared: ClearedImage, there: Attached, say: Callable[
         say(f"a retraction that no trusted key signed does not count: {reason}")
     if cleared.override is not None:
         return
-    for one in there.by_kind.get(RETRACTION, ()):
+    for one in there.retractions:
         if not one.signers:
             say(f"a retraction that nobody signed does not count: {_reason(one.statement)}")
             continue

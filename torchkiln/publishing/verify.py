@@ -30,7 +30,7 @@ from torchkiln.statements.attestation import PREDICATE, report_of
 from torchkiln.statements.clearance import CLEARANCE, Decision, decision_of, prevailing
 from torchkiln.statements.provenance import PROVENANCE, Origin, origin
 from torchkiln.statements.publication import PUBLICATION, published_names
-from torchkiln.statements.retraction import RETRACTION, reason_of
+from torchkiln.statements.retraction import reason_of
 from torchkiln.suite import Suite
 from torchkiln.tags import ZSTD, aliases_for, misfit, tag_of, undated
 
@@ -133,8 +133,7 @@ def _of_name(
 ) -> Point:
     """The tag by which it was asked for, held against its lock, its form, and the names that were signed."""
     own = cell + (ZSTD if any(one.media_type.endswith("+zstd") for one in image.layers) else "")
-    labels = image.config.get("config", {}).get("Labels") or {}
-    if (called := labels.get(_VERSION, cell)) != cell:
+    if (called := (image.config.get("config", {}).get("Labels") or {}).get(_VERSION, cell)) != cell:
         return Point(what="name", good=False, text=f"the image calls itself {called}, and its lock {cell}")
     if why := misfit(tag, own, matrix):
         return Point(what="name", good=False, text=f"{tag} is another image's name: {why}")
@@ -261,7 +260,7 @@ def of_sboms(there: Attached, differences: Callable[[bytes, str], Sequence[str]]
 
 
 def _of_retractions(there: Attached) -> Iterator[Point]:
-    for one in there.by_kind.get(RETRACTION, ()):
+    for one in there.retractions:
         try:
             reason, when = reason_of(one.statement, where="retraction")
         except KilnError as error:
