@@ -29,10 +29,17 @@ class Scene:
         self.desk, self.server, self.target = desk, server, f"{server.host}/team/app"
         self.image = open_layout(desk.layout).image(TAG)
 
-    def beside(self, kind: str, *documents: bytes, subject: str | None = None) -> str:
+    def beside(
+        self,
+        kind: str,
+        *documents: bytes,
+        subject: str | None = None,
+        annotations: dict[str, str] | None = None,
+    ) -> str:
         """Let *documents* of that media type go with the image, as some other tool would put them there.
 
         :param subject: what the manifest says that it goes with, if not with the image.
+        :param annotations: of the manifest, and where the registry lists it.
         """
         told = {
             "schemaVersion": 2,
@@ -40,6 +47,7 @@ class Scene:
             "artifactType": kind,
             "layers": [{"mediaType": kind, "digest": sha256(one), "size": len(one)} for one in documents],
             "subject": {"mediaType": MANIFEST, "digest": subject or self.image.manifest, "size": 1},
+            **({"annotations": annotations} if annotations else {}),
         }
         self.there.blobs |= {sha256(one): one for one in documents}
         return self._entered(json.dumps(told).encode())
@@ -60,6 +68,7 @@ class Scene:
         name, kind = sha256(manifest), json.loads(manifest)["artifactType"]
         self.there.manifests[name] = manifest
         entry = {"mediaType": MANIFEST, "artifactType": kind, "digest": name, "size": len(manifest)}
+        entry["annotations"] = json.loads(manifest).get("annotations", {})
         self._relisted([*self.listed(), entry])
         return name
 

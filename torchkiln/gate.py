@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import InitVar, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from torchkiln import hosts
 from torchkiln.claims import facts_of
@@ -19,7 +19,7 @@ from torchkiln.lock import lock_digest
 from torchkiln.nouns import Digest, LockedCell, Witness
 from torchkiln.plan import IMAGE_JSON, plan
 from torchkiln.policy import Policy
-from torchkiln.reuse import age_of
+from torchkiln.reuse import TIME, age_of
 from torchkiln.stand_in import resolved_against, stand_ins
 from torchkiln.standing import GPUS, Standing, standing
 from torchkiln.suite import Suite
@@ -27,6 +27,7 @@ from torchkiln.tags import tag_of
 from torchkiln.verdict import verdict
 
 _CLEARANCE = object()
+_CLOCKS = timedelta(days=1)  # by which two machines may differ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,12 +194,22 @@ def _of_request(
     if nonce is not None and report.nonce != nonce:
         bears = f"the nonce {report.nonce}" if report.nonce else "no nonce"
         yield f"answers another request: it bears {bears}"
-    if at and policy.report_age and age_of(report, at) > timedelta(days=policy.report_age):
+    if at and _is_of_the_future(report.when, at):
+        yield f"says that it ran at {report.when}, which is in the future"
+    elif at and policy.report_age and age_of(report, at) > timedelta(days=policy.report_age):
         ran = f"ran at {report.when}" if report.when else "does not tell when it ran"
         yield f"{ran}: the policy wants runs of the last {policy.report_age} days"
     if not witness.signers and (policy.signed or not (witness.own or policy.strangers)):
         trusted = "is signed by no trusted key" if witness.signed else "is not signed"
         yield trusted if policy.signed else f"{trusted}, and no run of this machine's cache"
+
+
+def _is_of_the_future(when: str | None, at: datetime) -> bool:
+    """More than clocks differ."""
+    try:
+        return datetime.strptime(when or "", TIME).replace(tzinfo=timezone.utc) > at + _CLOCKS
+    except ValueError:
+        return False
 
 
 def _of_gpus(policy: Policy, required: Sequence[Standing]) -> Iterator[tuple[str, str]]:

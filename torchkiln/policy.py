@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchkiln.nouns import Digest, Resolution, parse_digest
+from torchkiln.statements.roles import ROLES, Role
 
 _DEMANDS = ("tiers", "checks", "gpus", "signed", "report_age")  # what an exception may change
 
@@ -41,6 +42,7 @@ class TrustedKey:
 
     file: str  # PEM, beside matrix.yaml
     until: str | None = None  # the last day, in UTC, on which its signatures count, "2027-03-31"
+    roles: tuple[Role, ...] = ROLES  # in which its signatures count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,14 +76,16 @@ def policy_of(data: Mapping[str, Any]) -> Policy:
         **dict(_demands(data)),
         suites=tuple(parse_digest(text) for text in data.get("suites", ())),
         keys=tuple(
-            TrustedKey(file=one)
-            if isinstance(one, str)
-            else TrustedKey(file=one["file"], until=one.get("until"))
-            for one in data.get("keys", ())
+            TrustedKey(file=one) if isinstance(one, str) else _key(one) for one in data.get("keys", ())
         ),
         cells=tuple(_exceptional(cell) for cell in data.get("cells", ())),
         age=data.get("age", default.age),
     )
+
+
+def _key(data: Mapping[str, Any]) -> TrustedKey:
+    roles = (data["role"],) if "role" in data else ROLES
+    return TrustedKey(file=data["file"], until=data.get("until"), roles=roles)
 
 
 def _exceptional(data: Mapping[str, Any]) -> Exceptional:

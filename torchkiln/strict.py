@@ -16,7 +16,7 @@ import stat
 from collections import Counter
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 DEPTH = 40  # levels of lists and mappings; the deepest of our files has seven
 VALUES = 1 << 20  # values in one document; a value costs up to 250 bytes of memory, an SBOM has 40,000
@@ -40,6 +40,23 @@ def read_file(path: Path, limit: int, *, follow: bool = True) -> bytes:
 
     :raises OSError: it cannot be read, is longer, or no file; without *follow* a link is none either.
     """
+    return read_with_mode(path, limit, follow=follow)[0]
+
+
+def read_with_mode(path: Path, limit: int, *, follow: bool = True) -> tuple[bytes, int]:
+    """`read_file`, and the mode of the very file that was read."""
+    with open_plain(path, follow=follow) as file:
+        mode, data = os.fstat(file.fileno()).st_mode, file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
+    return data, mode
+
+
+def open_plain(path: Path, *, follow: bool = True) -> BinaryIO:
+    """The plain file *path*; a pipe does not hang.
+
+    :raises OSError: it cannot be opened, or is no file; without *follow* a link is none either.
+    """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
@@ -54,11 +71,7 @@ def read_file(path: Path, limit: int, *, follow: bool = True) -> bytes:
         os.close(descriptor)
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise OSError(errno.EINVAL, f"{kind}, not a file", str(path))
-    with open(descriptor, "rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
-    return data
+    return open(descriptor, "rb")
 
 
 def text_of(data: bytes) -> str:

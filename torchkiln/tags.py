@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from string import Formatter
 
 from torchkiln.errors import ConfigError
 from torchkiln.facts import Facts
@@ -23,6 +24,8 @@ _TAG = re.compile(
     r"(?P<torch>[0-9.]+)-cuda(?P<cuda>[0-9.]+)-cudnn[0-9]+-(?P<flavor>runtime|devel)"
     rf"(?P<suffixes>(?:-(?!(?:{_SYSTEMS})(?:-|$)|zstd(?:-|$))[a-z][a-z0-9]*)*)(?:-(?P<os>{_SYSTEMS}))?"
 )
+
+_LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # what people take for an image's own tag
 
 
 def tag_of(resolution: Resolution) -> str:
@@ -118,6 +121,81 @@ def undated(tag: str) -> tuple[str, str] | None:
     """The inverse of `dated`: the tag and the day; None: it is a tag that moves."""
     found = re.fullmatch(rf"(?P<tag>.+)-(?P<day>{_DAY.pattern})", tag)
     return (found["tag"], found["day"]) if found else None
+
+
+def misfit(tag: str, own: str, matrix: Matrix) -> str | None:
+    """Why *tag* would say something untrue of the image whose own tag is *own*; None: it would not.
+
+    A name that no rule reads, "trial", says nothing, and so nothing untrue.
+
+    :param own: with `ZSTD` behind it where the layers are zstd's.
+    """
+    if re.fullmatch(r"sha[0-9]+[-_:.].*", tag.lower()):
+        return "such tags are for lists of what goes with an image"
+    base, day = undated(tag) or (tag, None)
+    if base == own:
+        return None
+    read = base.lower()  # "V2.7" is meant to be taken for v2.7
+    if _named(read) or own in (read, base):
+        return f"the image is {own}{_differing(read, own)}"
+    if base in aliases_for(own, matrix):
+        return f"only {own} has dated forms" if day else None
+    if _LIKE.match(read):
+        return f"the image is {own}, and only that may begin with a torch and a CUDA version"
+    if any(pattern.fullmatch(read.removesuffix(ZSTD)) for pattern in _alias_patterns(matrix)):
+        return f"the image is {own}, of which that is no alias"
+    return None
+
+
+def aliases_for(own: str, matrix: Matrix) -> tuple[str, ...]:
+    """Every alias that the image with the tag *own* could bear, in its own form of layers."""
+    named, form = _named(own), ZSTD if own.endswith(ZSTD) else ""
+    return tuple(f"{name}{form}" for name in names_of(named, matrix)) if named else ()
+
+
+def _named(tag: str) -> Named | None:
+    return parse_name(tag.removesuffix(ZSTD))
+
+
+def _differing(tag: str, own: str) -> str:
+    """In which parts."""
+    theirs, ours = _named(tag), _named(own)
+    if not theirs or not ours:
+        return ""
+    parts = [
+        f"{name} {a or 'none'} instead of {b or 'none'}"
+        for name, a, b in (
+            ("torch", theirs.torch, ours.torch),
+            ("CUDA", theirs.cuda, ours.cuda),
+            ("flavor", theirs.flavor, ours.flavor),
+            ("OS", theirs.os, ours.os),
+            ("components", "-".join(theirs.suffixes), "-".join(ours.suffixes)),
+            ("layers", _form(tag), _form(own)),
+        )
+        if a != b
+    ]
+    return f": the tag says {', '.join(parts)}" if parts else ""
+
+
+def _form(tag: str) -> str:
+    return "zstd" if tag.endswith(ZSTD) else "gzip"
+
+
+def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:
+    """What the aliases of any image look like by *matrix*'s rules."""
+    fields = {"torch": "[0-9.]+", "minor": r"[0-9]+\.[0-9]+", "cuda": "[0-9.]+", "flavor": "[a-z]+"}
+    rules = (matrix.aliases.newest_patch, matrix.aliases.newest_cuda, matrix.aliases.newest_torch)
+    return [
+        re.compile(
+            "".join(
+                re.escape(text.lower()) + (fields[name] if name else "")
+                for text, name, _, _ in Formatter().parse(rule)
+            )
+            + f"(-(?:{_SYSTEMS}))?"
+        )
+        for rule in rules
+        if rule
+    ]
 
 
 def _is_newest(cell: Cell, pairs: Iterable[Pair], matrix: Matrix, facts: Facts) -> bool:

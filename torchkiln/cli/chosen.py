@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ class Chosen:
     every: bool
     lockable: bool
     matrix_file: Path
+    _read: list[tuple[Matrix, Facts]] = field(default_factory=list, init=False, compare=False, repr=False)
 
     @property
     def any(self) -> bool:
@@ -54,16 +55,19 @@ class Chosen:
         )
 
     def grid(self) -> tuple[Matrix, Facts]:
-        """The matrix that was named, and what we know.
+        """The matrix that was named, and what we know; read once, whoever asks.
 
         :raises ConfigError: one of the files is missing, or wrong.
         """
         from torchkiln import cuda_redist, facts, matrix
 
+        if self._read:
+            return self._read[0]
         known = facts.load()
         if file := os.environ.get(cuda_redist.VARIABLE):
             known = replace(known, redist=cuda_redist.read(Path(file)))
-        return matrix.read(self.matrix_file, known), known
+        self._read.append((matrix.read(self.matrix_file, known), known))
+        return self._read[0]
 
     def cells(self, *, must_name: bool = False) -> tuple[tuple[Cell, ...], Matrix, Facts]:
         """The chosen cells in the matrix's order, with `grid`.
@@ -127,7 +131,7 @@ def selection(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_chosen(*arguments: Any, **named: Any) -> Any:
-        chosen = Chosen(**{field.name: named.pop(field.name) for field in fields(Chosen)})
+        chosen = Chosen(**{one.name: named.pop(one.name) for one in fields(Chosen) if one.init})
         return command(*arguments, chosen=chosen, **named)
 
     for option in (

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from torchkiln.cli.options import cache_root
-from torchkiln.cli.reports import public_keys, signature_line
+from torchkiln.cli.reports import NamedKey, public_keys, signature_line
 from torchkiln.cli.tables import table
-from torchkiln.cli.trusting import policy_keys
+from torchkiln.cli.trusting import Rules
 from torchkiln.errors import ConfigError, KilnError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchkiln.oci.layout import ImageOnDisk
     from torchkiln.policy import Policy
     from torchkiln.standing import Standing
-    from torchkiln.statements.signature import PublicKey
+    from torchkiln.statements.roles import KeyInRole
     from torchkiln.suite import Suite
 
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
@@ -37,17 +37,19 @@ class Bench:
 
     policy: Policy
     suite: Suite
-    trusted: tuple[PublicKey, ...]
+    trusted: tuple[KeyInRole, ...]
     given: tuple[Path, ...]  # reports, and folders of them; empty: this machine's own runs
+    signed: bool = False  # demanded by the command line, whatever the policy says of a cell
     nonce: str | None = None
 
     def judge(self, image: ImageOnDisk, locked: LockedCell) -> Judgement:
         """What the gate finds of *image*, at this moment."""
         from torchkiln.gate import judge
 
+        policy = self.policy.of(locked.resolution)
         return judge(
             self._witnesses(image.manifest),
-            self.policy,
+            replace(policy, signed=policy.signed or self.signed),
             locked,
             self.suite,
             image=image.manifest,
@@ -72,46 +74,50 @@ class Bench:
     def _read(self, path: Path, image: Digest) -> Iterator[Witness]:
         """The report in the file *path*; of a folder, those that tell of *image*."""
         from torchkiln.statements import attestation
+        from torchkiln.statements.roles import keys_for
 
+        keys = keys_for("laboratory", self.trusted)
         if not path.is_dir():
-            yield attestation.read(path, self.trusted)
+            yield attestation.read(path, keys)
             return
         for file in attestation.files(path):
             try:
-                told = attestation.read(file).report.image
+                there = attestation.filed(file)
+                told = there.witness().report.image
             except KilnError:  # not each file in a folder is a report
                 continue
             if told == image:
-                yield attestation.read(file, self.trusted)
+                yield there.witness(keys)
 
 
 def bench_of(
-    matrix_file: Path,
+    rules: Rules,
     suite_folder: Path | None,
     *,
     reports: Sequence[Path],
-    trust: Sequence[Path],
+    trust: Sequence[NamedKey],
     nonce: str | None = None,
 ) -> Bench:
-    """As the policy in *matrix_file* says; a key that is named on the command line makes signatures a demand.
+    """As *rules* say; a laboratory's key that is named on the command line makes signatures a demand.
 
     :raises ConfigError: a file is missing or wrong; signatures are demanded, and no key is trusted.
     """
-    from torchkiln import facts, matrix
     from torchkiln.cli.checks import suite_of
+    from torchkiln.statements.roles import keys_for
 
-    policy = matrix.read(matrix_file, facts.load()).policy
-    trusted = [*policy_keys(policy, matrix_file), *public_keys(trust)]
-    if policy.signed and not trusted:
+    given = public_keys(trust)
+    trusted = (*rules.keys, *given)
+    if rules.policy.signed and not keys_for("laboratory", trusted):
         raise ConfigError(
-            f"the policy in {matrix_file} demands signed reports, and no key is trusted",
-            hint="name the signer's public key: --trust PUBLIC.pem, or `keys` in the policy",
+            f"the policy in {rules.file} demands signed reports, and no key is trusted",
+            hint="name the signer's public key: --trust PUBLIC.pem, or `keys` in a file that --policy names",
         )
     return Bench(
-        policy=replace(policy, signed=policy.signed or bool(trust)),
+        policy=rules.policy,
         suite=suite_of(suite_folder),
-        trusted=tuple(trusted),
+        trusted=trusted,
         given=tuple(reports),
+        signed=bool(keys_for("laboratory", given)),
         nonce=nonce,
     )
 

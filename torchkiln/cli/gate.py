@@ -12,7 +12,8 @@ from torchkiln.cli.checks import image_and_lock
 from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.clearing import bench_of, reports_option, show
 from torchkiln.cli.options import images_folder, layout_option
-from torchkiln.cli.reports import trust
+from torchkiln.cli.reports import NamedKey, trust
+from torchkiln.cli.trusting import policy_option, rules_of
 from torchkiln.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 @selection
 @reports_option
 @trust
+@policy_option
 @click.option("--nonce", metavar="WORD", help="the word that was given to `smoke --nonce`")
 @images_folder
 @layout_option()
@@ -35,14 +37,15 @@ def gate(
     tag: str | None,
     chosen: Chosen,
     report_files: tuple[Path, ...],
-    trust_files: tuple[Path, ...],
+    trust_files: tuple[NamedKey, ...],
+    policy_file: Path | None,
     nonce: str | None,
     images: Path,
     output: Path,
     suite_folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Hold smoke reports on the image TAG against the policy in matrix.yaml; print a cleared one's digest.
+    """Hold smoke reports on the image TAG against the policy; print a cleared one's digest.
 
     Without --report: the runs that this machine made and keeps. Ends with exit 7 and a list of all that is
     missing where it is not cleared, 12 where a signature is bad.
@@ -51,7 +54,8 @@ def gate(
 
     if bool(tag) == chosen.any:
         raise ConfigError("gate takes one image: its TAG, or --torch and --cuda", hint="see: gate --help")
-    bench = bench_of(chosen.matrix_file, suite_folder, reports=report_files, trust=trust_files, nonce=nonce)
+    rules = rules_of(policy_file, chosen.matrix_file, chosen.grid()[0])
+    bench = bench_of(rules, suite_folder, reports=report_files, trust=trust_files, nonce=nonce)
     found, _, locked = image_and_lock(tag or chosen.tag("gate"), output, images)
     judged = bench.judge(found, locked)
     show(judged)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,8 +18,9 @@ from torchkiln.cli.chosen import Chosen, selection
 from torchkiln.cli.clearing import Bench, bench_of, reports_option, show
 from torchkiln.cli.options import cache_root, images_folder, layout_option
 from torchkiln.cli.registry import history, registry_of
-from torchkiln.cli.reports import trust
+from torchkiln.cli.reports import NamedKey, trust
 from torchkiln.cli.sealer import sealer_of, sealer_options
+from torchkiln.cli.trusting import policy_option, rules_of
 from torchkiln.errors import ConfigError, KilnError
 
 if TYPE_CHECKING:
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
     from torchkiln.oci.layout import ImageOnDisk
     from torchkiln.publishing.publish import Names, PublishedImage
     from torchkiln.publishing.sealing import Sealer
+    from torchkiln.publishing.trust import Trust
     from torchkiln.registry.delivery import How
     from torchkiln.registry.reference import Repository
     from torchkiln.registry.session import Registry
     from torchkiln.statements.statement import Statement
+
+T = TypeVar("T")
 
 
 @click.command("publish", options_metavar="[OPTIONS]")
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 )
 @reports_option
 @trust
+@policy_option
 @sealer_options
 @click.option(
     "--tag",
@@ -73,7 +78,8 @@ def publish(
     chosen: Chosen,
     target: str,
     report_files: tuple[Path, ...],
-    trust_files: tuple[Path, ...],
+    trust_files: tuple[NamedKey, ...],
+    policy_file: Path | None,
     key_file: Path | None,
     keyless: bool,
     names: tuple[str, ...],
@@ -95,6 +101,7 @@ def publish(
     early leaves nothing wrong behind, and the next run completes it. Of several images each is tried; the
     exit code is the worst. stdout: each reference, by digest. The login is Docker's (`docker login`).
     """
+    from torchkiln.publishing.trust import Trust, with_sealer
     from torchkiln.registry.reference import parse_repository
 
     repository = parse_repository(target)
@@ -107,38 +114,64 @@ def publish(
         raise ConfigError(
             "--tag names one image, and several are to be published", hint="publish them one by one"
         )
-    bench = bench_of(chosen.matrix_file, suite_folder, reports=report_files, trust=trust_files)
+    rules = rules_of(policy_file, chosen.matrix_file, chosen.grid()[0])
+    bench = bench_of(rules, suite_folder, reports=report_files, trust=trust_files)
     sealer = sealer_of(key_file, keyless, demanded=bench.policy.signed)
-    with registry_of(repository, plain_http) as registry:
-        registry.check()
-        way = _Way(
-            bench=bench,
-            chosen=chosen,
-            sealer=sealer,
-            registry=registry,
-            repository=repository,
-            names=names,
-            day=dated or f"{datetime.now(timezone.utc):%Y%m%d}",
-            override=override,
-            images=images,
-            output=output,
-            mount_from=mount_from,
-            jobs=jobs,
-            quiet=quiet,
-        )
-        failures = []
-        for tag in tags:
-            try:
-                published = way.publish(tag)
-            except KilnError as error:
-                if len(tags) == 1:
-                    raise
-                console.say(f"{tag}: {error.message}" + (f"\n  {error.hint}" if error.hint else ""))
-                failures.append(error)
-                continue
-            click.echo(json.dumps(_told(tag, published)) if as_json else published.pushed.reference)
+    way = _Way(
+        bench=bench,
+        chosen=chosen,
+        sealer=sealer,
+        trust=with_sealer(Trust(keys=bench.trusted), sealer),
+        repository=repository,
+        names=names,
+        day=dated or f"{datetime.now(timezone.utc):%Y%m%d}",
+        override=override,
+        images=images,
+        output=output,
+        mount_from=mount_from,
+        jobs=jobs,
+        quiet=quiet,
+    )
+    failures: list[KilnError] = []
+    ready = _each(tags, way.ready, failures, alone=len(tags) == 1)
+    if ready:  # what the gate refuses is told before any registry is asked
+        with registry_of(repository, plain_http) as registry:
+            registry.check()
+
+            def send(ref: str) -> None:
+                published = way.publish(ready[ref], registry)
+                click.echo(json.dumps(_told(ref, published)) if as_json else published.pushed.reference)
+
+            _each(ready, send, failures, alone=len(tags) == 1)
     if failures:
         raise console.worst(failures, len(tags), "images")
+
+
+def _each(
+    refs: Iterable[str], do: Callable[[str], T], failures: list[KilnError], *, alone: bool
+) -> dict[str, T]:
+    """What *do* gives for each; a failure is told and noted, and keeps no other back."""
+    found: dict[str, T] = {}
+    for ref in refs:
+        try:
+            found[ref] = do(ref)
+        except KilnError as error:
+            if alone:
+                raise
+            console.say(f"{ref}: {error.message}" + (f"\n  {error.hint}" if error.hint else ""))
+            failures.append(error)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ready:
+    """An image that the gate cleared, with all that is to go with it."""
+
+    ref: str
+    cleared: ClearedImage
+    image: ImageOnDisk
+    statements: Sequence[Statement]
+    names: Names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +181,7 @@ class _Way:
     bench: Bench
     chosen: Chosen
     sealer: Sealer
-    registry: Registry
+    trust: Trust
     repository: Repository
     names: tuple[str, ...]
     day: str
@@ -159,27 +192,37 @@ class _Way:
     jobs: int
     quiet: bool
 
-    def publish(self, ref: str) -> PublishedImage:
+    def ready(self, ref: str) -> _Ready:
+        """All that can be decided without the registry: names, the gate, what is said of the image."""
+        image, tag, locked = image_and_lock(ref, self.output, self.images)
+        _demand_same(ref, tag, locked)
+        names = self._names(tag, image, locked)
+        cleared = self._cleared(image, locked)
+        statements = _statements(image, locked, self.images, self.repository.name)
+        return _Ready(ref=ref, cleared=cleared, image=image, statements=statements, names=names)
+
+    def publish(self, ready: _Ready, registry: Registry) -> PublishedImage:
+        """It, and what goes with it."""
         from torchkiln.publishing.publish import publish
 
-        image, tag, locked = image_and_lock(ref, self.output, self.images)
-        cleared = self._cleared(image, locked)
         with console.progress(quiet=self.quiet) as observer:
             published = publish(
-                cleared,
-                image,
-                _statements(image, locked, self.images, self.repository.name),
+                ready.cleared,
+                ready.image,
+                ready.statements,
                 self.sealer,
-                self.registry,
+                registry,
                 self.repository,
-                names=self._names(tag, image, locked),
+                names=ready.names,
+                opener=self.trust,
                 watcher=observer,
+                say=console.say,
                 history=history(),
                 mount_from=self.mount_from,
                 jobs=self.jobs,
             )
         if not self.quiet:
-            console.say(_summary(ref, published))
+            console.say(_summary(ready.ref, published))
         return published
 
     def _cleared(self, image: ImageOnDisk, locked: LockedCell) -> ClearedImage:
@@ -196,14 +239,39 @@ class _Way:
         return cleared
 
     def _names(self, tag: str, image: ImageOnDisk, locked: LockedCell) -> Names:
-        from torchkiln.publishing.publish import Names
-        from torchkiln.tags import ZSTD, aliases_of, dated
+        """As they follow from the lock; of those that were asked for, none that is another image's."""
+        from torchkiln.publishing.publish import Names, demand_movable
+        from torchkiln.tags import ZSTD, aliases_of, dated, misfit
 
-        if self.names:
-            return Names(dated=None, moving=self.names)
         form = ZSTD if any(layer.media_type.endswith("+zstd") for layer in image.layers) else ""
-        names = (tag, *aliases_of(locked.resolution, *self.chosen.grid()))
-        return Names(dated=dated(f"{tag}{form}", self.day), moving=tuple(f"{name}{form}" for name in names))
+        if self.names:
+            found = Names(dated=None, moving=self.names)
+        else:
+            names = (tag, *aliases_of(locked.resolution, *self.chosen.grid()))
+            moving = tuple(f"{name}{form}" for name in names)
+            found = Names(dated=dated(f"{tag}{form}", self.day), moving=moving)
+        demand_movable(found)
+        for name in found.moving:
+            if why := misfit(name, f"{tag}{form}", self.chosen.grid()[0]):
+                raise ConfigError(
+                    f"{name} is another image's name: {why}",
+                    hint="choose one that reads as no other image's: --tag trial",
+                )
+        return found
+
+
+def _demand_same(ref: str, tag: str, locked: LockedCell) -> None:
+    """That the image is what it was asked for by, and its lock is of the same cell.
+
+    :raises ConfigError: the layout, or the folder of locks, has another one under that name.
+    """
+    from torchkiln.tags import ZSTD, parse_name, tag_of
+
+    asked = ref.removesuffix(ZSTD)
+    if parse_name(asked) and asked != tag:
+        raise ConfigError(f"{ref}: the layout has {tag} under this name", hint="build the image again")
+    if (cell := tag_of(locked.resolution)) != tag:
+        raise ConfigError(f"{tag}: its lock is of {cell}", hint="git checkout -- images; or lock it again")
 
 
 def _statements(image: ImageOnDisk, locked: LockedCell, images: Path, name: str) -> Sequence[Statement]:

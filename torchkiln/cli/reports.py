@@ -16,12 +16,34 @@ from torchkiln.errors import ConfigError, KilnError, SmokeFailed, SmokeInconclus
 
 if TYPE_CHECKING:
     from torchkiln.nouns import SmokeReport, Witness
-    from torchkiln.statements.signature import PrivateKey, PublicKey
+    from torchkiln.statements.roles import KeyInRole, Role
+    from torchkiln.statements.signature import PrivateKey
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)
 THERE = click.Path(path_type=Path, dir_okay=False, exists=True)
 _PEM = 64 << 10  # bytes; a key has some hundred
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedKey:
+    """The file of a public key, and in which roles it was named."""
+
+    path: Path
+    roles: tuple[Role, ...]
+
+
+def named_keys(
+    context: click.Context, parameter: click.Parameter, values: Sequence[str]
+) -> tuple[NamedKey, ...]:
+    """`PUBLIC.pem`, `publisher=PUBLIC.pem` or `laboratory=PUBLIC.pem`, each a file that must be there."""
+    from torchkiln.statements.roles import role_named
+
+    found = []
+    for value in values:
+        roles, path = role_named(value)
+        found.append(NamedKey(path=THERE.convert(path, parameter, context), roles=roles))
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +73,10 @@ def trust(command: F) -> F:
     return click.option(
         "--trust",
         "trust_files",
-        type=THERE,
+        callback=named_keys,
         multiple=True,
-        metavar="PUBLIC.pem",
-        help="demand that this key signed it (several times: one of them)",
+        metavar="[ROLE=]PUBLIC.pem",
+        help="demand that this key signed it (several times: one of them); ROLE: laboratory, publisher",
     )(command)
 
 
@@ -62,14 +84,19 @@ def trust(command: F) -> F:
 @click.argument("report_file", metavar="REPORT", type=THERE)
 @trust
 @click.option("--json", "as_json", is_flag=True, help="verdict, stated verdict, faults, signers as JSON")
-def show(report_file: Path, trust_files: tuple[Path, ...], as_json: bool) -> None:
+def show(report_file: Path, trust_files: tuple[NamedKey, ...], as_json: bool) -> None:
     """Print a report, plain or signed, and compute its verdict again from the raw values in it."""
     from torchkiln import facts
     from torchkiln import report as forms
     from torchkiln.statements import attestation
+    from torchkiln.statements.roles import keys_for
     from torchkiln.verdict import faults, verdict
 
-    trusted = public_keys(trust_files)
+    trusted = keys_for("laboratory", public_keys(trust_files))
+    if trust_files and not trusted:
+        raise ConfigError(
+            "--trust: none of the keys counts for reports", hint="--trust laboratory=PUBLIC.pem"
+        )
     witness = attestation.read(report_file, trusted)
     report, again = witness.report, verdict(witness.report.findings)
     if as_json:
@@ -170,30 +197,33 @@ def demand(value: str | None, name: str) -> None:
 def private_key(path: Path) -> PrivateKey:
     """The key in *path*; its pass phrase leaves the environment here, so that no child process has it.
 
+    Mode and bytes are of one opened file: another one under its name would change neither.
+
     :raises ConfigError: it is none, or others may read it.
     """
     from torchkiln.statements import signature
 
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="a key is a file in PEM form") from None
-    if stat.S_ISREG(mode) and mode & 0o077:
+    data, mode = _pem(path)
+    if mode & 0o077:
         raise ConfigError(
             f"{path}: a private key that others may read (mode {stat.S_IMODE(mode):04o})",
             hint=f"chmod 600 {path}; if somebody else could have read it, make a new one",
         )
     passphrase = os.environ.pop(signature.PASSPHRASE, "")
-    return signature.private_key(_pem(path), passphrase or None, where=str(path))
+    return signature.private_key(data, passphrase or None, where=str(path))
 
 
-def public_keys(paths: Sequence[Path]) -> list[PublicKey]:
-    """The keys in *paths*."""
-    if not paths:
+def public_keys(named: Sequence[NamedKey]) -> list[KeyInRole]:
+    """The keys in the files, each read once."""
+    if not named:
         return []
     from torchkiln.statements import signature
+    from torchkiln.statements.roles import KeyInRole
 
-    return [signature.public_key(_pem(path), where=str(path)) for path in paths]
+    return [
+        KeyInRole(key=signature.public_key(_pem(one.path)[0], where=str(one.path)), roles=one.roles)
+        for one in named
+    ]
 
 
 def signature_line(witness: Witness) -> str:
@@ -217,10 +247,11 @@ def end(report: SmokeReport) -> None:
         raise error(f"{subject(report)}: {report.verdict}: {told or 'nothing was proved'}")
 
 
-def _pem(path: Path) -> bytes:
-    from torchkiln.strict import read_file
+def _pem(path: Path) -> tuple[bytes, int]:
+    """The file's bytes and mode."""
+    from torchkiln.strict import read_with_mode
 
     try:
-        return read_file(path, _PEM)
+        return read_with_mode(path, _PEM)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="a key is a file in PEM form") from None

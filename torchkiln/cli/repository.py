@@ -12,9 +12,10 @@ import click
 from torchkiln.cli import console
 from torchkiln.cli.options import matrix_option
 from torchkiln.cli.registry import registry_of
+from torchkiln.cli.reports import NamedKey
 from torchkiln.cli.sealer import sealer_of, sealer_options
 from torchkiln.cli.tables import table
-from torchkiln.cli.trusting import trust_of, trust_options
+from torchkiln.cli.trusting import policy_option, rules_of, trust_of, trust_options
 from torchkiln.errors import ConfigError, RegistryError, printable
 
 if TYPE_CHECKING:
@@ -28,27 +29,30 @@ _plain_http = click.option(
 @click.command("catalog")
 @click.argument("target", metavar="REGISTRY/REPOSITORY")
 @trust_options("--key")
+@policy_option
 @matrix_option
 @_plain_http
 @click.option("--json", "as_json", is_flag=True, help="one object on stdout: images")
 def catalog(
     target: str,
-    keys: tuple[Path, ...],
+    keys: tuple[NamedKey, ...],
     identity: str | None,
     issuer: str,
+    policy_file: Path | None,
     matrix_file: Path,
     plain_http: bool,
     as_json: bool,
 ) -> None:
     """List a repository's images: tags, digest, on which GPUs each was proved, what speaks against it."""
     from torchkiln import facts, matrix
+    from torchkiln.publishing.attached import NOT_VERIFIED
     from torchkiln.publishing.catalog import catalog as listed_in
     from torchkiln.registry.reading import Reading
     from torchkiln.registry.reference import parse_repository
 
     repository = parse_repository(target)
-    policy = matrix.read(matrix_file, facts.load()).policy
-    trust = trust_of(policy, matrix_file, keys, identity, issuer)
+    rules = rules_of(policy_file, matrix_file, matrix.read(matrix_file, facts.load()))
+    trust = trust_of(rules, keys, identity, issuer)
     with registry_of(repository, plain_http) as registry:
         registry.check()
         listed = listed_in(Reading(registry, repository), trust)
@@ -56,6 +60,7 @@ def catalog(
         told = {
             "repository": str(repository),
             "signatures": "looked at" if trust.looks else "not looked at",
+            "trusted": trust.looks,
             "images": [
                 {
                     "digest": one.digest,
@@ -65,6 +70,8 @@ def catalog(
                     "good": one.good,
                     "override": one.override,
                     "retracted": one.retracted,
+                    "untrusted_retractions": list(one.unheeded),
+                    "misnamed": list(one.misnamed),
                     "faults": list(one.faults),
                 }
                 for one in listed
@@ -73,7 +80,7 @@ def catalog(
         click.echo(json.dumps(told, indent=2))
         return
     if not trust.looks:
-        console.say("signatures were not looked at: --key PUBLIC.pem names whom you trust")
+        console.say(NOT_VERIFIED)
     table(("TAGS", "DIGEST", "PROVED ON", "REMARK"), [_row(one) for one in listed])
 
 
@@ -85,6 +92,8 @@ def _row(one: Listed) -> list[str]:
 def _against(one: Listed) -> str:
     told = [f"retracted: {one.retracted}"] if one.retracted else []
     told += [f"published in spite of the gate: {one.override}"] if one.override else []
+    told += [f"was not published as {tag}: somebody moved it" for tag in one.misnamed]
+    told += [f"retraction that no trusted key signed, does not count: {reason}" for reason in one.unheeded]
     told += one.faults
     if not one.cleared and not one.override:
         told.append("no decision of a gate")
@@ -96,6 +105,7 @@ def _against(one: Listed) -> str:
 @click.option("--reason", required=True, help="why; stays with the image")
 @sealer_options
 @trust_options()
+@policy_option
 @matrix_option
 @_plain_http
 @click.option("--json", "as_json", is_flag=True, help="one object on stdout: digest, moved")
@@ -104,9 +114,10 @@ def retract(
     reason: str,
     key_file: Path | None,
     keyless: bool,
-    keys: tuple[Path, ...],
+    keys: tuple[NamedKey, ...],
     identity: str | None,
     issuer: str,
+    policy_file: Path | None,
     matrix_file: Path,
     plain_http: bool,
     as_json: bool,
@@ -117,18 +128,25 @@ def retract(
     no good image is left is deleted, where the registry can; where it cannot, that is told (exit 9).
     """
     from torchkiln import facts, matrix
+    from torchkiln.publishing.attached import NOT_VERIFIED
     from torchkiln.publishing.retract import retract as done
+    from torchkiln.publishing.trust import with_sealer
     from torchkiln.registry.reading import Reading
     from torchkiln.registry.reference import parse_reference
     from torchkiln.reuse import TIME
+    from torchkiln.statements.retraction import demand_reason
 
     reference = parse_reference(target)
     name = reference.digest or reference.tag
     if name is None:
         raise ConfigError(f"{target}: names no image", hint="REGISTRY/REPOSITORY:TAG, or @DIGEST")
     grid = matrix.read(matrix_file, facts.load())
-    sealer = sealer_of(key_file, keyless, demanded=grid.policy.signed)
-    trust = trust_of(grid.policy, matrix_file, keys, identity, issuer)
+    demand_reason(reason)
+    rules = rules_of(policy_file, matrix_file, grid)
+    sealer = sealer_of(key_file, keyless, demanded=rules.policy.signed)
+    trust = with_sealer(trust_of(rules, keys, identity, issuer), sealer)
+    if not trust.looks:
+        console.say(f"{NOT_VERIFIED}; tags go to what anybody says is good")
     with registry_of(reference.repository, plain_http) as registry:
         registry.check()
         reading = Reading(registry, reference.repository)

@@ -6,18 +6,20 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from torchkiln.cli import console
-from torchkiln.cli.options import cache_root
+from torchkiln.cli.options import cache_root, here_or_checkout
 from torchkiln.cli.registry import registry_of
-from torchkiln.cli.trusting import trust_of
+from torchkiln.cli.trusting import rules_of, trust_of
 from torchkiln.errors import ConfigError, VerificationFailed, printable
 
 if TYPE_CHECKING:
+    from torchkiln.cli.reports import NamedKey
     from torchkiln.engines.observer import Observer
     from torchkiln.facts import Facts
     from torchkiln.matrix import Matrix
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
 class Wish:
     """What the user wants looked at."""
 
-    matrix_file: Path
+    policy_file: Path | None
     suite_folder: Path | None
-    keys: tuple[Path, ...]
+    keys: tuple[NamedKey, ...]
     identity: str | None
     issuer: str
     full: bool
@@ -52,13 +54,22 @@ def verify_published(reference: Reference, wish: Wish) -> None:
     from torchkiln import facts, matrix
     from torchkiln.cli.checks import suite_of
     from torchkiln.planning import plan_locked
-    from torchkiln.publishing.verify import verify
+    from torchkiln.publishing.verify import Rules, verify
     from torchkiln.registry import pulling
     from torchkiln.registry.reading import Reading
 
     known = facts.load()
-    grid = matrix.read(wish.matrix_file, known)
-    trust = trust_of(grid.policy, wish.matrix_file, wish.keys, wish.identity, wish.issuer)
+    matrix_file = wish.policy_file or here_or_checkout("matrix.yaml")
+    grid = matrix.read(matrix_file, known)
+    named = rules_of(wish.policy_file, matrix_file, grid)
+    trust = trust_of(named, wish.keys, wish.identity, wish.issuer)
+    rules = Rules(
+        policy=named.policy,
+        suite=suite_of(wish.suite_folder),
+        matrix=named.matrix,
+        at=datetime.now(timezone.utc),
+        planned=lambda lock: plan_locked(lock, grid, known),
+    )
     if wish.rebuild and not (trust.looks or wish.untrusted):
         raise ConfigError(
             "--rebuild runs the Python of the image, and no key or identity is given that it is trusted by",
@@ -74,20 +85,14 @@ def verify_published(reference: Reference, wish: Wish) -> None:
         reading = Reading(registry, repository)
         found = reading.demand(reference.digest or reference.tag or "latest")
         image = pulling.documents(reading, found, Path(folder, "image"), reference.tag or "image")
-        looked = verify(
-            reading,
-            image,
-            trust,
-            grid.policy,
-            suite_of(wish.suite_folder),
-            lambda lock: plan_locked(lock, grid, known),
-        )
+        tag = reference.tag or (None if reference.digest else "latest")
+        looked = verify(reading, image, trust, rules, tag=tag)
         points = list(looked.points)
         if wish.full:
             points += _full(reading, image, looked, observer)
         if wish.rebuild:
             points.append(_rebuilt(reading, image, looked, points, (grid, known), observer))
-    _tell(reference, image, points, wish)
+    _tell(reference, image, points, wish, trusted=trust.looks)
 
 
 def _full(reading: Reading, image: ImageOnDisk, looked: Verification, observer: Observer) -> Iterator[Point]:
@@ -146,13 +151,17 @@ def _rebuilt(
     )
 
 
-def _tell(reference: Reference, image: ImageOnDisk, points: list[Point], wish: Wish) -> None:
+def _tell(
+    reference: Reference, image: ImageOnDisk, points: list[Point], wish: Wish, *, trusted: bool
+) -> None:
+    """What was found; an image that nobody vouches for who is trusted is not verified, whatever else fits."""
     bad = [point for point in points if not point.good]
     if wish.as_json:
         told = {
             "reference": str(reference),
             "digest": image.manifest,
-            "verified": not bad,
+            "verified": trusted and not bad,
+            "trusted": trusted,
             "points": [{"what": one.what, "good": one.good, "text": one.text} for one in points],
         }
         click.echo(json.dumps(told, indent=2))

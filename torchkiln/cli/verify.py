@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.options import here_or_checkout
-from torchkiln.cli.trusting import trust_options
+from torchkiln.cli.reports import NamedKey
+from torchkiln.cli.trusting import policy_option, trust_options
 from torchkiln.cli.verified import Wish, published_reference, verify_published
 from torchkiln.errors import ConfigError, VerificationFailed
 
@@ -19,14 +19,7 @@ from torchkiln.errors import ConfigError, VerificationFailed
 @click.option("--full", is_flag=True, help="fetch the layers too, and look at every byte")
 @click.option("--rebuild", is_flag=True, help="build it again from its lock, and compare the digests")
 @click.option("--untrusted", is_flag=True, help="with --rebuild: though no key or identity vouches for it")
-@click.option(
-    "--policy",
-    "matrix_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=lambda: here_or_checkout("matrix.yaml"),
-    show_default="matrix.yaml",
-    help="a matrix.yaml whose policy the reports must satisfy",
-)
+@policy_option
 @click.option(
     "--suite", "suite_folder", type=click.Path(path_type=Path, file_okay=False), help="another suite"
 )
@@ -35,13 +28,13 @@ from torchkiln.errors import ConfigError, VerificationFailed
 @click.option("--quiet", "-q", is_flag=True, help="say nothing but the digest, or what is wrong")
 def verify(
     target: str,
-    keys: tuple[Path, ...],
+    keys: tuple[NamedKey, ...],
     identity: str | None,
     issuer: str,
     full: bool,
     rebuild: bool,
     untrusted: bool,
-    matrix_file: Path,
+    policy_file: Path | None,
     suite_folder: Path | None,
     plain_http: bool,
     as_json: bool,
@@ -51,14 +44,15 @@ def verify(
 
     Of a layout: every digest, size and diff_id is computed anew, every file in the layers looked at. Of an
     image in a registry, from there alone: signatures, provenance, configuration and layers against the lock,
-    smoke reports against the policy, SBOM; with --full its layers too.
+    the tag against what was signed, smoke reports against the policy, SBOM; with --full its layers too.
+    Without --key or --identity it only looks: no signature is verified, and --json says "trusted": false.
     """
     if untrusted and not rebuild:
         raise ConfigError("--untrusted is for --rebuild alone", hint="add --rebuild, or leave it out")
     folder, ref = split_target(target)
     if not folder.is_dir():
         wish = Wish(
-            matrix_file=matrix_file,
+            policy_file=policy_file,
             suite_folder=suite_folder,
             keys=keys,
             identity=identity,

@@ -1,8 +1,12 @@
-"""An image in a registry → what goes with it, as far as it counts: what those said who are trusted."""
+"""An image in a registry → what goes with it, as far as it counts: what those said who are trusted.
+
+What a statement is follows from its signed content alone: annotations and artifact types of a registry's
+list are written by anybody who can write there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +16,12 @@ from torchkiln.publishing.fetched import fetched, looked
 from torchkiln.publishing.sealing import FORMS, Opened
 from torchkiln.registry.reading import Reading
 from torchkiln.registry.referrers import listing
+from torchkiln.statements.retraction import is_retraction, reason_of
 from torchkiln.statements.statement import Statement
+
+NOT_VERIFIED = "signatures not verified: signatures were not looked at; name whom you trust: --key PUBLIC.pem"
+_DAMAGED = 20  # statements after which the rest is not fetched: the image is refused for these
+_SHOWN = 3  # retractions that do not count
 
 
 class Opener(Protocol):
@@ -37,45 +46,69 @@ class Attached:
     by_kind: Mapping[str, tuple[Opened, ...]]  # what counts, by predicate type
     damaged: tuple[str, ...]  # what was changed, is lost, or tells of another image
     strangers: int  # by nobody who is trusted, or in others' forms: no fault, and no proof
+    other_role: int = 0  # of these, signed by a trusted key that does not count for such statements
+    unheeded: tuple[str, ...] = ()  # reasons of retractions that nobody signed who is trusted
+
+    @property
+    def retractions(self) -> tuple[Opened, ...]:
+        """Those that count, of every version."""
+        return tuple(one for kind, found in self.by_kind.items() if is_retraction(kind) for one in found)
 
     def all(self, kind: str) -> tuple[Statement, ...]:
         """What is said of that *kind*, in the order in which it is listed."""
         return tuple(one.statement for one in self.by_kind.get(kind, ()))
 
 
-def attached(
-    reading: Reading, image: Digest, opener: Opener, *, kinds: Collection[str] | None = None
-) -> Attached:
+def attached(reading: Reading, image: Digest, opener: Opener) -> Attached:
     """Fetch and open what goes with *image*.
 
-    :param kinds: only these, by what the registry lists of them; None: all.
     :raises RegistryError: the registry refuses, or cannot be reached.
+    :raises VerificationFailed: it is more than anybody would attach: some of it would go unread.
     """
     found: dict[str, tuple[Opened, ...]] = {}
-    damaged, strangers = [], 0
-    try:
-        there = listing(reading, image, FORMS)
-        wanted = [one for one in there.wanted if kinds is None or set(one.annotations.values()) & set(kinds)]
-        brings = looked(reading, wanted, image)
-    except VerificationFailed as error:  # too many: what is not read may be a retraction
-        return Attached(by_kind={}, damaged=(error.message,), strangers=0)
-    for one, got in fetched(reading, brings):
+    damaged: list[str] = []
+    unheeded: list[str] = []
+    strangers = other_role = 0
+    there = listing(reading, image, FORMS)
+    for one, got in fetched(reading, looked(reading, there.wanted, image)):
         where = f"referrer {one.digest[:19]}"
         try:
             if isinstance(got, VerificationFailed):
                 raise got
             told = opener.open(*got, where=where)
-            if told.statement.image != image:
-                raise VerificationFailed(f"{where}: tells of {told.statement.image}, not of this image")
         except Foreign:
             strangers += 1
             continue
         except VerificationFailed as error:
             damaged.append(error.message)
+            if len(damaged) > _DAMAGED:
+                break
             continue
-        if opener.looks and not told.signers:
+        counts = bool(told.signers) or not opener.looks
+        if told.statement.image != image:
+            if counts:
+                damaged.append(f"{where}: tells of {told.statement.image}, not of this image")
+            else:
+                strangers += 1
+            continue
+        if not counts:
             strangers += 1
+            other_role += told.other_role
+            if is_retraction(told.statement.kind) and len(unheeded) < _SHOWN:
+                unheeded.append(_reason(told.statement))
             continue
         found[told.statement.kind] = (*found.get(told.statement.kind, ()), told)
-    others = there.others if kinds is None else 0
-    return Attached(by_kind=found, damaged=tuple(damaged), strangers=strangers + others)
+    return Attached(
+        by_kind=found,
+        damaged=tuple(damaged),
+        strangers=strangers + there.others,
+        other_role=other_role,
+        unheeded=tuple(unheeded),
+    )
+
+
+def _reason(told: Statement) -> str:
+    try:
+        return reason_of(told, where="retraction")[0][:200]
+    except VerificationFailed:
+        return "?"

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from torchkiln.errors import VerificationFailed
 from torchkiln.nouns import Digest
-from torchkiln.publishing.attached import Opener, attached
+from torchkiln.publishing.attached import Attached, Opener, attached
+from torchkiln.publishing.sealing import Opened
 from torchkiln.registry.reading import Document, Reading
 from torchkiln.registry.referrers import LIST
 from torchkiln.statements.clearance import CLEARANCE, decision_of, prevailing
-from torchkiln.statements.retraction import RETRACTION, reason_of
-from torchkiln.statements.statement import Statement
+from torchkiln.statements.publication import PUBLICATION, published_names
+from torchkiln.statements.retraction import reason_of
 
 _VERSION = "org.opencontainers.image.version"
 
@@ -29,6 +30,13 @@ class Listed:
     override: str  # why it was published all the same; empty: it was not
     retracted: str  # why; empty: it is not
     faults: tuple[str, ...]  # of what goes with it
+    names: frozenset[str] | None = None  # under which it was published; None: older images do not say
+    unheeded: tuple[str, ...] = ()  # retractions by nobody who is trusted: shown, and without effect
+
+    @property
+    def misnamed(self) -> tuple[str, ...]:
+        """Tags under which it was not published: somebody moved them."""
+        return tuple(tag for tag in self.tags if self.names is not None and tag not in self.names)
 
     @property
     def good(self) -> bool:
@@ -50,7 +58,10 @@ def catalog(reading: Reading, opener: Opener) -> list[Listed]:
 
 
 def _entry(reading: Reading, found: Document, tags: list[str], opener: Opener) -> Listed:
-    there = attached(reading, found.digest, opener, kinds=(CLEARANCE, RETRACTION))
+    try:
+        there = attached(reading, found.digest, opener)
+    except VerificationFailed as error:
+        there = Attached(by_kind={}, damaged=(error.message,), strangers=0)
     faults, decisions = list(there.damaged), []
     for told in there.all(CLEARANCE):
         try:
@@ -67,14 +78,26 @@ def _entry(reading: Reading, found: Document, tags: list[str], opener: Opener) -
         gpus=tuple(dict.fromkeys(gpu for gpu in last.gpus if gpu)) if last else (),
         cleared=last is not None and not last.override,
         override=(last.override or "") if last else "",
-        retracted="; ".join(_reasons(there.all(RETRACTION), faults)),
+        retracted="; ".join(_reasons(there.retractions)),
+        names=_names(there, any(one.names_signed for one in decisions), faults),
         faults=tuple(faults),
+        unheeded=there.unheeded,
     )
 
 
-def _reasons(told: tuple[Statement, ...], faults: list[str]) -> Iterator[str]:
-    for one in told:
+def _names(there: Attached, signed: bool, faults: list[str]) -> frozenset[str] | None:
+    found: frozenset[str] = frozenset()
+    for told in there.all(PUBLICATION):
         try:
-            yield reason_of(one, where="retraction")[0]
+            found |= published_names(told, where="names")
         except VerificationFailed as error:
             faults.append(error.message)
+    return found if signed or found else None
+
+
+def _reasons(told: tuple[Opened, ...]) -> Iterator[str]:
+    for one in told:
+        try:
+            yield reason_of(one.statement, where="retraction")[0].strip() or "no reason is told"
+        except VerificationFailed as error:
+            yield error.message

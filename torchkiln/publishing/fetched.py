@@ -14,7 +14,7 @@ from torchkiln.registry.reading import Reading
 from torchkiln.registry.referrers import Brought, brought
 
 _JOBS = 4
-_ALL = 48 << 20  # bytes of all statements of one image; those of a publication have five million
+_ALL = 32 << 20  # bytes of all statements of one image; those of a publication have five million
 A = TypeVar("A")
 B = TypeVar("B")
 

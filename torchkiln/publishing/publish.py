@@ -1,12 +1,13 @@
 """ClearedImage → PublishedImage: the tested digest, what goes with it, a tag that never moves, tags that do.
 
 In this order, so that nothing that can be seen is ever wrong, whenever it ends: blobs, the manifest by its
-digest, the statements, the dated tag, the moving ones. Run again it completes what lacks.
+digest, the statements, the dated tag, the moving ones. Run again it completes what lacks. The manifest is
+read once: the bytes whose digest was cleared are those that get the tags.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +17,21 @@ from torchkiln.nouns import Digest
 from torchkiln.oci.artifact import Artifact, Referrer, manifest_of
 from torchkiln.oci.image import MANIFEST_TYPE, descriptor, digest_of
 from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.publishing.attached import Attached, Opener, attached
 from torchkiln.publishing.sealing import FORMS, LIMIT, Sealer, of_witness
 from torchkiln.registry.history import History
 from torchkiln.registry.naming import put
 from torchkiln.registry.push import JOBS, Pushed, Watcher, push
 from torchkiln.registry.reading import Reading
 from torchkiln.registry.reference import Repository, parse_tag
-from torchkiln.registry.referrers import attach, content, referrers
+from torchkiln.registry.referrers import LIST, attach, content, referrers
 from torchkiln.registry.session import Registry
 from torchkiln.statements.attestation import PREDICATE, told_of
 from torchkiln.statements.clearance import CLEARANCE, clearance
-from torchkiln.statements.retraction import RETRACTION
+from torchkiln.statements.publication import publication
+from torchkiln.statements.retraction import reason_of
 from torchkiln.statements.statement import Statement, statement
+from torchkiln.tags import undated
 
 SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # says nothing but: this image, by me
 
@@ -38,6 +42,11 @@ class Names:
 
     dated: str | None  # set once and never moved
     moving: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """In the order in which they are set."""
+        return tuple(filter(None, (self.dated, *self.moving)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +60,7 @@ class PublishedImage:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.names.dated, *self.names.moving)))
+        return self.names.all
 
 
 def publish(
@@ -63,28 +72,32 @@ def publish(
     repository: Repository,
     *,
     names: Names,
+    opener: Opener,
     watcher: Watcher,
+    say: Callable[[str], None] = lambda _: None,
     history: History,
     mount_from: Sequence[str] = (),
     jobs: int = JOBS,
 ) -> PublishedImage:
     """Bring *image*, which is the one that was cleared, into *repository*, with *statements* of it.
 
-    The gate's decision, the reports that it rests on and a bare signature go along by themselves.
+    The gate's decision, the reports that it rests on, its names and a bare signature go along by themselves.
 
-    :raises ConfigError: the image is another one; a tag is none.
-    :raises GateRefused: this very image was retracted, and nobody overrides that.
+    :param opener: whose retractions count.
+    :param say: hears of retractions that do not count.
+    :raises ConfigError: the image is another one; a tag is none, or must not move.
+    :raises GateRefused: this very image was retracted by one who is trusted, and nobody overrides that.
     :raises VerificationFailed: the layout's bytes are not what they are called; no tag was set.
     :raises RegistryError: the registry refuses, cannot be reached, or has another image under the dated tag.
     """
     if image.manifest != cleared.judged.image:
         raise ConfigError(f"{image.ref} is {image.manifest}, and {cleared.judged.image} was cleared")
-    for tag in filter(None, (names.dated, *names.moving)):
-        parse_tag(tag)
+    demand_movable(names)
     reading = Reading(registry, repository)
     _demand_free(reading, names.dated, image.manifest)
     there = referrers(reading, image.manifest, FORMS)
-    _demand_not_retracted(cleared, there)
+    if there:
+        _demand_not_retracted(cleared, attached(reading, image.manifest, opener), say)
     pushed = push(
         image,
         registry,
@@ -95,14 +108,32 @@ def publish(
         mount_from=mount_from,
         jobs=jobs,
     )
-    manifest = image.manifest_path.read_bytes()
-    subject = descriptor(MANIFEST_TYPE, image.manifest, len(manifest))
-    attached = _attached(reading, there, subject, _artifacts(cleared, statements), sealer)
+    subject = descriptor(MANIFEST_TYPE, image.manifest, len(pushed.manifest))
+    named = publication(cleared.judged.tag, image.manifest, names.all)
+    wanted = _artifacts(cleared, [*statements, named])
+    going_with = _attached(reading, there, subject, wanted, sealer)
     if names.dated:
         _demand_free(reading, names.dated, image.manifest)  # the push may have taken an hour
-    for tag in filter(None, (names.dated, *names.moving)):
-        put(registry, repository, manifest, tag)
-    return PublishedImage(pushed=pushed, names=names, attached=attached, override=cleared.override)
+    for tag in names.all:
+        put(registry, repository, pushed.manifest, tag)
+    return PublishedImage(pushed=pushed, names=names, attached=going_with, override=cleared.override)
+
+
+def demand_movable(names: Names) -> None:
+    """That each of *names* is a tag, and that those which move are none that must not.
+
+    :raises ConfigError: one is none, is dated, or lists what goes with an image.
+    """
+    for tag in names.all:
+        parse_tag(tag)
+    for tag in names.moving:
+        if undated(tag):
+            raise ConfigError(
+                f"{tag} ends in a day: a dated tag is set once and never moves",
+                hint="publish without --tag: the dated tag is set with the others; --dated names the day",
+            )
+        if LIST.fullmatch(tag):
+            raise ConfigError(f"{tag}: such tags are for lists of what goes with an image")
 
 
 def _artifacts(
@@ -172,10 +203,26 @@ def _demand_free(reading: Reading, dated: str | None, image: Digest) -> None:
         )
 
 
-def _demand_not_retracted(cleared: ClearedImage, there: Sequence[Referrer]) -> None:
-    if cleared.override is None and any(RETRACTION in one.annotations.values() for one in there):
+def _demand_not_retracted(cleared: ClearedImage, there: Attached, say: Callable[[str], None]) -> None:
+    for text in there.damaged:
+        say(f"not read: {text}")
+    for reason in there.unheeded:
+        say(f"a retraction that no trusted key signed does not count: {reason}")
+    if cleared.override is not None:
+        return
+    for one in there.retractions:
+        if not one.signers:
+            say(f"a retraction that nobody signed does not count: {_reason(one.statement)}")
+            continue
         raise GateRefused(
             f"{cleared.judged.tag} ({cleared.judged.image[:19]}) was retracted",
-            missing=[("retraction", "`catalog` says why")],
+            missing=[("retraction", _reason(one.statement))],
             hint='build another image; or publish it in spite of that: --override "REASON"',
         )
+
+
+def _reason(told: Statement) -> str:
+    try:
+        return reason_of(told, where="retraction")[0]
+    except VerificationFailed as error:
+        return error.message

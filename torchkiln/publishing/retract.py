@@ -17,8 +17,9 @@ from torchkiln.publishing.sealing import Sealer
 from torchkiln.registry.naming import forget, put
 from torchkiln.registry.reading import Document, Reading
 from torchkiln.registry.referrers import attach
+from torchkiln.statements.publication import publication
 from torchkiln.statements.retraction import retraction
-from torchkiln.tags import ZSTD, Named, names_of, parse_name, undated
+from torchkiln.tags import ZSTD, Named, aliases_for, parse_name, undated
 from torchkiln.versions import numbers
 
 
@@ -67,39 +68,45 @@ def retract(
         [said] = attach(reading.registry, reading.repository, subject, [sealer.seal(told)])
     moving = [tag for tag in (ours.tags if ours else ()) if not undated(tag)]
     others = [one for one in listed if one.digest != found.digest and one.good]
-    moved = tuple(_move(reading, tag, others, matrix) for tag in moving)
+    moved = tuple(_move(reading, tag, others, matrix, sealer) for tag in moving)
     return Retracted(digest=found.digest, statement=said, moved=moved)
 
 
-def _move(reading: Reading, tag: str, others: Sequence[Listed], matrix: Matrix) -> Moved:
-    """To the newest of *others* that this name would fit; where there is none, the name goes."""
+def _move(reading: Reading, tag: str, others: Sequence[Listed], matrix: Matrix, sealer: Sealer) -> Moved:
+    """To the newest of *others* that this name would fit; where there is none, the name goes.
+
+    An image that was not published under it gets a statement that it is now.
+    """
     best = max(
         (
-            (numbers(named.torch), numbers(named.cuda), day, dated, one.digest)
+            (numbers(named.torch), numbers(named.cuda), day, dated, own, one.digest)
             for one in others
             for dated, own, named, day in _dated(one)
-            if tag in _names(own, named, matrix)
+            if tag == own or tag in aliases_for(own, matrix)
         ),
         default=None,
     )
     if best is None:
         return Moved(tag=tag, to=None, gone=forget(reading.registry, reading.repository, tag))
-    *_, dated, digest = best
-    put(reading.registry, reading.repository, reading.demand(digest).data, tag)
+    *_, dated, own, digest = best
+    manifest = reading.demand(digest).data
+    [there] = (one for one in others if one.digest == digest)
+    if there.names is not None and tag not in there.names:
+        subject = descriptor(MANIFEST_TYPE, digest, len(manifest))
+        said = sealer.seal(publication(own.removesuffix(ZSTD), digest, [tag]))
+        attach(reading.registry, reading.repository, subject, [said])
+    put(reading.registry, reading.repository, manifest, tag)
     return Moved(tag=tag, to=dated)
 
 
 def _dated(one: Listed) -> list[tuple[str, str, Named, str]]:
-    """The dated tags of an image: itself, the tag without the day, what that says, the day."""
+    """The dated tags of an image: itself, the tag without the day, what that says, the day.
+
+    One that was moved to it by somebody, so that it was not published under it, is left out.
+    """
     found = []
-    for tag in one.tags:
+    for tag in sorted(set(one.tags) - set(one.misnamed)):
         parts = undated(tag)
         if parts and (named := parse_name(parts[0].removesuffix(ZSTD))):
             found.append((tag, parts[0], named, parts[1]))
     return found
-
-
-def _names(own: str, named: Named, matrix: Matrix) -> tuple[str, ...]:
-    """What an image called *own* may be called beside; one form of layers never takes the other's names."""
-    form = ZSTD if own.endswith(ZSTD) else ""
-    return own, *(f"{name}{form}" for name in names_of(named, matrix))

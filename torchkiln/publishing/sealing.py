@@ -14,12 +14,13 @@ from torchkiln.errors import Foreign, VerificationFailed
 from torchkiln.nouns import Witness
 from torchkiln.oci.artifact import Artifact
 from torchkiln.statements import sigstore_bundle
-from torchkiln.statements.signature import PrivateKey, PublicKey, decode, fingerprint, seal, verify
+from torchkiln.statements.roles import ROLES, KeyInRole, Role, keys_for, role_of
+from torchkiln.statements.signature import PrivateKey, decode, fingerprint, seal, verify
 from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.statements.statement import PAYLOAD_TYPE, Statement, parse, payload
 
 FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # the media types in which we look for statements
-LIMIT = 16 << 20  # bytes of an artifact: SBOMs have one or two
+LIMIT = 8 << 20  # bytes of an artifact: SBOMs have one; a JSON text takes up to thirty times its length
 KIND = "dev.sigstore.bundle.predicateType"  # cosign's annotation
 _PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's
 
@@ -30,6 +31,7 @@ class Signer:
 
     identity: str  # "https://git.example/team/repo/.github/workflows/publish.yml@refs/heads/main"
     issuer: str  # "https://token.actions.githubusercontent.com"
+    roles: tuple[Role, ...] = ROLES  # in which its signatures count
 
 
 class Sealer(Protocol):
@@ -56,7 +58,7 @@ class ByKey:
     def sealed(self, told: Statement, artifact: bytes, kind: str) -> bool:
         """Signatures of one key over one text may differ, so that bytes alone do not tell."""
         try:
-            found = opened(artifact, kind, [self.key.public_key()], where="")
+            found = opened(artifact, kind, [KeyInRole(key=self.key.public_key())], where="")
         except VerificationFailed:
             return False
         return found.statement == told and bool(found.signers)
@@ -103,10 +105,13 @@ class Opened:
     signed: bool
     signers: tuple[str, ...]  # fingerprints of trusted keys, identities; empty: by nobody whom we trust
     envelope: bytes | None
+    other_role: bool = False  # a trusted key signed it, but not one for statements of this kind
 
 
-def opened(data: bytes, kind: str, trusted: Sequence[PublicKey], *, where: str) -> Opened:
+def opened(data: bytes, kind: str, trusted: Sequence[KeyInRole], *, where: str) -> Opened:
     """What the artifact *data* of that *kind* says, and which of *trusted* signed it; perhaps none did.
+
+    A key counts for statements of its role alone.
 
     :raises Foreign: it is no statement in a form that is known here.
     :raises VerificationFailed: one of *trusted* is said to have signed it, and did not sign this.
@@ -124,10 +129,17 @@ def opened(data: bytes, kind: str, trusted: Sequence[PublicKey], *, where: str) 
         raise Foreign(error.message, hint=error.hint) from None
     signers: tuple[str, ...] = ()
     if trusted:
-        named = {keyid for keyid, _ in found.signatures} & {fingerprint(key) for key in trusted}
+        named = {keyid for keyid, _ in found.signatures} & {one.fingerprint for one in trusted}
         try:
-            signers = verify(found, trusted, where=where)
+            signers = verify(found, [one.key for one in trusted], where=where)
         except VerificationFailed:
             if named:  # a key of ours is said to have signed it, and did not sign this
                 raise
-    return Opened(statement=told, signed=True, signers=signers, envelope=envelope)
+    counted = {fingerprint(key) for key in keys_for(role_of(told.kind), trusted)}
+    return Opened(
+        statement=told,
+        signed=True,
+        signers=tuple(one for one in signers if one in counted),
+        envelope=envelope,
+        other_role=bool(signers) and counted.isdisjoint(signers),
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from torchkiln.errors import VerificationFailed
-from torchkiln.publishing.sealing import Opened, Signer, opened
+from torchkiln.publishing.sealing import ByKey, Opened, Sealer, Signer, opened
 from torchkiln.statements import sigstore_bundle
-from torchkiln.statements.signature import PublicKey
+from torchkiln.statements.roles import KeyInRole, role_of
 from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.statements.statement import parse
 
@@ -16,7 +16,7 @@ from torchkiln.statements.statement import parse
 class Trust:
     """Whom somebody trusts who looks: keys, and a job that signs without one."""
 
-    keys: tuple[PublicKey, ...] = ()
+    keys: tuple[KeyInRole, ...] = ()
     signer: Signer | None = None
 
     @property
@@ -41,4 +41,18 @@ class Trust:
             if names(data, self.signer, where=where):  # the job is said to have signed it, and did not
                 raise
             return found
-        return replace(found, statement=parse(said, where=where), signers=(self.signer.identity,))
+        statement = parse(said, where=where)
+        if role_of(statement.kind) not in self.signer.roles:
+            return replace(found, statement=statement, signers=(), other_role=True)
+        return replace(found, statement=statement, signers=(self.signer.identity,), other_role=False)
+
+
+def with_sealer(trust: Trust, sealer: Sealer) -> Trust:
+    """*trust*, and as a publisher whoever seals: who signs with a key believes what it signed before."""
+    if isinstance(sealer, ByKey):
+        own = KeyInRole(key=sealer.key.public_key(), roles=("publisher",))
+        return replace(trust, keys=(*trust.keys, own))
+    job = getattr(sealer, "signer", None)  # of `Keyless`, whose package may not be installed
+    if trust.signer is None and isinstance(job, Signer):
+        return replace(trust, signer=replace(job, roles=("publisher",)))
+    return trust

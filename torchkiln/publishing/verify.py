@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from torchkiln.errors import KilnError
 from torchkiln.foretold import foretold_layers
 from torchkiln.gate import judge
+from torchkiln.lock import lock_digest
+from torchkiln.matrix import Matrix
 from torchkiln.nouns import BuiltLayer, Digest, ImagePlan, LockedCell, Witness
 from torchkiln.oci.image import describe
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.policy import Policy
-from torchkiln.publishing.attached import Attached, Opener, attached
+from torchkiln.publishing.attached import NOT_VERIFIED, Attached, Opener, attached
 from torchkiln.publishing.publish import SIGNATURE
 from torchkiln.publishing.sealing import Opened
 from torchkiln.recipe import RECIPE
@@ -26,10 +29,12 @@ from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.statements.attestation import PREDICATE, report_of
 from torchkiln.statements.clearance import CLEARANCE, Decision, decision_of, prevailing
 from torchkiln.statements.provenance import PROVENANCE, Origin, origin
-from torchkiln.statements.retraction import RETRACTION, reason_of
+from torchkiln.statements.publication import PUBLICATION, published_names
+from torchkiln.statements.retraction import reason_of
 from torchkiln.suite import Suite
-from torchkiln.tags import tag_of
+from torchkiln.tags import ZSTD, aliases_for, misfit, tag_of, undated
 
+_VERSION = "org.opencontainers.image.version"
 _MOST = 20  # differences of an SBOM that are told
 
 
@@ -51,18 +56,25 @@ class Verification:
     there: Attached
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What whoever looks holds an image against."""
+
+    policy: Policy
+    suite: Suite
+    matrix: Matrix  # whose aliases count
+    at: datetime  # now
+    planned: Callable[[LockedCell], ImagePlan]  # the plan of a lock
+
+
 def verify(
-    reading: Reading,
-    image: ImageOnDisk,
-    opener: Opener,
-    policy: Policy,
-    suite: Suite,
-    planned: Callable[[LockedCell], ImagePlan],
+    reading: Reading, image: ImageOnDisk, opener: Opener, rules: Rules, *, tag: str | None = None
 ) -> Verification:
     """Look at all that goes with *image* in the repository of *reading*.
 
-    :param planned: the plan of a lock.
+    :param tag: by which it was asked for; None: by its digest alone.
     :raises RegistryError: the registry refuses, or cannot be reached.
+    :raises VerificationFailed: more goes with it than is read.
     """
     there = attached(reading, image.manifest, opener)
     statements = there.by_kind
@@ -70,12 +82,14 @@ def verify(
     told, more = _origin(statements)
     points += more
     if told is not None:
-        points.append(_of_lock(told, image, planned))
-        points.append(_of_reports(statements, told.locked, image.manifest, policy, suite, opener))
+        points.append(_of_lock(told, image, rules.planned))
+        points.append(_of_reports(statements, told.locked, image.manifest, rules, opener))
         points.append(
             of_sboms(there, lambda data, name: matches_lock(data, image.manifest, told.locked, where=name))
         )
-    points += _of_retractions(statements)
+        if tag is not None:
+            points.append(_of_name(tag, statements, tag_of(told.locked.resolution), image, rules.matrix))
+    points += _of_retractions(there)
     return Verification(points=tuple(points), origin=told, there=there)
 
 
@@ -84,9 +98,10 @@ def _of_signatures(there: Attached, opener: Opener) -> Iterator[Point]:
         yield Point(what="statements", good=False, text=text)
     count = sum(map(len, there.by_kind.values()))
     others = f"; {there.strangers} by others, which do not count" if there.strangers else ""
+    if there.other_role:
+        others += f" ({there.other_role} signed by a trusted key in another role)"
     if not opener.looks:
-        unseen = "signatures were not looked at: --key PUBLIC.pem names whom you trust"
-        text = f"{count} statements{others}; {unseen}"
+        text = f"{count} statements{others}; {NOT_VERIFIED}"
         yield Point(what="signatures", good=True, text=text)
         return
     signed = there.by_kind.get(SIGNATURE, ())
@@ -96,16 +111,52 @@ def _of_signatures(there: Attached, opener: Opener) -> Iterator[Point]:
 
 
 def _origin(statements: Mapping[str, Sequence[Opened]]) -> tuple[Origin | None, list[Point]]:
+    """Several must name one lock: a registry says in which order they come."""
     found = statements.get(PROVENANCE, ())
     if not found:
         return None, [Point(what="provenance", good=False, text="none is there that counts")]
     try:
-        told = origin(found[-1].statement, where="provenance")
+        origins = [origin(one.statement, where="provenance") for one in found]
     except KilnError as error:
         return None, [Point(what="provenance", good=False, text=error.message)]
+    if len({lock_digest(one.locked) for one in origins}) > 1:
+        text = f"{len(origins)} of them name different locks: the image has one"
+        return None, [Point(what="provenance", good=False, text=text)]
+    told = max(origins, key=lambda one: (one.recipe == RECIPE, len(one.locked.layers), one.source))
     source = f", source {told.source[:12]}" if told.source else ""
     text = f"{tag_of(told.locked.resolution)}, {len(told.locked.wheels)} wheels{source}, by {told.builder}"
     return told, [Point(what="provenance", good=True, text=text)]
+
+
+def _of_name(
+    tag: str, statements: Mapping[str, Sequence[Opened]], cell: str, image: ImageOnDisk, matrix: Matrix
+) -> Point:
+    """The tag by which it was asked for, held against its lock, its form, and the names that were signed."""
+    own = cell + (ZSTD if any(one.media_type.endswith("+zstd") for one in image.layers) else "")
+    if (called := (image.config.get("config", {}).get("Labels") or {}).get(_VERSION, cell)) != cell:
+        return Point(what="name", good=False, text=f"the image calls itself {called}, and its lock {cell}")
+    if why := misfit(tag, own, matrix):
+        return Point(what="name", good=False, text=f"{tag} is another image's name: {why}")
+    names: set[str] = set()
+    try:
+        for one in statements.get(PUBLICATION, ()):
+            names |= published_names(one.statement, where="names")
+        decisions = [decision_of(one.statement, where="clearance") for one in statements.get(CLEARANCE, ())]
+    except KilnError as error:
+        return Point(what="name", good=False, text=error.message)
+    if tag in names:
+        return Point(what="name", good=True, text=f"it was published as {tag}")
+    if names:
+        text = f"it was published as {', '.join(sorted(names))}, not as {tag}: the tag was moved"
+        return Point(what="name", good=False, text=text)
+    if any(one.names_signed for one in decisions):
+        text = f"the statement of its names is missing, so that nothing signed says it is {tag}"
+        return Point(what="name", good=False, text=text)
+    if (undated(tag) or (tag, ""))[0] == own or tag in aliases_for(own, matrix):
+        text = f"{tag} fits its lock; it was published before names were signed"
+        return Point(what="name", good=True, text=text)
+    text = f"{tag} is neither its tag nor an alias of it, and nothing signed says that it was published so"
+    return Point(what="name", good=False, text=text)
 
 
 def _of_lock(told: Origin, image: ImageOnDisk, planned: Callable[[LockedCell], ImagePlan]) -> Point:
@@ -144,11 +195,14 @@ def _of_reports(
     statements: Mapping[str, Sequence[Opened]],
     locked: LockedCell,
     image: Digest,
-    policy: Policy,
-    suite: Suite,
+    rules: Rules,
     opener: Opener,
 ) -> Point:
-    """The reports, held against the policy again; where another suite made them, by what it held."""
+    """The reports, held against the policy again; where another suite made them, by what it held.
+
+    They may be of any age, for they were young enough when the image was published; not of the future.
+    """
+    suite = rules.suite
     witnesses, wrong = [], []
     for number, one in enumerate(statements.get(PREDICATE, ()), start=1):
         name = f"report {number}"
@@ -166,8 +220,9 @@ def _of_reports(
     if decided and decided.suite != suite.digest:
         suite = replace(suite, digest=decided.suite, checks=decided.checks)
         also = f", by another suite than the one that is here ({decided.suite[:19]})"
-    demands = replace(policy, signed=opener.looks, strangers=not opener.looks)
-    judged = judge(witnesses, demands, locked, suite, image=image)
+    policy = rules.policy.of(locked.resolution)
+    demands = replace(policy, signed=opener.looks, strangers=not opener.looks, report_age=0)
+    judged = judge(witnesses, demands, locked, suite, image=image, at=rules.at)
     wrong += [f"{what}: {why}" for what, why in judged.missing]
     if decided and decided.override:
         wrong.insert(0, f"published in spite of the gate: {decided.override}")
@@ -204,10 +259,12 @@ def of_sboms(there: Attached, differences: Callable[[bytes, str], Sequence[str]]
     return Point(what="sbom", good=True, text="SPDX and CycloneDX tell what is in it")
 
 
-def _of_retractions(statements: Mapping[str, Sequence[Opened]]) -> Iterator[Point]:
-    for one in statements.get(RETRACTION, ()):
+def _of_retractions(there: Attached) -> Iterator[Point]:
+    for one in there.retractions:
         try:
             reason, when = reason_of(one.statement, where="retraction")
         except KilnError as error:
             reason, when = error.message, "?"
         yield Point(what="retraction", good=False, text=f"retracted at {when}: {reason}")
+    for reason in there.unheeded:
+        yield Point(what="retraction", good=True, text=f"no trusted key signed it, does not count: {reason}")

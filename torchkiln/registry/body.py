@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torchkiln.errors import VerificationFailed
 from torchkiln.nouns import Digest
+from torchkiln.strict import open_plain
 
 _PIECE = 1 << 20
 REBUILD = "run: torchkiln cache verify --repair; then build the image again"
@@ -37,7 +38,7 @@ class Blob:
         """
         digest, at, held = hashlib.sha256(), 0, b""
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with open_plain(self.path, follow=False) as file:
                 while piece := file.read(min(_PIECE, start - at) if at < start else _PIECE):
                     digest.update(piece)
                     at += len(piece)

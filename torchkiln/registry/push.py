@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol
 
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.nouns import Digest
+from torchkiln.oci.documents import LIMIT
 from torchkiln.oci.image import digest_of
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.registry.body import REBUILD, Blob
@@ -26,6 +27,7 @@ from torchkiln.registry.history import History
 from torchkiln.registry.naming import put
 from torchkiln.registry.reference import Repository, parse_tag
 from torchkiln.registry.session import Registry
+from torchkiln.strict import read_file
 
 JOBS = 4
 
@@ -46,6 +48,7 @@ class Pushed:
 
     repository: Repository
     digest: Digest
+    manifest: bytes = field(repr=False)  # as it was pushed
     tags: tuple[str, ...]
     blobs: tuple[Delivered, ...]  # in the order in which they were handed in
     seconds: float
@@ -85,7 +88,7 @@ def push(
     """
     for tag in tags:
         parse_tag(tag)
-    manifest = image.manifest_path.read_bytes()
+    manifest = _manifest(image)
     with BlobUploads(
         registry, repository, watcher=watcher, history=history, mount_from=mount_from, jobs=jobs
     ) as uploads:
@@ -93,6 +96,22 @@ def push(
             uploads.submit(layer.digest, layer.path, layer.size)
         uploads.submit(image.config_digest, image.config_path)
         return uploads.finish(manifest, tags, digest=image.manifest)
+
+
+def _manifest(image: ImageOnDisk) -> bytes:
+    """Its bytes, read once.
+
+    :raises VerificationFailed: they cannot be read, or are another image's.
+    """
+    try:
+        data = read_file(image.manifest_path, LIMIT, follow=False)
+    except OSError as error:
+        raise VerificationFailed(f"{image.manifest_path}: {error.strerror}", hint=REBUILD) from error
+    if digest_of(data) != image.manifest:
+        raise VerificationFailed(
+            f"{image.manifest_path}: checksum mismatch: its bytes are {digest_of(data)}", hint=REBUILD
+        )
+    return data
 
 
 class BlobUploads:
@@ -179,6 +198,7 @@ class BlobUploads:
         return Pushed(
             repository=self._repository,
             digest=ours,
+            manifest=manifest,
             tags=tuple(tags),
             blobs=blobs,
             seconds=time.monotonic() - self._began,

@@ -7,6 +7,7 @@ is judged afterwards comes out of the signed bytes, never out of the file that l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchkiln.errors import ConfigError, VerificationFailed
@@ -66,30 +67,57 @@ def files(folder: Path) -> list[Path]:
     return [path for path in found if path.name.endswith(".dsse.json") or not beside(path).exists()]
 
 
-def read(path: Path, trusted: Sequence[PublicKey] = ()) -> Witness:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filed:
+    """A report's file and the signed form beside it, each read once."""
+
+    path: Path
+    data: bytes = field(repr=False)
+    beside: bytes | None = field(repr=False)
+
+    def witness(self, trusted: Sequence[PublicKey] = ()) -> Witness:
+        """The report, and whose signature it bears.
+
+        Without *trusted* keys nobody's signature is looked at.
+
+        :raises ConfigError: it is no report.
+        :raises VerificationFailed: a signature is by none of *trusted*, or of something else.
+        """
+        name = self.path.name
+        if _is_envelope(self.data):
+            report, signers = _opened(self.data, trusted, name)
+            return Witness(name=name, report=report, signed=True, signers=signers, envelope=self.data)
+        report = from_json(self.data, where=name)
+        if self.beside is None:
+            return Witness(name=name, report=report, signed=False, signers=())
+        envelope = beside(self.path).name
+        signed, signers = _opened(self.beside, trusted, envelope)
+        if signed != report:
+            raise VerificationFailed(
+                f"{name}: is not the report that {envelope} holds",
+                hint=f"one of them is older or was changed; {envelope} alone can be given too",
+            )
+        return Witness(name=name, report=signed, signed=True, signers=signers, envelope=self.beside)
+
+
+def filed(path: Path) -> Filed:
     """The report in the file *path*, plain or signed; a plain one's signature is looked for `beside` it.
 
-    Without *trusted* keys nobody's signature is looked at.
+    :raises ConfigError: it cannot be read.
+    """
+    data, envelope = _data(path), None
+    if not _is_envelope(data) and beside(path).exists():
+        envelope = _data(beside(path))
+    return Filed(path=path, data=data, beside=envelope)
+
+
+def read(path: Path, trusted: Sequence[PublicKey] = ()) -> Witness:
+    """`filed` and its `witness`.
 
     :raises ConfigError: it cannot be read, or is no report.
     :raises VerificationFailed: there is a signature, and it is by none of *trusted*, or of something else.
     """
-    data = _data(path)
-    if _is_envelope(data):
-        report, signers = _opened(data, trusted, path.name)
-        return Witness(name=path.name, report=report, signed=True, signers=signers, envelope=data)
-    report = from_json(data, where=path.name)
-    envelope = beside(path)
-    if not envelope.exists():
-        return Witness(name=path.name, report=report, signed=False, signers=())
-    data = _data(envelope)
-    signed, signers = _opened(data, trusted, envelope.name)
-    if signed != report:
-        raise VerificationFailed(
-            f"{path.name}: is not the report that {envelope.name} holds",
-            hint=f"one of them is older or was changed; {envelope.name} alone can be given too",
-        )
-    return Witness(name=path.name, report=signed, signed=True, signers=signers, envelope=data)
+    return filed(path).witness(trusted)
 
 
 def _opened(data: bytes, trusted: Sequence[PublicKey], name: str) -> tuple[SmokeReport, tuple[str, ...]]:

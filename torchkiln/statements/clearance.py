@@ -14,6 +14,7 @@ from torchkiln.gate import ClearedImage
 from torchkiln.nouns import Digest, parse_digest
 from torchkiln.schema import sentences
 from torchkiln.statements.attestation import told_of
+from torchkiln.statements.publication import PUBLICATION
 from torchkiln.statements.statement import Statement, payload, statement
 from torchkiln.suite import SuiteCheck
 
@@ -24,6 +25,7 @@ _SCHEMA: dict[str, Any] = {
     "properties": {
         "suite": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
         "override": {"type": ["string", "null"]},
+        "names": {"type": "string"},
         "reports": {
             "type": "array",
             "items": {
@@ -61,6 +63,8 @@ def clearance(cleared: ClearedImage) -> Statement:
     said: dict[str, Any] = {
         "tool": __version__,
         "override": cleared.override,
+        # Its names are signed too: whoever finds no such statement knows that it was withheld.
+        "names": PUBLICATION,
         "missing": [{"what": what, "why": why} for what, why in judged.missing],
         "policy": {
             "tiers": list(judged.policy.tiers),
@@ -103,6 +107,7 @@ class Decision:
     override: str | None
     missing: tuple[tuple[str, str], ...]
     gpus: tuple[str, ...]  # of each report, "2 × NVIDIA H200"; empty: it had none
+    names_signed: bool = False  # a statement of its names goes with the image; older images have none
 
 
 def prevailing(decisions: Sequence[Decision]) -> Decision | None:
@@ -120,10 +125,13 @@ def decision_of(told: Statement, *, where: str) -> Decision:
     said = told.said
     if wrong := sentences(said, _SCHEMA, where):
         raise VerificationFailed("\n".join(wrong))
+    if said["override"] == "" or (said["override"] is None and said["missing"]):
+        raise VerificationFailed(f"{where}: it clears an image of which something is missing")
     return Decision(
         suite=parse_digest(said["suite"]),
         checks=tuple(SuiteCheck(id=one["check"], tier=one["tier"]) for one in said["checks"]),
         override=said["override"],
         missing=tuple((one["what"], one["why"]) for one in said["missing"]),
         gpus=tuple(one["gpus"] for one in said["reports"]),
+        names_signed="names" in said,
     )

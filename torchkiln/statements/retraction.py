@@ -10,6 +10,7 @@ from torchkiln.schema import sentences
 from torchkiln.statements.statement import Statement, statement
 
 RETRACTION = "urn:torchkiln:retraction:1"
+_ANY = "urn:torchkiln:retraction:"  # of every version: one that is not known here holds all the same
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["reason", "when"],
@@ -23,9 +24,22 @@ def retraction(tag: str, image: Digest, *, reason: str, when: str) -> Statement:
     :param when: UTC, "2026-11-22T17:05:16Z".
     :raises ConfigError: no reason.
     """
+    demand_reason(reason)
+    return statement(tag, image, RETRACTION, {"reason": reason.strip(), "when": when})
+
+
+def is_retraction(kind: str) -> bool:
+    """Whether statements of that predicate type retract an image, in whatever form."""
+    return kind.startswith(_ANY)
+
+
+def demand_reason(reason: str) -> None:
+    """That it is one.
+
+    :raises ConfigError: it is empty.
+    """
     if not reason.strip():
         raise ConfigError("retract wants a reason", hint='--reason "cuDNN 9.5 crashes on H200"')
-    return statement(tag, image, RETRACTION, {"reason": reason.strip(), "when": when})
 
 
 def reason_of(told: Statement, *, where: str) -> tuple[str, str]:

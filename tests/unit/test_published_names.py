@@ -1,0 +1,281 @@
+"""Which tag may stand for which image: what `verify` makes of moved tags, and what `--tag` does not move."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.keys import P256, STRANGER
+from tests.published import Scene, a_built_press, a_scene
+from tests.reports import TAG
+from torchkiln import facts, matrix
+from torchkiln.places import ROOT
+from torchkiln.publishing.sealing import ByKey
+from torchkiln.statements.clearance import CLEARANCE
+from torchkiln.statements.publication import PUBLICATION, publication
+from torchkiln.statements.statement import statement
+from torchkiln.tags import misfit
+
+__all__ = ["a_built_press", "a_scene"]
+
+DATED = f"{TAG}-20261122"
+ALIAS = "2.7-cuda12.1-runtime"
+MATRIX = matrix.read(ROOT / "matrix.yaml", facts.load())
+
+
+def asked(scene: Scene, tag: str, *more: str) -> tuple[int, str]:
+    """How `verify` of the tag ends, and what it says of the name."""
+    words = ("verify", f"{scene.target}:{tag}", *scene.desk.keys, "--suite", str(scene.desk.suite), "--json")
+    done = scene.desk.run(*words, *more)
+    points = json.loads(done.stdout)["points"]
+    code = getattr(done.exception, "exit_code", None) or done.exit_code
+    return code, "".join(one["text"] for one in points if one["what"] == "name")
+
+
+def moved(scene: Scene, tag: str, digest: str = "") -> None:
+    """Let the registry give out the image, or another one, under the tag."""
+    scene.there.manifests[tag] = scene.there.manifests[digest or scene.image.manifest]
+
+
+@pytest.mark.parametrize("tag", [TAG, DATED, ALIAS, "v2.7"])
+def test_each_name_that_it_was_published_under(scene: Scene, tag: str) -> None:
+    scene.publish()
+
+    assert asked(scene, tag) == (0, f"it was published as {tag}")
+
+
+WRONG = {
+    "another torch": "2.6.0-cuda12.1-cudnn9-runtime",
+    "another CUDA": "2.7.1-cuda11.8-cudnn9-runtime",
+    "another cuDNN": "2.7.1-cuda12.1-cudnn8-runtime",
+    "another flavor": "2.7.1-cuda12.1-cudnn9-devel",
+    "another OS": f"{TAG}-ubuntu22.04",
+    "components": f"{TAG}-transformers",
+    "zstd": f"{TAG}-zstd",
+    "another day": f"{TAG}-20261123",
+    "a second image of the day": f"{TAG}-20261122b",
+    "another image's day": "2.6.0-cuda12.1-cudnn9-runtime-20261122",
+    "another alias": "v2.6",
+    "another alias by CUDA": "2.7-cuda11.8-runtime",
+    "a flavor's alias": "2.7-cuda12.1-devel",
+    "an alias of zstd": "v2.7-zstd",
+    "an alias with a day": "v2.7-20261122",
+    "latest": "latest",
+    "capitals": "V2.7",
+    "a name of nobody's": "trial",
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_tag_that_was_moved_to_it(scene: Scene, case: str) -> None:
+    scene.publish()
+    moved(scene, WRONG[case])
+    code, told = asked(scene, WRONG[case])
+
+    assert code == 12
+    assert re.search(r"another image's name|the tag was moved", told), told
+
+
+def test_what_the_tag_says_is_told(scene: Scene) -> None:
+    scene.publish()
+    moved(scene, "2.6.0-cuda11.8-cudnn9-devel")
+
+    told = asked(scene, "2.6.0-cuda11.8-cudnn9-devel")[1]
+    assert "torch 2.6.0 instead of 2.7.1, CUDA 11.8 instead of 12.1, flavor devel instead of runtime" in told
+
+
+def test_a_dated_tag_that_was_moved_to_another_day_s_image(scene: Scene) -> None:
+    """Both are genuine, of one cell, and signed."""
+    scene.publish()
+    first = scene.image
+    scene.image = scene.desk.build("2")
+    report = scene.desk.signed(scene.desk.report(scene.image))
+    done = scene.desk.publish(scene.target, "--report", report, "--dated", "20261123")
+    assert done.exit_code == 0, done.exception
+    assert asked(scene, f"{TAG}-20261123")[0] == 0
+
+    moved(scene, f"{TAG}-20261123", first.manifest)
+    code, told = asked(scene, f"{TAG}-20261123")
+    assert code == 12
+    assert told.endswith(f"not as {TAG}-20261123: the tag was moved")
+
+
+def test_a_name_of_one_s_own_is_signed_too(scene: Scene) -> None:
+    scene.publish("--tag", "trial")
+    assert asked(scene, "trial") == (0, "it was published as trial")
+    moved(scene, "stable")
+
+    code, told = asked(scene, "stable")
+    assert (code, told) == (12, "it was published as trial, not as stable: the tag was moved")
+
+
+def test_a_statement_of_names_that_is_withheld(scene: Scene) -> None:
+    """The decision says that there is one, so that leaving it out gives no name away."""
+    scene.publish()
+    scene.lose(PUBLICATION)
+
+    code, told = asked(scene, DATED)
+    assert code == 12
+    assert "the statement of its names is missing" in told
+
+
+@pytest.mark.parametrize("who", ["a stranger", "nobody"])
+def test_names_that_nobody_signed_who_is_trusted(scene: Scene, who: str) -> None:
+    scene.publish()
+    told = publication(TAG, scene.image.manifest, ["stable"])
+    if who == "a stranger":
+        sealed = ByKey(STRANGER).seal(told)
+        scene.beside(sealed.kind, sealed.data)
+    else:
+        from torchkiln.publishing.sealing import Unsigned
+
+        sealed = Unsigned().seal(told)
+        scene.beside(sealed.kind, sealed.data)
+    moved(scene, "stable")
+
+    assert asked(scene, "stable")[0] == 12
+
+
+def test_a_publisher_s_slip_is_no_excuse(scene: Scene) -> None:
+    """A signed list of names that has another cell's: what the lock says decides."""
+    scene.publish()
+    name = "2.6.0-cuda12.1-cudnn9-runtime"
+    sealed = ByKey(P256).seal(publication(TAG, scene.image.manifest, [name]))
+    scene.beside(sealed.kind, sealed.data)
+    moved(scene, name)
+
+    code, told = asked(scene, name)
+    assert code == 12
+    assert "another image's name" in told
+
+
+def older(scene: Scene) -> None:
+    """As a version before this one published it: no names, and no word of them."""
+    scene.publish()
+    said = json.loads(json.dumps(_payload(scene, CLEARANCE)))
+    del said["predicate"]["names"]
+    sealed = ByKey(P256).seal(statement(TAG, scene.image.manifest, CLEARANCE, said["predicate"]))
+    scene.lose(PUBLICATION)
+    scene.replace(CLEARANCE, sealed.data)
+
+
+def _payload(scene: Scene, kind: str) -> dict[str, object]:
+    import base64
+
+    return dict(json.loads(base64.b64decode(scene.bundle(kind)["dsseEnvelope"]["payload"])))
+
+
+@pytest.mark.parametrize(
+    ("tag", "good"),
+    [
+        (TAG, True),
+        (DATED, True),
+        (f"{TAG}-20261123", True),  # no signature binds the day of such an image
+        (ALIAS, True),
+        ("v2.7", True),
+        ("latest", True),
+        ("v2.6", False),
+        ("2.6.0-cuda12.1-cudnn9-runtime", False),
+        (f"{TAG}-ubuntu22.04-20261122", False),
+        ("trial", False),
+    ],
+)
+def test_older_images_are_held_against_their_lock_alone(scene: Scene, tag: str, good: bool) -> None:
+    older(scene)
+    moved(scene, tag)
+
+    assert asked(scene, tag)[0] == (0 if good else 12)
+
+
+def test_by_its_digest_no_name_is_asked(scene: Scene) -> None:
+    scene.publish()
+    words = (*scene.desk.keys, "--suite", str(scene.desk.suite))
+    by_digest = f"{scene.target}@{scene.image.manifest}"
+    assert scene.desk.run("verify", by_digest, *words).exit_code == 0
+
+    both = f"{scene.target}:2.6.0-cuda12.1-cudnn9-runtime@{scene.image.manifest}"
+    assert getattr(scene.desk.run("verify", both, *words).exception, "exit_code", None) == 12
+    bare = scene.desk.run("verify", scene.target, *words)  # which is `latest`
+    assert getattr(bare.exception, "exit_code", None) == 2  # not there
+    moved(scene, "latest")
+    assert getattr(scene.desk.run("verify", scene.target, *words).exception, "exit_code", None) == 12
+
+
+REFUSED = {
+    "its own dated tag": DATED,
+    "another day": f"{TAG}-20270101",
+    "another cell's dated tag": "2.6.0-cuda12.1-cudnn9-runtime-20261122",
+    "an alias with a day": "v2.7-20261122",
+    "anything with a day": "trial-20261122",
+    "a day and letters": "trial-20261122b",
+    "a list of referrers": "sha256-" + "a" * 64,
+    "cosign's signature": "sha256-" + "a" * 64 + ".sig",
+    "cosign's attestation": "sha256-" + "0" * 64 + ".att",
+    "a list by SHA-512": "sha512-" + "a" * 64,
+    "a list in capitals": "SHA256-" + "A" * 64,
+    "a short list": "sha256-abc",
+    "another torch": "2.6.0-cuda12.1-cudnn9-runtime",
+    "another CUDA": "2.7.1-cuda11.8-cudnn9-runtime",
+    "another flavor": "2.7.1-cuda12.1-cudnn9-devel",
+    "another OS": f"{TAG}-ubuntu22.04",
+    "another cuDNN": "2.7.1-cuda12.1-cudnn8-runtime",
+    "what begins like another": "2.6.0-cuda12.1-cudnn9-runtime_1",
+    "without cuDNN": "2.6.0-cuda12.1-runtime",
+    "components": f"{TAG}-conda",
+    "what reads as components": f"{TAG}-trial",
+    "zstd": f"{TAG}-zstd",
+    "another alias": "v2.6",
+    "another alias by CUDA": "2.6-cuda12.1-runtime",
+    "another OS's alias": f"{ALIAS}-ubuntu22.04",
+    "zstd's alias": "latest-zstd",
+    "capitals": "2.6.0-CUDA12.1-CUDNN9-RUNTIME",
+    "an alias in capitals": "LATEST",
+    "no tag": "a b",
+    "two, of which one is good": "trial --tag v2.6",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_tag_that_publish_does_not_move(scene: Scene, case: str) -> None:
+    """Nothing is sent."""
+    report = scene.desk.signed(scene.desk.report(scene.image))
+    names = [word for name in REFUSED[case].split(" --tag ") for word in ("--tag", name)]
+    done = scene.desk.publish(scene.target, "--report", report, *names)
+
+    assert getattr(done.exception, "exit_code", None) == 2, done.exception
+    assert (scene.there.blobs, scene.there.manifests) == ({}, {})
+
+
+@pytest.mark.parametrize("name", [TAG, ALIAS, "v2.7", "latest", "trial", "v1", "stable-cuda12"])
+def test_a_tag_that_says_nothing_untrue(scene: Scene, name: str) -> None:
+    scene.publish("--tag", name)
+
+    assert set(scene.there.tags) == {name}
+    assert asked(scene, name)[0] == 0
+
+
+def test_an_alias_of_the_matrix_that_is_another_image_s_name(scene: Scene) -> None:
+    text = (ROOT / "matrix.yaml").read_text()
+    rule = text.replace(
+        'newest_patch: "{minor}-cuda{cuda}-{flavor}"', 'newest_patch: "2.6.0-cuda12.1-cudnn9-{flavor}"'
+    )
+    assert rule != text
+    file = scene.desk.write(rule.encode(), "matrix.yaml")
+    report = scene.desk.signed(scene.desk.report(scene.image))
+    done = scene.desk.publish(scene.target, "--report", report, "--matrix", file)
+
+    assert getattr(done.exception, "exit_code", None) == 2, done.exception
+    assert scene.there.manifests == {}
+
+
+@pytest.mark.parametrize("zstd", ["", "-zstd"])
+def test_the_rule_by_itself(zstd: str) -> None:
+    own = f"{TAG}{zstd}"
+    good = [own, f"{own}-20261122", f"v2.7{zstd}", f"latest{zstd}", f"{ALIAS}{zstd}", "trial", "20261122"]
+    other = "" if zstd else "-zstd"
+    bad = [f"{TAG}{other}", f"v2.7{other}", f"{TAG}{other}-20261122", "v2.8", "v2.8-zstd", f"{own}-beta"]
+
+    assert [name for name in good if misfit(name, own, MATRIX)] == []
+    assert [name for name in bad if not misfit(name, own, MATRIX)] == []
