@@ -145,3 +145,12 @@ def test_an_image_is_unpacked_once(tmp_path: Path) -> None:
 
     assert unpacked_root(NOWHERE, [blob], store) == root == store.root / "rootfs" / ("0" * 64)
     assert (root / "x").exists()
+
+
+def test_other_users_do_not_reach_an_unpacked_image(tmp_path: Path) -> None:
+    """Its set-user-id programs would be root's on the host too."""
+    store = Store(tmp_path / "cache")
+    root = unpacked_root(NOWHERE, [layer(tmp_path, entry("su", b"1", mode=0o4755))], store)
+
+    assert (root / "su").stat().st_mode & 0o7777 == 0o4755
+    assert root.parent.stat().st_mode & 0o777 == 0o700
