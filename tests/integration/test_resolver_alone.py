@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,7 +109,7 @@ FILES = {
     "python3.11 on PATH": environment_with_a_python("environment"),
     "pip.py": text("pip.py", "import os; os.mknod(os.path.dirname(__file__) + '/RUN')\n"),
 }
-PLACES = ("tmp/home", "tmp/home/cache", "tmp/home/cache/tmp")
+PLACES = ("tmp", "tmp/home", "tmp/home/cache", "tmp/home/cache/tmp")
 
 
 @pytest.fixture
@@ -127,7 +128,8 @@ def server() -> Iterator[IndexServer]:
 
 def locked(server: IndexServer, cache: Path, **more: str) -> list[str]:
     """What a lock says, of a process whose settings are these."""
-    environ = {"UV_DEFAULT_INDEX": server.url("d"), "TORCHKILN_INDEX_PYTORCH": server.url("p"), **more}
+    indexes = {"UV_DEFAULT_INDEX": server.url("d"), "TORCHKILN_INDEX_PYTORCH": server.url("p")}
+    environ = {**os.environ, **indexes, **more}
     found = open_index(environ, Store(cache)).wheels(WANTED)
     return [f"{wheel.name} {wheel.version} {wheel.index.value}" for wheel in found]
 
@@ -139,6 +141,7 @@ def test_a_planted_file_changes_nothing(
     """In each folder above the resolver's, in the user's home, and in the current folder."""
     monkeypatch.setenv("HOME", str(tmp_path / "tmp" / "home"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "tmp" / "home"))
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "tmp"))
     for place in PLACES:
