@@ -21,7 +21,7 @@ from torchkiln.statements.statement import Statement
 NOT_VERIFIED = "signatures not verified: signatures were not looked at; name whom you trust: --key PUBLIC.pem"
 _MOST = 500  # statements of an image
 _BYTES = 32 << 20  # of all together
-_DAMAGED = 20  # statements after which the rest is not fetched: the image is refused for these
+_DAMAGED = 20  # statements after which the rest is not fetched
 _SHOWN = 3  # retractions that do not count
 
 
@@ -85,7 +85,7 @@ def attached(reading: Reading, image: Digest, opener: Opener) -> Attached:
         except VerificationFailed as error:
             damaged.append(error.message)
             if len(damaged) > _DAMAGED:
-                break
+                raise _too_much(reading, image, f"more than {_DAMAGED} damaged statements") from None
             continue
         if told is None:
             raise _too_much(reading, image, f"statements of more than {_BYTES >> 20} MiB")
