@@ -244,3 +244,16 @@ def test_a_flood_is_refused_and_hides_nothing(scene: Scene) -> None:
 
     assert getattr(scene.verify().exception, "exit_code", None) == 12
     assert listed(scene)["good"] is False
+
+
+def test_damaged_ones_before_it_hide_none(scene: Scene) -> None:
+    """`publish` passes over a damaged statement; not over what stands behind many of them."""
+    scene.publish()
+    for number in range(25):
+        manifest = scene.beside("application/vnd.in-toto+json", b"%d" % number)
+        blob = json.loads(scene.there.manifests[manifest])["layers"][0]["digest"]
+        scene.there.blobs[blob] = b"x"
+    retracted(scene, P256)
+
+    assert again(scene).exit_code != 0
+    assert listed(scene)["good"] is False

@@ -20,7 +20,7 @@ from torchkiln.statements.retraction import is_retraction, reason_of
 from torchkiln.statements.statement import Statement
 
 NOT_VERIFIED = "signatures not verified: signatures were not looked at; name whom you trust: --key PUBLIC.pem"
-_DAMAGED = 20  # statements after which the rest is not fetched: the image is refused for these
+_DAMAGED = 20  # statements after which the rest is not fetched
 _SHOWN = 3  # retractions that do not count
 
 
@@ -82,7 +82,7 @@ def attached(reading: Reading, image: Digest, opener: Opener) -> Attached:
         except VerificationFailed as error:
             damaged.append(error.message)
             if len(damaged) > _DAMAGED:
-                break
+                raise _too_much(reading, image, f"more than {_DAMAGED} damaged statements") from None
             continue
         counts = bool(told.signers) or not opener.looks
         if told.statement.image != image:
@@ -112,3 +112,10 @@ def _reason(told: Statement) -> str:
         return reason_of(told, where="retraction")[0][:200]
     except VerificationFailed:
         return "?"
+
+
+def _too_much(reading: Reading, image: Digest, what: str) -> VerificationFailed:
+    return VerificationFailed(
+        f"{reading.repository}@{image[:19]}: {what}",
+        hint="somebody who can write to the registry put them there; delete them, or use another image",
+    )
