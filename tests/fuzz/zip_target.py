@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from tests.agreement import source_of
 from tests.fuzz.oracle import SITE, installed
 from tests.fuzz.source import Decisions
 from tests.hostile import SPEC
@@ -104,12 +105,8 @@ def judge(wheel: bytes, scratch: Path) -> str:
 
 def stale(path: str, tree: dict[str, Item]) -> bool:
     """A .pyc of a source that is there too."""
-    folder, _, file = path.rpartition("/")
-    return (
-        path.startswith(SITE)
-        and folder.endswith("/__pycache__")
-        and f"{folder.removesuffix('__pycache__')}{file.split('.')[0]}.py" in tree
-    )
+    cached = path.rpartition("/")[0].endswith("/__pycache__")
+    return path.startswith(SITE) and cached and path.endswith(".pyc") and source_of(path) in tree
 
 
 @cache
