@@ -8,8 +8,14 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 from torchkiln.base.interpreter import LOADER, Interpreter
+from torchkiln.engines.compilation import Bytecode
 from torchkiln.engines.confined import Confined
+from torchkiln.errors import BuildFailed
+from torchkiln.nouns import LockedWheel, Source
+from torchkiln.store import Store
 
 VERSION = "3.11.2"
 _HEAD = r"""
@@ -67,3 +73,30 @@ def answering(data: bytes) -> str:
     return (
         f"read_all(); static const unsigned char out[] = {{{array}}}; write(1, out, {len(data)}); _exit(0);"
     )
+
+
+WHEEL = LockedWheel(name="a", version="1", filename="a.whl", sha256="1" * 64, size=1, index=Source.DEFAULT)
+SOURCES = {"/a/one.py": b"x = 1\n", "/a/two.py": b"y = 2\n"}
+PYC = b"\xa7\x0d\x0d\x0a\1\0\0\0" + bytes(8) + b"N"
+
+
+def compiled(work: Bytecode, sources: dict[str, bytes]) -> list[tuple[str, bytes]]:
+    for path, source in sources.items():
+        work.source(path, source)
+    return [(code.source, code.content()) for code in work.result()]
+
+
+def refused(python: Confined, cache: Path, sources: dict[str, bytes] = SOURCES) -> str:
+    """What a build says that *python* compiles for; nothing is kept of what that did."""
+    work = Bytecode(WHEEL, Store(cache), VERSION, tuple(python.argv()))
+    try:
+        with pytest.raises(BuildFailed) as caught:
+            compiled(work, sources)
+    finally:
+        work.close()
+    assert list((cache / "bytecode").glob("*")) == []
+    assert list((cache / "tmp").glob("*")) == []
+    message = caught.value.message
+    assert message.startswith("the base's Python ")
+    assert "\n" not in message
+    return message

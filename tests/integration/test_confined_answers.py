@@ -1,0 +1,68 @@
+"""What a base's Python answers is held to what it was asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.hostile_python import (
+    PYC,
+    SOURCES,
+    VERSION,
+    WHEEL,
+    answer,
+    answering,
+    compiled,
+    hostile,
+    refused,
+)
+from tests.needs import needs_gcc
+from torchkiln.engines.compilation import Bytecode
+from torchkiln.runtimes import sandbox
+from torchkiln.store import Store
+
+pytestmark = [
+    needs_gcc,
+    pytest.mark.skipif(bool(sandbox.fault()), reason=f"no namespaces: {sandbox.fault()}"),
+]
+
+LIES = {
+    "another path": (answer([("/a/one.py", PYC), ("/etc/evil.py", PYC)]), "'/etc/evil.py'"),
+    "another order": (answer([("/a/two.py", PYC), ("/a/one.py", PYC)]), "'/a/two.py'"),
+    "more": (answer([*((path, PYC) for path in SOURCES), ("/a/three.py", PYC)]), "'/a/three.py'"),
+    "twice": (answer([("/a/one.py", PYC), ("/a/one.py", PYC), ("/a/two.py", PYC)]), "'/a/one.py'"),
+    "less": (answer([("/a/one.py", PYC)]), "did not answer for '/a/two.py'"),
+    "nothing": (b"", "cut short"),
+    "an empty path": (answer([("", PYC)]), "''"),
+    "a path of 4 GB": (b"\xfe\xff\xff\xff", "an entry of 4294967294 bytes"),
+    "a code of 4 GB": (
+        answer([("/a/one.py", b"")])[:13] + b"\xfe\xff\xff\xff",
+        "an entry of 4294967294 bytes",
+    ),
+    "a code of 1 MB": (answer([("/a/one.py", PYC + bytes(1 << 20))])[: 1 << 12], "an entry of 1048593 bytes"),
+    "a path that is no text": (b"\x02\0\0\0\xff\xfe\0\0\0\0", "codec"),
+    "no byte-code": (answer([("/a/one.py", b"#!/bin/sh\nexit 0\n"), ("/a/two.py", PYC)]), "no byte-code"),
+    "byte-code that looks at the source": (
+        answer([("/a/one.py", PYC[:4] + bytes(4) + PYC[8:]), ("/a/two.py", PYC)]),
+        "no byte-code",
+    ),
+    "another hash": (answer([(path, PYC) for path in SOURCES], bytes(32)), "does not match its own hash"),
+    "more behind it": (answer([(path, PYC) for path in SOURCES]) + b"x", "does not match its own hash"),
+    "a whole pack of our own": (b"torchkiln pack 2\n" + bytes(64), "an entry of"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_answer_that_was_not_asked_for(tmp_path: Path, lie: str) -> None:
+    data, said = LIES[lie]
+    assert said in refused(hostile(answering(data), tmp_path), tmp_path / "cache")
+
+
+def test_a_true_answer_is_taken(tmp_path: Path) -> None:
+    """By the same way, so that the lies above were refused for what they are."""
+    data = answer([("/a/one.py", PYC), ("/a/two.py", b"")])
+    python = hostile(answering(data), tmp_path)
+    work = Bytecode(WHEEL, Store(tmp_path / "cache"), VERSION, tuple(python.argv()))
+    assert compiled(work, SOURCES) == [("/a/one.py", PYC)]
+    work.close()
