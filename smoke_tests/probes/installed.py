@@ -16,13 +16,17 @@ SITE = Path(sysconfig.get_path("purelib"))
 UNHASHED = re.compile(r"\.pyc$|\.dist-info/RECORD(\.jws|\.p7s)?$")  # the specification lets these go without
 
 
-def digest(path):
-    """A file's hash as RECORD writes it."""
-    seen = hashlib.sha256()
+HASHES = {"sha256", "sha384", "sha512", "sha3_256", "sha3_384", "sha3_512", "blake2b", "blake2s"}
+
+
+def digest(path, algorithm):
+    """A file's hash as RECORD writes it; by SHA-256 where RECORD's own is weaker or not known."""
+    algorithm = algorithm if algorithm in HASHES else "sha256"
+    seen = hashlib.new(algorithm)
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(1 << 20):
             seen.update(chunk)
-    return "sha256=" + base64.urlsafe_b64encode(seen.digest()).rstrip(b"=").decode()
+    return f"{algorithm}=" + base64.urlsafe_b64encode(seen.digest()).rstrip(b"=").decode()
 
 
 def judge(row):
@@ -37,7 +41,7 @@ def judge(row):
         return ("stale", name) if stale(path) else None
     if size and path.stat().st_size != int(size):
         return "changed", name
-    return ("changed", name) if digest(path) != wanted else None
+    return ("changed", name) if digest(path, wanted.partition("=")[0]) != wanted.rstrip("=") else None
 
 
 def stale(path):
@@ -47,11 +51,19 @@ def stale(path):
     head = path.open("rb").read(16)
     if head[:4] != importlib.util.MAGIC_NUMBER:
         return True
-    source = Path(importlib.util.source_from_cache(str(path)))
+    source = source_of(path)
     hash_based = head[4] & 1
     return bool(hash_based) and (
         not source.is_file() or importlib.util.source_hash(source.read_bytes()) != head[8:]
     )
+
+
+def source_of(path):
+    """Where the source of a .pyc lies; importlib's own answer refuses builder.bak.cpython-311.pyc."""
+    if path.parent.name != "__pycache__":
+        return path.with_suffix(".py")
+    stem = re.sub(r"\.opt-[^.]+$", "", path.stem)
+    return path.parent.parent / f"{stem.rpartition('.')[0] or stem}.py"
 
 
 installed, rows, broken = {}, {}, []

@@ -63,6 +63,31 @@ def test_a_sound_environment_has_no_fault(site: Path) -> None:
     assert not any(found[kind] for kind in ("broken", "absent", "changed", "unhashed", "stale", "unowned"))
 
 
+def test_a_file_with_a_dot_in_its_stem_has_byte_code_too(site: Path) -> None:
+    """As builder.bak.py of datasets: importlib refuses to say where such a source lies."""
+    install(site, "gamma", {"gamma/builder.bak.py": b"NAME = 'gamma'\n"})
+    found = seen(site)
+    assert not any(found[kind] for kind in ("broken", "absent", "changed", "unhashed", "stale", "unowned"))
+
+    cached = site / "gamma" / "__pycache__" / f"builder.bak.{sys.implementation.cache_tag}.pyc"
+    (site / "gamma" / "builder.bak.py").write_bytes(b"NAME = 'delta'\n")
+    assert seen(site)["stale"] == [str(cached.relative_to(site))]
+
+
+@pytest.mark.parametrize("algorithm", ["sha512", "sha384", "blake2b"])
+def test_a_record_may_use_a_stronger_hash(site: Path, algorithm: str) -> None:
+    """As the wheel specification allows; it is computed, not believed."""
+    record = site / "beta-1.0.dist-info" / "RECORD"
+    data = (site / "beta" / "__init__.py").read_bytes()
+    digest = base64.urlsafe_b64encode(hashlib.new(algorithm, data).digest()).rstrip(b"=").decode()
+    hashed = rf"\1,{algorithm}={digest},{len(data)}"
+    record.write_text(re.sub(r"(?m)^(beta/__init__\.py),.*$", hashed, record.read_text()))
+    assert seen(site)["changed"] == []
+
+    (site / "beta" / "__init__.py").write_bytes(b"NAME = 'bete'\n")
+    assert seen(site)["changed"] == ["beta/__init__.py"]
+
+
 def _tamper(site: Path) -> None:
     (site / "alpha" / "__init__.py").write_bytes(b"NAME = 'alphb'\n")
 
