@@ -16,6 +16,7 @@ _UNPRINTABLE = re.compile(
 )
 
 _WIDTH = 2000  # characters of a line of a message
+_END = 200  # of those, the last ones of a line that is cut
 _LINES = 500
 
 
@@ -28,7 +29,10 @@ def _clipped(text: str) -> str:
     """*text* for a message: nobody reads a line of a megabyte, or ten thousand lines."""
     lines = text.split("\n")
     more = [f"and {len(lines) - _LINES} more lines"] if len(lines) > _LINES else []
-    cut = (line if len(line) <= _WIDTH else line[:_WIDTH] + "…" for line in lines[:_LINES])
+    # The reason stands at the end of a line as a rule.
+    cut = (
+        line if len(line) <= _WIDTH else f"{line[: _WIDTH - _END]}…{line[-_END:]}" for line in lines[:_LINES]
+    )
     return "\n".join((*cut, *more))
 
 

@@ -128,6 +128,8 @@ class Reading:
         for data in self._pages(f"{self._base}/tags/list?n=1000", what, {}):
             try:
                 told = json_of(data)["tags"] or []
+                if not isinstance(told, list):
+                    raise TypeError
                 wrong = next((tag for tag in told if not is_tag(tag)), None)
             except (ValueError, LookupError, TypeError):
                 raise self._no_list(what) from None
