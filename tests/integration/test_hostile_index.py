@@ -140,6 +140,18 @@ KINDS: dict[str, tuple[Answer, str]] = {
         lambda _: whole(b"", "text/html", "Location: /simple/demo/", status="302 Found"),
         "redirect loop: more than 10 redirects",
     ),
+    "redirect with an endless body": (
+        lambda _: for_ever(head("text/html", "Location: /simple/demo/", status="302 Found"), b"x"),
+        "redirect loop: more than 10 redirects",
+    ),
+    "endless line before a chunk": (
+        lambda _: for_ever(head("text/html", "Transfer-Encoding: chunked"), b"1"),
+        "not a valid HTTP answer|broke off",
+    ),
+    "endless extension of a chunk": (
+        lambda _: for_ever(head("text/html", "Transfer-Encoding: chunked") + b"1;", b"x"),
+        "not a valid HTTP answer|broke off",
+    ),
     "redirect to a file": (
         lambda _: whole(b"", "text/html", "Location: file:///etc/passwd", status="302 Found"),
         "redirected to an address that is not followed: file:",

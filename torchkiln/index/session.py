@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import re
 import threading
 import time
@@ -13,6 +14,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import requests
 from requests.auth import AuthBase, HTTPBasicAuth
 from requests.utils import get_netrc_auth
+from urllib3.exceptions import HTTPError
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.folder import Folder
@@ -25,6 +27,7 @@ TIMEOUT = (15.0, 60.0)  # seconds: to connect, and between two bytes
 WORKERS = 16
 LARGE = 2 << 20  # bytes of a page, from which on few are read at a time
 PATIENCE = 45.0  # seconds for a page, all attempts and their pauses together
+_BROKEN = (requests.RequestException, HTTPError, http.client.HTTPException, OSError)
 _PIECE = 1 << 14  # bytes of a body as it comes; unpacked it may be a thousand times as long
 
 
@@ -61,6 +64,10 @@ class Session(requests.Session):
                 f"{redact(resp.url)}: redirected to an address that is not followed: {why}",
                 hint="the index, or somebody between, is at fault; try another one",
             )
+        if target:  # its body is nothing to us, and requests would read it to its end, if it has one
+            resp.close()
+            resp._content = b""
+            resp._content_consumed = True  # type: ignore[attr-defined]
         return target
 
 
@@ -153,7 +160,7 @@ def get(
                 answer = ask(session, "GET", url, stream=True, **kwargs)
             with answer as response, _cut_at(end, response) as over:
                 body, large = bytearray(), False
-                for piece in response.iter_content(_PIECE):
+                for piece in _pieces(response):
                     body += piece
                     if len(body) > most:
                         raise BuildFailed(
@@ -170,7 +177,7 @@ def get(
             reason = "timed out"
         except Transient as error:
             reason, wait = str(error), error.wait
-        except requests.RequestException as error:  # while the body came
+        except _BROKEN as error:  # while the body came
             reason = reason_of(error)
         rest = pause(attempt, wait)
         if time.monotonic() + rest >= end:
@@ -178,6 +185,12 @@ def get(
         if attempt < ATTEMPTS:
             sleep(rest)
     raise lost(url, reason)
+
+
+def _pieces(response: requests.Response) -> Iterator[bytes]:
+    """The body, unpacked. Not by `iter_content`: that reads the line before a chunk whole, however long."""
+    while piece := response.raw.read(_PIECE, decode_content=True):
+        yield piece
 
 
 @contextlib.contextmanager
