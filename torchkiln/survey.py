@@ -218,7 +218,10 @@ class _Scan:
         yield from self._folders()
         yield from self._files("records/pages", ".json", "index pages")
         yield from self._files("records/urls", ".json", "index pages")
+        yield from self._files("records/metadata", ".json", "index pages")
+        yield from self._files("records/beside", ".json", "index pages")
         yield from self._files("records/evidence", ".json", "layer texts")
+        yield from self._files("records/agreed", ".json", "layer texts")
         yield from self._leftovers()
         for path in sorted(self._root.glob("*")):
             if path.name not in _OURS:

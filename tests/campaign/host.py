@@ -156,7 +156,7 @@ def _folder(trial: Trial, which: str) -> str:
 
 def _tmpfs(which: str, size: str) -> Callable[[Trial], None]:
     return lambda trial: _do(
-        trial, "mount", "-t", "tmpfs", "-o", f"size={size}", "campaign", _folder(trial, which)
+        trial, "mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "campaign", _folder(trial, which)
     )
 
 

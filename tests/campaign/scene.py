@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.campaign.python_tree import python_tree
 from tests.campaign.tracer import Counts, Plan, Shared, compile_tracer
 from tests.standin.index_server import IndexServer
 from tests.unpublished import locked_wheel
@@ -49,13 +50,6 @@ _BIG = {
     "numpy": 1_500_000,
 }
 _SMALL = 5
-# The base's Python is this one: its loader is a script that starts it, without the options for the other.
-_LOADER = """#!/bin/sh
-shift 4
-while :; do case "$1" in -*) shift ;; *) break ;; esac; done
-unset PYTHONHOME
-exec {python} -s -S "$@"
-"""
 # `pip config list` takes a second of processor, twice in each trial; this answers the same.
 _PIP = "import os\nprint(f\":env:.index-url='{os.environ['PIP_INDEX_URL']}'\")\n"
 _STATUS = "Package: python3.11-minimal\nStatus: install ok installed\nVersion: 3.11.2-6\n\n"
@@ -347,12 +341,7 @@ def _spec(name: str, size: int, dice: random.Random) -> WheelSpec:
 def _base(dice: random.Random) -> bytes:
     """A root that has what is asked of a base: a package list and a Python."""
     files = {
-        "usr/bin/python3.11": (0o755, b"#!/bin/sh\n"),
-        "usr/lib/python3.11/os.py": (0o644, b""),
-        "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2": (
-            0o755,
-            _LOADER.format(python=sys.executable).encode(),
-        ),
+        **python_tree(),
         "usr/share/ballast": (0o644, dice.randbytes(3_000_000)),
         "var/lib/dpkg/status": (0o644, _STATUS.encode()),
     }

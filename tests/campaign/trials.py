@@ -75,7 +75,9 @@ class Reference:
         self.scene = scene
         self.trial = scene.trial("reference")
         with self.trial.server:
-            self.trial.run()  # warms the byte-code of our own modules and of pip
+            first = self.trial.run()  # warms the byte-code of our own modules and of pip
+            if first.code:
+                raise RuntimeError(f"the undisturbed build failed: {first.err}")
             shutil.rmtree(self.trial.cache)
             shutil.rmtree(self.trial.output)
             ran = self.trial.run()

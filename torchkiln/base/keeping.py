@@ -128,7 +128,7 @@ def adopt(way: Way[Artefact], file: Path, store: Store, *, locked: Artefact | No
             )
         found = way.read(temporary, encoded, str(file))
         store.adopt(temporary, store.blob(encoded.digest))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, ValueError) as error:
         if isinstance(error, OSError) and error.errno and error.filename != str(file):
             raise BuildFailed(
                 f"the {way.noun} cannot be put into the cache {store.root}: {os.strerror(error.errno)}",

@@ -82,7 +82,8 @@ def attached(reading: Reading, image: Digest, opener: Opener) -> Attached:
         except VerificationFailed as error:
             damaged.append(error.message)
             if len(damaged) > _DAMAGED:
-                raise _too_much(reading, image, f"more than {_DAMAGED} damaged statements") from None
+                what = f"more than {_DAMAGED} damaged statements, the first: {damaged[0]}"
+                raise _too_much(reading, image, what) from None
             continue
         counts = bool(told.signers) or not opener.looks
         if told.statement.image != image:
