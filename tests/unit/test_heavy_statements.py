@@ -33,7 +33,7 @@ try:
 except KilnError as error:
     code = error.exit_code
     print(error.message[:400], file=sys.stderr)
-peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # getrusage: the parent's too
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(code, int(peak.split()[1]) >> 10)
 """
 

@@ -39,7 +39,7 @@ try:
             grow({}, stream)
 except (KilnError, *DAMAGED) as error:
     said = getattr(error, "message", str(error))
-peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # getrusage: the parent's too
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps([said, int(peak.split()[1]) >> 10]))
 """
 
