@@ -44,7 +44,7 @@ def run(target: str, *, seed: int, runs: int = -1, seconds: int = 0) -> dict[str
 def main() -> int:
     """0 if nothing crashed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("target", choices=("zip", "layer", "tar", "documents"))
+    parser.add_argument("target", choices=("zip", "layer", "tar", "documents", "pages"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=int, default=-1)
     parser.add_argument("--seconds", type=int, default=0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["torchkiln"]):
+    import torchkiln.index.listing
     import torchkiln.lockfile
     import torchkiln.oci.documents
     import torchkiln.oci.layer
@@ -19,9 +20,15 @@ with atheris.instrument_imports(include=["torchkiln"]):
     import torchkiln.statements.provenance
     import torchkiln.wheel.splice  # noqa: F401
 
-from tests.fuzz import documents_target, layer_target, tar_target, zip_target
+from tests.fuzz import documents_target, layer_target, pages_target, tar_target, zip_target
 
-TARGETS = {"zip": zip_target, "layer": layer_target, "tar": tar_target, "documents": documents_target}
+TARGETS = {
+    "zip": zip_target,
+    "layer": layer_target,
+    "tar": tar_target,
+    "documents": documents_target,
+    "pages": pages_target,
+}
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import documents_target, layer_target, tar_target, zip_target
+from tests.fuzz import documents_target, layer_target, pages_target, tar_target, zip_target
 from tests.fuzz.__main__ import run
 from tests.fuzz.oracle import Refused, installed
 from tests.fuzz.source import Decisions
@@ -23,8 +23,8 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "target",
-    [zip_target, layer_target, tar_target, documents_target],
-    ids=["zip", "layer", "tar", "documents"],
+    [zip_target, layer_target, tar_target, documents_target, pages_target],
+    ids=["zip", "layer", "tar", "documents", "pages"],
 )
 def test_where_the_fuzzers_start_from(target: object, scratch: Path) -> None:
     """Readers agree about all of it, and it shows both sides: what is accepted and what is not."""
@@ -61,6 +61,13 @@ def test_any_changed_document(data: bytes) -> None:
     documents_target.judge(documents_target.program(Decisions(data)))
 
 
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.binary(max_size=200))
+def test_any_page_of_an_index(scratch: Path, data: bytes) -> None:
+    """A refusal in a sentence, or the files that pypi_simple finds on it."""
+    pages_target.check(data, scratch)
+
+
 def test_a_json_reader_that_sees_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that takes the first of two keys, a number for a truth, or half a character."""
     for data, wrong in ((b'{"a": 1}', {"a": True}), (b"[1]", [1.0]), (b'["x"]', ["y"]), (b"[]", [0])):
@@ -70,7 +77,7 @@ def test_a_json_reader_that_sees_something_else_is_noticed(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("target", "runs"), [("zip", 1500), ("layer", 1500), ("tar", 1500), ("documents", 500)]
+    ("target", "runs"), [("zip", 1500), ("layer", 1500), ("tar", 1500), ("documents", 500), ("pages", 1500)]
 )
 def test_some_seconds_of_atheris(target: str, runs: int) -> None:
     """Guided by coverage. The seed is fixed."""

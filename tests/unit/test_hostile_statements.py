@@ -25,6 +25,7 @@ from torchkiln.statements.attestation import PREDICATE, report_of
 from torchkiln.statements.clearance import CLEARANCE, decision_of
 from torchkiln.statements.provenance import PROVENANCE, origin
 from torchkiln.statements.retraction import RETRACTION, reason_of, retraction
+from torchkiln.statements.roles import KeyInRole
 from torchkiln.statements.signature import decode, private_key, public_key
 from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.statements.statement import PAYLOAD_TYPE, Statement, parse, payload
@@ -106,7 +107,7 @@ def test_a_bundle_with_one_thing_changed_is_read_or_told(
     changed = data.draw(
         mutated(json.loads(true)).map(json_bytes) | spoiled(true) | VALUES.map(json_bytes) | st.binary()
     )
-    found = answer(lambda: opened(changed, BUNDLE_TYPE, [PUBLISHER.public_key()], where="x"))
+    found = answer(lambda: opened(changed, BUNDLE_TYPE, [KeyInRole(key=PUBLISHER.public_key())], where="x"))
     if found is not None and found.signers:
         assert found.statement == statement_in(true)
     answer(lambda: sigstore_bundle.certificate(changed, where="x") and None)
