@@ -107,7 +107,7 @@ def test_it_is_verified_with_an_empty_cache(shelf: Shelf, image: dict[str, Any],
 
     assert (told["digest"], told["verified"]) == (image["digest"], True)
     assert {one["what"] for one in told["points"]} == {
-        *("signatures", "provenance", "lock", "smoke", "sbom", "layers", "contents")
+        *("signatures", "provenance", "lock", "name", "smoke", "sbom", "layers", "contents")
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -17,6 +16,7 @@ from torchkiln.cli.options import cache_root, here_or_checkout
 from torchkiln.cli.registry import registry_of
 from torchkiln.cli.trusting import rules_of, trust_of
 from torchkiln.errors import ConfigError, VerificationFailed, printable
+from torchkiln.scratch import scratch
 
 if TYPE_CHECKING:
     from torchkiln.cli.reports import NamedKey
@@ -78,13 +78,13 @@ def verify_published(reference: Reference, wish: Wish) -> None:
     repository = reference.repository
     with (
         registry_of(repository, wish.plain_http) as registry,
-        tempfile.TemporaryDirectory(prefix="torchkiln-verify-") as folder,
+        scratch("verify") as folder,
         console.progress(quiet=wish.quiet) as observer,
     ):
         registry.check()
         reading = Reading(registry, repository)
         found = reading.demand(reference.digest or reference.tag or "latest")
-        image = pulling.documents(reading, found, Path(folder, "image"), reference.tag or "image")
+        image = pulling.documents(reading, found, folder / "image", reference.tag or "image")
         tag = reference.tag or (None if reference.digest else "latest")
         looked = verify(reading, image, trust, rules, tag=tag)
         points = list(looked.points)
