@@ -64,7 +64,7 @@ class Session(requests.Session):
                 f"{redact(resp.url)}: redirected to an address that is not followed: {why}",
                 hint="the index, or somebody between, is at fault; try another one",
             )
-        if target:  # its body is nothing to us, and requests would read it to its end, if it has one
+        if target and resp.raw is not None:  # requests would read its body to the end, if it has one
             resp.close()
             resp._content = b""
             resp._content_consumed = True  # type: ignore[attr-defined]
