@@ -61,6 +61,8 @@ def test_ctrl_c_ends_the_thread(tmp_path: Path) -> None:
         "import os, signal, sys, threading, time\n"
         "from pathlib import Path\n"
         "from torchkiln.oci.confine import confined\n"
+        # A shell's background job ignores SIGINT, and so would this child.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def work(check):\n"
         "    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
         "    while True:\n"
@@ -69,5 +71,6 @@ def test_ctrl_c_ends_the_thread(tmp_path: Path) -> None:
         "try: confined(Path(sys.argv[1]), work)\n"
         "except KeyboardInterrupt: print('interrupted', threading.active_count())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("interrupted"), done.stderr
