@@ -10,9 +10,10 @@ from __future__ import annotations
 import ast
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 DEFAULT_LIMIT = 300.0  # seconds
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Check(NamedTuple):
@@ -55,16 +56,40 @@ def catalogue(folder: Path) -> tuple[Check, ...]:
 
 
 def digest(folder: Path) -> str:
-    """What *folder* says it is, for a run that nobody outside watches: over path and content of its files.
+    """The digest of the suite in *folder*, for a run without a host that computes it.
 
-    The same as torchkiln.suite.suite_digest, which asks no suite.
+    Over the path of each file, and its bytes; of Python, its syntax tree without docstrings. torchkiln.suite
+    computes the same and runs no code of a suite for it.
     """
     seen = hashlib.sha256()
     files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     for path in sorted(files):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        seen.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+        data = path.read_bytes()
+        if path.suffix == ".py":
+            data = _tree(ast.parse(data)).encode()
+        seen.update(f"{path.relative_to(folder).as_posix()}\0{hashlib.sha256(data).hexdigest()}\n".encode())
     return f"sha256:{seen.hexdigest()}"
+
+
+def _tree(node: Any) -> str:
+    """A syntax tree as text: absent fields left out, for newer Pythons have more of them."""
+    if isinstance(node, list):
+        return "[" + ", ".join(_tree(item) for item in node) + "]"
+    if isinstance(node, ast.Constant):
+        return f"Constant({node.value!a})"
+    if not isinstance(node, ast.AST):
+        return ascii(node)
+    told = []
+    for name, field in ast.iter_fields(node):
+        if (
+            name == "body"
+            and isinstance(node, _WITH_DOCSTRING)
+            and ast.get_docstring(node, clean=False) is not None
+        ):
+            field = field[1:]
+        if name not in ("kind", "type_comment", "type_ignores") and field is not None and field != []:
+            told.append(f"{name}={_tree(field)}")
+    return f"{type(node).__name__}({', '.join(told)})"
 
 
 def _marks(function: ast.FunctionDef) -> dict[str, float]:

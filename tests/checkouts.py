@@ -9,7 +9,6 @@ from pathlib import Path
 from tests.planned import locked
 from torchkiln.lock import save
 from torchkiln.nouns import LockedCell
-from torchkiln.recipe import RECIPE
 
 # Nothing of the user's configuration, hooks or signing takes part.
 GIT = {
@@ -30,10 +29,10 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def put(images: Path, cell: LockedCell | None = None, *, recipe: int = RECIPE) -> LockedCell:
-    """A lock in *images* with the plan beside it, as far as anybody reads that of another time."""
+def put(images: Path, cell: LockedCell | None = None) -> LockedCell:
+    """A lock in *images*."""
     cell = cell or locked()
-    (save(images, cell) / "plan.json").write_text(f'{{"recipe": {recipe}}}')
+    save(images, cell)
     return cell
 
 

@@ -275,7 +275,7 @@ def tolerated(text: str) -> Callable[[], object]:
 
 
 def _twice(text: str) -> str:
-    return text.replace('"schema": 1,', '"schema": 1,\n  "schema": 1,', 1)
+    return text.replace('"schema": 2,', '"schema": 2,\n  "schema": 2,', 1)
 
 
 def _conflict(text: str) -> str:
@@ -333,7 +333,7 @@ CASES = (
     case("lock: a layer's diff_id changed", lock_tree(lambda d: d["layers"][0].update(diff_id=d["layers"][0]["digest"])), _PLAN, 5, "its recorded layers, or its seal"),
     case("lock: a base package changed", lock_tree(lambda d: d["base"]["packages"].update(tar="9")), _CHECK, 5, "base.json disagrees on packages"),
     case("lock: older than the seals", lock_tree(lambda d: d.pop("seal")), _PLAN, 5, "it has no seal"),
-    case("lock: another schema", lock_tree(lambda d: d.update(schema=2)), _PLAN, 5, "schema 2, not 1"),
+    case("lock: another schema", lock_tree(lambda d: d.update(schema=3)), _PLAN, 5, "schema 3, not 2"),
     case("lock: left by a merge", lock(_conflict), _PLAN, 5, "line 2: a merge conflict was left in it (<<<<<<<)"),
     case("lock: cut short", lock(lambda t: t[:900]), _PLAN, 5, "not JSON"),
     case("lock: a key twice", lock(_twice), _PLAN, 5, "the key 'schema' stands twice"),

@@ -127,16 +127,12 @@ def plan(
     resolution = Resolution(
         cell=cell,
         status=Status.NATIVE,
-        reason="",
         build=None,
-        alternatives=(),
         min_driver=None,
         full_driver=None,
         requirements=(),
         constraints=(),
         limits=(),
-        nearest=(),
-        lockable=True,
     )
     base = LockedBase(
         os="debian12", python="3.11.2", digest=ZERO, diff_id=ZERO, size=1, unpacked=1, encoder="", packages=()

@@ -39,7 +39,7 @@ def facts_of(
             "min_driver": resolution.min_driver,
             "full_driver": resolution.full_driver,
             "archs": list(build.archs),
-            "limits": [note.text for note in resolution.limits],
+            "limits": [str(limit) for limit in resolution.limits],
             "lock": lock_digest,
             "base": locked.base.digest,
             "recipe": RECIPE,

@@ -59,16 +59,16 @@ def offers_of(data: Mapping[str, Any]) -> tuple[Offer, ...]:
     )
 
 
-def faults(data: object, companions: Iterable[str]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def faults(data: object, packages: Iterable[str]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """What no schema can tell of `components`, by its place in matrix.yaml. Skips what has a wrong shape."""
     seen: dict[str, str] = {}
-    always = {_project(text) for text in companions}
+    always = {_project(text) for text in packages}
     for name, one in data.items() if isinstance(data, dict) else ():
         if not isinstance(name, str) or not isinstance(one, dict):
             continue
         at = ("components", name)
         if name in always:
-            yield at, f"{name} is a companion: every image has it already"
+            yield at, f"{name} is in `packages`: every image has it already"
         if not any(one.get(key) for key in ("requires", "wheels", "program")):
             yield at, "brings nothing: give requires, wheels or program"
         suffix = one.get("suffix")
@@ -84,10 +84,10 @@ def faults(data: object, companions: Iterable[str]) -> Iterator[tuple[tuple[str 
 
 
 def named(
-    values: Sequence[str], offers: Sequence[Offer], companions: Iterable[str]
+    values: Sequence[str], offers: Sequence[Offer], packages: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """*values* sorted out: components, companions (which every image has), and what neither is."""
-    known, always = {offer.name for offer in offers}, {_project(text) for text in companions}
+    """*values* sorted out: components, packages (which every image has), and what neither is."""
+    known, always = {offer.name for offer in offers}, {_project(text) for text in packages}
     wanted = sorted(set(values))
     return (
         tuple(name for name in wanted if name in known),

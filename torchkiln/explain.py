@@ -9,9 +9,10 @@ from typing import Any
 from torchkiln.arch import served_classes
 from torchkiln.facts import Facts, SourceInfo
 from torchkiln.matrix import Matrix, Prefer
-from torchkiln.nouns import Cell, Note, Resolution, Source
+from torchkiln.nouns import Cell, Resolution, Source
 from torchkiln.public_record import recorded
 from torchkiln.resolve import require_cuda, resolve
+from torchkiln.sentences import limit_text, reason
 from torchkiln.tags import DEFAULT_OS, aliases_of, tag_of
 from torchkiln.versions import major_of
 
@@ -23,6 +24,8 @@ class Explanation:
     """Everything that `explain` tells about one cell."""
 
     resolution: Resolution
+    reason: str  # why it has its status
+    limits: tuple[tuple[str, str], ...]  # (fact id, sentence)
     prefer: Prefer
     otherwise: Resolution | None  # under the other `prefer`; None where it decides nothing
     tag: str | None
@@ -48,6 +51,8 @@ def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
     named = dict.fromkeys(source for _, sources in used for source in sources)
     return Explanation(
         resolution=resolution,
+        reason=reason(resolution),
+        limits=tuple((limit.fact, limit_text(limit, facts)) for limit in resolution.limits),
         prefer=matrix.prefer,
         otherwise=otherwise if otherwise.build != build else None,
         tag=tag_of(resolution) if build else None,
@@ -75,6 +80,8 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
         "prefer": explanation.prefer,
         "tag": explanation.tag,
         "aliases": list(explanation.aliases),
+        "reason": explanation.reason,
+        "limits": [{"fact": fact, "text": text} for fact, text in explanation.limits],
         "resolution": asdict(explanation.resolution),
         "otherwise": asdict(explanation.otherwise) if explanation.otherwise else None,
         "gpus": {capability: list(names) for capability, names in explanation.gpus},
@@ -91,10 +98,10 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
 def _facts_of(resolution: Resolution) -> Iterable[str]:
     """The ids of all facts that *resolution* rests on, each once."""
     cell, build = resolution.cell, resolution.build
-    notes: tuple[Note, ...] = resolution.constraints + resolution.limits
     found = ["rules.grid"]
     if build:
         at = f"releases.{cell.torch}"
         found += [f"{at}.variants.{build.variant}", f"{at}.archs.{build.variant}", f"{at}.default"]
         found += [f"{at}.companions", f"{at}.cudnn_major", f"floors.{major_of(cell.cuda)}", "cuda"]
-    return dict.fromkeys([*found, *(note.fact for note in notes)])
+    found += [bound.fact for bound in resolution.constraints]
+    return dict.fromkeys([*found, *(limit.fact for limit in resolution.limits)])

@@ -151,7 +151,7 @@ class Facts:
     releases: Mapping[str, Release] = field(hash=False)
     cu118_pins: Pairs
     traps: tuple[Trap, ...]
-    rules: Mapping[str, str] = field(hash=False)  # id -> the words of a limit
+    limit_texts: Mapping[str, str] = field(hash=False)  # "rules.no-ptx" -> the words of a limit
     checks: Mapping[str, str] = field(hash=False)  # id -> why a smoke check does not apply
     toolkits: Mapping[str, KnownToolkit] = field(hash=False)  # by CUDA version
     redist: Redist  # cuda_redist.yaml
@@ -219,7 +219,7 @@ def _facts(data: bytes, raw: dict[str, Any]) -> Facts:
         releases=MappingProxyType(releases),
         cu118_pins=_pairs(raw["cu118_pins"]),
         traps=tuple(_trap(name, body) for name, body in raw["traps"].items()),
-        rules=_limits(raw["rules"]),
+        limit_texts=_limit_texts(raw),
         checks=_limits(raw["checks"]),
         toolkits=MappingProxyType({cuda: _toolkit(cuda, body) for cuda, body in raw["toolkits"].items()}),
         host_gcc=MappingProxyType({cuda: body["newest"] for cuda, body in raw["host_gcc"].items()}),
@@ -250,6 +250,18 @@ def cuda_of(variant: str) -> str:
 
 def _limits(raw: Mapping[str, Any]) -> Mapping[str, str]:
     return MappingProxyType({name: body["limit"] for name, body in raw.items()})
+
+
+def _limit_texts(raw: Mapping[str, Any]) -> Mapping[str, str]:
+    """The words of every limit that a cell can have. `{}` in them stands for the limit's values."""
+    return MappingProxyType(
+        {
+            f"{table}.{name}": body["limit"]
+            for table in ("traps", "rules")
+            for name, body in raw[table].items()
+            if "limit" in body
+        }
+    )
 
 
 def _releases(raw: Mapping[str, Any]) -> list[Release]:

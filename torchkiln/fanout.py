@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchkiln.lockfile import lock_digest
 from torchkiln.nouns import LockedCell
-from torchkiln.recipe import RECIPE
 from torchkiln.strict import json_of
 from torchkiln.tags import tag_of
 
-Reason = Literal["new", "lock", "recipe"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Known:
-    """What decided an image's bytes at an earlier revision; None where nobody can tell any more."""
-
-    lock: str | None
-    recipe: int | None
+Reason = Literal["new", "lock"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,24 +23,27 @@ class Job:
     changed: Reason | None = None
 
 
-def known(lock: bytes, plan: bytes | None) -> Known:
-    """What lock.json and plan.json told then. An older schema is no error: it tells less."""
-    return Known(lock=_field(lock, "digest", str), recipe=_field(plan, "recipe", int))
+def digest_in(lock: bytes) -> str | None:
+    """The digest that a lock.json of any schema contains; None: it has none."""
+    try:
+        document = json_of(lock)
+    except ValueError:
+        return None
+    value = document.get("digest") if isinstance(document, dict) else None
+    return value if isinstance(value, str) else None
 
 
-def changed(locks: Iterable[LockedCell], then: dict[str, Known]) -> Iterator[Job]:
-    """Those of *locks* whose images are others than at the revision that had *then*, by tag.
+def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iterator[Job]:
+    """Those of *locks* that differ from the revision that had the digests *then*, by tag.
 
-    The lock's digest does not know our own recipe, so a raised one counts too, or it would reach no registry.
+    A raised `RECIPE` changes the digest of every lock, so that every image is built again.
     """
     for locked in locks:
-        was = then.get(tag_of(locked.resolution))
-        if was is None:
+        tag = tag_of(locked.resolution)
+        if tag not in then:
             yield Job(locked=locked, changed="new")
-        elif was.lock != lock_digest(locked):
+        elif then[tag] != lock_digest(locked):
             yield Job(locked=locked, changed="lock")
-        elif was.recipe != RECIPE:
-            yield Job(locked=locked, changed="recipe")
 
 
 def github_matrix(jobs: Iterable[Job]) -> str:
@@ -72,12 +66,3 @@ def _row(job: Job) -> dict[str, Any]:
         "status": resolution.status.value,
     }
     return row if job.changed is None else {**row, "changed": job.changed}
-
-
-def _field(data: bytes | None, name: str, kind: type) -> Any:
-    try:
-        document = json_of(data) if data is not None else None
-    except ValueError:
-        return None
-    value = document.get(name) if isinstance(document, dict) else None
-    return value if isinstance(value, kind) else None

@@ -24,7 +24,7 @@ _BINDINGS = frozenset({"cuda-bindings", "cuda-pathfinder"})
 _TOOLKIT = frozenset({"cuda-cccl", "cuda-crt", "cuda-nvcc", "cuda-profiler-api", "nvml-dev", "nvvm"})
 # Archives that are taken whole, or nearly so, and are large: a layer each. Of the others it is headers.
 _LARGE_ARCHIVES = frozenset({"cuda_gdb", "cuda_nvcc", "cuda_nvdisasm"})
-_COMPANIONS = frozenset({"torchvision", "torchaudio", "numpy", "pillow", "tqdm"})
+_PACKAGES = frozenset({"torchvision", "torchaudio", "numpy", "pillow", "tqdm"})
 _NAMED_IN_TITLE = 5  # a title tells so many wheels by name, more by number
 
 
@@ -55,8 +55,8 @@ _FAMILIES = (
     _Family(title="NVIDIA libraries", holds=_is_nvidia),
     _Family(title="triton", holds=lambda name: name in {"triton", "pytorch-triton"}),
     _Family(title="torch", holds=lambda name: name == "torch"),
-    _Family(title="companions", holds=_COMPANIONS.__contains__),
-    _Family(title="the rest", holds=lambda _name: True),
+    _Family(title="packages", holds=_PACKAGES.__contains__),
+    _Family(title="dependencies", holds=lambda _name: True),
 )
 
 

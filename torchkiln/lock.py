@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +45,7 @@ from torchkiln.nouns import (
     Source,
     parse_digest,
 )
+from torchkiln.recipe import RECIPE
 from torchkiln.strict import json_of, read_file, text_of
 from torchkiln.tags import tag_of
 from torchkiln.wanted import Given, Wanted
@@ -116,7 +117,7 @@ def lock(
     cell = resolution.cell
     build = resolution.build
     if build is None:
-        raise Unresolvable(f"torch {cell.torch} with CUDA {cell.cuda}: {resolution.reason}")
+        raise Unresolvable(f"torch {cell.torch} with CUDA {cell.cuda}: {resolution.why_unavailable}")
     by_record = tuple(sorted(one.name for one in given))
     moving = {*by_record, *(canonicalize_name(name) for name in upgrade)}
     kept = () if previous is None or "*" in upgrade else previous.wheels
@@ -124,7 +125,7 @@ def lock(
     wheels = index.wheels(
         Wanted(
             requirements=tuple(text for text in resolution.requirements if _name(text) not in by_record),
-            constraints=tuple(note.text for note in resolution.constraints),
+            constraints=tuple(bound.requirement for bound in resolution.constraints),
             python=cell.python,
             glibc=glibc_of(cell.os),
             as_of=date,
@@ -185,6 +186,7 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
     build = resolution.build
     inputs = {
         "rules": RULES,
+        "recipe": RECIPE,
         "resolution": plain(resolution),
         "bound": bound if build and build.source is Source.PYTORCH else (),
         "glibc": glibc_of(resolution.cell.os),
@@ -243,7 +245,7 @@ def disagreements(images: Path, folder: Path, locked: LockedCell) -> tuple[str, 
     with suppress(OSError, ValueError, AttributeError):
         rendered = json_of(read_file(folder / "image.json", _LIMIT)).get("lock")
         if rendered != lock_digest(locked):
-            found.append("image.json, plan.json and the Dockerfile were rendered from another lock")
+            found.append("image.json and the Dockerfile were rendered from another lock")
     for artefact, file in ((locked.base, "base"), (locked.tools, locked.resolution.tools)):
         name = f"base-{locked.base.os}/{file}.json"
         with suppress(OSError, ValueError, AttributeError):
@@ -276,8 +278,8 @@ def staleness(
         return (error.message,)
     reasons = []
     if locked.inputs != inputs_digest(resolution, bound):
-        was, now = asdict(locked.resolution), asdict(resolution)
-        differing = [name for name in now if was[name] != now[name]]
+        was, now = plain(locked.resolution), plain(resolution)
+        differing = sorted(name for name in now.keys() | was if was.get(name) != now.get(name))
         reasons.append(f"made from other {', '.join(differing)}" if differing else "made by other rules")
     if base is not None and base.digest != locked.base.digest:
         reasons.append(f"its base is {locked.base.digest[:19]}…, base.json has {base.digest[:19]}…")

@@ -76,7 +76,7 @@ def lock_beside(
         wanted = Wanted(
             requirements=tuple(dict.fromkeys(asked)),
             constraints=(
-                *(note.text for note in resolution.constraints),
+                *(bound.requirement for bound in resolution.constraints),
                 *(f"{wheel.name}=={wheel.version}" for wheel in wheels.values()),
             ),
             python=resolution.cell.python,

@@ -23,7 +23,6 @@ from torchkiln.nouns import (
     LockedLayer,
     LockedTools,
     LockedWheel,
-    Note,
     OsPackage,
     Resolution,
     Source,
@@ -31,12 +30,13 @@ from torchkiln.nouns import (
     Toolkit,
     parse_digest,
 )
-from torchkiln.parts import Component, OwnFile
+from torchkiln.parts import Component, Constraint, Limit, OwnFile
 from torchkiln.schema import sentences, shipped, told
 from torchkiln.strict import json_of
 
-SCHEMA = 1
-_LEFT_OUT = frozenset({"toolkit", "tools"})
+SCHEMA = 2
+# What explains a resolution and decides nothing: a reworded sentence leaves every lock as it is.
+_EXPLAINS = ("alternatives", "lockable", "nearest", "why_unavailable")
 _PLAIN = re.compile(r"[A-Za-z0-9.]{1,20}")
 _NAME = re.compile(r"[a-z0-9-]{1,60}")
 
@@ -173,10 +173,10 @@ def _told(wheel: LockedWheel) -> dict[str, Any]:
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:
-    """*resolution* as plain values; what is not there is no word, so that older locks stay as they are."""
-    values = {
-        key: value for key, value in asdict(resolution).items() if value is not None or key not in _LEFT_OUT
-    }
+    """What *resolution* decides, as plain values: ids and values, no sentences; what is empty is left out."""
+    values = {key: value for key, value in asdict(resolution).items() if key not in _EXPLAINS}
+    values = {key: value for key, value in values.items() if key not in ("toolkit", "tools") or value}
+    values["limits"] = [str(limit) for limit in resolution.limits]
     if toolkit := values.get("toolkit"):
         values["toolkit"] = {name: told for name, told in sorted(toolkit.items()) if told}
     if not values["components"]:
@@ -286,7 +286,7 @@ def _field(key: str, value: Any) -> str:
                 _block("{", (f"{_compact(k)}: {_compact(v)}" for k, v in field.items()), "}", 4)
                 if name == "packages"
                 else _block("[", (_compact(one) for one in field), "]", 4)
-                if name in ("limits", "constraints", "alternatives", "components")
+                if name in ("limits", "constraints", "components")
                 else _compact(field)
             )
             for name, field in value.items()
@@ -343,16 +343,12 @@ def _resolution(value: Mapping[str, Any]) -> Resolution:
     return Resolution(
         cell=Cell(**{**value["cell"], "components": tuple(value["cell"].get("components", ()))}),
         status=Status(value["status"]),
-        reason=value["reason"],
         build=None if value["build"] is None else _build(value["build"]),
-        alternatives=tuple(_build(one) for one in value["alternatives"]),
         min_driver=value["min_driver"],
         full_driver=value["full_driver"],
         requirements=tuple(value["requirements"]),
-        constraints=tuple(Note(**one) for one in value["constraints"]),
-        limits=tuple(Note(**one) for one in value["limits"]),
-        nearest=tuple((torch, cuda) for torch, cuda in value["nearest"]),
-        lockable=value["lockable"],
+        constraints=tuple(Constraint(**one) for one in value["constraints"]),
+        limits=tuple(Limit.parse(one) for one in value["limits"]),
         toolkit=_toolkit(value.get("toolkit")),
         tools=value.get("tools"),
         components=tuple(_component(one) for one in value.get("components", ())),

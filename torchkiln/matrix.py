@@ -87,7 +87,7 @@ class Matrix:
     beyond: tuple[Pair, ...]  # beside the product of the two
     flavors: tuple[Flavor, ...]
     os: tuple[OsChoice, ...]
-    companions: tuple[str, ...]  # PEP 508
+    packages: tuple[str, ...]  # PEP 508
     components: tuple[components.Offer, ...]  # by name
     repository: str
     prefer: Prefer
@@ -155,7 +155,7 @@ def _matrix(data: dict[str, Any]) -> Matrix:
         beyond=tuple(sorted(((one["torch"], one["cuda"]) for one in data.get("beyond", ())), key=_ordered)),
         flavors=tuple(data["flavors"]),
         os=tuple(OsChoice(name=name, python=body["python"]) for name, body in data["os"].items()),
-        companions=tuple(data["companions"]),
+        packages=tuple(data["packages"]),
         components=components.offers_of(data.get("components", {})),
         repository=data["repository"],
         prefer=data.get("prefer", "default-index"),
@@ -197,14 +197,14 @@ def _meaning_faults(file: Located, facts: Facts) -> Iterator[tuple[SchemaPath, s
         if _VERSION.fullmatch(cuda) and cuda not in facts.cuda:
             near = ", ".join(nearest(cuda, facts.cuda))
             yield at, f"nothing is known of CUDA {cuda}; nearest known: {near}"
-    for index, companion in _texts(data.get("companions")):
-        package = re.split(r"[^A-Za-z0-9._-]", companion)[0].lower()
+    for index, requirement in _texts(data.get("packages")):
+        package = re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower()
         if package in ("torch", "torchvision", "torchaudio"):
             yield (
-                ("companions", index),
+                ("packages", index),
                 f"{package} comes by itself, in the release that fits the cell's torch",
             )
-    always = [text for _, text in _texts(data.get("companions"))]
+    always = [text for _, text in _texts(data.get("packages"))]
     yield from components.faults(data.get("components"), always)
     for index, bound in _mappings(data.get("bounds")):
         yield from _cell_faults(data, ("bounds", index), bound)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NewType
 
-from torchkiln.parts import Component, Healthcheck
+from torchkiln.parts import Component, Constraint, Healthcheck, Limit
 
 Digest = NewType("Digest", str)
 Flavor = Literal["runtime", "devel"]
@@ -65,14 +65,6 @@ class Source(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Note:
-    """A sentence a user should know, with the id of the fact it rests on."""
-
-    text: str
-    fact: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Build:
     """One build of torch: a wheel variant that exists somewhere."""
 
@@ -99,23 +91,28 @@ class Toolkit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolution:
-    """A cell's answer. For an unavailable cell `build`, the drivers and `requirements` are empty."""
+    """A cell's answer: first what decides an image, which a lock keeps; then what only explains it.
+
+    For an unavailable cell `build`, the drivers and `requirements` are empty.
+    """
 
     cell: Cell
     status: Status
-    reason: str  # one sentence
     build: Build | None
-    alternatives: tuple[Build, ...]  # same major, not chosen
-    min_driver: str | None  # the floor, "525.60.13"
+    min_driver: str | None  # the oldest driver that runs it, "525.60.13"
     full_driver: str | None  # from here on no compatibility mode, "560.35.05"
     requirements: tuple[str, ...]  # what `lock` asks the index for, PEP 508
-    constraints: tuple[Note, ...]  # bounds with the trap each avoids; text is PEP 508
-    limits: tuple[Note, ...]
-    nearest: tuple[tuple[str, str], ...]  # (torch, cuda) of the nearest cells that work
-    lockable: bool  # the default index alone is enough
+    constraints: tuple[Constraint, ...]
+    limits: tuple[Limit, ...]
     toolkit: Toolkit | None = None  # of a devel cell
     tools: str | None = None  # the OS's tools of a devel cell, by the name that `tools.py` gives them
     components: tuple[Component, ...] = ()  # by name
+
+    lockable: bool = field(default=False, compare=False)  # the default index alone is enough
+    alternatives: tuple[Build, ...] = field(default=(), compare=False)  # same major, not chosen
+    # (torch, cuda) of the nearest cells that work
+    nearest: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    why_unavailable: str = field(default="", compare=False)  # a sentence
 
 
 # --- every byte named -----------------------------------------------------------------------------
@@ -282,7 +279,7 @@ class LayerSpec:
     """One layer, told by what goes into it."""
 
     kind: LayerKind
-    title: str  # "torch 2.7.1", "the rest (98 wheels)"
+    title: str  # "torch 2.7.1", "dependencies (98 wheels)"
     wheels: tuple[LockedWheel, ...] = ()  # of a program: its one file
     archives: tuple[LockedArchive, ...] = ()
     files: tuple[OverlayFile, ...] = ()

@@ -6,6 +6,31 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """What a user should know of a cell, by the id of a fact. `sentences.limit_text` has the words."""
+
+    fact: str  # "rules.unserved"
+    values: tuple[str, ...] = ()  # ("3.7", "10.0")
+
+    def __str__(self) -> str:
+        return f"{self.fact}={','.join(self.values)}" if self.values else self.fact
+
+    @classmethod
+    def parse(cls, text: str) -> Limit:
+        """The inverse of `str`."""
+        fact, _, values = text.partition("=")
+        return cls(fact=fact, values=tuple(values.split(",")) if values else ())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constraint:
+    """A bound on a package, with the id of the fact that asks for it."""
+
+    requirement: str  # PEP 508
+    fact: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OwnFile:
     """A file that no index has, by content; where it lies the user says, by the variable of its package."""
 

@@ -135,7 +135,7 @@ def _host_faults(driver: Driver, gpu: Gpu) -> Iterable[str]:
 def _offer(resolution: Resolution, driver: Driver, gpus: Sequence[Gpu]) -> Offer:
     build, floor, full = resolution.build, resolution.min_driver, resolution.full_driver
     if build is None or floor is None or full is None:
-        return Offer(resolution=resolution, against=(resolution.reason,), minding=())
+        return Offer(resolution=resolution, against=(resolution.why_unavailable,), minding=())
     against: list[str] = []
     minding: list[str] = []
     at_floor, at_full = driver.reaches(floor), driver.reaches(full)

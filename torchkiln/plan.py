@@ -30,7 +30,7 @@ from torchkiln.tags import tag_of
 from torchkiln.toolkit import settings, toolkit_links
 from torchkiln.tools import compiler_links
 
-SCHEMA = 1
+SCHEMA = 2  # of image.json and of `plan --json`
 IMAGE_JSON = "etc/torchkiln/image.json"
 CONSTRAINTS = "etc/torchkiln/constraints.txt"
 GENERATED = (IMAGE_JSON, CONSTRAINTS)  # in the overlay beside the files of rootfs/
@@ -154,11 +154,7 @@ def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
     resolution, cell = locked.resolution, locked.resolution.cell
     created = datetime.fromtimestamp(locked.epoch, tz=timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     labels = {
-        "org.opencontainers.image.title": f"PyTorch {cell.torch} for CUDA {cell.cuda}",
-        "org.opencontainers.image.description": (
-            f"PyTorch {build.version} for NVIDIA drivers {resolution.min_driver} and newer,"
-            " with JupyterLab, SSH and a C compiler."
-        ),
+        "org.opencontainers.image.title": f"torch {build.version}",
         "org.opencontainers.image.version": tag,
         "org.opencontainers.image.created": created,
         "torchkiln.torch": build.version,
@@ -174,7 +170,7 @@ def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
         "torchkiln.os": cell.os,
         "torchkiln.flavor": cell.flavor,
         "torchkiln.components": " ".join(cell.components),
-        "torchkiln.limits": ". ".join(" ".join(note.text.split()) for note in resolution.limits),
+        "torchkiln.limits": " ".join(map(str, resolution.limits)),
         "torchkiln.lock": lock_digest,
         "torchkiln.base": locked.base.digest,
         "torchkiln.tools": locked.tools.digest if locked.tools else None,
@@ -194,7 +190,6 @@ def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest
         "cuda": cell.cuda,
         "wheel_cuda": build.cuda,
         "status": resolution.status.value,
-        "reason": resolution.reason,
         "flavor": cell.flavor,
         **({"components": list(cell.components)} if cell.components else {}),
         "os": cell.os,
@@ -204,7 +199,7 @@ def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest
         "min_driver": resolution.min_driver,
         "full_driver": resolution.full_driver,
         "archs": list(build.archs),
-        "limits": [note.text for note in resolution.limits],
+        "limits": [str(limit) for limit in resolution.limits],
         "lock": lock_digest,
         "base": locked.base.digest,
         **({"tools": _tools_facts(locked.tools)} if locked.tools else {}),
@@ -236,7 +231,7 @@ def constraints(locked: LockedCell) -> str:
         for wheel in locked.wheels
         if wheel.name in _OF_TORCH or wheel.name.startswith(("nvidia-", "cuda-"))
     ]
-    bounds = [note.text for note in locked.resolution.constraints]
+    bounds = [bound.requirement for bound in locked.resolution.constraints]
     return "".join(f"{line}\n" for line in (_WHOSE, *sorted(held), *sorted(bounds)))
 
 

@@ -10,9 +10,8 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from torchkiln.errors import ConfigError
-from torchkiln.files import pretty_json
 from torchkiln.nouns import ImagePlan, LayerSpec, OverlayFile, OverlayLink
-from torchkiln.plan import GENERATED, to_json
+from torchkiln.plan import GENERATED
 from torchkiln.program import program_path
 from torchkiln.recipe import DOCKER_BASES, PREFIX, USER, site
 from torchkiln.toolkit import home
@@ -118,7 +117,6 @@ def render_folder(
     return {
         "Dockerfile": render(plan, templates, os_packages).encode(),
         **generated,
-        "plan.json": pretty_json(to_json(plan)),
         **{f"requirements/{name}": _requirements(layer) for name, layer in _requirement_files(plan)},
         **{
             f"{_BESIDE}/{file.path}": file.data
@@ -144,9 +142,7 @@ def _pip(plan: ImagePlan) -> str:
     for wheel in plan.locked.wheels:
         if wheel.name == "pip":
             return wheel.filename
-    raise ConfigError(
-        f"the lock of {plan.tag} has no pip", hint="name pip among the companions in matrix.yaml"
-    )
+    raise ConfigError(f"the lock of {plan.tag} has no pip", hint="add pip to `packages` in matrix.yaml")
 
 
 def _tree(plan: ImagePlan) -> str:

@@ -14,21 +14,19 @@ from torchkiln.arch import served_classes
 from torchkiln.components import files_of, for_cell
 from torchkiln.cuda_redist import digest_of
 from torchkiln.errors import Unresolvable
-from torchkiln.facts import Facts, GpuClass, KnownToolkit, Release, Trap, Variant
+from torchkiln.facts import Facts, KnownToolkit, Release, Trap, Variant
 from torchkiln.matrix import Matrix
 from torchkiln.nouns import (
     Build,
     Cell,
-    Note,
     Resolution,
     Source,
     Status,
     Toolkit,
 )
-from torchkiln.parts import Component
+from torchkiln.parts import Component, Constraint, Limit
 from torchkiln.tools import tools_of
 from torchkiln.versions import major_of, minor_of, newest, numbers
-from torchkiln.wanted import variable_of
 
 
 def resolve(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
@@ -58,11 +56,13 @@ def require_buildable(resolution: Resolution) -> Build:
     if resolution.build is None:
         near = ", ".join(f"--torch {torch} --cuda {cuda}" for torch, cuda in resolution.nearest)
         raise Unresolvable(
-            f"{asked} is unavailable: {resolution.reason}", hint=f"nearest: {near}" if near else ""
+            f"{asked} is unavailable: {resolution.why_unavailable}", hint=f"nearest: {near}" if near else ""
         )
-    if devel := next((note for note in resolution.limits if note.fact == "rules.devel-toolkit"), None):
+    if any(limit.fact == "rules.devel-toolkit" for limit in resolution.limits):
         raise Unresolvable(
-            f"{asked} cannot be built: {devel.text}", hint="leave --flavor out, or say --flavor runtime"
+            f"{asked} cannot be built: no toolkit of CUDA {cell.cuda} is known here, neither of wheels nor of"
+            " NVIDIA's archives",
+            hint="omit --flavor, or use --flavor runtime",
         )
     return resolution.build
 
@@ -110,22 +110,21 @@ def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Bui
     native = build.cuda == cell.cuda
     traps = [trap for trap in facts.traps if _applies(trap, cell, build)]
     known = facts.toolkits.get(cell.cuda) if cell.flavor == "devel" else None
-    floor = facts.floors[major_of(cell.cuda)].driver
     return Resolution(
         cell=cell,
         status=Status.NATIVE if native else Status.MINOR_COMPAT,
-        reason=_why(cell, build, others, floor),
         build=build,
         alternatives=tuple(others),
-        min_driver=floor,
+        min_driver=facts.floors[major_of(cell.cuda)].driver,
         full_driver=facts.cuda[build.cuda].full,
         requirements=(
             *_requirements(build, facts.releases[cell.torch], matrix, traps),
             *([known.requires] if known and known.requires else []),
         ),
-        constraints=tuple(Note(text=trap.constrain, fact=trap.id) for trap in traps if trap.constrain),
+        constraints=tuple(
+            Constraint(requirement=trap.constrain, fact=trap.id) for trap in traps if trap.constrain
+        ),
         limits=tuple(_limits(cell, build, facts, traps)),
-        nearest=(),
         lockable=build.source is Source.DEFAULT
         and (cell.flavor == "runtime" or bool(known and known.requires)),
         toolkit=_toolkit(known, build, facts) if known else None,
@@ -161,28 +160,13 @@ def _with_components(plain: Resolution, matrix: Matrix, facts: Facts) -> Resolut
                 return replace(_unavailable(cell, matrix, facts, told), nearest=())
             found.append(told)
     own = [file for component in found for file in files_of(component)]
-    notes = [
-        _rule("own-files", facts, f" {file.filename}, where {variable_of(file.name)} says") for file in own
-    ]
+    limits = [Limit(fact="rules.own-files", values=(file.name, file.filename)) for file in own]
     return replace(
         plain,
         components=tuple(found),
-        limits=(*plain.limits, *notes),
+        limits=(*plain.limits, *limits),
         lockable=plain.lockable and not own,
     )
-
-
-def _why(cell: Cell, build: Build, others: Sequence[Build], floor: str) -> str:
-    where = "the default index" if build.source is Source.DEFAULT else "PyTorch's own index"
-    if build.cuda == cell.cuda:
-        return f"{where} has a wheel built with CUDA {cell.cuda} ({build.version})"
-    native = next((other for other in others if other.cuda == cell.cuda), None)
-    missing = (
-        f"{native.version} is only on PyTorch's own index"
-        if native
-        else f"no wheel is built with CUDA {cell.cuda}"
-    )
-    return f"{missing}; {build.version} from {where} runs on every driver from {floor} on"
 
 
 def _requirements(build: Build, release: Release, matrix: Matrix, traps: Sequence[Trap]) -> tuple[str, ...]:
@@ -192,7 +176,7 @@ def _requirements(build: Build, release: Release, matrix: Matrix, traps: Sequenc
         f"torch=={release.version}{local}",
         f"torchvision=={release.torchvision}{local}",
         f"torchaudio=={release.torchaudio}{local}",
-        *matrix.companions,
+        *matrix.packages,
         *(trap.require for trap in traps if trap.require),
     )
 
@@ -205,45 +189,37 @@ def _applies(trap: Trap, cell: Cell, build: Build) -> bool:
     )
 
 
-def _limits(cell: Cell, build: Build, facts: Facts, traps: Sequence[Trap]) -> Iterable[Note]:
+def _limits(cell: Cell, build: Build, facts: Facts, traps: Sequence[Trap]) -> Iterable[Limit]:
     if cell.flavor == "devel":
         yield from _limits_of_devel(cell, facts)
     if build.source is not Source.DEFAULT:
-        yield _rule("other-index", facts)
+        yield Limit(fact="rules.other-index")
     if build.cuda != cell.cuda:
         for rule in ("minor-compat-ptx", "minor-compat-calls", "minor-compat-jit"):
-            yield _rule(rule, facts)
+            yield Limit(fact=f"rules.{rule}")
     has_ptx = any(arch.startswith("compute_") for arch in build.archs)
-    yield _rule("ptx-needs-driver" if has_ptx else "no-ptx", facts)
+    yield Limit(fact="rules.ptx-needs-driver" if has_ptx else "rules.no-ptx")
     served = served_classes(build.archs, facts.gpus)
-    if unserved := [gpus for gpus in facts.gpus if gpus not in served and gpus.x86_names]:
-        yield _rule("unserved", facts, f" {_told(unserved)}")
+    if unserved := [gpus.capability for gpus in facts.gpus if gpus not in served and gpus.x86_names]:
+        yield Limit(fact="rules.unserved", values=tuple(unserved))
     floor = int(major_of(facts.floors[major_of(cell.cuda)].driver))
     young = [gpus for gpus in served if gpus.x86_names and (gpus.first_branch or 0) > floor]
     if young:
-        drivers = ", ".join(f"{gpus.capability} from {gpus.first_branch}" for gpus in young)
-        yield _rule("young-gpu", facts, f" {drivers} on")
+        values = tuple(f"{gpus.capability}:{gpus.first_branch}" for gpus in young)
+        yield Limit(fact="rules.young-gpu", values=values)
     for trap in traps:
         if trap.limit:
-            yield Note(text=trap.limit, fact=trap.id)
+            yield Limit(fact=trap.id)
 
 
-def _limits_of_devel(cell: Cell, facts: Facts) -> Iterable[Note]:
+def _limits_of_devel(cell: Cell, facts: Facts) -> Iterable[Limit]:
     known = facts.toolkits.get(cell.cuda)
     if known is None or (known.toolkit.release and known.toolkit.release not in facts.redist.releases):
-        yield _rule("devel-toolkit", facts)
+        yield Limit(fact="rules.devel-toolkit")
     elif known.toolkit.release:
-        yield _rule("devel-archives", facts)
+        yield Limit(fact="rules.devel-archives")
         if facts.redist.stand_in:
-            yield _rule("toolkit-stand-in", facts, f" {facts.redist.stand_in}")
-
-
-def _rule(name: str, facts: Facts, more: str = "") -> Note:
-    return Note(text=facts.rules[name] + more, fact=f"rules.{name}")
-
-
-def _told(classes: Sequence[GpuClass]) -> str:
-    return "; ".join(f"{gpus.capability} ({', '.join(gpus.x86_names[:2])})" for gpus in classes)
+            yield Limit(fact="rules.toolkit-stand-in")
 
 
 def _why_none(cell: Cell, release: Release, facts: Facts) -> str:
@@ -270,16 +246,14 @@ def _unavailable(cell: Cell, matrix: Matrix, facts: Facts, reason: str) -> Resol
     return Resolution(
         cell=cell,
         status=Status.UNAVAILABLE,
-        reason=reason,
+        why_unavailable=reason,
         build=None,
-        alternatives=(),
         min_driver=None,
         full_driver=None,
         requirements=(),
         constraints=(),
         limits=(),
         nearest=_nearest(cell, matrix, facts),
-        lockable=False,
     )
 
 

@@ -66,7 +66,7 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
     cuda = _newest(cudas, {other for one, other in matrix.pairs if one in torch})
     flavors = _words("flavor", named.get("flavor"), matrix.flavors, DEFAULT_FLAVOR, selection.every, faults)
     systems = _words("os", named.get("os"), os_names, DEFAULT_OS, selection.every, faults)
-    beside, _, strangers = components.named(named.get("with", ()), matrix.components, matrix.companions)
+    beside, _, strangers = components.named(named.get("with", ()), matrix.components, matrix.packages)
     offered = [offer.name for offer in matrix.components]
     for name in strangers:
         near = ", ".join(nearest(name[:40], offered) or offered) or "none"
@@ -94,8 +94,8 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
 
 
 def everywhere(selection: Selection, matrix: Matrix) -> tuple[str, ...]:
-    """What of the components that *selection* names every image has as a companion: they add nothing."""
-    return components.named(_split(selection.components), matrix.components, matrix.companions)[1]
+    """What of the components that *selection* names every image has anyway: they add nothing."""
+    return components.named(_split(selection.components), matrix.components, matrix.packages)[1]
 
 
 def all_cells(matrix: Matrix) -> tuple[Cell, ...]:

@@ -87,7 +87,7 @@ def smoke(
     *facts* is what the outside says of the image (see claims), *wheels* the folder of pytest, *when* the
     time of this call. Every selected check has its finding: one that left no word is a failed one.
     """
-    with scratch("smoke") as folder, copied(suite.files, "smoke_tests") as checks:
+    with scratch("smoke") as folder, copied(suite.runnable(), "smoke_tests") as checks:
         told = folder / "facts.json"
         told.write_text(json.dumps(facts))
         told.chmod(0o444)

@@ -1,7 +1,8 @@
 """Folder of checks -> Suite: its digest, its checks, and which of them do not apply to a cell.
 
 The folder is read once. Digest, catalogue and every run are made from these bytes, so that a file that is
-changed, linked or planted beside them later has no effect.
+changed, linked or planted beside them later has no effect. Comments and docstrings are neither digested nor
+run: rewording one leaves a suite what it is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from torchkiln.errors import ConfigError
 from torchkiln.nouns import Digest
 from torchkiln.snapshot import copied, read_tree
+from torchkiln.suite_source import canonical, stripped
 
 REQUIREMENTS = "requirements.txt"  # pytest and what it needs, with hashes
 
@@ -34,10 +36,14 @@ class Suite:
     """The checks that were read from *folder*, bound to its *files* by *digest*."""
 
     folder: Path  # for messages: nothing is read from there again
-    files: Mapping[str, bytes] = field(hash=False, repr=False)
+    files: Mapping[str, bytes] = field(hash=False, repr=False)  # as they were read
     digest: Digest
     checks: tuple[SuiteCheck, ...]
     not_applicable: Callable[[str, Mapping[str, Any], tuple[int, int] | None], str | None]
+
+    def runnable(self) -> dict[str, bytes]:
+        """The files to run: Python without comments and docstrings, which the digest leaves out."""
+        return {path: _code(path, data) for path, data in self.files.items()}
 
     @property
     def requirements(self) -> bytes:
@@ -70,7 +76,7 @@ def load_suite(folder: Path) -> Suite:
 
 
 def suite_digest(folder: Path) -> Digest:
-    """Over the path and content of every file that a run can read; byte-code that Python caches is none.
+    """Over every file that a run can read: of Python its syntax tree without docstrings, of others the bytes.
 
     :raises ConfigError: a file in it is not covered by a digest: a link, a device, compiled code.
     """
@@ -83,8 +89,16 @@ def suite_digest(folder: Path) -> Digest:
 def _digest(files: Mapping[str, bytes]) -> Digest:
     seen = hashlib.sha256()
     for path, data in files.items():
-        seen.update(f"{path}\0{hashlib.sha256(data).hexdigest()}\n".encode())
+        try:
+            content = canonical(data).encode() if path.endswith(".py") else data
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        seen.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
     return Digest(f"sha256:{seen.hexdigest()}")
+
+
+def _code(path: str, data: bytes) -> bytes:
+    return stripped(data) if path.endswith(".py") else data
 
 
 def _module(files: Mapping[str, bytes], name: str) -> ModuleType:
@@ -95,5 +109,5 @@ def _module(files: Mapping[str, bytes], name: str) -> ModuleType:
     if (source := files.get(f"{name}.py")) is None:
         raise OSError(f"{name}.py is missing")
     module = ModuleType(f"_torchkiln_suite_{name}")
-    exec(compile(source, f"smoke_tests/{name}.py", "exec", dont_inherit=True), module.__dict__)
+    exec(compile(stripped(source), f"smoke_tests/{name}.py", "exec", dont_inherit=True), module.__dict__)
     return module

@@ -39,7 +39,7 @@ torch: ["2.7.1"]
 cuda: ["12.1"]
 flavors: [runtime]
 os: {debian12: {python: "3.11"}}
-companions: [numpy]
+packages: [numpy]
 repository: campaign
 """
 # Bytes that do not deflate, by wheel; 20 MB make a layer of its own, which is converted while it arrives.

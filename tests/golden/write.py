@@ -15,6 +15,7 @@ from tests.planned import PACKAGES, planned
 from torchkiln.cli.grid import list_command
 from torchkiln.files import pretty_json, write_atomic
 from torchkiln.places import ROOT, TEMPLATES
+from torchkiln.plan import to_json
 from torchkiln.render import load_templates, render_folder
 
 GOLDEN = Path(__file__).parent / "2.7.1-cuda12.1-cudnn9-runtime"
@@ -23,13 +24,14 @@ FOLDERS = {"debian12": GOLDEN, "ubuntu22.04": GOLDEN.with_name(f"{GOLDEN.name}-u
 LAYER_WHEEL = Path(__file__).parent / "golden-1.0-py3-none-any.whl"
 LAYER = Path(__file__).parent / "layer.json"
 LIST = Path(__file__).parent / "list.txt"
-_KEPT = ("Dockerfile", "image.json", "plan.json")
+_KEPT = ("Dockerfile", "image.json")
 
 
 def files(os_name: str = "debian12") -> dict[str, bytes]:
     """What the golden files of a system should hold, by name."""
-    rendered = render_folder(planned(os_name=os_name), load_templates(TEMPLATES), PACKAGES)
-    return {name: rendered[name] for name in _KEPT}
+    plan = planned(os_name=os_name)
+    rendered = render_folder(plan, load_templates(TEMPLATES), PACKAGES)
+    return {name: rendered[name] for name in _KEPT} | {"plan.json": pretty_json(to_json(plan))}
 
 
 def layer_facts(wheel: Path) -> dict[str, object]:

@@ -48,7 +48,7 @@ def test_a_build_and_the_next(wheels: list[Path], tmp_path: Path) -> None:
     second = build(cell, cache, tmp_path / "layout", index)
 
     titles = [layer.title for layer in first.image.layers]
-    assert titles[1:4] == ["triton 1.0", "torch 1.0", "the rest: jinja2 1.0, networkx 1.0, sympy 1.0"]
+    assert titles[1:4] == ["triton 1.0", "torch 1.0", "dependencies: jinja2 1.0, networkx 1.0, sympy 1.0"]
     assert sorted(index.fetched) == sorted(wheel.name for wheel in wheels)
     assert (before["downloads"], forecast(cell, Store(cache))["downloads"]) == (5, 0)
     assert first.reused == (titles[0], titles[4])

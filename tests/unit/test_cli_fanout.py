@@ -89,7 +89,7 @@ def test_what_changed_is_told_with_its_reason(images: Path) -> None:
     """One moved a package, one is new, one has another recipe; and one is only laid out anew."""
     put(images, upgraded(locked()))
     put(images, locked("2.6.0"))
-    put(images, locked("2.8.0"), recipe=1)
+    put(images, replace(locked("2.8.0"), inputs=Digest("sha256:" + "5" * 64)))  # as by another recipe
     was = commit(images)
     put(images, locked("2.5.1"))
     put(images, locked("2.8.0"))
@@ -98,7 +98,7 @@ def test_what_changed_is_told_with_its_reason(images: Path) -> None:
     assert tags(images, "--changed-since", was) == [
         ("2.5.1-cuda12.1-cudnn9-runtime", "new"),
         (TAG, "lock"),
-        ("2.8.0-cuda12.1-cudnn9-runtime", "recipe"),
+        ("2.8.0-cuda12.1-cudnn9-runtime", "lock"),
     ]
 
 

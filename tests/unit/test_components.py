@@ -26,6 +26,7 @@ from torchkiln.recipe import DOCKER_BASES
 from torchkiln.resolve import resolve
 from torchkiln.schema import shipped
 from torchkiln.select import Selection, all_cells, everywhere, select
+from torchkiln.sentences import limit_text
 from torchkiln.tags import aliases_of, dated, names_of, parse_name, tag_of, undated
 
 HEAD = """\
@@ -34,7 +35,7 @@ cuda: ["12.1"]
 flavors: [runtime]
 os:
   debian12: {python: "3.11"}
-companions: [numpy]
+packages: [numpy]
 repository: pytorch-cuda
 components:
 """
@@ -60,7 +61,7 @@ def faults(text: str) -> list[str]:
         ("  a: {suffix: A-b, requires: [b]}", r":9: components.a.suffix: .*letters and digits"),
         ("  a: {suffix: zstd, requires: [b]}", r":9: components.a.suffix: zstd says something else"),
         ("  a: {suffix: s, requires: [b]}\n  c: {suffix: s, requires: [d]}", r":10: .*: s is a's already"),
-        ("  numpy: {suffix: a, requires: [b]}", r":9: components.numpy: numpy is a companion"),
+        ("  numpy: {suffix: a, requires: [b]}", r":9: components.numpy: numpy is in `packages`"),
         ("  a: {suffix: a, requires: [Torch]}", r":9: components.a.requires\[0\]: torch is the cell's own"),
         (
             "  a: {suffix: a, program: {name: conda, version: '1', file: f, sha256: " + SHA + "}}",
@@ -165,9 +166,10 @@ def test_a_tag_tells_what_it_was_made_of(suffixes: list[str], os: str, day: str)
 
 def test_what_lies_on_no_index_is_told_with_the_variable() -> None:
     found = answer("conda", "flash-attn")
-    told = [note.text for note in found.limits if note.fact == "rules.own-files"]
+    told = [limit_text(one, FACTS) for one in found.limits if one.fact == "rules.own-files"]
     assert len(told) == 2
-    assert "micromamba-linux-64, where TORCHKILN_INDEX_MICROMAMBA says" in told[0]
+    assert told[0].startswith("micromamba-linux-64 is on no index")
+    assert "TORCHKILN_INDEX_MICROMAMBA" in told[0]
     assert "TORCHKILN_INDEX_FLASH_ATTN" in told[1]
     assert (found.lockable, answer("transformers").lockable) == (False, True)
 
@@ -176,8 +178,8 @@ def test_what_lies_on_no_index_is_told_with_the_variable() -> None:
 def test_a_wheel_for_another_torch_or_python_is_none(torch: str, os: str) -> None:
     found = answer("flash-attn", torch=torch, os=os)
     assert (found.status, found.build) == (Status.UNAVAILABLE, None)
-    assert "no wheel of flash-attn for torch" in found.reason
-    assert found.reason.endswith("it does for torch 2.7 with CUDA 12")
+    assert "no wheel of flash-attn for torch" in found.why_unavailable
+    assert found.why_unavailable.endswith("it does for torch 2.7 with CUDA 12")
 
 
 def test_without_components_nothing_of_them_is_said() -> None:

@@ -14,6 +14,7 @@ from tests.gridcase import FACTS, MATRIX, ROOT
 from torchkiln.facts import cuda_of, parse
 from torchkiln.resolve import resolve
 from torchkiln.select import all_cells
+from torchkiln.sentences import limit_text
 from torchkiln.versions import numbers
 
 DATA = ROOT / "torchkiln" / "data"
@@ -62,8 +63,12 @@ def test_every_source_of_the_table_is_cited():
 def test_every_note_and_every_fact_it_names_can_be_cited():
     for cell in all_cells(MATRIX):
         resolution = resolve(cell, MATRIX, FACTS)
-        for note in resolution.constraints + resolution.limits:
+        for note in (*resolution.constraints, *resolution.limits):
             assert FACTS.cite(note.fact), note
+        for limit in resolution.limits:
+            text = limit_text(limit, FACTS)
+            assert all(value.partition(":")[0] in text for value in limit.values if "-" not in value)
+            assert "{" not in text
 
 
 def test_every_variant_has_drivers():

@@ -29,7 +29,7 @@ cuda: ["12.1"]
 flavors: [runtime]
 os:
   debian12: {{python: "3.11"}}
-companions: [numpy, pip]
+packages: [numpy, pip]
 repository: pytorch-cuda
 components:
   aside: {{suffix: aside, requires: [jinja]}}

@@ -27,7 +27,7 @@ cuda: ["12.1"]
 flavors: [runtime]
 os:
   debian12: {python: "3.11"}
-companions: [numpy, "pillow>=10,<13"]
+packages: [numpy, "pillow>=10,<13"]
 repository: pytorch-cuda
 """
 
@@ -62,7 +62,7 @@ cudda: ["12.1"]
 flavors: [runtme]
 os:
   debian12: {pyton: "3.11"}
-companions: [torch==2, numpy]
+packages: [torch==2, numpy]
 repository: A B
 prefer: nativ
 bounds:
@@ -77,7 +77,7 @@ bounds:
         "matrix.yaml:3: flavors[0]: 'runtme' is not known; nearest valid: runtime",
         "matrix.yaml:5: os.debian12.pyton: unknown key; nearest valid: python",
         "matrix.yaml:5: os.debian12: the key 'python' is missing",
-        "matrix.yaml:6: companions[0]: torch comes by itself, in the release that fits the cell's torch",
+        "matrix.yaml:6: packages[0]: torch comes by itself, in the release that fits the cell's torch",
         "matrix.yaml:7: repository: 'A B' is not a repository name in lower case, \"pytorch-cuda\"",
         "matrix.yaml:8: prefer: 'nativ' is not known; nearest valid: native",
         "matrix.yaml:10: bounds[0]: the key 'reason' is missing",

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.planned import ENTRYPOINT, LOCK_DIGEST, PROFILE, locked, planned, wheel
 from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
 from torchkiln.layering import wheel_layers
-from torchkiln.nouns import LockedWheel, Note, OverlayFile
+from torchkiln.nouns import LockedWheel, OverlayFile
+from torchkiln.parts import Constraint
 from torchkiln.plan import CONSTRAINTS, IMAGE_JSON, constraints, plan, to_json
 from torchkiln.recipe import BIG_WHEEL, MAX_LAYER
 
@@ -122,8 +123,8 @@ def test_a_plan_goes_from_base_to_overlay_and_tells_what_is_in_each() -> None:
         "nvidia-nccl-cu12 2.26.2",
         "triton 3.3.1",
         "torch 2.7.1",
-        "companions: numpy 2.3.5, pillow 12.0.0, torchvision 0.22.1, tqdm 4.67.1",
-        "the rest: jupyterlab 4.5.0, pip 25.3",
+        "packages: numpy 2.3.5, pillow 12.0.0, torchvision 0.22.1, tqdm 4.67.1",
+        "dependencies: jupyterlab 4.5.0, pip 25.3",
         "uv 0.9.11",
         "torchkiln (4 files)",
     ]
@@ -153,7 +154,7 @@ def test_image_json_accounts_for_every_wheel_by_hash() -> None:
 def test_torch_and_its_libraries_are_held_in_place_and_nothing_else() -> None:
     """By the files that pip and uv are told of; with the bounds that this torch needs."""
     one = locked()
-    bound = Note(text="numpy<2", fact="traps.numpy")
+    bound = Constraint(requirement="numpy<2", fact="traps.numpy")
     bounded = replace(one, resolution=replace(one.resolution, constraints=(bound,)))
     held = [line for line in constraints(bounded).splitlines() if not line.startswith("#")]
 

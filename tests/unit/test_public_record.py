@@ -243,7 +243,7 @@ def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: py
 def test_until_then_nobody_makes_one_up(tmp_path: Path) -> None:
     plan, store = plan_locked(KEPT, MATRIX, FACTS), Store(tmp_path)
     unknown = [layer.title for layer in plan.layers if layer_bytes(layer) is None]
-    assert [title.split()[0] for title in unknown] == ["torch", "companions:"]
+    assert [title.split()[0] for title in unknown] == ["torch", "packages:"]
     told = forecast(plan, store)
     assert told["of_unknown_size"] == 3
     assert told["download_bytes"] == sum(one.size for one in KEPT.wheels)

@@ -40,7 +40,7 @@ def test_check_names_every_stale_file_at_once(images: Path) -> None:
     CliRunner().invoke(render, options(images), catch_exceptions=False)
     folder = images / TAG
     (folder / "Dockerfile").write_text("FROM scratch\n")
-    (folder / "plan.json").unlink()
+    (folder / "image.json").unlink()
     (folder / "requirements" / "99-gone.txt").write_text("")
 
     with pytest.raises(Stale) as caught:
@@ -48,7 +48,7 @@ def test_check_names_every_stale_file_at_once(images: Path) -> None:
 
     assert caught.value.message.splitlines() == [
         f"{folder}/Dockerfile: stale",
-        f"{folder}/plan.json: missing",
+        f"{folder}/image.json: missing",
         f"{folder}/requirements/99-gone.txt: no longer made",
     ]
     assert caught.value.exit_code == 5

@@ -31,8 +31,10 @@ GROUPS: Mapping[str, frozenset[str]] = {
             "cuda_redist", "difference", "explain", "facts", "fanout", "gate", "hosts", "layering",
             "located", "lock", "lock_beside", "lockdiff", "lockfile", "matrix", "matrix_edit", "pick",
             "plan", "policy", "program", "proposal", "public_record", "render", "report", "requires",
-            "resolve", "reuse", "sbom", "scanned", "select", "sharing", "sharing_picture", "smoke",
-            "standing", "state", "statements", "suite", "tags", "tolerated", "toolkit", "tools", "verdict",
+            "resolve", "reuse", "sentences", "sbom",
+             "scanned", "select", "sharing", "sharing_picture", "smoke",
+            "standing", "state", "statements", "suite", "suite_source", "tags",
+            "tolerated", "toolkit", "tools", "verdict",
             "vulnerabilities",
         }
     ),

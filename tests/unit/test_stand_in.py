@@ -19,7 +19,8 @@ from torchkiln.errors import BuildFailed, ConfigError, GateRefused, Stale
 from torchkiln.gate import clear, judge, override
 from torchkiln.index.settings import index_settings
 from torchkiln.lock import from_json, load_locked, lock, save, to_json
-from torchkiln.nouns import LockedCell, LockedWheel, Note, Source
+from torchkiln.nouns import LockedCell, LockedWheel, Source
+from torchkiln.parts import Limit
 from torchkiln.places import ROOT
 from torchkiln.plan import plan
 from torchkiln.policy import Policy
@@ -109,7 +110,7 @@ def test_a_stand_in_of_an_index_that_was_not_used_is_no_lock() -> None:
 
 
 def test_image_and_gate_tell_of_both() -> None:
-    toolkit = Note(text="of something else", fact="rules.toolkit-stand-in")
+    toolkit = Limit(fact="rules.toolkit-stand-in")
     answer_ = replace(OF_INDEX.resolution, limits=(*OF_INDEX.resolution.limits, toolkit))
     both = replace(OF_INDEX, base=OF_BASE.base, resolution=answer_)
     names = ("the default index", "the archive of debian12", "NVIDIA's archives")

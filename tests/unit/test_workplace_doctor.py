@@ -178,10 +178,12 @@ def test_another_torch(place: Place, version: str | None, found: str) -> None:
     assert "nccl" not in told.found
 
 
-@pytest.mark.parametrize("name", ["torchvision", "triton", "nvidia-nccl-cu12"])
+@pytest.mark.parametrize("name", ["torchvision", "triton", "nvidia-nccl-cu12", "cuda-bindings"])
 def test_another_library_of_torchs(place: Place, name: str) -> None:
     """Each is held against what the image was built with, whatever its folder is called."""
-    proved = tuple((one, "1.0") for one in ("torch", "torchvision", "triton", "nvidia-nccl-cu12"))
+    proved = tuple(
+        (one, "1.0") for one in ("torch", "torchvision", "triton", "nvidia-nccl-cu12", "cuda-bindings")
+    )
     for one, version in proved:
         replaced(place, one.replace("-", "_"), version)
     sound = line("torch", of_image={"wheels": proved})

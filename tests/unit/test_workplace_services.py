@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.inside import PACKAGE, image
-from workplace import services
+from tests.workplace import key
+from workplace import services, ssh
 from workplace.settings import Jupyter, TensorBoard
 
 TOKENS = st.text("".join(map(chr, range(ord("!"), ord("~") + 1))), min_size=1)
@@ -130,6 +131,34 @@ def test_a_container_with_nothing_to_run_ends(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "nothing" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({"JUPYTER_PORT": "6006", "TENSORBOARD_LOGDIR": "runs"}, ("JUPYTER_PORT", "TENSORBOARD_PORT")),
+        ({"JUPYTER_PORT": "2222", "SSH": "on", "SSH_PORT": "2222"}, ("JUPYTER_PORT", "SSH_PORT")),
+        ({"SSH": "on", "SSH_PORT": "6006", "TENSORBOARD_LOGDIR": "x"}, ("SSH_PORT", "TENSORBOARD_PORT")),
+    ],
+)
+def test_two_services_on_one_port_are_refused(
+    tmp_path: Path, environ: dict[str, str], names: tuple[str, str]
+) -> None:
+    if "SSH" in environ and not Path(ssh.KEYGEN).exists():
+        pytest.skip("needs ssh-keygen")
+    _, public = key(tmp_path)
+    done = container(tmp_path, "exec sleep 9", **environ, SSH_PUBLIC_KEY=public)
+
+    assert done.returncode == 2
+    assert f"{names[0]} and {names[1]} are both" in done.stderr
+    assert "address already in use" in done.stderr
+    assert not (tmp_path / "run/services.json").exists()
+
+
+def test_a_port_of_a_service_that_is_off_is_free(tmp_path: Path) -> None:
+    done = container(tmp_path, "exit 7", JUPYTER_PORT="2222", SSH="on", SSH_PORT="2222")
+
+    assert done.returncode == 7
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:

@@ -250,6 +250,29 @@ def test_host_keys_that_may_not_be_read_are_no_reason_for_others(host: Host, tmp
     assert name in host.refused(public(tmp_path))
 
 
+def test_a_broken_host_key_is_named_and_the_other_serves(host: Host, tmp_path: Path) -> None:
+    one = public(tmp_path)
+    before = host.prepare(one)
+    broken = host.kept / f"ssh_host_{KINDS[0]}_key"
+    broken.write_text("half a key")
+    found = host.prepare(one, again=True)
+
+    assert found.fingerprint == print_of(host.kept / f"ssh_host_{KINDS[1]}_key.pub") != before.fingerprint
+    assert any(str(broken) in note and "delete it" in note for note in found.notes)
+    assert str(host.run / f"host_keys/{broken.name}") not in (host.run / "sshd_config").read_text()
+    assert broken.read_text() == "half a key"
+
+
+def test_two_broken_host_keys_leave_ssh_off(host: Host, tmp_path: Path) -> None:
+    """sshd would start, find no key and end, again and again."""
+    host.prepare(public(tmp_path))
+    for kind in KINDS:
+        (host.kept / f"ssh_host_{kind}_key").write_text("")
+
+    told = host.refused(public(tmp_path))
+    assert all(str(host.kept / f"ssh_host_{kind}_key") in told for kind in KINDS)
+
+
 def test_a_key_of_the_users_own_is_taken(host: Host, tmp_path: Path) -> None:
     """Mounted with any mode."""
     place, _ = key(tmp_path)

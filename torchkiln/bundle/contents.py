@@ -69,7 +69,7 @@ def contents(parts: Parts) -> tuple[Carried, ...]:
         for path in _files(folder)
     ]
     # As it was digested; the folder may hold something else by now.
-    small += [_bytes(f"checkout/smoke_tests/{path}", data) for path, data in parts.suite.files.items()]
+    small += [_bytes(f"checkout/smoke_tests/{path}", data) for path, data in parts.suite.runnable().items()]
     small += [
         _file("checkout/matrix.yaml", parts.matrix),
         _bytes("layout/oci-layout", canonical_json(VERSION)),

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 _NO_COMMIT = re.compile(r"0{40}|0{64}")
 
 if TYPE_CHECKING:
-    from torchkiln.fanout import Known
     from torchkiln.nouns import Resolution
 
 
@@ -32,8 +31,8 @@ def matrix_line(resolutions: Sequence[Resolution], images: Path, since: str | No
     return github_matrix(changed(locks, _then(tags, images, since)))
 
 
-def _then(tags: Sequence[str], images: Path, since: str) -> dict[str, Known]:
-    from torchkiln.fanout import known
+def _then(tags: Sequence[str], images: Path, since: str) -> dict[str, str | None]:
+    from torchkiln.fanout import digest_in
     from torchkiln.revision import open_revision
 
     if _NO_COMMIT.fullmatch(since):
@@ -44,5 +43,5 @@ def _then(tags: Sequence[str], images: Path, since: str) -> dict[str, Known]:
     for tag in tags:
         lock = revision.read(f"{tag}/lock.json") if tag in there else None
         if lock is not None:
-            found[tag] = known(lock, revision.read(f"{tag}/plan.json"))
+            found[tag] = digest_in(lock)
     return found

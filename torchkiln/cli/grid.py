@@ -131,6 +131,7 @@ def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
     from torchkiln.arch import served_classes
     from torchkiln.explain import needs
     from torchkiln.public_record import recorded
+    from torchkiln.sentences import reason
     from torchkiln.tags import tag_of
 
     cell, build = resolution.cell, resolution.build
@@ -143,7 +144,7 @@ def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
         "python": cell.python,
         "tag": tag_of(resolution) if build else None,
         "status": resolution.status.value,
-        "reason": resolution.reason,
+        "reason": reason(resolution),
         "wheel": build.version if build else None,
         "wheel_cuda": build.cuda if build else None,
         "source": build.source.value if build else None,
@@ -165,7 +166,16 @@ def _columns(resolution: Resolution, images: Path) -> list[str]:
 
     cell, build = resolution.cell, resolution.build
     if build is None:
-        return [cell.torch, cell.cuda, resolution.status.value, "-", "-", "-", "-", resolution.reason]
+        return [
+            cell.torch,
+            cell.cuda,
+            resolution.status.value,
+            "-",
+            "-",
+            "-",
+            "-",
+            resolution.why_unavailable,
+        ]
     return [
         cell.torch,
         cell.cuda,
@@ -211,7 +221,7 @@ def _explained(explanation: Explanation, images: Path) -> str:
         _field(
             "asked", f"torch {cell.torch}, CUDA {cell.cuda}, {cell.flavor}, {cell.os} (Python {cell.python})"
         ),
-        _field("status", f"{resolution.status.value}: {resolution.reason}"),
+        _field("status", f"{resolution.status.value}: {explanation.reason}"),
     ]
     if build:
         libraries = f"cuDNN {build.cudnn}" + (f", NCCL {build.nccl}" if build.nccl else "")
@@ -240,8 +250,8 @@ def _explained(explanation: Explanation, images: Path) -> str:
     if names := by_record_in(images, resolution):
         lines += [_field("lock", told_of_record(names))]
     lines += _listed("asks for", [" ".join(resolution.requirements)] if resolution.requirements else [])
-    lines += _listed("bounds", [f"{note.text}  [{note.fact}]" for note in resolution.constraints])
-    lines += _listed("limits", [f"{note.text}  [{note.fact}]" for note in resolution.limits])
+    lines += _listed("bounds", [f"{one.requirement}  [{one.fact}]" for one in resolution.constraints])
+    lines += _listed("limits", [f"{text}  [{fact}]" for fact, text in explanation.limits])
     lines += _listed("nearest", [f"--torch {torch} --cuda {cuda}" for torch, cuda in resolution.nearest])
     lines += _listed("rests on", [f"{fact}: {', '.join(ids)}" for fact, ids in explanation.citations])
     lines += _listed("sources", [f"{one.id} ({one.trust}): {one.what}" for one in explanation.sources])

@@ -20,7 +20,7 @@ def render(
     images: Path,
     check: bool,
 ) -> None:
-    """Write images/<tag>/{Dockerfile,plan.json,image.json,requirements/} from each lock.
+    """Write images/<tag>/{Dockerfile,image.json,requirements/} from each lock.
 
     Without a selection: every cell that has a lock, and images/docker-bake.json, which names them all. The
     tags go to stdout.

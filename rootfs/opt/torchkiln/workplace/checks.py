@@ -153,7 +153,7 @@ def _torch(image: Image) -> Line:
     wanted = {
         name: version
         for name, version in image.wheels
-        if name.startswith(("torch", "triton", "nvidia-", "pytorch-triton"))
+        if name.startswith(("torch", "triton", "nvidia-", "cuda-", "pytorch-triton"))
     }
     # By name: what a cut-off removal left, "~orch-2.7.1.dist-info", or one without metadata, is nobody's.
     found = {

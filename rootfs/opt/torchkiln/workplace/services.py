@@ -44,6 +44,9 @@ def run(settings: Settings, image: Image) -> int:
     if settings.tensorboard:
         services.append(tensorboard(settings.tensorboard, os.environ))
         lines.append(f"TensorBoard: port {settings.tensorboard.port}, without a login")
+    if fault := _conflict(settings, sshd is not None):
+        report.say(fault, "nothing was started")
+        return 2
     if not services:
         report.say(*lines, "nothing is left to run; give a command, or a key for SSH")
         return 1
@@ -115,6 +118,21 @@ def _ssh(settings: Settings, folder: Path) -> tuple[Service | None, list[str]]:
     service = Service(name="sshd", command=prepared.command, environ=os.environ, port=port, path=None)
     line = f"SSH: port {told}: ssh -p PORT {ways}, PORT as it was published; host key {prepared.fingerprint}"
     return service, [line, *(f"SSH: {note}" for note in prepared.notes)]
+
+
+def _conflict(settings: Settings, with_ssh: bool) -> str:
+    """Which two services would listen on one port; empty: none."""
+    asked = [("JUPYTER_PORT", settings.jupyter.port)] if settings.jupyter else []
+    asked += [("SSH_PORT", port) for port in settings.ssh.ports] if settings.ssh and with_ssh else []
+    asked += [("TENSORBOARD_PORT", settings.tensorboard.port)] if settings.tensorboard else []
+    taken: dict[int, str] = {}
+    for name, port in asked:
+        other = taken.setdefault(port, name)
+        if other != name:
+            return (
+                f"{other} and {name} are both {port}: address already in use; give one of them another port"
+            )
+    return ""
 
 
 def _make(folder: Path) -> None:

@@ -128,7 +128,9 @@ def _is_key(line: str) -> bool:
 def _host_keys(kept: Path, used: Path) -> tuple[list[Path], list[str]]:
     """Copies in *used*, as only this user may read them; made in *kept* at the first start.
 
-    A key in a layer would be everybody's key.
+    A key in a layer would be everybody's key. A broken key is not replaced: clients know the host by it.
+
+    :raises NoSsh: every key is broken.
     """
     used.mkdir(mode=0o700, exist_ok=True)
     keys: list[Path] = []
@@ -138,16 +140,27 @@ def _host_keys(kept: Path, used: Path) -> tuple[list[Path], list[str]]:
         place = used / name
         if (text := _kept(kept / name)) is not None:
             _write(place, text, 0o600)
+            if not _is_private_key(place):
+                notes.append(f"{kept / name}: invalid private key; delete it to have a new one made")
+                continue
         elif not place.is_file():
             argv = [KEYGEN, "-q", "-t", kind, "-N", "", "-C", "", "-f", str(place)]
             subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
-            if not _keep(place, kept) and not notes:
+            if not _keep(place, kept):
                 notes.append(
                     f"host keys last as long as this container: {kept} cannot be written"
                     " (SSH_HOST_KEYS names another folder)"
                 )
         keys.append(place)
-    return keys, notes
+    if not keys:
+        raise NoSsh("; ".join(notes))
+    return keys, list(dict.fromkeys(notes))
+
+
+def _is_private_key(place: Path) -> bool:
+    """Whether sshd can use it: a key behind a passphrase is no use to a service."""
+    argv = [KEYGEN, "-y", "-P", "", "-f", str(place)]
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
 def _kept(key: Path) -> str | None:

@@ -1,0 +1,306 @@
+"""Identity depends on ids and values: rewording a sentence moves no lock, no image and no suite digest."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import random
+import shutil
+import tokenize
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+import torchkiln
+from tests.gridcase import FACTS, MATRIX
+from tests.smoke_suites import SUITE
+from torchkiln import resolve as resolve_module
+from torchkiln.claims import facts_of
+from torchkiln.facts import Facts, parse
+from torchkiln.lock import inputs_digest, load_locked, lock_digest
+from torchkiln.nouns import Cell, Digest
+from torchkiln.places import ROOT
+from torchkiln.plan import GENERATED, plan
+from torchkiln.recipe import RECIPE
+from torchkiln.resolve import resolve
+from torchkiln.select import all_cells
+from torchkiln.suite import load_suite, suite_digest
+from torchkiln.suite_source import canonical, stripped
+
+COMPAT = (Path(torchkiln.__file__).parent / "data/compat.yaml").read_bytes()
+IMAGES = ROOT / "images"
+CELLS = tuple(all_cells(MATRIX))
+# Where compat.yaml has sentences: table, and the key in each of its entries.
+SENTENCES = [
+    ("traps", "why"),
+    ("traps", "limit"),
+    ("rules", "limit"),
+    ("checks", "limit"),
+    ("sources", "what"),
+]
+FILES = sorted(path.relative_to(SUITE).as_posix() for path in SUITE.rglob("*.py"))
+LOCKS = sorted(path.parent.name for path in IMAGES.glob("*/lock.json"))
+
+
+def inputs(facts: Facts, answer: Callable[..., Any] = resolve) -> dict[Cell, Digest]:
+    """What `lock --check` compares, for every cell that can be had."""
+    resolutions = (answer(cell, MATRIX, facts) for cell in CELLS)
+    return {found.cell: inputs_digest(found, ("torch",)) for found in resolutions if found.build}
+
+
+BEFORE = inputs(FACTS)
+
+
+def changed(edit: Callable[[dict[str, Any]], object]) -> Facts:
+    """The facts after *edit* of the file's data."""
+    data = copy.deepcopy(yaml.safe_load(COMPAT))
+    edit(data)
+    return parse(yaml.safe_dump(data, sort_keys=False).encode())
+
+
+def sentences() -> Iterator[tuple[str, str, str]]:
+    """(table, entry, key) of each sentence in compat.yaml."""
+    data = yaml.safe_load(COMPAT)
+    yield from (
+        (table, name, key) for table, key in SENTENCES for name in data[table] if key in data[table][name]
+    )
+
+
+@pytest.mark.parametrize(("table", "name", "key"), tuple(sentences()))
+def test_a_reworded_sentence_leaves_every_lock_fresh(table: str, name: str, key: str) -> None:
+    def reword(data: dict[str, Any]) -> None:
+        holes = data[table][name][key].count("{}")
+        data[table][name][key] = "Other words." + " {}" * holes
+
+    assert inputs(changed(reword)) == BEFORE
+
+
+def test_comments_of_the_facts_leave_every_lock_fresh() -> None:
+    assert inputs(parse(b"# other words\n" + COMPAT.replace(b"#", b"# other words,"))) == BEFORE
+
+
+def _set(*path: str, to: object) -> Callable[[dict[str, Any]], None]:
+    def edit(data: dict[str, Any]) -> None:
+        *above, last = path
+        for name in above:
+            data = data[name]
+        assert data[last] != to
+        data[last] = to
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        _set("floors", "12", "driver", to="525.85.12"),
+        _set("cuda", "12.6", "full", to="560.35.06"),
+        _set("traps", "numpy-2", "constrain", to="numpy<1.27"),
+        _set("traps", "pkg-resources", "require", to="setuptools<71"),
+        _set("releases", "2.7.1", "variants", "cu126", "archs", to=["sm_90"]),
+        _set("releases", "2.7.1", "companions", "torchvision", to="0.22.2"),
+        _set("gpus", "10.0", "aarch64", to=["B200", "GB200"]),
+        _set("toolkits", "13.0", "programs", to=["nvcc"]),
+    ],
+    ids=["floor", "full driver", "bound", "requirement", "code", "torchvision", "GPUs", "toolkit"],
+)
+def test_a_changed_value_makes_locks_stale(edit: Callable[[dict[str, Any]], None]) -> None:
+    found = inputs(changed(edit))
+    moved = [cell for cell, digest in found.items() if digest != BEFORE[cell]]
+
+    assert moved
+    assert len(moved) < len(BEFORE), "it concerns some cells"
+
+
+def test_comments_and_docstrings_of_resolve_leave_every_lock_fresh() -> None:
+    module = ModuleType("torchkiln.resolve_reworded")
+    exec(
+        compile(reworded(Path(str(resolve_module.__file__)).read_bytes()), "resolve.py", "exec"),
+        module.__dict__,
+    )
+
+    assert inputs(FACTS, module.resolve) == BEFORE
+
+
+@pytest.mark.parametrize("tag", LOCKS)
+def test_an_image_has_no_sentence_of_the_facts(tag: str) -> None:
+    """Neither in its labels, nor in the files that the plan generates, nor in what the checks compare."""
+    locked = load_locked(IMAGES, tag)
+    planned = plan(locked, (), aliases=(), lock_digest=lock_digest(locked))
+    files = [file.data.decode() for file in planned.layers[-1].files if file.path in GENERATED]
+    claims = facts_of(
+        locked, {}, tag=tag, lock_digest=lock_digest(locked), manifest=Digest("sha256:" + "0" * 64)
+    )
+    text = "\n".join(
+        [*files, *dict(planned.config.labels).values(), str(claims), (IMAGES / tag / "lock.json").read_text()]
+    )
+
+    assert locked.resolution.limits
+    for sentence in [*FACTS.limit_texts.values(), *(trap.why for trap in FACTS.traps if trap.why)]:
+        assert max(sentence.split("{}"), key=len).strip() not in text
+
+
+def reworded(source: bytes) -> bytes:
+    """*source* with other words in each comment and docstring, and a comment at the end of each line."""
+    lines = source.decode().split("\n")
+    tokens = [one for one in tokenize.tokenize(BytesIO(source).readline) if one.type == tokenize.COMMENT]
+    for token in tokens:
+        row, column = token.start
+        lines[row - 1] = lines[row - 1][:column] + "# other words: é"
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            value = node.body[0].value  # type: ignore[attr-defined]
+            first, last = value.lineno - 1, value.end_lineno - 1
+            lines[first : last + 1] = [
+                lines[first].encode()[: value.col_offset].decode() + '"""Other words: é."""',
+                *[""] * (last - first),
+            ]
+    return "\n".join(lines).encode()
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_comments_and_docstrings_of_a_check_are_not_digested(path: str) -> None:
+    source = (SUITE / path).read_bytes()
+    other = reworded(source)
+
+    assert other != source
+    assert canonical(other) == canonical(source)
+    assert stripped(other) == stripped(source)
+
+
+def test_a_suite_in_other_words_has_the_same_digest(tmp_path: Path) -> None:
+    copied = tmp_path / "suite"
+    shutil.copytree(SUITE, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in FILES:
+        (copied / path).write_bytes(reworded((SUITE / path).read_bytes()))
+
+    assert suite_digest(copied) == load_suite(copied).digest == suite_digest(SUITE)
+    assert load_suite(copied).runnable() == load_suite(SUITE).runnable()
+
+
+def code_of(source: bytes) -> tuple[object, ...]:
+    """What Python makes of *source*, by its own compiler, which leaves docstrings out at -OO."""
+
+    def told(code: CodeType) -> tuple[object, ...]:
+        consts = tuple(told(one) if isinstance(one, CodeType) else one for one in code.co_consts)
+        rows = [line for _, _, line in code.co_lines()]
+        return (code.co_name, code.co_code, consts, code.co_names, code.co_varnames, rows)
+
+    return told(compile(source, "check.py", "exec", optimize=2, dont_inherit=True))
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_what_runs_is_the_check_line_for_line(path: str) -> None:
+    source = (SUITE / path).read_bytes()
+    found = stripped(source)
+
+    assert code_of(found) == code_of(source)
+    assert found.count(b"\n") == source.count(b"\n")
+    assert b"#" not in b"".join(
+        token.string.encode()
+        for token in tokenize.tokenize(BytesIO(found).readline)
+        if token.type == tokenize.COMMENT
+    )
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_a_changed_value_of_a_check_moves_the_digest(path: str) -> None:
+    """Of the numbers and words of each file some, drawn by its name."""
+    source = (SUITE / path).read_bytes()
+    before = canonical(source)
+    count = sum(isinstance(node, ast.Constant) for node in ast.walk(ast.parse(stripped(source))))
+    for place in random.Random(path).sample(range(count), min(count, 5)):
+        tree = ast.parse(stripped(source))
+        constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        if (value := constants[place].value) == "":
+            continue  # a docstring
+        constants[place].value = value + 1 if type(value) in (int, float) else f"other {value!r}"
+        assert canonical(source) == before != canonical(_unparsed(tree))
+
+
+def _unparsed(tree: ast.Module) -> bytes:
+    try:
+        return ast.unparse(tree).encode()
+    except ValueError:  # a word of an f-string cannot become anything else
+        return b"other = 1"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("x = 1", "x = 2"),
+        ("x = 1", "x = 1.0"),
+        ("x = 1", "x = True"),
+        ("x = 'a'", "x = b'a'"),
+        ("x = '\\u0661'", "x = '1'"),
+        ("def f():\n    'doc'\n    return 1", "def f():\n    return 2"),
+        ("def f():\n    x = 'no docstring'", "def f():\n    x = 'another'"),
+        ("assert a\nassert b", "assert a"),
+        ("if a:\n    b\nc", "if a:\n    b\n    c"),
+        ("from x import y", "from x import z"),
+        ("@one\ndef f(): ...", "@other\ndef f(): ..."),
+        ("x = [None]", "x = []"),
+        ("f(a=None)", "f()"),
+        ("x = f'{a!r}'", "x = f'{a!s}'"),
+        ("x: int", "x: str"),
+        ("a < b", "a <= b"),
+    ],
+)
+def test_two_programs_have_two_texts(one: str, other: str) -> None:
+    assert canonical(one.encode()) != canonical(other.encode())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b'"""a\n\xc3\xa9"""; x = 1\n',
+        b'def f(): "one"; return 1\n',
+        b'class A:\n    (\n    """doc"""  # why\n    )\n    b = 1\n',
+        b'def f():\n    "one" "two"\n    return "#no comment"\n',
+        b'x = """\n# no comment\n"""\n',
+        b"# -*- coding: latin-1 -*-\nx = '\xe9'  # \xe9\n",
+        b"\xef\xbb\xbfx = 1  # bom\r\ny = 2\r\n",
+        b"def f():\n    'only'\n",
+        b"async def f():\n    '''only'''\nclass A: 'only'\n",
+        b"",
+        b"# only a comment",
+        b"if x:\n    pass\n    # last\n# end\n",
+        b"x = (1,  # one\n     2)  # two\n",
+    ],
+)
+def test_odd_sources_are_stripped_to_the_same_program(source: bytes) -> None:
+    found = stripped(source)
+
+    assert canonical(found) == canonical(source)
+    assert ast.dump(ast.parse(stripped(found))) == ast.dump(ast.parse(found))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"def",
+        b"x = \x00",
+        b"\xff",
+        b"# coding: nonesuch\n",
+        b"(" * 500 + b")" * 500,
+        b"x = " + b"-" * 9000 + b"1",
+    ],
+)
+def test_what_is_not_python_is_refused(source: bytes) -> None:
+    with pytest.raises(ValueError, match="not Python"):
+        stripped(source)
+
+
+def test_another_recipe_makes_every_lock_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that CI, which compares locks, builds every image again."""
+    monkeypatch.setattr("torchkiln.lock.RECIPE", RECIPE + 1)
+    after = inputs(FACTS)
+
+    assert all(after[cell] != digest for cell, digest in BEFORE.items())

@@ -1,0 +1,98 @@
+"""Source of a check -> the same source without comments and docstrings, and a text of what it does.
+
+A suite's digest covers what runs and not how it is explained, so that a reworded comment needs no new proof.
+What the digest leaves out does not run either: `stripped` removes it from the copy that is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+
+# Of no effect when a program runs; `type_params` and the like are absent before the Python that knows them.
+_NO_EFFECT = frozenset({"kind", "type_comment", "type_ignores"})
+
+
+def canonical(source: bytes) -> str:
+    """The syntax tree of *source* without docstrings; the same text on every Python that can parse it.
+
+    :raises ValueError: *source* is not Python.
+    """
+    tree = _parsed(_text(source))
+    for body in _documented(tree):
+        del body[0]
+    try:
+        return _written(tree)
+    except RecursionError:
+        raise ValueError("not Python that can be read: too deep") from None
+
+
+def stripped(source: bytes) -> bytes:
+    """*source* in UTF-8 without comments, and with empty docstrings. Every line keeps its number.
+
+    :raises ValueError: *source* is not Python.
+    """
+    text = _text(source)
+    lines = [line.encode() for line in text.split("\n")]
+    for token in _tokens(text):
+        if token.type == tokenize.COMMENT:  # the last of its line: columns before it stay as they are
+            row, column = token.start
+            lines[row - 1] = lines[row - 1].decode()[:column].encode()
+    for body in _documented(_parsed(text)):
+        value = body[0].value  # type: ignore[attr-defined]  # it is an expression
+        first, last = value.lineno - 1, value.end_lineno - 1
+        behind = lines[last][value.end_col_offset :]
+        lines[first] = lines[first][: value.col_offset] + b'""' + behind
+        lines[first + 1 : last + 1] = [b""] * (last - first)
+    found = b"\n".join(lines)
+    if canonical(found) != canonical(source):
+        raise ValueError("its comments and docstrings cannot be separated from its code")
+    return found
+
+
+def _text(source: bytes) -> str:
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+        text = source.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+        raise ValueError(f"not Python: {error}") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _parsed(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"not Python: {error}") from None
+
+
+def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
+    try:
+        yield from tokenize.generate_tokens(io.StringIO(text).readline)
+    except (SyntaxError, tokenize.TokenError, ValueError) as error:
+        raise ValueError(f"not Python: {error}") from None
+
+
+def _documented(tree: ast.Module) -> Iterator[list[ast.stmt]]:
+    """The statements of everything that has a docstring, which is the first of them."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = node.body[0] if node.body else None
+            value = first.value if isinstance(first, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield node.body
+
+
+def _written(value: object) -> str:
+    """*value* of a syntax tree as text. Absent fields are left out: newer Pythons have more of them."""
+    if isinstance(value, ast.Constant):
+        return f"Constant({value.value!a})"
+    if isinstance(value, ast.AST):
+        fields = ((name, field) for name, field in ast.iter_fields(value) if name not in _NO_EFFECT)
+        told = (f"{name}={_written(field)}" for name, field in fields if field is not None and field != [])
+        return f"{type(value).__name__}({', '.join(told)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    return ascii(value)
