@@ -13,16 +13,16 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from torchkiln.engines import kitchen
+from torchkiln.build import scheduler
 from torchkiln.index.download import Downloads, open_downloads
-from torchkiln.lock import load_locked
-from torchkiln.nouns import LockedCell
-from torchkiln.store import Store
+from torchkiln.lock.lock import load_locked
+from torchkiln.model.lock import LockedCell
+from torchkiln.store.store import Store
 
 
 def streams() -> int:
     """How many connections our build has at a time, at most."""
-    return kitchen._STREAMS + kitchen._SMALL_STREAMS
+    return scheduler._STREAMS + scheduler._SMALL_STREAMS
 
 
 def curl(downloads: Downloads, locked: LockedCell, folder: Path, connections: int, *options: str) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from torchkiln.nouns import LockedWheel, Source
-from torchkiln.store import Store
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedWheel
+from torchkiln.store.store import Store
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _ENTRY = struct.Struct("<4s6H3L5H2L")

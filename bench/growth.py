@@ -14,10 +14,10 @@ from bench.plot import number
 from bench.results import Outcome, Sample, Side
 from bench.sides import Say
 from bench.subject import TAG, Subject, of_wheels, shrunk
-from torchkiln.lock import load_locked
-from torchkiln.nouns import LockedWheel
-from torchkiln.places import ROOT
-from torchkiln.store import Store
+from torchkiln.lock.lock import load_locked
+from torchkiln.model.lock import LockedWheel
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 _LONG = 15.0  # seconds; a point that takes longer is not measured again
 _MIB = 1 << 20

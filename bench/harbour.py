@@ -22,10 +22,10 @@ from tests.engine.fixture import reach
 from tests.engine.registry import RunningRegistry, docker_registry
 from torchkiln.base.mmdebstrap import command
 from torchkiln.base.recipe import recipe
-from torchkiln.engines.secrets import apt_secrets
+from torchkiln.docker.secrets import apt_secrets
 from torchkiln.index.settings import index_settings
-from torchkiln.nouns import Source
-from torchkiln.tags import tag_of
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Source
 
 OUR_BASE, BARE = "torchkiln-bench-base:1", "torchkiln-bench-bare:1"
 # What people write: pip by its index, in one step. Index, mirror and CA come as secrets, as in a private

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 _PACKAGES = ("torchkiln", "deflate", "isal", "requests", "urllib3")
 _PROGRAMS = {"curl": "curl --version", "gzip": "gzip --version", "pigz": "pigz --version"}

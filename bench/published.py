@@ -6,7 +6,7 @@ from bench.harbour import harbour
 from bench.results import Figure, Outcome, per_round
 from bench.sides import Say, Way, alternate
 from bench.subject import Subject
-from torchkiln.tags import tag_of
+from torchkiln.matrix.tags import tag_of
 
 _PLAIN, _ALONE = "docker build, the same requirements", "docker build, torch alone"
 _KEPT, _MADE, _BY_DOCKER = "ours, .pyc cached", "ours, .pyc made", "ours, --engine docker"

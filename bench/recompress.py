@@ -21,10 +21,10 @@ from unittest import mock
 from isal import isal_zlib
 
 from torchkiln.index.download import verify
-from torchkiln.layering import wheel_layers
-from torchkiln.lock import load_locked
-from torchkiln.nouns import LayerSpec
-from torchkiln.store import Store
+from torchkiln.lock.lock import load_locked
+from torchkiln.model.plan import LayerSpec
+from torchkiln.plan.layers import wheel_layers
+from torchkiln.store.store import Store
 
 _LEVEL = 1
 _BUFFER = 1 << 20

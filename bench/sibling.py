@@ -18,7 +18,7 @@ from bench.sides import Say, Way, alternate
 from bench.subject import DOOR, Subject
 from tests.engine.registry import RunningRegistry, docker_registry
 from tests.keys import pem, public_pem
-from torchkiln.tags import tag_of
+from torchkiln.matrix.tags import tag_of
 
 _OURS, _SKOPEO, _VERIFY = "ours, publish", "skopeo copy", "ours, verify"
 _FIRST = "team/pytorch"  # where the layers are before any side begins

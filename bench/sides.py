@@ -13,11 +13,11 @@ from pathlib import Path
 from bench.meters import Failed, measure
 from bench.results import Sample, Side
 from bench.subject import Subject
-from torchkiln.engines.embedded import known_layers
-from torchkiln.nouns import LockedLayer
-from torchkiln.places import ROOT
-from torchkiln.store import Store
-from torchkiln.tags import tag_of
+from torchkiln.build.image import known_layers
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.lock import LockedLayer
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 Say = Callable[[str], None]
 

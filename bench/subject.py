@@ -12,11 +12,11 @@ from pathlib import Path
 from bench.generated import Shape, write_wheel
 from tests.standin.index_server import IndexServer
 from torchkiln.errors import ConfigError
-from torchkiln.lock import load_locked, save
-from torchkiln.nouns import LockedCell, LockedLayer, LockedWheel
-from torchkiln.places import ROOT
-from torchkiln.store import Store
-from torchkiln.tags import tag_of
+from torchkiln.lock.lock import load_locked, save
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.lock import LockedCell, LockedLayer, LockedWheel
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 _INDEX_SETTINGS = ("PIP_", "UV_")

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from torchkiln.oci.gunzip import open_gzip
+from torchkiln.oci.opening import open_gzip
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -13,12 +13,15 @@ from unittest.mock import patch
 from tests.planned import LOCK_DIGEST, locked
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.engines import embedded
-from torchkiln.engines.observer import Fetcher, Silent
-from torchkiln.nouns import BuiltLayer, Digest, ImagePlan, LayerFormat, LockedBase, LockedLayer, OverlayFile
+from torchkiln.build import image as image_build
+from torchkiln.model.digest import Digest, LayerFormat
+from torchkiln.model.image import BuiltLayer
+from torchkiln.model.lock import LockedBase, LockedLayer
+from torchkiln.model.plan import ImagePlan, OverlayFile
+from torchkiln.model.progress import Fetcher, Silent
 from torchkiln.oci import tar
-from torchkiln.plan import plan
-from torchkiln.store import Store
+from torchkiln.plan.plan import plan
+from torchkiln.store.store import Store
 
 _STATUS = """\
 Package: tini
@@ -100,7 +103,7 @@ def planned_cell(
         unpacked=len(unpacked),
     )
     named = tuple(sorted((locked_wheel(wheel) for wheel in wheels), key=lambda wheel: wheel.name))
-    with patch("torchkiln.layering.BIG_WHEEL", 100_000):
+    with patch("torchkiln.plan.layers.BIG_WHEEL", 100_000):
         return plan(
             replace(cell, wheels=named, base=base, layers=layers), (), aliases=(), lock_digest=LOCK_DIGEST
         )
@@ -116,11 +119,11 @@ def put_base(base: LockedBase, store: Store, salt: str = "") -> None:
 
 def build(
     cell: ImagePlan, cache: Path, layout: Path, fetcher: Fetcher, *, layer_format: LayerFormat = "gzip"
-) -> embedded.Build:
+) -> image_build.Build:
     """Build *cell* with the base in *cache* and the host's Python."""
     store = Store(cache)
     put_base(cell.locked.base, store)
-    with patch("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython()):
-        return embedded.build(
+    with patch("torchkiln.build.image.interpreter", lambda _base, _store: HostPython()):
+        return image_build.build(
             cell, store, layout, fetcher=fetcher, observer=Silent(), layer_format=layer_format
         )

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 from tests.planned import locked
-from torchkiln.lock import save
-from torchkiln.nouns import LockedCell
+from torchkiln.lock.lock import save
+from torchkiln.model.lock import LockedCell
 
 # Nothing of the user's configuration, hooks or signing takes part.
 GIT = {

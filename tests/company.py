@@ -1,4 +1,4 @@
-"""The small cell of `tests.cells`, built the whole way by `kiln.build`; also as a program, for processes.
+"""The small cell of `tests.cells`, built the whole way by `build.build`; also as a program, for processes.
 
     python -m tests.company FOLDER LAYOUT REF PIECE WHEEL...
 
@@ -18,13 +18,14 @@ from unittest.mock import patch
 
 from tests import cells
 from tests.unpublished import FakeIndex
-from torchkiln import facts, kiln, matrix
-from torchkiln.engines.embedded import Build
-from torchkiln.engines.observer import Fetcher, Silent
-from torchkiln.nouns import LayerFormat
-from torchkiln.places import ROOT
-from torchkiln.store import Store
-from torchkiln.survey import build_needs
+from torchkiln.build import build as builder
+from torchkiln.build.cache_claims import build_needs
+from torchkiln.build.image import Build
+from torchkiln.matrix import facts, matrix
+from torchkiln.model.digest import LayerFormat
+from torchkiln.model.progress import Fetcher, Silent
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 
 @contextmanager
@@ -32,9 +33,9 @@ def small_scale(wheels: Sequence[Path]) -> Iterator[None]:
     """The plan is that of *wheels*, 100 kB make a wheel big, and the host's Python is the image's."""
     with ExitStack() as patches:
         for target, value in {
-            "torchkiln.layering.BIG_WHEEL": 100_000,
-            "torchkiln.kiln.plan_locked": lambda *_: cells.planned_cell(wheels),
-            "torchkiln.engines.embedded.interpreter": lambda *_: cells.HostPython(),
+            "torchkiln.plan.layers.BIG_WHEEL": 100_000,
+            "torchkiln.build.build.plan_locked": lambda *_: cells.planned_cell(wheels),
+            "torchkiln.build.image.interpreter": lambda *_: cells.HostPython(),
         }.items():
             patches.enter_context(patch(target, value))
         yield
@@ -56,7 +57,7 @@ def build(
     with small_scale(wheels):
         locked = cells.planned_cell(wheels).locked
         cells.put_base(locked.base, store)
-        return kiln.build(
+        return builder.build(
             locked,
             matrix.read(ROOT / "matrix.yaml", known),
             known,
@@ -64,7 +65,7 @@ def build(
             layout=layout,
             fetcher=fetcher,
             observer=Silent(),
-            options=kiln.Options(refs=(ref,) if ref else (), layer_format=layer_format),
+            options=builder.Options(refs=(ref,) if ref else (), layer_format=layer_format),
         )
 
 

@@ -18,8 +18,10 @@ from tests.readers import Image
 from tests.trees import Thing, Tree, file, folders_of
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.engines import conversion
-from torchkiln.nouns import BuiltImage, Digest, ImagePlan, LayerFormat, LayerSpec
+from torchkiln.build import worker
+from torchkiln.model.digest import Digest, LayerFormat
+from torchkiln.model.image import BuiltImage
+from torchkiln.model.plan import ImagePlan, LayerSpec
 from torchkiln.oci.archive import write_archive
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layer import LayerWriter, Written
@@ -128,12 +130,12 @@ def _of_base(member: Member) -> Thing:
 def _told(spec: LayerSpec, cell: ImagePlan, wheels: list[Path], diff_id: Digest, folder: Path) -> Tree:
     """What the writer of this layer was told. It is made again here, where one can listen."""
     inputs = tuple(
-        conversion.Input(wheel=locked_wheel(path), path=path)
+        worker.Input(wheel=locked_wheel(path), path=path)
         for wheel in spec.wheels
         for path in wheels
         if path.name == wheel.filename
     )
-    job = conversion.Job(
+    job = worker.Task(
         slot=0,
         inputs=inputs,
         cache=folder / "again",
@@ -143,11 +145,11 @@ def _told(spec: LayerSpec, cell: ImagePlan, wheels: list[Path], diff_id: Digest,
     )
     _Listening.heard = {}
     with (
-        patch.object(conversion, "LayerWriter", _Listening),
-        patch.object(conversion, "_cancelled", threading.Event(), create=True),
-        patch.object(conversion, "_progress", [0], create=True),
+        patch.object(worker, "LayerWriter", _Listening),
+        patch.object(worker, "_cancelled", threading.Event(), create=True),
+        patch.object(worker, "_progress", [0], create=True),
     ):
-        written: Written = conversion.convert(job)
+        written: Written = worker.make_layer(job)
     assert written.diff_id == diff_id
     return _Listening.heard
 

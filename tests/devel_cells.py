@@ -10,24 +10,16 @@ from pathlib import Path
 from tests.cells import planned_cell
 from tests.gridcase import FACTS, MATRIX
 from tests.planned import LOCK_DIGEST
-from torchkiln.cuda_redist import Redist
-from torchkiln.nouns import (
-    Cell,
-    ImagePlan,
-    LockedArchive,
-    LockedBase,
-    LockedCell,
-    LockedTools,
-    OsPackage,
-    OverlayFile,
-    Resolution,
-)
+from torchkiln.matrix.cuda_redist import Redist
+from torchkiln.matrix.os_tools import TOOLS
+from torchkiln.matrix.resolve import resolve
+from torchkiln.model.cell import Cell, Resolution
+from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, OsPackage
+from torchkiln.model.plan import ImagePlan, OverlayFile
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
-from torchkiln.plan import plan
-from torchkiln.resolve import resolve
-from torchkiln.store import Store
-from torchkiln.tools import TOOLS
+from torchkiln.plan.plan import plan
+from torchkiln.store.store import Store
 
 RELEASE = "12.1.1"
 HOME = "usr/local/cuda-12.1"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from torchkiln import facts as facts_of
-from torchkiln import matrix as matrix_of
-from torchkiln.nouns import Resolution
-from torchkiln.resolve import resolve
-from torchkiln.select import Selection, select
+from torchkiln.matrix import facts as facts_of
+from torchkiln.matrix import matrix as matrix_of
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import Selection, select
+from torchkiln.model.cell import Resolution
 
 ROOT = Path(__file__).resolve().parent.parent
 FACTS = facts_of.load()

@@ -21,7 +21,7 @@ from tests.oci_samples import Member, tar_of
 from tests.scans import by_trivy
 from tests.validated import build
 from torchkiln.cli import main
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 LOCK = Path("images") / TAG / "lock.json"

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from torchkiln.base.interpreter import LOADER, Interpreter
-from torchkiln.engines.compilation import Bytecode
-from torchkiln.engines.confined import Confined
+from torchkiln.build.bytecode import Bytecode
+from torchkiln.build.confined import Confined
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import LockedWheel, Source
-from torchkiln.store import Store
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedWheel
+from torchkiln.store.store import Store
 
 VERSION = "3.11.2"
 _HEAD = r"""

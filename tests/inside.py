@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.mounts import run
-from torchkiln.places import ROOTFS
+from torchkiln.util.places import ROOTFS
 from workplace.driver import Driver, Gpu
 from workplace.image import Image
 from workplace.machine import Machine

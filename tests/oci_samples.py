@@ -10,20 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchkiln.files import write_atomic
-from torchkiln.nouns import (
-    BuiltLayer,
-    Cell,
-    Digest,
-    ImageConfig,
-    ImagePlan,
-    LayerSpec,
-    LockedBase,
-    LockedCell,
-    Resolution,
-    Status,
-)
-from torchkiln.parts import Healthcheck
+from torchkiln.model.cell import Cell, Resolution, Status
+from torchkiln.model.digest import Digest
+from torchkiln.model.image import BuiltLayer
+from torchkiln.model.lock import LockedBase, LockedCell
+from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan, LayerSpec
+from torchkiln.util.files import write_atomic
 
 EPOCH = 1_750_000_000
 ZERO = Digest("sha256:" + "0" * 64)

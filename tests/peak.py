@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 LIMIT = 400  # MiB for hostile input
 _CHILD = """

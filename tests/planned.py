@@ -5,22 +5,14 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from torchkiln import facts, matrix
-from torchkiln.nouns import (
-    Cell,
-    Digest,
-    ImagePlan,
-    LockedBase,
-    LockedCell,
-    LockedTools,
-    LockedWheel,
-    OsPackage,
-    OverlayFile,
-    Source,
-)
-from torchkiln.places import ROOT
-from torchkiln.plan import plan
-from torchkiln.resolve import resolve
+from torchkiln.matrix import facts, matrix
+from torchkiln.matrix.resolve import resolve
+from torchkiln.model.cell import Cell, Source
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedBase, LockedCell, LockedTools, LockedWheel, OsPackage
+from torchkiln.model.plan import ImagePlan, OverlayFile
+from torchkiln.plan.plan import plan
+from torchkiln.util.places import ROOT
 
 LOCK_DIGEST = Digest("sha256:" + "1" * 64)
 PACKAGES = ("ca-certificates", "python3", "python3-venv", "tini")

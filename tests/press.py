@@ -23,21 +23,24 @@ from tests.keys import ED, P256, pem, public_pem
 from tests.reports import TAG, TIERS, report
 from tests.smoke_suites import suite_with
 from tests.unpublished import FakeIndex
-from torchkiln import facts, matrix
+from torchkiln.attest.smoke_report import attest
+from torchkiln.build import image as image_build
 from torchkiln.cli import torchkiln
-from torchkiln.cli.kept import Kept
-from torchkiln.engines import embedded
-from torchkiln.engines.observer import Silent
-from torchkiln.lock import save
-from torchkiln.nouns import BuiltImage, Digest, Finding, LayerFormat, LockedCell, SmokeReport
+from torchkiln.cli.shared.smoke_history import Kept
+from torchkiln.lock.lock import save
+from torchkiln.matrix import facts, matrix
+from torchkiln.model.digest import Digest, LayerFormat
+from torchkiln.model.image import BuiltImage
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.progress import Silent
+from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.places import ROOT
-from torchkiln.plan import IMAGE_JSON
-from torchkiln.planning import plan_locked
-from torchkiln.report import to_json
-from torchkiln.statements.attestation import attest
-from torchkiln.store import Store
-from torchkiln.suite import suite_digest
+from torchkiln.plan.load import plan_locked
+from torchkiln.plan.plan import IMAGE_JSON
+from torchkiln.smoke.report import to_json
+from torchkiln.smoke.suite import suite_digest
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 #: `publish` signs with this one.
 PUBLISHER, LABORATORY = P256, ED
@@ -79,7 +82,7 @@ class Press:
         plan = plan_locked(locked, matrix.read(ROOT / "matrix.yaml", known), known)
         put_base(locked.base, self.store, str(self.folder))
         with interpreter():
-            return embedded.build(
+            return image_build.build(
                 plan,
                 self.store,
                 self.layout,
@@ -168,7 +171,7 @@ def press(folder: Path) -> Press:
 
 def interpreter() -> AbstractContextManager[object]:
     """Builds compile with this Python meanwhile: the base of generated cells has none."""
-    return patch("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython())
+    return patch("torchkiln.build.image.interpreter", lambda _base, _store: HostPython())
 
 
 def account_of(image: ImageOnDisk) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.cells import noise
 from tests.engine.registry import RunningRegistry
 from tests.oci_samples import BlobFolder, files, plan, tar_of
-from torchkiln.engines.observer import Silent
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
+from torchkiln.model.progress import Silent
 from torchkiln.oci.layout import ImageOnDisk, open_layout, write_image
 from torchkiln.registry.connections import Transport
 from torchkiln.registry.credentials import Login
@@ -18,7 +18,7 @@ from torchkiln.registry.history import History
 from torchkiln.registry.push import Pushed, push
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 
 # Two that go by PATCH and can be cut, one that goes in one PUT.
 SIZES = {"torch": 3_000_000, "triton": 1_500_000, "the rest": 30_000}

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from torchkiln.lock import load_locked
-from torchkiln.nouns import BuiltImage, Digest, Finding, Outcome, SmokeReport, Witness
-from torchkiln.places import ROOT
-from torchkiln.suite import Suite, SuiteCheck, load_suite
-from torchkiln.verdict import verdict
+from torchkiln.lock.lock import load_locked
+from torchkiln.model.digest import Digest
+from torchkiln.model.image import BuiltImage
+from torchkiln.model.report import Finding, Outcome, SignedReport, SmokeReport
+from torchkiln.smoke.suite import Suite, SuiteCheck, load_suite
+from torchkiln.smoke.verdict import verdict
+from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 IMAGE = Digest("sha256:" + "ab" * 32)
@@ -139,9 +141,9 @@ def without(told: SmokeReport, *names: str) -> SmokeReport:
     return replace(told, findings=findings, verdict=verdict(findings))
 
 
-def witness(told: SmokeReport, name: str = "report.json", *signers: str) -> Witness:
+def signed_report(told: SmokeReport, name: str = "report.json", *signers: str) -> SignedReport:
     """*told* as a file that was read; this machine's own, where nobody signed it."""
-    return Witness(name=name, report=told, signed=bool(signers), signers=signers, own=not signers)
+    return SignedReport(name=name, report=told, signed=bool(signers), signers=signers, own=not signers)
 
 
 def suite_of(**tiers: int) -> Suite:

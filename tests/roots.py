@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.unpack import LayerBlob
 

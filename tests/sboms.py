@@ -10,12 +10,12 @@ from tarfile import SYMTYPE
 
 from tests import planned
 from tests.roots import entry, layer, minimal_layout
-from torchkiln.engines.evidence import read_evidence
-from torchkiln.nouns import BaseFiles, DebFile, LockedCell, OsPackage
+from torchkiln.model.lock import BaseFiles, DebFile, LockedCell, OsPackage
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.sbom.bill import Bill, bill_of
 from torchkiln.sbom.evidence import Evidence, evidence_of
-from torchkiln.store import Store
+from torchkiln.sbom.read_image import read_evidence
+from torchkiln.store.store import Store
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 STATUS = "var/lib/dpkg/status"

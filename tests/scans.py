@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.oci_samples import BlobFolder, Member, files, members_of, plan, tar_of
 from torchkiln.oci.layout import ImageOnDisk, Layout, open_layout, write_image
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 PLACES = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.npm import kept, npm, program
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 _HERE = ROOT / "tests/node/sigstore"
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.layers import sha256
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import LockedWheel, Source
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedWheel
 from torchkiln.wheel.install import parse_name
 
 

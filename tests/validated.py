@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.oci_samples import BlobFolder, Member, files, members_of, plan, tar_of
 from torchkiln.oci.layout import Layout, open_layout, write_image
-from torchkiln.oci.validate import validate
+from torchkiln.oci.validate.validate import validate
 
 BASE = files(etc__motd=b"hello\n", opt__venv__bin__python=b"#!")
 OWN = (Member(name="opt/venv/x.py", data=b"x = 1\n"),)

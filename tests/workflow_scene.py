@@ -13,8 +13,9 @@ from tests.checkouts import GIT, commit, git, put
 from tests.planned import locked, wheel
 from tests.workflows import GITHUB, Ran, Runner, Values, loaded
 from torchkiln.base import artefact
-from torchkiln.nouns import Digest, LockedCell
-from torchkiln.places import ROOT
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 REGISTRY = "registry.example/team/pytorch-cuda"

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 GITHUB = ROOT / ".github"
 FILES = sorted((GITHUB / "workflows").glob("*.yml"))

@@ -15,8 +15,8 @@ from threading import Timer
 import pytest
 
 from tests.once import once
-from torchkiln.lock import load_locked, save
-from torchkiln.places import ROOT
+from torchkiln.lock.lock import load_locked, save
+from torchkiln.util.places import ROOT
 
 TAG = "2.6.0-cuda12.1-cudnn9-runtime"  # not 2.7.1, which tests/docker has in the same engine
 IMAGE = f"pytorch-cuda:{TAG}"

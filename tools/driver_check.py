@@ -101,10 +101,10 @@ def main(root: Path, program: str) -> int:
 
 def in_engine(image: str) -> int:
     """The same in containers of the engine that DOCKER_HOST names."""
-    from torchkiln.cli.in_engine import gpus_on
-    from torchkiln.engines.container import captured
-    from torchkiln.engines.container_line import Container
-    from torchkiln.engines.daemon import find_engine
+    from torchkiln.cli.shared.docker_images import gpus_on
+    from torchkiln.docker.daemon import find_engine
+    from torchkiln.runtimes.docker import captured
+    from torchkiln.runtimes.docker_args import Container
     from torchkiln.runtimes.rootfs import Bind
 
     engine = find_engine(builds=False)

@@ -18,7 +18,7 @@ from xml.etree import ElementTree as Xml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from torchkiln.files import write_atomic  # noqa: E402
+from torchkiln.util.files import write_atomic  # noqa: E402
 
 OUTCOMES = ("passed", "failed", "skipped")
 

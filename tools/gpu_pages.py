@@ -25,9 +25,9 @@ from tools.gpu_mutants import OUTCOMES  # noqa: E402
 from tools.gpu_pictures import BUSBW, GIB, all_reduces, pictures  # noqa: E402
 from tools.gpu_runs import PRECISIONS, Mutants, Run, lengths, mutants, runs  # noqa: E402
 from tools.kept import short  # noqa: E402
-from torchkiln.files import write_atomic  # noqa: E402
-from torchkiln.nouns import Finding  # noqa: E402
-from torchkiln.verdict import verdict  # noqa: E402
+from torchkiln.model.report import Finding  # noqa: E402
+from torchkiln.smoke.verdict import verdict  # noqa: E402
+from torchkiln.util.files import write_atomic  # noqa: E402
 
 DOCS = ROOT / "docs"
 PAGE = "gpu-proof.md"

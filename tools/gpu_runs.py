@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tools.kept import is_earlier
-from torchkiln import hosts
-from torchkiln.nouns import Finding, SmokeReport
-from torchkiln.report import from_json
+from torchkiln.model.report import Finding, SmokeReport
+from torchkiln.smoke import hosts
+from torchkiln.smoke.report import from_json
 
 _BUILT = re.compile(r"\b(TORCH|CUDA)_VERSION=([0-9][0-9.]*)")  # in torch.__config__.show()
 PRECISIONS = {"fp32": "FP32", "tf32": "TF32", "fp16": "AMP FP16", "bf16": "AMP BF16"}

@@ -10,19 +10,21 @@ from dataclasses import dataclass, replace
 
 from bench.markdown import table
 from tools.kept import IMAGES, PROOFS, latest_earlier, present, proofs, same_wheels, short, without_gpus
-from torchkiln import facts as facts_of
-from torchkiln import hosts
-from torchkiln import matrix as matrix_of
-from torchkiln.lock import load_locked
-from torchkiln.nouns import Cell, LockedCell, Resolution, Source, Status, Witness
-from torchkiln.places import ROOT
-from torchkiln.policy import Policy
-from torchkiln.public_record import recorded
-from torchkiln.resolve import resolve
-from torchkiln.select import Selection, select
-from torchkiln.state import Kept, State, cleared, saw_gpus, state
-from torchkiln.suite import Suite, load_suite
-from torchkiln.tags import tag_of
+from torchkiln.gate.cell_state import Kept, State, cleared, saw_gpus, state
+from torchkiln.lock.lock import load_locked
+from torchkiln.matrix import facts as facts_of
+from torchkiln.matrix import matrix as matrix_of
+from torchkiln.matrix.policy import Policy
+from torchkiln.matrix.public_record import recorded
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import Selection, select
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Cell, Resolution, Source, Status
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.report import SignedReport
+from torchkiln.smoke import hosts
+from torchkiln.smoke.suite import Suite, load_suite
+from torchkiln.util.places import ROOT
 
 _HERE = (State.PROVED, State.BUILT)
 # Beside runtime on debian12: what a cell is marked with where it can be had so.
@@ -33,7 +35,7 @@ _MARKS = {("runtime", "ubuntu22.04"): "²", ("devel", "debian12"): "³"}
 class Seen:
     """What the reports of one image tell, at least one."""
 
-    reports: Sequence[Witness]
+    reports: Sequence[SignedReport]
     proved: bool  # they satisfy the gate, or did: see `_was_cleared`
 
     @property
@@ -70,7 +72,7 @@ class Seen:
     def _failed(self) -> str:
         return ", ".join(f"`{name}`" for name in _failed(self._best()))
 
-    def _best(self) -> Witness:
+    def _best(self) -> SignedReport:
         """The report that tells of most checks, the youngest of these; one that failed, if any did."""
         failed = [one for one in self.reports if _failed(one)]
         return max(failed or self.reports, key=lambda one: (len(one.report.findings), one.report.when or ""))
@@ -167,7 +169,7 @@ def grid() -> str:
     return told + f"\n{_counts(list(squares.values()), states)}\n"
 
 
-def _kept(answer: Resolution, known: Sequence[Witness]) -> Kept | None:
+def _kept(answer: Resolution, known: Sequence[SignedReport]) -> Kept | None:
     """What is kept of a cell; None: it has no lock."""
     tag = tag_of(answer) if answer.build else ""
     if not tag or not (IMAGES / tag / "lock.json").is_file():
@@ -177,7 +179,11 @@ def _kept(answer: Resolution, known: Sequence[Witness]) -> Kept | None:
 
 
 def _square(
-    answer: Resolution, states: Mapping[Cell, State], known: Sequence[Witness], policy: Policy, suite: Suite
+    answer: Resolution,
+    states: Mapping[Cell, State],
+    known: Sequence[SignedReport],
+    policy: Policy,
+    suite: Suite,
 ) -> Square:
     cell = answer.cell
     others = {
@@ -202,7 +208,7 @@ def _square(
     )
 
 
-def _was_cleared(reports: Sequence[Witness], policy: Policy, locked: LockedCell, suite: Suite) -> bool:
+def _was_cleared(reports: Sequence[SignedReport], policy: Policy, locked: LockedCell, suite: Suite) -> bool:
     """Whether *reports*, of one earlier image, satisfy the gate for that image by the suite that made them.
 
     What that suite held is not known here: they are asked for every check of today's. Nor is that image's
@@ -218,7 +224,7 @@ def _was_cleared(reports: Sequence[Witness], policy: Policy, locked: LockedCell,
     return image is not None and cleared(theirs, policy, locked, replace(suite, digest=made_by), image)
 
 
-def _failed(one: Witness) -> list[str]:
+def _failed(one: SignedReport) -> list[str]:
     """Ids of checks."""
     return sorted(finding.id for finding in one.report.findings if finding.outcome == "failed")
 

@@ -13,38 +13,40 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchkiln import facts as facts_of
-from torchkiln import hosts
-from torchkiln import matrix as matrix_of
-from torchkiln.facts import Facts
-from torchkiln.foretold import foretold
-from torchkiln.lock import load_locked
-from torchkiln.matrix import Matrix
-from torchkiln.nouns import Digest, LockedCell, SmokeReport, Witness
-from torchkiln.places import ROOT
-from torchkiln.planning import plan_cell
-from torchkiln.statements import attestation, signature
-from torchkiln.tags import tag_of
+from torchkiln.attest import dsse, smoke_report
+from torchkiln.build.predicted_digest import predicted_digest
+from torchkiln.lock.lock import load_locked
+from torchkiln.matrix import facts as facts_of
+from torchkiln.matrix import matrix as matrix_of
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.matrix import Matrix
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.report import SignedReport, SmokeReport
+from torchkiln.plan.load import plan_cell
+from torchkiln.smoke import hosts
+from torchkiln.util.places import ROOT
 
 IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
 ACCOUNTS = PROOFS / "accounts"  # each the image.json of an earlier image
 
 
-def proofs(folder: Path) -> list[Witness]:
+def proofs(folder: Path) -> list[SignedReport]:
     """The signed reports of GPU runs in *folder*, each by the key that is kept beside it."""
     found = []
     for key in sorted(folder.glob("*.pub.pem")):
-        trusted = [signature.public_key(key.read_bytes(), where=key.name)]
+        trusted = [dsse.public_key(key.read_bytes(), where=key.name)]
         for path in sorted(folder.glob(f"{key.name.removesuffix('.pub.pem')}*.dsse.json")):
-            witness = attestation.read(path, trusted)
-            if hosts.gpus(json.loads(witness.report.host)):
-                found.append(witness)
+            signed_report = smoke_report.read(path, trusted)
+            if hosts.gpus(json.loads(signed_report.report.host)):
+                found.append(signed_report)
     return found
 
 
-def without_gpus(folder: Path) -> list[Witness]:
+def without_gpus(folder: Path) -> list[SignedReport]:
     """The reports in *folder* of runs without a GPU in an image; nobody signs those."""
-    found = [attestation.read(path, ()) for path in sorted(folder.glob("*-tier0.json"))]
+    found = [smoke_report.read(path, ()) for path in sorted(folder.glob("*-tier0.json"))]
     return [one for one in found if one.report.tag and not hosts.gpus(json.loads(one.report.host))]
 
 
@@ -54,7 +56,7 @@ def present(tag: str) -> Digest | None:
     if not (IMAGES / tag / "lock.json").is_file():
         return None
     matrix, facts = _tables()
-    return foretold(plan_cell(load_locked(IMAGES, tag).resolution.cell, matrix, facts, images=IMAGES))
+    return predicted_digest(plan_cell(load_locked(IMAGES, tag).resolution.cell, matrix, facts, images=IMAGES))
 
 
 @cache
@@ -73,7 +75,7 @@ def is_earlier(report: SmokeReport) -> bool:
     return report.image is not None and report.image != present(report.tag or "")
 
 
-def latest_earlier(reports: Sequence[Witness], digest: Digest | None) -> list[Witness]:
+def latest_earlier(reports: Sequence[SignedReport], digest: Digest | None) -> list[SignedReport]:
     """Those of *reports* that are of one image, the one that ran last of all that are not *digest*."""
     earlier = [one for one in reports if one.report.image != digest]
     last = max(earlier, key=lambda one: one.report.when or "", default=None)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from bench import markdown  # noqa: E402
 from bench.markdown import table  # noqa: E402
 from tools.grid import grid  # noqa: E402
-from torchkiln.files import write_atomic  # noqa: E402
+from torchkiln.util.files import write_atomic  # noqa: E402
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "image.md", ROOT / "docs" / "sharing.md")
 TRANSCRIPTS = ROOT / "docs" / "transcripts"

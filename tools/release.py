@@ -18,8 +18,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from torchkiln.attest.dsse import PASSPHRASE, private_key
 from torchkiln.errors import KilnError
-from torchkiln.statements.signature import PASSPHRASE, private_key
 
 ROOT = Path(__file__).resolve().parent.parent
 KILN = [sys.executable, str(ROOT / "build.py")]

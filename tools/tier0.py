@@ -20,9 +20,9 @@ sys.path.insert(0, str(ROOT))
 
 from tools.kept import IMAGES, PROOFS, present  # noqa: E402
 from torchkiln.errors import KilnError  # noqa: E402
-from torchkiln.nouns import Digest  # noqa: E402
+from torchkiln.matrix.tags import parse_name  # noqa: E402
+from torchkiln.model.digest import Digest  # noqa: E402
 from torchkiln.oci.layout import open_layout  # noqa: E402
-from torchkiln.tags import parse_name  # noqa: E402
 
 
 def report_path(tag: str) -> Path:

@@ -23,13 +23,14 @@ from tests.campaign.tracer import Counts, Plan, Shared, compile_tracer
 from tests.standin.index_server import IndexServer
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln import facts as facts_of
-from torchkiln import matrix as matrix_of
-from torchkiln.lock import inputs_digest, save
-from torchkiln.nouns import Cell, LockedBase, LockedCell, OsPackage
+from torchkiln.lock.lock import inputs_digest, save
+from torchkiln.matrix import facts as facts_of
+from torchkiln.matrix import matrix as matrix_of
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Cell
+from torchkiln.model.lock import LockedBase, LockedCell, OsPackage
 from torchkiln.oci.encode import ENCODER, encode
-from torchkiln.resolve import resolve
-from torchkiln.tags import tag_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = "TORCHKILN_CAMPAIGN"  # its value is one run's; what carries it is a process of that run

@@ -15,11 +15,11 @@ from tests.docker.slim import slim_base
 from tests.realpip import locked_pip
 from tests.unpublished import locked_wheel
 from torchkiln.base import artefact
-from torchkiln.cli.options import cache_root
+from torchkiln.cli.shared.options import cache_root
 from torchkiln.index.download import open_downloads
-from torchkiln.lock import load_locked, save
-from torchkiln.places import ROOT
-from torchkiln.store import Store
+from torchkiln.lock.lock import load_locked, save
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 NAME = f"pytorch-cuda:{TAG}"

@@ -12,10 +12,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from torchkiln.nouns import LockedBase
+from torchkiln.model.lock import LockedBase
 from torchkiln.oci.encode import encode
-from torchkiln.oci.gunzip import open_gzip
-from torchkiln.store import Store
+from torchkiln.oci.opening import open_gzip
+from torchkiln.store.store import Store
 
 _LIB = "usr/lib/x86_64-linux-gnu"
 _LEFT_OUT = re.compile(

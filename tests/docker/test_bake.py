@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.docker.scene import TAG, Scene
-from torchkiln.lock import load_locked
-from torchkiln.places import ROOT
-from torchkiln.store import Store
+from torchkiln.lock.lock import load_locked
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 TARGET = "2-7-1-cuda12-1-cudnn9-runtime"
 

@@ -13,13 +13,14 @@ import pytest
 from tests.docker.scene import TAG, Scene
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln import facts, matrix
-from torchkiln.lock import inputs_digest, load_locked, save
-from torchkiln.nouns import LockedComponent, LockedWheel, Source
-from torchkiln.places import ROOT
-from torchkiln.resolve import resolve
-from torchkiln.select import Selection, select
-from torchkiln.store import Store
+from torchkiln.lock.lock import inputs_digest, load_locked, save
+from torchkiln.matrix import facts, matrix
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import Selection, select
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedComponent, LockedWheel
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
 

@@ -14,9 +14,9 @@ from tests.devel_cells import HOME, resolution, small_tools
 from tests.docker.scene import TAG, Scene
 from tests.gridcase import MATRIX
 from tests.standin.cuda_archives import facts_from, write_small
-from torchkiln.lock import inputs_digest, load_locked, save
-from torchkiln.places import ROOT
-from torchkiln.store import Store
+from torchkiln.lock.lock import inputs_digest, load_locked, save
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
 

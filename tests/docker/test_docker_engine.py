@@ -14,9 +14,9 @@ import pytest
 from tests.docker.scene import NAME, TAG, Scene
 from tests.realpip import locked_pip
 from tests.roots import tiny_root
-from torchkiln.engines.daemon import Engine, load
-from torchkiln.engines.observer import Silent
+from torchkiln.docker.daemon import Engine, load
 from torchkiln.errors import BuildFailed
+from torchkiln.model.progress import Silent
 from torchkiln.oci.layout import open_layout
 
 pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base

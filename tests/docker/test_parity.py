@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.docker.scene import NAME, TAG, Scene
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
 

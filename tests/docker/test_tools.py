@@ -21,15 +21,15 @@ from tests.roots import entry, tar_of
 from torchkiln.base import tools
 from torchkiln.base.contents import inspect
 from torchkiln.base.recipe import EPOCH
+from torchkiln.docker.dockerfile import load_templates, render
 from torchkiln.errors import BuildFailed
-from torchkiln.lock import load_locked
-from torchkiln.nouns import OsPackage
+from torchkiln.lock.lock import load_locked
+from torchkiln.model.lock import OsPackage
 from torchkiln.oci.encode import encode_bytes
-from torchkiln.oci.gunzip import open_gzip
-from torchkiln.places import ROOT, TEMPLATES
-from torchkiln.planning import plan_locked
-from torchkiln.render import load_templates, render
-from torchkiln.store import Store
+from torchkiln.oci.opening import open_gzip
+from torchkiln.plan.load import plan_locked
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT, TEMPLATES
 
 __all__ = ["devel", "fresh"]
 

@@ -15,13 +15,14 @@ import pytest
 from tests.docker.scene import TAG, Scene
 from tests.gridcase import FACTS, MATRIX
 from torchkiln.base import artefact, tools
-from torchkiln.cli.options import cache_root
-from torchkiln.lock import inputs_digest, load_locked, save
-from torchkiln.nouns import Cell, LockedBase, LockedTools
-from torchkiln.places import ROOT
-from torchkiln.resolve import resolve
-from torchkiln.store import Store
-from torchkiln.tools import packages_of
+from torchkiln.cli.shared.options import cache_root
+from torchkiln.lock.lock import inputs_digest, load_locked, save
+from torchkiln.matrix.os_tools import packages_of
+from torchkiln.matrix.resolve import resolve
+from torchkiln.model.cell import Cell
+from torchkiln.model.lock import LockedBase, LockedTools
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 DEVEL = "2.11.0-cuda13.0-cudnn9-devel"
 CELL = ("--torch", "2.11", "--cuda", "13.0", "--flavor", "devel")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.roots import tiny_layout
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 TAG = "2.7-run-test"
 NAME = f"pytorch-cuda:{TAG}"

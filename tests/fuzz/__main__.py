@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from torchkiln.files import pretty_json, write_atomic
-from torchkiln.places import ROOT
+from torchkiln.util.files import pretty_json, write_atomic
+from torchkiln.util.places import ROOT
 
 _RUN = re.compile(r"^#(?P<runs>\d+)\s+\w+\s.*ft: (?P<features>\d+) corp: (?P<corpus>\d+)/", re.MULTILINE)
 _HANG = 20  # seconds that one input may take

@@ -9,15 +9,15 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["torchkiln"]):
+    import torchkiln.attest.provenance
     import torchkiln.index.listing
-    import torchkiln.lockfile
+    import torchkiln.lock.file
     import torchkiln.oci.documents
     import torchkiln.oci.layer
     import torchkiln.oci.unpack
-    import torchkiln.report
     import torchkiln.sbom.listed
-    import torchkiln.scanned
-    import torchkiln.statements.provenance
+    import torchkiln.scan.report
+    import torchkiln.smoke.report
     import torchkiln.wheel.splice  # noqa: F401
 
 from tests.fuzz import documents_target, layer_target, pages_target, tar_target, zip_target

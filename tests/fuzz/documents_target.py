@@ -18,21 +18,23 @@ import orjson
 from tests.document_strategies import json_bytes, places
 from tests.fuzz.source import Decisions
 from tests.scans import by_grype, by_trivy
-from torchkiln import lockfile, report, scanned
+from torchkiln.attest.clearance import decision_of
+from torchkiln.attest.dsse import decode
+from torchkiln.attest.provenance import origin
+from torchkiln.attest.retraction import reason_of
+from torchkiln.attest.signers import opened
+from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, certificate
+from torchkiln.attest.statement import PAYLOAD_TYPE, parse
 from torchkiln.base import artefact
 from torchkiln.errors import KilnError, printable
+from torchkiln.lock import file as lock_file
 from torchkiln.oci.documents import descriptors, diff_ids
 from torchkiln.oci.spelling import misspelt
-from torchkiln.places import ROOT
-from torchkiln.publishing.sealing import opened
 from torchkiln.sbom.listed import listed
-from torchkiln.statements.clearance import decision_of
-from torchkiln.statements.provenance import origin
-from torchkiln.statements.retraction import reason_of
-from torchkiln.statements.signature import decode
-from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE, certificate
-from torchkiln.statements.statement import PAYLOAD_TYPE, parse
-from torchkiln.strict import json_of
+from torchkiln.scan import report as scan_report
+from torchkiln.smoke import report
+from torchkiln.util.places import ROOT
+from torchkiln.util.strict_json import json_of
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 _DIGEST = "sha256:" + "a" * 64
@@ -97,13 +99,13 @@ def documents() -> tuple[Any, ...]:
 
 
 READERS: tuple[Callable[[bytes], object], ...] = (
-    lockfile.from_json,
+    lock_file.from_json,
     artefact.from_json,
     report.from_json,
     lambda data: decode(data, where="x"),
     lambda data: opened(data, BUNDLE_TYPE, [], where="x"),
     lambda data: certificate(data, where="x"),
-    lambda data: scanned.read(data, where="x"),
+    lambda data: scan_report.read(data, where="x"),
     listed,
     lambda data: [reader(parse(data, where="x"), where="x") for reader in (origin, decision_of, reason_of)],
 )

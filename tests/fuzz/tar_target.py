@@ -13,7 +13,7 @@ from tests.hostile.tars import END, binary, head, long, octal, padded, pax, reco
 from tests.tar_readers import comparable
 from tests.trees import differences, tree_of_folder, tree_of_tars
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci.unpack import LayerBlob, unpack
 
 _PARTS = (b"a", b"b", b"c", b"d", b"..", b".", b"", b"\xff", b"n" * 60, b"m" * 90, b" ", b".wh.a")

@@ -13,10 +13,10 @@ from tests.hostile_documents import CASES, page_of, provoke
 from tests.layers import layer_of, pretended_code, sha256
 from tests.planned import PACKAGES, planned
 from torchkiln.cli.grid import list_command
-from torchkiln.files import pretty_json, write_atomic
-from torchkiln.places import ROOT, TEMPLATES
-from torchkiln.plan import to_json
-from torchkiln.render import load_templates, render_folder
+from torchkiln.docker.dockerfile import load_templates, render_folder
+from torchkiln.plan.plan import to_json
+from torchkiln.util.files import pretty_json, write_atomic
+from torchkiln.util.places import ROOT, TEMPLATES
 
 GOLDEN = Path(__file__).parent / "2.7.1-cuda12.1-cudnn9-runtime"
 FOLDERS = {"debian12": GOLDEN, "ubuntu22.04": GOLDEN.with_name(f"{GOLDEN.name}-ubuntu22.04")}

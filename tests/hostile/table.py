@@ -14,8 +14,8 @@ from tests.layers import layer_of, sha256
 from tests.realpip import RealPip, pip_folder
 from tests.wheels import write_wheel
 from torchkiln.errors import BadWheel
-from torchkiln.files import write_atomic
-from torchkiln.places import ROOT
+from torchkiln.util.files import write_atomic
+from torchkiln.util.places import ROOT
 
 PAGE = ROOT / "docs" / "hostile-wheels.md"
 FUZZ = ROOT / "docs" / "fuzz.json"

@@ -24,14 +24,14 @@ from torchkiln.base.interpreter import interpreter
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import EPOCH, recipe
 from torchkiln.base.sources import variables
-from torchkiln.cli.options import cache_root
-from torchkiln.engines.confined import Confined
+from torchkiln.build.confined import Confined
+from torchkiln.cli.shared.options import cache_root
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import LockedBase
-from torchkiln.oci.gunzip import open_gzip
-from torchkiln.places import ROOT
+from torchkiln.model.lock import LockedBase
+from torchkiln.oci.opening import open_gzip
 from torchkiln.runtimes import sandbox
-from torchkiln.store import Store
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof  # minutes, for real packages are installed
 
@@ -241,7 +241,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
         # A shell that puts the tests into the background has them ignore Ctrl-C, and children inherit that.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import os, sys; from pathlib import Path; from torchkiln.base.mmdebstrap import build;"
-        "from torchkiln.base.recipe import recipe; from torchkiln.store import Store;"
+        "from torchkiln.base.recipe import recipe; from torchkiln.store.store import Store;"
         "build(recipe('debian12'), Store(Path(sys.argv[1]) / 'cache'), environ=os.environ)"
     )
     (tmp_path / "scratch").mkdir()

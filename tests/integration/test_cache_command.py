@@ -13,16 +13,16 @@ import pytest
 from tests import company
 from tests.cache_scene import Scene, made, scene
 from tests.unpublished import FakeIndex
-from torchkiln.cache import Policy
+from torchkiln.cache.policy import Policy
+from torchkiln.cache.prune import forget_root, prune
+from torchkiln.cache.usage import CacheUsage, cache_usage
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.housekeeping import forget_root, prune
-from torchkiln.nouns import LayerFormat
+from torchkiln.model.digest import LayerFormat
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, unpacked_root
-from torchkiln.oci.validate import validate
+from torchkiln.oci.validate.validate import validate
 from torchkiln.runtimes.rootfs import using
-from torchkiln.store import Store
-from torchkiln.survey import Survey, survey
+from torchkiln.store.store import Store
 
 __all__ = ["made", "scene"]
 
@@ -142,10 +142,10 @@ def test_no_build_begins_between_the_look_and_the_deletion(scene: Scene) -> None
 
     thread = threading.Thread(target=build)
 
-    def look() -> Survey:
+    def look() -> CacheUsage:
         thread.start()
         assert not begun.wait(0.5)
-        return survey(store, (), scene.folder / "images")
+        return cache_usage(store, (), scene.folder / "images")
 
     prune(store, look, Policy(everything=True))
     thread.join()

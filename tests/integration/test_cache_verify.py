@@ -17,8 +17,8 @@ from tests.unpublished import FakeIndex
 from torchkiln.errors import VerificationFailed
 from torchkiln.oci.layout import open_layout
 from torchkiln.oci.unpack import LayerBlob, unpacked_root
-from torchkiln.oci.validate import validate
-from torchkiln.store import Store
+from torchkiln.oci.validate.validate import validate
+from torchkiln.store.store import Store
 
 __all__ = ["made", "scene"]
 

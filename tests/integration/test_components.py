@@ -16,15 +16,18 @@ from tests.layers import tree_of_layer
 from tests.planned import LOCK_DIGEST
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.engines.embedded import forecast, known_layers
+from torchkiln.build.cache_claims import build_needs
+from torchkiln.build.image import forecast, known_layers
 from torchkiln.errors import BadWheel, BuildFailed
-from torchkiln.nouns import Digest, ImagePlan, LockedComponent, LockedWheel, Source
-from torchkiln.oci.validate import validate
-from torchkiln.plan import plan
-from torchkiln.resolve import resolve
-from torchkiln.select import Selection, select
-from torchkiln.store import Store
-from torchkiln.survey import build_needs
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import Selection, select
+from torchkiln.model.cell import Source
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedComponent, LockedWheel
+from torchkiln.model.plan import ImagePlan
+from torchkiln.oci.validate.validate import validate
+from torchkiln.plan.plan import plan
+from torchkiln.store.store import Store
 
 SITE = f"opt/venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 SCRIPT = b"#!/bin/sh\necho 2.9.0\n" + b"# what does not matter\n" * 400
@@ -72,7 +75,7 @@ def with_components(below: ImagePlan, added: list[Path], program: Path) -> Image
             LockedComponent(name="transformers", wheels=tuple(wheel.name for wheel in new)),
         ),
     )
-    with patch("torchkiln.layering.BIG_WHEEL", 100_000):
+    with patch("torchkiln.plan.layers.BIG_WHEEL", 100_000):
         return plan(cell, (), aliases=(), lock_digest=LOCK_DIGEST)
 
 
@@ -139,7 +142,7 @@ def test_recorded_layers_hold_and_the_plain_ones_need_no_second_look(
     plain = build(below, cache, tmp_path / "layout", FakeIndex(wheels))
     above = with_components(below, added, program)
     build(above, cache, tmp_path / "layout", FakeIndex([*added, program]))
-    with patch("torchkiln.layering.BIG_WHEEL", 100_000):
+    with patch("torchkiln.plan.layers.BIG_WHEEL", 100_000):
         known = known_layers(replace(above.locked, layers=as_locked(plain.image.layers[1:-1])), Store(cache))
     assert known is not None
     assert [one.title for one in known] == [layer.title for layer in above.layers[1:-1]]

@@ -20,12 +20,12 @@ from tests.cells import HostPython, planned_cell, put_base, small_wheels
 from tests.hostile_python import hostile, refused
 from tests.needs import needs_gcc
 from tests.unpublished import FakeIndex
-from torchkiln.engines import embedded
-from torchkiln.engines.confined import Confined
-from torchkiln.engines.observer import Silent
+from torchkiln.build import image as image_build
+from torchkiln.build.confined import Confined
 from torchkiln.errors import BuildFailed, ToolMissing
+from torchkiln.model.progress import Silent
 from torchkiln.runtimes import sandbox, seccomp
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 from torchkiln.wheel import bytecode
 from torchkiln.wheel.bytecode import Compiler
 
@@ -288,11 +288,11 @@ def test_a_strangers_python_does_not_run_without_namespaces(
     wheels = small_wheels(tmp_path / "wheels")
     cell, store, said = planned_cell(wheels), Store(tmp_path / "cache"), list[str]()
     put_base(cell.locked.base, store)
-    monkeypatch.setattr("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython())
+    monkeypatch.setattr("torchkiln.build.image.interpreter", lambda _base, _store: HostPython())
 
     def build(*, stranger: bool) -> None:
         index, layout = FakeIndex(wheels), tmp_path / "layout"
-        embedded.build(
+        image_build.build(
             cell, store, layout, fetcher=index, observer=Silent(), stranger=stranger, say=said.append
         )
 

@@ -18,9 +18,9 @@ from tests.hostile_python import (
     refused,
 )
 from tests.needs import needs_gcc
-from torchkiln.engines.compilation import Bytecode
+from torchkiln.build.bytecode import Bytecode
 from torchkiln.runtimes import sandbox
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 
 pytestmark = [
     needs_gcc,

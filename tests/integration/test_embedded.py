@@ -15,13 +15,13 @@ from tests.hostile import KINDS, SPEC
 from tests.layers import tree_of_layer
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import write_wheel
-from torchkiln.engines.embedded import forecast
-from torchkiln.engines.kitchen import Kitchen, Order
+from torchkiln.build.image import forecast
+from torchkiln.build.scheduler import Job, Scheduler
 from torchkiln.errors import BadWheel, BuildFailed
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci.layer import Written
-from torchkiln.oci.validate import validate
-from torchkiln.store import Store
+from torchkiln.oci.validate.validate import validate
+from torchkiln.store.store import Store
 from torchkiln.wheel.source import Cancelled
 
 SITE = f"opt/venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
@@ -173,11 +173,11 @@ def test_the_cause_is_told_even_if_it_comes_last(
 ) -> None:
     """Whoever was called off may end before the one at fault does: that is no answer yet."""
     others: list[Cancelled] = []
-    made = Kitchen._made
+    made = Scheduler._made
 
-    def slow_to_fail(self: Kitchen, slot: int, order: Order, out: Path) -> Written:
+    def slow_to_fail(self: Scheduler, slot: int, job: Job, out: Path) -> Written:
         try:
-            return made(self, slot, order, out)
+            return made(self, slot, job, out)
         except BuildFailed:
             self._cancelled.set()
             while len(others) < 2:
@@ -188,7 +188,7 @@ def test_the_cause_is_told_even_if_it_comes_last(
             others.append(error)
             raise
 
-    monkeypatch.setattr(Kitchen, "_made", slow_to_fail)
+    monkeypatch.setattr(Scheduler, "_made", slow_to_fail)
     lost = FakeIndex(wheels, piece=200, pause=0.01, broken={"sympy-1.0-py3-none-any.whl": "no sympy"})
     with pytest.raises(BuildFailed, match=r"^no sympy$"):
         build(planned_cell(wheels), tmp_path / "cache", tmp_path / "layout", lost)

@@ -18,9 +18,9 @@ from pypi_simple import DistributionPackage, PyPISimple
 
 from tests.gridcase import FACTS, MATRIX
 from tests.remotewheel import metadata
-from torchkiln.facts import Release
 from torchkiln.index.session import Session
 from torchkiln.index.settings import index_settings
+from torchkiln.matrix.facts import Release
 
 pytestmark = pytest.mark.proof
 

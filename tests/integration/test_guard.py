@@ -9,7 +9,7 @@ import pytest
 from tests.engine.place import shared
 from tests.outward import outward
 from tests.workplace import Workplace
-from torchkiln.places import ROOTFS
+from torchkiln.util.places import ROOTFS
 
 __all__ = ["shared"]
 

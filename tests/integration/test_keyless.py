@@ -14,10 +14,10 @@ from tests.keyless_scene import Desk, Job, a_desk, a_job, job
 from tests.reports import TAG
 from tests.standin.sigstore_ca import HOST
 from tests.standin.sigstore_server import IDENTITY, ISSUER, SigstoreServer
+from torchkiln.attest.keyless import Keyless
+from torchkiln.attest.statement import statement
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import parse_digest
-from torchkiln.publishing.keyless import Keyless
-from torchkiln.statements.statement import statement
+from torchkiln.model.digest import parse_digest
 
 __all__ = ["a_desk", "a_job"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.runtimes.memory import killed_for_memory
+from torchkiln.runtimes.driver import killed_for_memory
 
 _LIMIT = 32 << 20
 # Both generations of cgroups: the folder, and the file that limits memory.

@@ -14,20 +14,21 @@ from isal import igzip
 
 from tests.cells import as_locked, build, planned_cell, small_wheels
 from tests.unpublished import FakeIndex
-from torchkiln.engines.forms import FORMS, Form, bring_into
-from torchkiln.engines.keys import form_key
-from torchkiln.engines.observer import Silent, Work
+from torchkiln.build.cache_keys import format_key
+from torchkiln.build.layer_formats import FORMATS, TargetFormat, convert
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import BuiltLayer, LayerFormat
+from torchkiln.model.digest import LayerFormat
+from torchkiln.model.image import BuiltLayer
+from torchkiln.model.progress import Silent, Work
 from torchkiln.oci.join import join
-from torchkiln.oci.validate import validate
-from torchkiln.store import Store
+from torchkiln.oci.validate.validate import validate
+from torchkiln.store.store import Store
 
 
 class Heard(Silent):
     """Remembers which layers were worked on, and how many bytes of them."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: TargetFormat) -> None:
         self.form = form
         self.begun: list[str] = []
         self.bytes = self.total = 0
@@ -51,8 +52,8 @@ def named(request: pytest.FixtureRequest) -> LayerFormat:
 
 
 @pytest.fixture
-def form(named: Literal["gzip-joined", "zstd"]) -> Form:
-    return FORMS[named]
+def form(named: Literal["gzip-joined", "zstd"]) -> TargetFormat:
+    return FORMATS[named]
 
 
 @pytest.fixture
@@ -70,13 +71,13 @@ def leftovers(cache: Path) -> list[str]:
     return [str(path) for path in (cache / "tmp").rglob("*") if path.is_file()]
 
 
-def test_each_layer_is_made_once(form: Form, layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
+def test_each_layer_is_made_once(form: TargetFormat, layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
     """All of them, with progress of every byte; the second time the cache has them; a lost blob is remade."""
     store, first, second, third = Store(tmp_path / "cache"), Heard(form), Heard(form), Heard(form)
-    made = bring_into(form, layers, store, first)
-    assert bring_into(form, layers, store, second) == made
+    made = convert(form, layers, store, first)
+    assert convert(form, layers, store, second) == made
     store.blob(made[1].digest).unlink()
-    assert bring_into(form, layers, store, third) == made
+    assert convert(form, layers, store, third) == made
 
     assert sorted(first.begun) == sorted(layer.title for layer in layers)
     assert first.bytes == first.total == sum(form.length(layer) for layer in layers)
@@ -89,7 +90,7 @@ def test_each_layer_is_made_once(form: Form, layers: tuple[BuiltLayer, ...], tmp
 
 
 def test_prune_leaves_what_is_being_made(
-    named: LayerFormat, form: Form, wheels: list[Path], tmp_path: Path
+    named: LayerFormat, form: TargetFormat, wheels: list[Path], tmp_path: Path
 ) -> None:
     """From the first layer until the layout has its links, a claim names the records of all of them."""
     cache = tmp_path / "cache"
@@ -109,7 +110,7 @@ def test_prune_leaves_what_is_being_made(
 
 
 def test_they_are_the_same_everywhere(
-    named: LayerFormat, form: Form, wheels: list[Path], tmp_path: Path
+    named: LayerFormat, form: TargetFormat, wheels: list[Path], tmp_path: Path
 ) -> None:
     """Two builds with nothing in common; the other format beside it, under its own name, stays as it was."""
     cell, index = planned_cell(wheels), FakeIndex(wheels)
@@ -141,7 +142,7 @@ def test_the_lock_speaks_of_plain_layers(
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "swap", "forge"])
 def test_a_damaged_blob_is_refused(
-    damage: str, form: Form, layers: tuple[BuiltLayer, ...], tmp_path: Path
+    damage: str, form: TargetFormat, layers: tuple[BuiltLayer, ...], tmp_path: Path
 ) -> None:
     """By layer, file and reason; nothing of it stays, and nothing of the others in tmp/."""
     store = Store(tmp_path / "cache")
@@ -161,7 +162,7 @@ def test_a_damaged_blob_is_refused(
     blob.write_bytes(data)
 
     with pytest.raises(BuildFailed, match=f"{layers[2].title!r}: .*{blob.name}") as refused:
-        bring_into(form, layers, store, Silent())
+        convert(form, layers, store, Silent())
 
     joins, another = form.work == "join", "not hold what its digest promised"
     reasons = {
@@ -170,11 +171,13 @@ def test_a_damaged_blob_is_refused(
     }
     assert reasons.get(damage, "gzip member at byte" if joins else "it is damaged") in refused.value.message
     assert "cache is damaged" in refused.value.hint
-    assert store.record(form.records, form_key(layers[2].digest, form.encoder)) is None
+    assert store.record(form.records, format_key(layers[2].digest, form.encoder)) is None
     assert leftovers(tmp_path / "cache") == []
 
 
-def test_an_interrupt_ends_all_of_it(form: Form, layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
+def test_an_interrupt_ends_all_of_it(
+    form: TargetFormat, layers: tuple[BuiltLayer, ...], tmp_path: Path
+) -> None:
     """What an observer raises, as Ctrl-C would, comes through, and the others stop."""
 
     class Impatient(Silent):
@@ -182,18 +185,18 @@ def test_an_interrupt_ends_all_of_it(form: Form, layers: tuple[BuiltLayer, ...],
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bring_into(form, layers, Store(tmp_path / "cache"), Impatient())
+        convert(form, layers, Store(tmp_path / "cache"), Impatient())
 
     assert leftovers(tmp_path / "cache") == []
 
 
-def test_two_at_once_make_each_layer_once(form: Form, layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
+def test_two_at_once_make_each_layer_once(
+    form: TargetFormat, layers: tuple[BuiltLayer, ...], tmp_path: Path
+) -> None:
     heard = [Heard(form), Heard(form)]
     found: list[tuple[BuiltLayer, ...]] = []
     threads = [
-        threading.Thread(
-            target=lambda o=o: found.append(bring_into(form, layers, Store(tmp_path / "cache"), o))
-        )
+        threading.Thread(target=lambda o=o: found.append(convert(form, layers, Store(tmp_path / "cache"), o)))
         for o in heard
     ]
     for thread in threads:

@@ -13,8 +13,8 @@ import pytest
 
 from tests.standin.index_server import IndexServer
 from torchkiln.index.package_index import open_index
-from torchkiln.store import Store
-from torchkiln.wanted import Wanted
+from torchkiln.model.index import Wanted
+from torchkiln.store.store import Store
 
 RELEASES = {"1.0": "2026-01-10", "1.1": "2026-08-31", "1.2": "2026-09-01", "2.0": "2026-10-05"}
 UNTIL = "2026-09-01"

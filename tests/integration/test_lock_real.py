@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from torchkiln.index.package_index import open_index
-from torchkiln.lock import load_locked, lock, requirements_txt, to_json
-from torchkiln.places import ROOT
-from torchkiln.store import Store
+from torchkiln.lock.lock import load_locked, lock, requirements_txt, to_json
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
 IMAGES = ROOT / "images"

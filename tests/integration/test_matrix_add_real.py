@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from tests.gridcase import FACTS
-from torchkiln.compat_block import block
 from torchkiln.index.offered import open_offered
-from torchkiln.places import ROOT
-from torchkiln.proposal import look_up
-from torchkiln.store import Store
+from torchkiln.matrix.add_release.compat_block import block
+from torchkiln.matrix.add_release.propose import look_up
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
 RAW = yaml.safe_load((ROOT / "torchkiln" / "data" / "compat.yaml").read_text())["releases"]

@@ -10,9 +10,9 @@ import pytest
 
 from tests.cells import build, planned_cell, small_wheels
 from tests.unpublished import FakeIndex
-from torchkiln.engines.prefetch import fetching, unfetched
+from torchkiln.build.prefetch import fetching, unfetched
 from torchkiln.errors import BuildFailed
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 
 
 @pytest.fixture

@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 
 from tests.standin.two_indexes import House, furnished, with_another_cache
-from torchkiln import facts, matrix
 from torchkiln.base import artefact
-from torchkiln.facts import Facts
-from torchkiln.lock import load_locked, lock, save
-from torchkiln.nouns import Cell, LockedCell, Source
-from torchkiln.places import ROOT
-from torchkiln.public_record import on_record
-from torchkiln.resolve import resolve
+from torchkiln.lock.lock import load_locked, lock, save
+from torchkiln.matrix import facts, matrix
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.public_record import on_record
+from torchkiln.matrix.resolve import resolve
+from torchkiln.model.cell import Cell, Source
+from torchkiln.model.lock import LockedCell
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.network  # the base, where the cache has none
 

@@ -15,12 +15,12 @@ import pytest
 
 from tests.engine.registry import RunningRegistry
 from tests.standin.two_indexes import House, furnished
-from torchkiln import facts, matrix
-from torchkiln.lock import load_locked
-from torchkiln.nouns import Cell, Source
-from torchkiln.places import ROOT
-from torchkiln.public_record import recorded
-from torchkiln.resolve import resolve
+from torchkiln.lock.lock import load_locked
+from torchkiln.matrix import facts, matrix
+from torchkiln.matrix.public_record import recorded
+from torchkiln.matrix.resolve import resolve
+from torchkiln.model.cell import Cell, Source
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.network  # the base, where the cache has none
 

@@ -19,11 +19,11 @@ from tests.needs import tool as needed
 from tests.oci_samples import BlobFolder, Member, digest, files, members_of, plan, tar_of
 from tests.readers import READERS, CannotRead, Reader
 from tests.trees import Tree, differences, tree_of_folder
-from torchkiln.nouns import BuiltImage
+from torchkiln.model.image import BuiltImage
 from torchkiln.oci.archive import write_archive
 from torchkiln.oci.layout import open_layout, write_image
-from torchkiln.oci.validate import validate
-from torchkiln.places import ROOT
+from torchkiln.oci.validate.validate import validate
+from torchkiln.util.places import ROOT
 
 LONG = "n" * 140
 BASE = (

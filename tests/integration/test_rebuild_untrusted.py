@@ -22,15 +22,17 @@ from tests.published import Scene
 from tests.reports import TAG
 from tests.standin.registry_server import RegistryServer
 from torchkiln.base.interpreter import LOADER
-from torchkiln.engines.observer import Silent
-from torchkiln.lock import load_locked
-from torchkiln.nouns import LayerFormat, LockedCell, OsPackage, OverlayFile
+from torchkiln.lock.lock import load_locked
+from torchkiln.model.digest import LayerFormat
+from torchkiln.model.lock import LockedCell, OsPackage
+from torchkiln.model.plan import OverlayFile
+from torchkiln.model.progress import Silent
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layout import LayerOnDisk
-from torchkiln.publishing.rebuild import _taken
+from torchkiln.publish.rebuild import _taken
 from torchkiln.runtimes import sandbox
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 
 pytestmark = [
     needs_gcc,

@@ -20,7 +20,7 @@ from tests.reports import TAG
 from tests.roots import tiny_root
 from torchkiln.errors import GateRefused
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 
 __all__ = ["each_registry"]
 

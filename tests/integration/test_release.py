@@ -19,9 +19,9 @@ from tests.keys import STRANGER, public_pem
 from tests.planned import locked
 from tests.press import Press, press
 from tests.reports import TAG, found
-from torchkiln.lock import inputs_digest
+from torchkiln.lock.lock import inputs_digest
 from torchkiln.oci.layout import open_layout
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 
 @pytest.fixture

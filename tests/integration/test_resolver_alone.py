@@ -16,9 +16,9 @@ import pytest
 from tests.standin.index_server import IndexServer
 from torchkiln.index import uv
 from torchkiln.index.package_index import open_index
-from torchkiln.places import ROOT
-from torchkiln.store import Store
-from torchkiln.wanted import Given, Wanted
+from torchkiln.model.index import Given, Wanted
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 PROJECT = """\
 [project]
@@ -237,7 +237,7 @@ def test_what_a_killed_lock_left_is_swept(server: IndexServer, tmp_path: Path) -
     """By the next lock in the same cache."""
     code = (
         "import os, signal; from pathlib import Path; from torchkiln.index import uv;"
-        "from torchkiln.store import Store; from tests.integration import test_resolver_alone as t;"
+        "from torchkiln.store.store import Store; from tests.integration import test_resolver_alone as t;"
         f"store = Store(Path({str(tmp_path / 'cache')!r}))\n"
         "with uv._own_folder(store): os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.engine.place import NAME, TAG, Place, line_of, place, shared
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 __all__ = ["place", "shared"]
 

@@ -17,7 +17,7 @@ from pip._internal.models.index import PyPI
 from tests.engine.place import shared
 from tests.outward import outward
 from tests.workplace import IMAGE, TAG, Container, Workplace
-from torchkiln.cli.options import cache_root
+from torchkiln.cli.shared.options import cache_root
 from torchkiln.registry.reference import is_local
 
 __all__ = ["shared"]

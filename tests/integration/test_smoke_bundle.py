@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from tests.docker.scene import TAG, Scene
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.network  # pip's wheel, the bundle's packages, and where the cache has none, the base
 

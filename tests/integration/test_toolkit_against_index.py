@@ -14,13 +14,13 @@ import pytest
 from tests.gridcase import FACTS, MATRIX
 from torchkiln.index.download import open_downloads
 from torchkiln.index.package_index import open_index
-from torchkiln.lock import load_locked
-from torchkiln.nouns import Resolution
-from torchkiln.places import ROOT
-from torchkiln.resolve import resolve
-from torchkiln.store import Store
-from torchkiln.toolkit import libraries_of
-from torchkiln.wanted import Wanted
+from torchkiln.lock.lock import load_locked
+from torchkiln.matrix.resolve import resolve
+from torchkiln.model.cell import Resolution
+from torchkiln.model.index import Wanted
+from torchkiln.plan.cuda_toolkit import libraries_of
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 TAIL = 1 << 20  # bytes at a wheel's end in which its directory stands
 

@@ -20,8 +20,8 @@ from tests.company import build
 from tests.company import start as program
 from tests.unpublished import FakeIndex
 from torchkiln.oci.layout import open_layout
-from torchkiln.oci.validate import validate
-from torchkiln.places import ROOT
+from torchkiln.oci.validate.validate import validate
+from torchkiln.util.places import ROOT
 
 ALL = ("torch", "triton", "jinja2", "networkx", "sympy")
 
@@ -129,14 +129,14 @@ def test_the_second_goes_on_when_the_first_is_killed(
 PRUNE = """
 import sys
 from pathlib import Path
-from torchkiln.cache import Policy
-from torchkiln.housekeeping import prune
-from torchkiln.store import Store
-from torchkiln.survey import survey
+from torchkiln.cache.policy import Policy
+from torchkiln.cache.prune import prune
+from torchkiln.store.store import Store
+from torchkiln.cache.usage import cache_usage
 folder = Path(sys.argv[1])
 store, turns, gone = Store(folder / "cache"), 0, 0
 while not (folder / "enough").exists():
-    gone += len(prune(store, lambda: survey(store, (), folder / "none"), Policy(everything=True)).gone)
+    gone += len(prune(store, lambda: cache_usage(store, (), folder / "none"), Policy(everything=True)).gone)
     turns += 1
 print(turns, gone)
 """

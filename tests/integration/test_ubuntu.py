@@ -18,7 +18,8 @@ from torchkiln.base.mmdebstrap import ask_archive
 from torchkiln.base.recipe import recipe
 from torchkiln.cli.base import base as base_command
 from torchkiln.errors import BuildFailed, KilnError
-from torchkiln.nouns import Digest, LockedBase, OsPackage
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedBase, OsPackage
 
 UBUNTU = recipe("ubuntu22.04")
 ZEROS = Digest("sha256:" + "0" * 64)

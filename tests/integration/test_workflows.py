@@ -18,7 +18,7 @@ from tests.keys import ED, pem, public_pem
 from tests.unit.test_workflows import COMMON, matrix
 from tests.workflow_scene import TAG, scene
 from torchkiln.base import artefact
-from torchkiln.lock import load_locked
+from torchkiln.lock.lock import load_locked
 
 # A whole chain of jobs with a bundle of its own: a minute, too long for `make test`.
 pytestmark = [pytest.mark.network, pytest.mark.proof]

@@ -28,10 +28,10 @@ from tests.faultproxy import FaultProxy
 from tests.needs import give_up
 from tests.pushing import push_to
 from tests.roots import LayerBlob, entry, layer, minimal_layout, tiny_layers
-from torchkiln.oci.gunzip import open_gzip
 from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, open_layout
+from torchkiln.oci.opening import open_gzip
 from torchkiln.oci.zstd import compress
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 # Ten engines out of three Debian roots, which are fetched where they are not there: too long for `make test`.
 pytestmark = [pytest.mark.network, pytest.mark.proof]

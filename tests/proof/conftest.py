@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from torchkiln.lock import load_locked
-from torchkiln.nouns import LockedCell
-from torchkiln.places import ROOT
+from torchkiln.lock.lock import load_locked
+from torchkiln.model.lock import LockedCell
+from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 NAME = f"pytorch-cuda:{TAG}"

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.proof.conftest import NAME, SITE
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
 

@@ -18,7 +18,7 @@ from tests.outward import outward
 from tests.proof.conftest import NAME, TAG, let_go
 from tests.sessions import sessions
 from tests.workplace import Container, Workplace, key
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 __all__ = ["shared"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from torchkiln.cli.options import cache_root
-from torchkiln.places import ROOT
+from torchkiln.cli.shared.options import cache_root
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
 

@@ -11,13 +11,13 @@ import pytest
 
 from tests.proof.conftest import TAG
 from tools.kept import PROOFS, proofs
-from torchkiln.nouns import Witness
-from torchkiln.places import ROOT
+from torchkiln.model.report import SignedReport
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
 
 
-def kept(image: dict[str, Any], *, current: bool) -> list[Witness]:
+def kept(image: dict[str, Any], *, current: bool) -> list[SignedReport]:
     """The reports of its tag: of this very image, or of earlier ones."""
     return [
         one
@@ -26,7 +26,7 @@ def kept(image: dict[str, Any], *, current: bool) -> list[Witness]:
     ]
 
 
-def gate(image: dict[str, Any], reports: Sequence[Witness]) -> subprocess.CompletedProcess[str]:
+def gate(image: dict[str, Any], reports: Sequence[SignedReport]) -> subprocess.CompletedProcess[str]:
     """With *reports*, by the keys that are kept."""
     words = [word for one in reports for word in ("--report", str(PROOFS / one.name))]
     words += [word for key in sorted(PROOFS.glob("*.pub.pem")) for word in ("--trust", str(key))]

@@ -19,7 +19,7 @@ from tests.keys import pem, public_pem
 from tests.proof.conftest import TAG
 from tests.proof.test_kept_reports import kept
 from tools.kept import PROOFS
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
 NAMES = [f"{TAG}-20261122", "2.7-cuda12.1-runtime", TAG, "v2.7"]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.proof.conftest import TAG, build
-from torchkiln.cli.options import cache_root
-from torchkiln.nouns import LockedCell
-from torchkiln.store import Store
+from torchkiln.cli.shared.options import cache_root
+from torchkiln.model.lock import LockedCell
+from torchkiln.store.store import Store
 
 pytestmark = pytest.mark.proof
 
@@ -68,6 +68,6 @@ def test_other_programs_accept_the_image(image: dict[str, Any], tmp_path: Path) 
 
 
 def test_the_validator_finds_no_fault(image: dict[str, Any]) -> None:
-    from torchkiln.oci.validate import validate
+    from torchkiln.oci.validate.validate import validate
 
     assert validate(Path(image["layout"]), TAG) == ()

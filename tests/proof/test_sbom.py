@@ -17,7 +17,7 @@ from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDi
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from tests.proof.conftest import SITE, TAG
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
 

@@ -19,13 +19,13 @@ from tests.cells import small_wheels
 from tests.docker.scene import Scene
 from tests.standin import ubuntu_archive
 from tests.unpublished import locked_wheel
-from torchkiln import facts
 from torchkiln.base import artefact
-from torchkiln.cli.options import cache_root
+from torchkiln.cli.shared.options import cache_root
 from torchkiln.index.download import open_downloads
-from torchkiln.lock import load_locked, save
-from torchkiln.places import ROOT
-from torchkiln.store import Store
+from torchkiln.lock.lock import load_locked, save
+from torchkiln.matrix import facts
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 pytestmark = [pytest.mark.network, pytest.mark.proof]
 

@@ -30,8 +30,8 @@ from tests.smoke_mutants.mutant import (
     pytest_folder,
 )
 from tests.smoke_suites import SUITE, findings, run_suite, suite_with
-from torchkiln.nouns import Finding
-from torchkiln.verdict import host_fault
+from torchkiln.model.report import Finding
+from torchkiln.smoke.verdict import host_fault
 
 GIB = 1 << 30
 # Holds all of GPU 0 but so many bytes until its stdin closes.

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.standin.index_server import IndexServer
-from torchkiln.cuda_redist import digest_of
-from torchkiln.nouns import Digest, LockedArchive
+from torchkiln.matrix.cuda_redist import digest_of
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedArchive
 
 
 @dataclass(frozen=True)

@@ -23,19 +23,20 @@ from typing import Any
 from tests.gridcase import FACTS, MATRIX
 from tests.standin.cuda_archives import mirror, put_up
 from tests.standin.index_server import IndexServer
-from torchkiln import cuda_redist
 from torchkiln.base.artefact import read_lock
-from torchkiln.cli import console
 from torchkiln.cli.base import build_tools
-from torchkiln.cli.options import cache_root
-from torchkiln.files import pretty_json
+from torchkiln.cli.shared import console
+from torchkiln.cli.shared.options import cache_root
 from torchkiln.index.package_index import open_index
-from torchkiln.lock import inputs_digest, save
-from torchkiln.nouns import Cell, LockedBase, LockedCell
-from torchkiln.places import ROOT
-from torchkiln.resolve import resolve
-from torchkiln.store import Store
-from torchkiln.wanted import Wanted
+from torchkiln.lock.lock import inputs_digest, save
+from torchkiln.matrix import cuda_redist
+from torchkiln.matrix.resolve import resolve
+from torchkiln.model.cell import Cell
+from torchkiln.model.index import Wanted
+from torchkiln.model.lock import LockedBase, LockedCell
+from torchkiln.store.store import Store
+from torchkiln.util.files import pretty_json
+from torchkiln.util.places import ROOT
 
 CELL = Cell(torch="2.0.1", cuda="11.8", flavor="devel", os="debian12", python="3.11")
 AS_OF = "2026-11-22"

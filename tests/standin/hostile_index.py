@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.standin.index_server import metadata_of, wheel_bytes
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 JSON = "application/vnd.pypi.simple.v1+json"
 Pieces = Iterator[bytes]
@@ -159,8 +159,8 @@ sys.path.insert(0, sys.argv[3])
 from torchkiln.errors import KilnError
 from torchkiln.index import session, patience, uv
 from torchkiln.index.package_index import open_index
-from torchkiln.store import Store
-from torchkiln.wanted import Wanted
+from torchkiln.store.store import Store
+from torchkiln.model.index import Wanted
 session.pause = lambda *_: 0.0
 session.PATIENCE = patience.HEADERS = float(sys.argv[4])
 wanted = Wanted(requirements=("demo",), constraints=(), python="3.11", glibc=(2, 36), as_of="2026-09-01",

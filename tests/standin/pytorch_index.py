@@ -11,9 +11,9 @@ import re
 
 from tests.cells import noise
 from tests.standin.index_server import IndexServer
-from torchkiln import facts as facts_of
-from torchkiln.facts import Facts, Release
-from torchkiln.versions import numbers
+from torchkiln.matrix import facts as facts_of
+from torchkiln.matrix.facts import Facts, Release
+from torchkiln.util.versions import numbers
 
 DEFAULT, OLD = "simple", "2020-01-01T00:00:00Z"
 _OLD_ENOUGH = {"numpy": "1.26.4", "setuptools": "69.5.1"}  # for the traps of the oldest releases

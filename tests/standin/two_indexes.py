@@ -13,13 +13,13 @@ from pathlib import Path
 
 from tests.standin.index_server import IndexServer
 from tests.standin.pytorch_index import DEFAULT, fill, pytorch
-from torchkiln import facts, matrix
 from torchkiln.base import artefact
-from torchkiln.cli.options import cache_root
+from torchkiln.cli.shared.options import cache_root
 from torchkiln.index.package_index import PackageIndex, open_index
-from torchkiln.nouns import LockedBase
-from torchkiln.places import ROOT
-from torchkiln.store import Store
+from torchkiln.matrix import facts, matrix
+from torchkiln.model.lock import LockedBase
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 
 @dataclass(frozen=True)

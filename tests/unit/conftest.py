@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 from pkgutil import iter_modules
 
-from torchkiln.places import ROOTFS
+from torchkiln.util.places import ROOTFS
 
 _FOLDER = ROOTFS / "opt/torchkiln/workplace"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln import allowed
-from torchkiln.difference import Difference
+from torchkiln.compare import allowed
+from torchkiln.compare.files import Difference
 from torchkiln.errors import ConfigError
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 LIST = """\
 - path: opt/[^/]+/INSTALLER

@@ -8,7 +8,7 @@ import pytest
 
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import variables
-from torchkiln.engines.secrets import apt_secrets
+from torchkiln.docker.secrets import apt_secrets
 from torchkiln.errors import ConfigError
 
 DEBIAN, UBUNTU = recipe("debian12"), recipe("ubuntu22.04")

@@ -28,11 +28,11 @@ from torchkiln.base.artefact import read_lock, write_lock
 from torchkiln.base.mmdebstrap import Scratch, command
 from torchkiln.base.recipe import recipe
 from torchkiln.cli.base import base
-from torchkiln.deb822 import paragraphs
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.nouns import BaseFiles, OsPackage
-from torchkiln.places import ROOT
-from torchkiln.store import Store
+from torchkiln.model.lock import BaseFiles, OsPackage
+from torchkiln.store.store import Store
+from torchkiln.util.deb822 import paragraphs
+from torchkiln.util.places import ROOT
 
 BASE = sboms.locked().base
 FILES = sboms.files(sboms.locked())

@@ -14,9 +14,9 @@ from tests.roots import entry, tar_of
 from torchkiln.base import artefact
 from torchkiln.base.contents import inspect, parse_status
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.nouns import LockedBase, OsPackage
+from torchkiln.model.lock import LockedBase, OsPackage
 from torchkiln.oci.encode import ENCODER, encode_bytes
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 
 STATUS = """Package: {name}
 Status: install ok installed

@@ -21,7 +21,8 @@ from tests.roots import entry, tar_of
 from torchkiln.base import extraction
 from torchkiln.base.interpreter import LIBRARIES, LOADER, extract_python
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import Digest, LockedBase
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedBase
 from torchkiln.oci.read_tar import DAMAGED
 
 PYTHON, LIBRARY = "usr/bin/python3.11", "usr/lib/python3.11"

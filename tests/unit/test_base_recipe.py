@@ -12,7 +12,7 @@ from torchkiln.base.mmdebstrap import build, command
 from torchkiln.base.recipe import EPOCH, recipe
 from torchkiln.base.sources import variables
 from torchkiln.errors import ConfigError, ToolMissing
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 
 MIRROR, SECURITY_MIRROR, KEYRING = variables(recipe("debian12"))
 DEFAULT = (

@@ -27,8 +27,8 @@ from bench.results import (
 )
 from bench.sides import Way, alternate
 from tests.unpublished import locked_wheel
-from torchkiln.places import ROOT
-from torchkiln.store import Store
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 
 def sample(wall: float, **more: object) -> Sample:

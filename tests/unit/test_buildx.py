@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from torchkiln.engines import buildx
-from torchkiln.engines.observer import Silent
+from torchkiln.docker import buildx
 from torchkiln.errors import BuildFailed
+from torchkiln.model.progress import Silent
 
 REQUEST = buildx.Request(
     folder=Path("/context"),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.bundle.contents import Carried
-from torchkiln.bundle.write import write_folder, write_parts, write_tar
 from torchkiln.errors import VerificationFailed
+from torchkiln.smoke.bundle.contents import Carried
+from torchkiln.smoke.bundle.write import write_folder, write_parts, write_tar
 
 FORMS: dict[str, Callable[[Sequence[Carried], Path], None]] = {
     "folder": write_folder,

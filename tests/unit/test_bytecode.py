@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.engines.keys import layer_key
+from torchkiln.build.cache_keys import layer_key
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import LockedWheel, Source
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedWheel
 from torchkiln.wheel.bytecode import Code, Compiler, cached_name, press, read_pack
 
 SOURCES = {

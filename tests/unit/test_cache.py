@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.cache import (
+from torchkiln.cache.policy import (
     DAY,
     Item,
-    Judged,
+    ItemUsage,
     Kind,
-    Needer,
     Policy,
+    Root,
     expendable,
-    judge,
+    item_usages,
     parse_age,
     parse_bytes,
 )
@@ -29,14 +29,14 @@ def item(kind: Kind, path: str, *, days: float = 1.0, size: int = GB, **details:
     return Item(kind=kind, path=path, size=size, used=NOW - days * DAY, **details)  # type: ignore[arg-type]
 
 
-TAG = Needer(
+TAG = Root(
     sort="tag",
     name="2.7.1 in dist",
     needs=frozenset({"torch", "base"}),
     sources=frozenset({"torch.whl", "torch.pack"}),
 )
-LOCK = Needer(sort="lock", name="2.6.0", needs=frozenset({"old base"}), sources=frozenset({"old.whl"}))
-BUILD = Needer(sort="process", name="process 7", needs=frozenset({"records/layers/k.json", "new.whl"}))
+LOCK = Root(sort="lock", name="2.6.0", needs=frozenset({"old base"}), sources=frozenset({"old.whl"}))
+BUILD = Root(sort="process", name="process 7", needs=frozenset({"records/layers/k.json", "new.whl"}))
 
 CACHE = (
     item("layers", "torch", shared=True),
@@ -60,7 +60,7 @@ CACHE = (
     item("leftovers", "tmp/x", days=0),
     item("not ours", "notes", days=900),
 )
-JUDGED = judge(CACHE, (TAG, LOCK, BUILD))
+JUDGED = item_usages(CACHE, (TAG, LOCK, BUILD))
 
 
 def gone(policy: Policy) -> list[str]:
@@ -123,12 +123,12 @@ def test_each_reason_is_told() -> None:
     assert why["nobody's"] == "no tag and no lock needs it"
     assert why["notes"] == "not ours: never touched"
     many = [replace(TAG, name=name) for name in "abcd"]
-    (one,) = judge([item("layers", "torch")], many)
+    (one,) = item_usages([item("layers", "torch")], many)
     assert one.why == "needed by a and 3 others"
 
 
-needers = st.builds(
-    Needer,
+roots = st.builds(
+    Root,
     sort=st.sampled_from(["tag", "process"]),
     name=st.sampled_from("pqr"),
     needs=st.frozensets(st.sampled_from("abcdefgh")),
@@ -153,22 +153,22 @@ items = st.lists(
 )
 
 
-@given(items=items, needers=st.lists(needers, max_size=3), policy=policies)
-def test_what_is_needed_never_goes(items: list[Item], needers: list[Needer], policy: Policy) -> None:
+@given(items=items, roots=st.lists(roots, max_size=3), policy=policies)
+def test_what_is_needed_never_goes(items: list[Item], roots: list[Root], policy: Policy) -> None:
     """Whatever is asked for; and what is left fits, or nothing more could go."""
-    judged = judge(items, needers)
-    taken = expendable(judged, policy, now=NOW)
+    usages = item_usages(items, roots)
+    taken = expendable(usages, policy, now=NOW)
 
-    needed = frozenset().union(*(needer.needs for needer in needers))
+    needed = frozenset().union(*(root.needs for root in roots))
     for one in taken:
         assert not needed & {one.item.path, *one.item.along}
     if policy.max_size is not None and policy.older_than is None:
-        left = [one for one in judged if one not in taken]
+        left = [one for one in usages if one not in taken]
         assert _size(left) <= policy.max_size or all(one.firm for one in left)
 
 
-def _size(judged: list[Judged]) -> int:
-    return sum(one.item.size for one in judged)
+def _size(usages: list[ItemUsage]) -> int:
+    return sum(one.item.size for one in usages)
 
 
 def test_ages_and_sizes_as_people_write_them() -> None:
@@ -191,4 +191,6 @@ def test_what_layers_say_goes_when_nobody_asked_for_long() -> None:
     """It is read again from the layers, in seconds."""
     said = (item("layer texts", "said", days=29), item("layer texts", "said long ago", days=31))
 
-    assert [one.item.path for one in expendable(judge(said, ()), Policy(), now=NOW)] == ["said long ago"]
+    assert [one.item.path for one in expendable(item_usages(said, ()), Policy(), now=NOW)] == [
+        "said long ago"
+    ]

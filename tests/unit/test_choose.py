@@ -9,7 +9,7 @@ from packaging.tags import cpython_tags
 
 from torchkiln.errors import Unresolvable
 from torchkiln.index.choose import choose, tags_of
-from torchkiln.released import FileAt
+from torchkiln.model.index import FileAt
 
 DEBIAN = tags_of("3.11", (2, 36))
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.reports import IMAGE, LOCKED, SUITE, report, witness
+from tests.reports import IMAGE, LOCKED, SUITE, report, signed_report
+from torchkiln.attest.clearance import clearance, decision_of, prevailing
 from torchkiln.errors import VerificationFailed
-from torchkiln.gate import clear, judge, override
-from torchkiln.policy import Policy
-from torchkiln.statements.clearance import clearance, decision_of, prevailing
+from torchkiln.gate.gate import clear, judge, override
+from torchkiln.matrix.policy import Policy
 
-CLEARED = clear(judge([witness(report())], Policy(), LOCKED, SUITE, image=IMAGE))
+CLEARED = clear(judge([signed_report(report())], Policy(), LOCKED, SUITE, image=IMAGE))
 OVERRIDDEN = override(judge([], Policy(), LOCKED, SUITE, image=IMAGE), "for CPUs only")
 
 

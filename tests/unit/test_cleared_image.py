@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.reports import IMAGE, LOCKED, OTHER, SUITE, report, witness
-from torchkiln.gate import ClearedImage, clear, judge
-from torchkiln.places import ROOT
-from torchkiln.policy import Policy
+from tests.reports import IMAGE, LOCKED, OTHER, SUITE, report, signed_report
+from torchkiln.gate.gate import ClearedImage, clear, judge
+from torchkiln.matrix.policy import Policy
+from torchkiln.util.places import ROOT
 
 
 def test_only_the_gate_makes_a_cleared_image() -> None:
-    image = clear(judge([witness(report())], Policy(), LOCKED, SUITE, image=IMAGE))
+    image = clear(judge([signed_report(report())], Policy(), LOCKED, SUITE, image=IMAGE))
     fields = {field.name: getattr(image, field.name) for field in dataclasses.fields(image)}
 
     with pytest.raises(TypeError, match="only the gate"):
@@ -54,20 +54,23 @@ def test_no_other_module_could_make_one() -> None:
     files.append(ROOT / "torchkiln" / "cli" / "gate.py")
 
     assert {file.name: told for file in files if (told := makers(ast.parse(file.read_text())))} == {}
-    assert makers(ast.parse((ROOT / "torchkiln" / "gate.py").read_text())) == {"ClearedImage", "_CLEARANCE"}
+    assert makers(ast.parse((ROOT / "torchkiln" / "gate" / "gate.py").read_text())) == {
+        "ClearedImage",
+        "_CLEARANCE",
+    }
 
 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("from torchkiln.gate import ClearedImage", set()),
+        ("from torchkiln.gate.gate import ClearedImage", set()),
         ("def publish(image: ClearedImage) -> list[ClearedImage]: ...", set()),
         ("ClearedImage(tag='x')", {"ClearedImage"}),
         ("gate.ClearedImage(tag='x')", {"ClearedImage"}),
         ("Made = ClearedImage", {"ClearedImage"}),
         ("object.__new__(ClearedImage)", {"ClearedImage"}),
-        ("from torchkiln.gate import ClearedImage as Made", {"ClearedImage"}),
-        ("from torchkiln.gate import _CLEARANCE", {"_CLEARANCE"}),
+        ("from torchkiln.gate.gate import ClearedImage as Made", {"ClearedImage"}),
+        ("from torchkiln.gate.gate import _CLEARANCE", {"_CLEARANCE"}),
         ("gate._CLEARANCE", {"_CLEARANCE"}),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchkiln import cli
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from tests.checkouts import commit, git, put
 from tests.planned import locked, wheel
 from torchkiln.cli.grid import list_command
 from torchkiln.errors import ConfigError, Stale
-from torchkiln.lock import lock_digest
-from torchkiln.nouns import Digest, LockedCell, LockedLayer
-from torchkiln.places import ROOT
+from torchkiln.lock.lock import lock_digest
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell, LockedLayer
+from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 MATRIX = ["--matrix", str(ROOT / "matrix.yaml")]

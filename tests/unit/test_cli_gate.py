@@ -16,17 +16,17 @@ from tests.oci_samples import BlobFolder, plan, tar_of
 from tests.reports import TAG, TIERS, found, report
 from tests.smoke_suites import suite_with
 from tests.validated import BASE
+from torchkiln.attest.dsse import fingerprint
+from torchkiln.attest.smoke_report import attest
 from torchkiln.cli.gate import gate
-from torchkiln.cli.kept import Kept
+from torchkiln.cli.shared.smoke_history import Kept
 from torchkiln.errors import ConfigError, GateRefused, Stale, VerificationFailed
-from torchkiln.nouns import Finding, SmokeReport
+from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.layout import open_layout, write_image
-from torchkiln.places import ROOT
-from torchkiln.report import to_json
-from torchkiln.statements.attestation import attest
-from torchkiln.statements.signature import fingerprint
-from torchkiln.store import Store
-from torchkiln.suite import suite_digest
+from torchkiln.smoke.report import to_json
+from torchkiln.smoke.suite import suite_digest
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 LABELS = (("org.opencontainers.image.version", TAG),)
 

@@ -100,7 +100,7 @@ def test_list_json_of_an_unavailable_cell():
 
 
 def test_on_a_terminal_the_table_says_the_same(monkeypatch: pytest.MonkeyPatch):
-    from torchkiln.cli.tables import table
+    from torchkiln.cli.shared.tables import table
 
     class Terminal:
         def __init__(self, inner: Any) -> None:

@@ -13,9 +13,9 @@ import pytest
 from tests.scanning import allow, ask, entry, reported, today
 from tests.scans import DOCUMENTS, by_grype, by_trivy, stand_in, two_images
 from torchkiln.errors import ConfigError, GateRefused, VerificationFailed
-from torchkiln.oci.alone import alone
+from torchkiln.oci.archive import alone
 from torchkiln.oci.layout import ImageOnDisk, Layout
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 TOOLS = sorted(DOCUMENTS)
 

@@ -15,10 +15,10 @@ from tests.oci_samples import digest
 from tests.planned import locked, wheel
 from torchkiln.cli.sharing import sharing
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale, Unresolvable
-from torchkiln.layering import wheel_layers
-from torchkiln.lock import save
-from torchkiln.nouns import LockedLayer
-from torchkiln.places import ROOT
+from torchkiln.lock.lock import save
+from torchkiln.model.lock import LockedLayer
+from torchkiln.plan.layers import wheel_layers
+from torchkiln.util.places import ROOT
 
 IMAGES = ROOT / "images"
 LOCKS = {path.parent.name: path.read_bytes() for path in IMAGES.glob("*-runtime/lock.json")}

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from torchkiln.cli.desk import LateIndex
 from torchkiln.index import download
-from torchkiln.nouns import LockedWheel, Source
-from torchkiln.store import Store
+from torchkiln.index.lazy import LateIndex
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedWheel
+from torchkiln.store.store import Store
 
 # Short sleeps: Python runs its handler between two calls, and one long call may begin just before the signal.
 WORK = """
@@ -73,7 +74,7 @@ STARTING = """
 import os, signal, threading, time
 from multiprocessing import util
 import torchkiln.cli as cli
-from torchkiln.workers import Workers
+from torchkiln.util.processes import Workers
 spawn = util.spawnv_passfds
 def slow_spawn(path, args, fds):
     pid = spawn(path, args, fds)
@@ -138,7 +139,7 @@ def test_the_index_is_opened_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 
 ORPHAN = """
 import multiprocessing, os, sys
-from torchkiln.engines.conversion import start_worker
+from torchkiln.build.worker import start_worker
 start_worker(multiprocessing.Event(), [], int(sys.argv[1]))
 sys.stdin.read()
 """

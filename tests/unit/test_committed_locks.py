@@ -8,14 +8,14 @@ import jsonschema
 import pytest
 
 from tests.gridcase import FACTS, MATRIX
-from torchkiln.lock import load_locked, requirements_txt, to_json
-from torchkiln.nouns import Source
-from torchkiln.places import ROOT
-from torchkiln.public_record import on_record
-from torchkiln.resolve import resolve
-from torchkiln.select import all_cells
-from torchkiln.stand_in import stand_ins
-from torchkiln.tags import DEFAULT_OS, tag_of
+from torchkiln.lock.lock import load_locked, requirements_txt, to_json
+from torchkiln.matrix.public_record import on_record
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import all_cells
+from torchkiln.matrix.tags import DEFAULT_OS, tag_of
+from torchkiln.model.cell import Source
+from torchkiln.model.stand_in import stand_ins
+from torchkiln.util.places import ROOT
 
 IMAGES = ROOT / "images"
 SCHEMA = json.loads((ROOT / "torchkiln/data/lock.schema.json").read_bytes())

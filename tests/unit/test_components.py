@@ -14,20 +14,22 @@ from hypothesis import strategies as st
 from smoke_tests.tag import parse_tag
 from tests.gridcase import FACTS, MATRIX
 from tests.planned import LOCK_DIGEST, PROFILE, locked, wheel
-from torchkiln.components import Offer
 from torchkiln.errors import ConfigError, NothingSelected, Stale
-from torchkiln.layering import made_layers
-from torchkiln.lock import inputs_digest
-from torchkiln.lockfile import from_json, plain, to_json
-from torchkiln.matrix import load
-from torchkiln.nouns import ImagePlan, LockedCell, LockedComponent, LockedWheel, Resolution, Source, Status
-from torchkiln.plan import plan
+from torchkiln.lock.file import from_json, plain, to_json
+from torchkiln.lock.lock import inputs_digest
+from torchkiln.matrix.components import Offer
+from torchkiln.matrix.matrix import load
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import Selection, all_cells, everywhere, select
+from torchkiln.matrix.sentences import limit_text
+from torchkiln.matrix.tags import aliases_of, dated, names_of, parse_name, tag_of, undated
+from torchkiln.model.cell import Resolution, Source, Status
+from torchkiln.model.lock import LockedCell, LockedComponent, LockedWheel
+from torchkiln.model.plan import ImagePlan
+from torchkiln.plan.layers import made_layers
+from torchkiln.plan.plan import plan
 from torchkiln.recipe import DOCKER_BASES
-from torchkiln.resolve import resolve
-from torchkiln.schema import shipped
-from torchkiln.select import Selection, all_cells, everywhere, select
-from torchkiln.sentences import limit_text
-from torchkiln.tags import aliases_of, dated, names_of, parse_name, tag_of, undated
+from torchkiln.util.schema import shipped
 
 HEAD = """\
 torch: ["2.7.1"]

@@ -13,12 +13,12 @@ import pytest
 from tests.keys import ED, P256, STRANGER
 from tests.published import KIND, Scene, a_built_press, a_scene
 from tests.reports import OTHER, TAG
-from torchkiln.publishing.sealing import ByKey, bundled
-from torchkiln.statements.attestation import attest
-from torchkiln.statements.clearance import CLEARANCE
-from torchkiln.statements.provenance import PROVENANCE, provenance
-from torchkiln.statements.signature import fingerprint, pae, seal
-from torchkiln.statements.statement import PAYLOAD_TYPE, payload, statement
+from torchkiln.attest.clearance import CLEARANCE
+from torchkiln.attest.dsse import fingerprint, pae, seal
+from torchkiln.attest.provenance import PROVENANCE, provenance
+from torchkiln.attest.signers import ByKey, bundled
+from torchkiln.attest.smoke_report import attest
+from torchkiln.attest.statement import PAYLOAD_TYPE, payload, statement
 
 __all__ = ["a_built_press", "a_scene"]
 
@@ -164,7 +164,7 @@ def test_no_signature(scene: Scene) -> None:
 
 def other_lock(scene: Scene) -> Any:
     """The lock of another image of the same cell."""
-    from torchkiln.lock import load_locked
+    from torchkiln.lock.lock import load_locked
 
     scene.desk.build("2")
     return load_locked(scene.desk.folder / "images", TAG)
@@ -187,8 +187,8 @@ def test_two_provenances_that_name_different_locks(scene: Scene, recipe: int | N
 
 def test_two_provenances_of_one_lock(scene: Scene) -> None:
     """Published again by another source: no fault."""
-    from torchkiln.lock import load_locked
-    from torchkiln.statements.provenance import Source
+    from torchkiln.attest.provenance import Source
+    from torchkiln.lock.lock import load_locked
 
     scene.publish()
     locked = load_locked(scene.desk.folder / "images", TAG)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.engines.container_line import Container, client_command, parse_port
 from torchkiln.errors import ConfigError
+from torchkiln.runtimes.docker_args import Container, client_command, parse_port
 from torchkiln.runtimes.rootfs import Bind
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.contents import Layer, LayerContents, LayeredImage, Package
-from torchkiln.contrast import PackageChange, contrast
-from torchkiln.engines.packages import names_packages, packages_of
+from torchkiln.compare.layers import PackageChange, contrast
+from torchkiln.compare.packages import names_packages, packages_of
+from torchkiln.model.contents import Layer, LayerContents, LayeredImage, Package
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 NAMES = st.text("abc", min_size=1, max_size=2)

@@ -11,11 +11,11 @@ from tests.cells import small_wheels
 from tests.devel_cells import planned_devel
 from tests.standin.cuda_archives import archive_of, mirror, path_of, put_up, write_small
 from tests.standin.index_server import IndexServer
-from torchkiln.engines.observer import Silent
-from torchkiln.engines.toolkits import part_path, toolkit_layers
+from torchkiln.build.cuda_layers import part_path, toolkit_layers
 from torchkiln.errors import BadArchive, BuildFailed, ConfigError
 from torchkiln.index.archives import VARIABLE, CudaArchives
-from torchkiln.store import Store
+from torchkiln.model.progress import Silent
+from torchkiln.store.store import Store
 
 DATA = bytes(range(256)) * 200
 ARCHIVE = archive_of(DATA)

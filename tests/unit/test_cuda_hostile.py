@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.standin.cuda_archives import archive_of
-from torchkiln import cuda_tree
+from torchkiln.cuda import tree as cuda_tree
 from torchkiln.cuda.keep import keep
 from torchkiln.cuda.layer import write_layer
 from torchkiln.errors import BadArchive

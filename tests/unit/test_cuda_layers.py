@@ -14,16 +14,19 @@ import pytest
 from tests.cells import HostPython, put_base, small_wheels
 from tests.devel_cells import HOME, planned_devel
 from tests.standin.cuda_archives import write_small
-from torchkiln.cache import judge
-from torchkiln.engines import embedded
-from torchkiln.engines.observer import Silent
-from torchkiln.engines.toolkits import kept_path, lay_out, part_path, toolkit_layers
+from torchkiln.build import image as image_build
+from torchkiln.build.cache_claims import remember_image
+from torchkiln.build.cuda_layers import kept_path, lay_out, part_path, toolkit_layers
+from torchkiln.cache.policy import item_usages
+from torchkiln.cache.usage import cache_usage
 from torchkiln.errors import BuildFailed
 from torchkiln.index.archives import VARIABLE, CudaArchives
-from torchkiln.nouns import BuiltLayer, ImagePlan, LayerSpec, LockedArchive
-from torchkiln.oci.validate import validate
-from torchkiln.store import Store
-from torchkiln.survey import remember_image, survey
+from torchkiln.model.image import BuiltLayer
+from torchkiln.model.lock import LockedArchive
+from torchkiln.model.plan import ImagePlan, LayerSpec
+from torchkiln.model.progress import Silent
+from torchkiln.oci.validate.validate import validate
+from torchkiln.store.store import Store
 
 KEPT = {
     "bin/cuda-gdb": 0o755,
@@ -121,7 +124,7 @@ def test_the_archive_goes_and_what_is_kept_of_it_stays(place: Place) -> None:
 
 def test_an_image_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built whole: runtime's layers, the toolkit's on them, and on top the links into the wheels."""
-    monkeypatch.setattr("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython())
+    monkeypatch.setattr("torchkiln.build.image.interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
     built = _built(place.plan, store, place)
@@ -134,11 +137,11 @@ def test_an_image_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert [str(fault) for fault in validate(place.folder / "layout", None)] == []
     assert _built(place.plan, store, place).image.manifest == built.image.manifest
-    assert embedded.forecast(place.plan, store)["downloads"] == 0
+    assert image_build.forecast(place.plan, store)["downloads"] == 0
 
 
-def _built(plan: ImagePlan, store: Store, place: Place) -> embedded.Build:
-    return embedded.build(
+def _built(plan: ImagePlan, store: Store, place: Place) -> image_build.Build:
+    return image_build.build(
         plan,
         store,
         place.folder / "layout",
@@ -150,22 +153,22 @@ def _built(plan: ImagePlan, store: Store, place: Place) -> embedded.Build:
 
 def test_the_cache_knows_what_is_kept_of_archives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a tag, to make its layers again; an archive that was cut on its way is rubbish."""
-    monkeypatch.setattr("torchkiln.engines.embedded.interpreter", lambda _base, _store: HostPython())
+    monkeypatch.setattr("torchkiln.build.image.interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
     built = _built(place.plan, store, place)
     remember_image(store, built.image, place.plan.locked, built.reused)
     (store.root / part_path(place.archives[0])).write_bytes(b"half")
 
-    seen = survey(store, [place.folder / "layout"], place.folder / "images")
-    judged = {one.item.path: one for one in judge(seen.items, seen.needers)}
+    seen = cache_usage(store, [place.folder / "layout"], place.folder / "images")
+    usages = {one.item.path: one for one in item_usages(seen.items, seen.roots)}
     for archive in place.archives:
-        assert (judged[kept_path(archive)].item.kind, judged[kept_path(archive)].reason) == (
+        assert (usages[kept_path(archive)].item.kind, usages[kept_path(archive)].reason) == (
             "toolkit parts",
             "makers",
         )
-    assert judged[part_path(place.archives[0])].reason == "rubbish"
-    assert "not ours" not in {one.item.kind for one in judged.values()}
+    assert usages[part_path(place.archives[0])].reason == "rubbish"
+    assert "not ours" not in {one.item.kind for one in usages.values()}
 
 
 class Shelf:

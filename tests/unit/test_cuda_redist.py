@@ -8,8 +8,8 @@ import pytest
 
 from tests.gridcase import FACTS, MATRIX
 from tests.standin.cuda_archives import facts_from, write_small
-from torchkiln.cuda_redist import VARIABLE, digest_of, load, parse, read
 from torchkiln.errors import ConfigError
+from torchkiln.matrix.cuda_redist import VARIABLE, digest_of, load, parse, read
 
 # Without these no nvcc compiles.
 NEEDED = {"cuda_cccl", "cuda_cudart", "cuda_nvcc", "libcublas", "libcusparse", "libcusolver"}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.contents import Kind, Thing, WholeImage
-from torchkiln.difference import WHATS, Difference, differences, settings_of
-from torchkiln.schema import shipped
+from torchkiln.compare.files import WHATS, Difference, differences, settings_of
+from torchkiln.model.contents import Kind, Thing, WholeImage
+from torchkiln.util.schema import shipped
 
 PARTS = st.text("ab.-é ", min_size=1, max_size=4)
 PATHS = st.lists(PARTS, min_size=1, max_size=3).map("/".join)

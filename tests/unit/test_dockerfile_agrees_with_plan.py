@@ -9,9 +9,9 @@ import shlex
 import pytest
 
 from tests.planned import PACKAGES, planned
-from torchkiln.nouns import ImageConfig
-from torchkiln.places import TEMPLATES
-from torchkiln.render import load_templates, render
+from torchkiln.docker.dockerfile import load_templates, render
+from torchkiln.model.plan import ImageConfig
+from torchkiln.util.places import TEMPLATES
 
 Instructions = list[tuple[str, str]]
 

@@ -15,7 +15,7 @@ from tests.commands import demand_parses
 from tests.integration.test_jupyter import NGINX
 from torchkiln import errors
 from torchkiln.cli import INTERRUPTED
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 README, IMAGE = ((ROOT / page).read_text() for page in ("README.md", "docs/image.md"))
 DOCUMENTS = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))

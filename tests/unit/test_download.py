@@ -19,8 +19,9 @@ from torchkiln.index import download
 from torchkiln.index.download import Downloads, verify
 from torchkiln.index.pages import Pages
 from torchkiln.index.settings import index_settings
-from torchkiln.nouns import LockedWheel, Source
-from torchkiln.store import Store
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedWheel
+from torchkiln.store.store import Store
 
 PAYLOAD = os.urandom(3_000_000)
 

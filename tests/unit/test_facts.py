@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from tests.gridcase import FACTS, MATRIX, ROOT
-from torchkiln.facts import cuda_of, parse
-from torchkiln.resolve import resolve
-from torchkiln.select import all_cells
-from torchkiln.sentences import limit_text
-from torchkiln.versions import numbers
+from torchkiln.matrix.facts import cuda_of, parse
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import all_cells
+from torchkiln.matrix.sentences import limit_text
+from torchkiln.util.versions import numbers
 
 DATA = ROOT / "torchkiln" / "data"
 RAW: dict[str, Any] = yaml.safe_load((DATA / "compat.yaml").read_text())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.engines.daemon import find_engine
+from torchkiln.docker.daemon import find_engine
 from torchkiln.errors import ToolMissing
 
 
@@ -101,7 +101,7 @@ def test_a_socket_that_one_may_not_use(tmp_path: Path) -> None:
     path = tmp_path / "docker.sock"
     code = f"""
 import os, docker, docker.context
-from torchkiln.engines.daemon import find_engine
+from torchkiln.docker.daemon import find_engine
 from torchkiln.errors import KilnError
 os.setuid(65534)
 try:

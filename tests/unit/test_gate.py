@@ -27,18 +27,18 @@ from tests.reports import (
     host,
     report,
     said,
+    signed_report,
     suite_of,
     without,
-    witness,
 )
 from tests.smoke_suites import FACTS, findings, run_suite, suite_with
 from torchkiln.errors import GateRefused
-from torchkiln.gate import ClearedImage, clear, judge
-from torchkiln.nouns import Finding, SmokeReport
-from torchkiln.policy import Policy
-from torchkiln.smoke import smoke
-from torchkiln.suite import load_suite
-from torchkiln.verdict import verdict
+from torchkiln.gate.gate import ClearedImage, clear, judge
+from torchkiln.matrix.policy import Policy
+from torchkiln.model.report import Finding, SmokeReport
+from torchkiln.smoke.run import smoke
+from torchkiln.smoke.suite import load_suite
+from torchkiln.smoke.verdict import verdict
 
 POLICY = Policy()
 
@@ -46,7 +46,9 @@ POLICY = Policy()
 def cleared(*reports: SmokeReport, policy: Policy = POLICY, **options: Any) -> ClearedImage:
     """What the gate makes of *reports*."""
     options = {"locked": LOCKED, "suite": SUITE, "image": IMAGE} | options
-    return clear(judge([witness(told, f"{at}.json") for at, told in enumerate(reports)], policy, **options))
+    return clear(
+        judge([signed_report(told, f"{at}.json") for at, told in enumerate(reports)], policy, **options)
+    )
 
 
 def missing(*reports: SmokeReport, **options: Any) -> list[tuple[str, str]]:
@@ -245,16 +247,18 @@ def test_a_nonce_is_the_request_s_own() -> None:
 def test_a_policy_can_demand_signatures() -> None:
     signed = Policy(signed=True)
 
-    def answer(*witnesses: Any) -> ClearedImage:
-        return clear(judge(witnesses, signed, LOCKED, SUITE, image=IMAGE))
+    def answer(*signed_reports: Any) -> ClearedImage:
+        return clear(judge(signed_reports, signed, LOCKED, SUITE, image=IMAGE))
 
-    assert answer(witness(report(), "a", "k1", "k2"), witness(report(), "b", "k2")).judged.signers == ("k2",)
+    assert answer(
+        signed_report(report(), "a", "k1", "k2"), signed_report(report(), "b", "k2")
+    ).judged.signers == ("k2",)
     with pytest.raises(GateRefused, match="a: is not signed"):
-        answer(witness(report(), "a"))
+        answer(signed_report(report(), "a"))
     with pytest.raises(GateRefused, match="b: is not signed"):
-        answer(witness(report(), "a", "k1"), witness(report(), "b"))
+        answer(signed_report(report(), "a", "k1"), signed_report(report(), "b"))
     with pytest.raises(GateRefused, match="a: is signed by no trusted key"):
-        answer(replace(witness(report(), "a"), signed=True))
+        answer(replace(signed_report(report(), "a"), signed=True))
 
 
 # --- several reports --------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from tests.press import Press, press
 from tests.reports import OTHER, TAG, found
 from tests.standin.registry_server import RegistryServer
 from torchkiln.oci.layout import open_layout
-from torchkiln.places import ROOT
 from torchkiln.registry.session import Registry
+from torchkiln.util.places import ROOT
 
 NOWHERE = "127.0.0.1:9/team/app"  # nobody listens there
 

@@ -20,10 +20,11 @@ from tools import gpu_mutants, gpu_pages
 from tools.gpu_pictures import all_reduces, pictures
 from tools.gpu_runs import Run, runs, slowest_rank
 from tools.kept import present
-from torchkiln import report
-from torchkiln.nouns import Digest, Finding, Outcome, SmokeReport
-from torchkiln.places import ROOT
-from torchkiln.verdict import verdict
+from torchkiln.model.digest import Digest
+from torchkiln.model.report import Finding, Outcome, SmokeReport
+from torchkiln.smoke import report
+from torchkiln.smoke.verdict import verdict
+from torchkiln.util.places import ROOT
 
 GIB = 1 << 30
 DRIVER = {

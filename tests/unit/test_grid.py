@@ -14,15 +14,17 @@ from tests import reports
 from tools import grid, kept
 from tools.grid import Seen, Square
 from tools.kept import IMAGES, PROOFS, proofs
-from torchkiln import facts, matrix
-from torchkiln.foretold import foretold
-from torchkiln.nouns import Digest, Source, Witness
-from torchkiln.places import ROOT
-from torchkiln.planning import plan_cell
-from torchkiln.resolve import resolve
-from torchkiln.select import Selection, select
-from torchkiln.state import State
-from torchkiln.suite import Suite, load_suite
+from torchkiln.build.predicted_digest import predicted_digest
+from torchkiln.gate.cell_state import State
+from torchkiln.matrix import facts, matrix
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import Selection, select
+from torchkiln.model.cell import Source
+from torchkiln.model.digest import Digest
+from torchkiln.model.report import SignedReport
+from torchkiln.plan.load import plan_cell
+from torchkiln.smoke.suite import Suite, load_suite
+from torchkiln.util.places import ROOT
 
 FACTS = facts.load()
 MATRIX = matrix.read(ROOT / "matrix.yaml", FACTS)
@@ -49,7 +51,7 @@ _ON_TWO = {
 PASSED = [one for one in proofs(PROOFS) if one.report.verdict == "pass" and one.report.tag in _ON_TWO]
 RUNTIME = {one.report.tag for one in PASSED if (one.report.tag or "").endswith("-runtime")}
 WHERE = "2 × NVIDIA H200, [2026-11-21](docs/proofs/a-h200x2.json), `abababababab`"
-TOLD = reports.witness(reports.report(), "a-h200x2.dsse.json")
+TOLD = reports.signed_report(reports.report(), "a-h200x2.dsse.json")
 ALONE = replace(
     TOLD,
     name="c-tier0.json",
@@ -62,7 +64,7 @@ FAILED = replace(
 )
 
 
-def seen(*told: Witness, proved: bool = False) -> Seen:
+def seen(*told: SignedReport, proved: bool = False) -> Seen:
     return Seen(reports=told, proved=proved)
 
 
@@ -128,7 +130,7 @@ def test_an_earlier_image_is_told_of_until_something_passed_in_the_present_one()
 
 
 def test_of_several_earlier_images_the_last_that_ran_is_told() -> None:
-    def ran(image: Digest, when: str) -> Witness:
+    def ran(image: Digest, when: str) -> SignedReport:
         return replace(TOLD, report=replace(TOLD.report, image=image, when=when))
 
     last = [ran(BEFORE, "2026-11-20T00:00:00Z"), ran(BEFORE, "2026-11-18T00:00:00Z")]
@@ -178,7 +180,7 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> Suite:
     return known
 
 
-def as_of(one: Witness, image: Digest | None, suite: Suite) -> Witness:
+def as_of(one: SignedReport, image: Digest | None, suite: Suite) -> SignedReport:
     """As if the kept report *one* had been made of *image* by *suite*, in what its lock gives."""
     account = (IMAGES / (one.report.tag or "") / "image.json").read_bytes()
     host = json.loads(one.report.host) | {"image_json_sha256": hashlib.sha256(account).hexdigest()}
@@ -260,5 +262,5 @@ def test_without_recorded_layers_nothing_is_foretold() -> None:
     assert plan.locked.resolution.build
     assert plan.locked.resolution.build.source is Source.DEFAULT
 
-    assert foretold(plan)
-    assert foretold(replace(plan, locked=replace(plan.locked, layers=plan.locked.layers[1:]))) is None
+    assert predicted_digest(plan)
+    assert predicted_digest(replace(plan, locked=replace(plan.locked, layers=plan.locked.layers[1:]))) is None

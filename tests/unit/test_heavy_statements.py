@@ -15,8 +15,8 @@ import pytest
 from tests.press import Press
 from tests.published import Scene, a_built_press
 from tests.standin.registry_server import RegistryServer
-from torchkiln.places import ROOT
-from torchkiln.statements.statement import PAYLOAD_TYPE
+from torchkiln.attest.statement import PAYLOAD_TYPE
+from torchkiln.util.places import ROOT
 
 __all__ = ["a_built_press"]
 

@@ -15,14 +15,17 @@ from hypothesis import strategies as st
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
 from tests.gridcase import FACTS
 from tests.hostile_documents import CASES, TAG, Said, page_of, provoke
-from torchkiln import facts as facts_of
-from torchkiln import located, lockfile, matrix, report, schema
 from torchkiln.base import artefact
 from torchkiln.base.contents import parse_status
 from torchkiln.errors import ConfigError, Stale, printable
-from torchkiln.lock import load_locked
-from torchkiln.places import ROOT
-from torchkiln.strict import json_of, read_file
+from torchkiln.lock import file as lock_file
+from torchkiln.lock.lock import load_locked
+from torchkiln.matrix import facts as facts_of
+from torchkiln.matrix import matrix
+from torchkiln.smoke import report
+from torchkiln.util import located_yaml, schema
+from torchkiln.util.places import ROOT
+from torchkiln.util.strict_json import json_of, read_file
 
 LOCK = (ROOT / "images" / TAG / "lock.json").read_bytes()
 BASE = (ROOT / "images/base-debian12/base.json").read_bytes()
@@ -70,8 +73,8 @@ def test_the_names_of_cases_differ() -> None:
 
 def resealed(document: dict[str, Any]) -> bytes:
     """What somebody could write who knows how the seal is made."""
-    document["digest"] = lockfile._digest(document)
-    document["seal"] = lockfile._seal(document)
+    document["digest"] = lock_file._digest(document)
+    document["seal"] = lock_file._seal(document)
     return json_bytes(document)
 
 
@@ -89,10 +92,10 @@ def agree(data: bytes, name: str) -> None:
 @FEW
 def test_a_lock_is_as_it_was_written_or_is_refused(data: bytes) -> None:
     """Whatever one changes in it, unless it is the layout of the text alone."""
-    found = answer(lambda: lockfile.from_json(data))
+    found = answer(lambda: lock_file.from_json(data))
     if found is not None:
         assert json.loads(data) == json.loads(LOCK)
-        assert lockfile.to_json(found) == LOCK
+        assert lock_file.to_json(found) == LOCK
 
 
 @given(document=mutated(json.loads(LOCK)))
@@ -103,12 +106,12 @@ def test_a_seal_that_fits_makes_nothing_true(document: dict[str, Any]) -> None:
         data = resealed(document)
     except UnicodeEncodeError:
         return
-    found = answer(lambda: lockfile.from_json(data))
+    found = answer(lambda: lock_file.from_json(data))
     if found is not None:
         agree(data, "lock")
-        again = lockfile.to_json(found)
-        assert lockfile.from_json(again) == found
-        assert lockfile.to_json(lockfile.from_json(again)) == again
+        again = lock_file.to_json(found)
+        assert lock_file.from_json(again) == found
+        assert lock_file.to_json(lock_file.from_json(again)) == again
         for wheel in found.wheels:
             assert Path(wheel.filename).name == wheel.filename
             assert not set(wheel.name + wheel.version) & set("\n\r /;#")
@@ -141,7 +144,7 @@ def test_each_value_of_a_lock_is_under_the_seal(change: tuple[Any, ...]) -> None
     if change[:3] == ("wheels", 0, "index"):
         document["indexes"] = ["default-index", "pytorch"]
     with pytest.raises(Stale, match="edited by hand or merged badly"):
-        lockfile.from_json(json_bytes(document))
+        lock_file.from_json(json_bytes(document))
 
 
 def test_a_last_newline_does_not_slip_through_a_pattern() -> None:
@@ -149,15 +152,15 @@ def test_a_last_newline_does_not_slip_through_a_pattern() -> None:
     document = json.loads(LOCK)
     document["wheels"][0]["sha256"] += "\n"
     with pytest.raises(Stale, match=r"wheels\[0\]\.sha256: .* is not a sha256"):
-        lockfile.from_json(resealed(document))
+        lock_file.from_json(resealed(document))
 
 
 def test_the_layout_of_the_text_is_not_under_the_seal() -> None:
     """A checkout with other line ends, or a formatter, harms nothing."""
-    known = lockfile.from_json(LOCK)
+    known = lock_file.from_json(LOCK)
 
-    assert lockfile.from_json(LOCK.replace(b"\n", b"\r\n")) == known
-    assert lockfile.from_json(json.dumps(json.loads(LOCK), indent=8, sort_keys=True).encode()) == known
+    assert lock_file.from_json(LOCK.replace(b"\n", b"\r\n")) == known
+    assert lock_file.from_json(json.dumps(json.loads(LOCK), indent=8, sort_keys=True).encode()) == known
 
 
 @pytest.mark.parametrize("tag", ["../../etc", "a/b", "", ".", "..", "a\0b", "x" * 200])
@@ -177,7 +180,7 @@ def test_a_matrix_with_one_thing_changed_is_read_or_told(data: Any) -> None:
     text = yaml.safe_dump(data)
     found = answer(lambda: matrix.load(text, FACTS))
     if found is not None:
-        read = located.parse(text, name="x").data
+        read = located_yaml.parse(text, name="x").data
         jsonschema.Draft202012Validator(schema.shipped("matrix")).validate(read)
 
 
@@ -228,7 +231,7 @@ def test_a_bomb_among_the_facts_is_refused() -> None:
 )
 def test_yaml_that_other_readers_take_otherwise(text: str, taken: dict[str, str]) -> None:
     """Text stays what its author sees."""
-    assert located.parse(text, name="x").data == taken
+    assert located_yaml.parse(text, name="x").data == taken
 
 
 # --- JSON -----------------------------------------------------------------------------------------

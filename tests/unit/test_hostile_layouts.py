@@ -17,7 +17,7 @@ from tests.hostile_documents import case, provoke
 from tests.validated import build
 from torchkiln.errors import VerificationFailed, printable
 from torchkiln.oci.layout import Layout, open_layout
-from torchkiln.oci.validate import validate
+from torchkiln.oci.validate.validate import validate
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from torchkiln.index.pages import MOST, Pages
 from torchkiln.index.read_page import found_on, wheels_on
 from torchkiln.index.session import Session
 from torchkiln.index.settings import IndexSettings
-from torchkiln.nouns import Source
-from torchkiln.store import Store
+from torchkiln.model.cell import Source
+from torchkiln.store.store import Store
 
 SHA = "ab" * 32
 WHEEL = "numpy-2.4.6-py3-none-any.whl"

@@ -15,20 +15,20 @@ from tests.press import PUBLISHER, Press
 from tests.published import Scene, a_built_press
 from tests.scans import by_grype, by_trivy
 from tests.standin.registry_server import RegistryServer
-from torchkiln import scanned
+from torchkiln.attest import sigstore_bundle
+from torchkiln.attest.clearance import CLEARANCE, decision_of
+from torchkiln.attest.dsse import decode, private_key, public_key
+from torchkiln.attest.provenance import PROVENANCE, origin
+from torchkiln.attest.retraction import RETRACTION, reason_of, retraction
+from torchkiln.attest.roles import KeyInRole
+from torchkiln.attest.signers import opened
+from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
+from torchkiln.attest.smoke_report import PREDICATE, report_of
+from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import KilnError, VerificationFailed
-from torchkiln.publishing.sealing import opened
 from torchkiln.sbom.listed import listed
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
-from torchkiln.statements import sigstore_bundle
-from torchkiln.statements.attestation import PREDICATE, report_of
-from torchkiln.statements.clearance import CLEARANCE, decision_of
-from torchkiln.statements.provenance import PROVENANCE, origin
-from torchkiln.statements.retraction import RETRACTION, reason_of, retraction
-from torchkiln.statements.roles import KeyInRole
-from torchkiln.statements.signature import decode, private_key, public_key
-from torchkiln.statements.sigstore_bundle import BUNDLE_TYPE
-from torchkiln.statements.statement import PAYLOAD_TYPE, Statement, parse, payload
+from torchkiln.scan import report as scan_report
 
 __all__ = ["a_built_press"]
 
@@ -131,7 +131,7 @@ def test_a_bare_statement_of_anything_is_read_or_told(data: bytes) -> None:
 @given(data=st.data(), tool=st.sampled_from((by_trivy, by_grype)))
 @FEW
 def test_a_scan_with_one_thing_changed_is_read_or_told(data: st.DataObject, tool: Any) -> None:
-    answer(lambda: scanned.read(data.draw(mutated(tool()).map(json_bytes)), where="x"))
+    answer(lambda: scan_report.read(data.draw(mutated(tool()).map(json_bytes)), where="x"))
 
 
 # --- by hand --------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ CHILD = """
 import json, sys
 from pathlib import Path
 from torchkiln.errors import KilnError
-from torchkiln.oci.inspect_layer import GZIP_TYPE, inspect_layer
+from torchkiln.oci.validate.layer import GZIP_TYPE, inspect_layer
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.read_tar import DAMAGED, grow
 from torchkiln.oci.unpack import LayerBlob, unpack

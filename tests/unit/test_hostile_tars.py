@@ -24,10 +24,10 @@ from tests.roots import minimal_layout
 from tests.tar_readers import TAR_READERS, comparable
 from tests.trees import Tree, differences, tree_of_folder
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import Digest
-from torchkiln.oci.inspect_tar import TarInspector
+from torchkiln.model.digest import Digest
 from torchkiln.oci.read_tar import DAMAGED, grow
 from torchkiln.oci.unpack import LayerBlob, unpack
+from torchkiln.oci.validate.tar import TarInspector
 
 SEED = 20261123
 REFUSED = {name: tar for name, tar in TARS.items() if tar.reason}

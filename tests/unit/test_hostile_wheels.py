@@ -13,12 +13,13 @@ from tests.hostile import KINDS, REFUSED, SPEC, TAKEN, Kind, making
 from tests.layers import add, layer_of, sha256
 from tests.unpublished import locked_wheel
 from tests.wheels import File, write_wheel
-from torchkiln.engines import conversion
-from torchkiln.engines.conversion import Input, Job, convert
+from torchkiln.build import worker
+from torchkiln.build.worker import Input, Task, make_layer
 from torchkiln.errors import BadWheel
-from torchkiln.nouns import LockedWheel, Source
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedWheel
 from torchkiln.oci.layer import LayerWriter
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 from torchkiln.wheel.source import WheelFile
 
 
@@ -111,8 +112,8 @@ def test_nothing_is_written_but_the_layer_begun(
     kind: str, honest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker writes to the place it was told, and nowhere else: whoever told it deletes that."""
-    monkeypatch.setattr(conversion, "_cancelled", multiprocessing.Event(), raising=False)
-    monkeypatch.setattr(conversion, "_progress", [0], raising=False)
+    monkeypatch.setattr(worker, "_cancelled", multiprocessing.Event(), raising=False)
+    monkeypatch.setattr(worker, "_progress", [0], raising=False)
     bad, root = made(kind, honest), honest.parent.parent
     (root / "cache" / "tmp").mkdir(parents=True)
     (root / "etc").mkdir()
@@ -121,7 +122,7 @@ def test_nothing_is_written_but_the_layer_begun(
     fields = {"name": "bad", "version": "1.0", "filename": bad.name, "index": Source.DEFAULT}
     wheel = LockedWheel(sha256=sha256(bad), size=bad.stat().st_size, **fields)  # type: ignore[arg-type]
     out = root / "out"
-    job = Job(
+    job = Task(
         slot=0,
         inputs=(Input(wheel=wheel, path=bad),),
         cache=root / "cache",
@@ -130,7 +131,7 @@ def test_nothing_is_written_but_the_layer_begun(
         out=out,
     )
     with pytest.raises(BadWheel):
-        convert(job)
+        make_layer(job)
     out.unlink(missing_ok=True)
     assert tree(root) == before
 

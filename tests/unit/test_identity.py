@@ -19,18 +19,19 @@ import yaml
 import torchkiln
 from tests.gridcase import FACTS, MATRIX
 from tests.smoke_suites import SUITE
-from torchkiln import resolve as resolve_module
-from torchkiln.claims import facts_of
-from torchkiln.facts import Facts, parse
-from torchkiln.lock import inputs_digest, load_locked, lock_digest
-from torchkiln.nouns import Cell, Digest
-from torchkiln.places import ROOT
-from torchkiln.plan import GENERATED, plan
+from torchkiln.lock.lock import inputs_digest, load_locked, lock_digest
+from torchkiln.matrix import resolve as resolve_module
+from torchkiln.matrix.facts import Facts, parse
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import all_cells
+from torchkiln.model.cell import Cell
+from torchkiln.model.digest import Digest
+from torchkiln.plan.plan import GENERATED, plan
 from torchkiln.recipe import RECIPE
-from torchkiln.resolve import resolve
-from torchkiln.select import all_cells
-from torchkiln.suite import load_suite, suite_digest
-from torchkiln.suite_source import canonical, stripped
+from torchkiln.smoke.expected import facts_of
+from torchkiln.smoke.suite import load_suite, suite_digest
+from torchkiln.smoke.suite_source import canonical, stripped
+from torchkiln.util.places import ROOT
 
 COMPAT = (Path(torchkiln.__file__).parent / "data/compat.yaml").read_bytes()
 IMAGES = ROOT / "images"
@@ -300,7 +301,7 @@ def test_what_is_not_python_is_refused(source: bytes) -> None:
 
 def test_another_recipe_makes_every_lock_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that CI, which compares locks, builds every image again."""
-    monkeypatch.setattr("torchkiln.lock.RECIPE", RECIPE + 1)
+    monkeypatch.setattr("torchkiln.lock.lock.RECIPE", RECIPE + 1)
     after = inputs(FACTS)
 
     assert all(after[cell] != digest for cell, digest in BEFORE.items())

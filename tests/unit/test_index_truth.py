@@ -15,14 +15,14 @@ from requests.exceptions import ConnectionError as NoConnection
 
 from tests.planned import locked
 from tests.standin.index_server import IndexServer, metadata_of, wheel_bytes
-from torchkiln.engines.dependencies import demand_agreement
+from torchkiln.build.dependencies import demand_agreement
 from torchkiln.errors import BadWheel, BuildFailed, KilnError, Unresolvable
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.index.reasons import reason_of, status_text
-from torchkiln.nouns import LockedCell, LockedWheel, Source
-from torchkiln.released import WheelMetadata, differing, read_metadata
-from torchkiln.store import Store
-from torchkiln.wanted import Wanted
+from torchkiln.model.cell import Source
+from torchkiln.model.index import Wanted, WheelMetadata, differing, read_metadata
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.store.store import Store
 
 WANTED = Wanted(
     requirements=("demo",),

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from isal import isal_zlib
 
 from torchkiln.errors import ToolMissing
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci import encode, zlib_blocks
 from torchkiln.oci.join import NotJoinable, join
 from torchkiln.oci.layer import Written

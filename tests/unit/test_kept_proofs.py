@@ -16,16 +16,18 @@ import pytest
 from smoke_tests.allowed import allowed_unresolved
 from tools import tier0
 from tools.kept import ACCOUNTS, IMAGES, PROOFS, present, proofs, short, without_gpus
-from torchkiln import facts, matrix
+from torchkiln.attest import smoke_report
 from torchkiln.errors import GateRefused
-from torchkiln.gate import clear, judge
-from torchkiln.lock import load_locked
-from torchkiln.nouns import Digest, Finding, LockedCell, Witness
-from torchkiln.places import ROOT
-from torchkiln.policy import Policy
-from torchkiln.statements import attestation
-from torchkiln.suite import load_suite
-from torchkiln.verdict import verdict
+from torchkiln.gate.gate import clear, judge
+from torchkiln.lock.lock import load_locked
+from torchkiln.matrix import facts, matrix
+from torchkiln.matrix.policy import Policy
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.report import Finding, SignedReport
+from torchkiln.smoke.suite import load_suite
+from torchkiln.smoke.verdict import verdict
+from torchkiln.util.places import ROOT
 
 SUITE = load_suite(ROOT / "smoke_tests")
 POLICY = matrix.read(ROOT / "matrix.yaml", facts.load()).policy
@@ -47,20 +49,20 @@ def digest_of(tag: str) -> Digest:
     return found
 
 
-def is_current(one: Witness) -> bool:
+def is_current(one: SignedReport) -> bool:
     return one.report.image == digest_of(one.report.tag or "")
 
 
 EARLIER = {tag: [one for one in ALL if one.report.tag == tag and not is_current(one)] for tag in TAGS}
 
 
-def findings_of(one: Witness, check: str) -> list[Finding]:
+def findings_of(one: SignedReport, check: str) -> list[Finding]:
     return [finding for finding in one.report.findings if finding.id == check]
 
 
-def tiers_of(witnesses: Iterable[Witness]) -> tuple[int, ...]:
-    """Those whose every check *witnesses* hold."""
-    ran = {finding.id for one in witnesses for finding in one.report.findings}
+def tiers_of(signed_reports: Iterable[SignedReport]) -> tuple[int, ...]:
+    """Those whose every check *signed_reports* hold."""
+    ran = {finding.id for one in signed_reports for finding in one.report.findings}
     return tuple(t for t in range(4) if {check.id for check in SUITE.checks if check.tier == t} <= ran)
 
 
@@ -80,33 +82,35 @@ def test_what_failed_is_known() -> None:
     assert {image: wrong for image, wrong in found.items() if wrong} == FAILED
 
 
-@pytest.mark.parametrize("witness", ALL, ids=lambda one: one.name)
-def test_a_report_is_of_a_locked_cell_and_says_the_same_in_both_its_forms(witness: Witness) -> None:
+@pytest.mark.parametrize("signed_report", ALL, ids=lambda one: one.name)
+def test_a_report_is_of_a_locked_cell_and_says_the_same_in_both_its_forms(
+    signed_report: SignedReport,
+) -> None:
     """Current or earlier; the verdict that it states is what its values give."""
-    assert digest_of(witness.report.tag or "")
-    plain = attestation.read(PROOFS / witness.name.replace(".dsse", ""), ())
-    assert plain.report == witness.report
-    assert verdict(witness.report.findings) == witness.report.verdict
+    assert digest_of(signed_report.report.tag or "")
+    plain = smoke_report.read(PROOFS / signed_report.name.replace(".dsse", ""), ())
+    assert plain.report == signed_report.report
+    assert verdict(signed_report.report.findings) == signed_report.report.verdict
 
 
 @pytest.mark.parametrize("tag", TAGS)
 def test_the_gate_clears_the_present_image_with_reports_of_it_and_no_other(tag: str) -> None:
     """All that ran: the tiers whose every check the reports hold."""
-    witnesses = [one for one in PASSED if one.report.tag == tag and is_current(one)]
+    signed_reports = [one for one in PASSED if one.report.tag == tag and is_current(one)]
     image = digest_of(tag)
-    if not witnesses:
+    if not signed_reports:
         pytest.skip(f"nothing passed yet in {image}, which the lock of {tag} gives: to be made again on GPUs")
     counted = (SUITE.digest, *POLICY.suites)
-    if others := [one.name for one in witnesses if one.report.suite not in counted]:
+    if others := [one.name for one in signed_reports if one.report.suite not in counted]:
         pytest.skip(f"made by another suite, to be made again on GPUs: {', '.join(others)}")
-    policy = Policy(tiers=tiers_of(witnesses), checks=(), signed=True, suites=POLICY.suites)
+    policy = Policy(tiers=tiers_of(signed_reports), checks=(), signed=True, suites=POLICY.suites)
     locked = locked_of(tag)
     assert {0, 1} <= set(policy.tiers)
 
-    assert clear(judge(witnesses, policy, locked, SUITE, image=image)).judged.image == image
+    assert clear(judge(signed_reports, policy, locked, SUITE, image=image)).judged.image == image
     sibling = Digest("sha256:" + "5b" * 32)
     with pytest.raises(GateRefused, match="not cleared"):
-        clear(judge(witnesses, policy, locked, SUITE, image=sibling))
+        clear(judge(signed_reports, policy, locked, SUITE, image=sibling))
 
 
 @pytest.mark.parametrize("tag", [tag for tag, reports in EARLIER.items() if reports])
@@ -118,18 +122,20 @@ def test_a_report_of_an_earlier_image_clears_nothing(tag: str) -> None:
     assert told <= set(refused.value.missing)
 
 
-@pytest.mark.parametrize("witness", [one for tag in TAGS for one in EARLIER[tag]], ids=lambda one: one.name)
-def test_nor_does_one_with_which_nothing_else_is_wrong(witness: Witness) -> None:
+@pytest.mark.parametrize(
+    "signed_report", [one for tag in TAGS for one in EARLIER[tag]], ids=lambda one: one.name
+)
+def test_nor_does_one_with_which_nothing_else_is_wrong(signed_report: SignedReport) -> None:
     """By its own suite, and asked for no more than what passed in it."""
-    passed = {finding.id for finding in witness.report.findings if finding.outcome == "passed"}
+    passed = {finding.id for finding in signed_report.report.findings if finding.outcome == "passed"}
     policy = Policy(tiers=(), checks=tuple(passed & {check.id for check in SUITE.checks}), signed=True)
-    tag = witness.report.tag or ""
-    suite = replace(SUITE, digest=witness.report.suite)
-    judged = judge([witness], policy, locked_of(tag), suite, image=digest_of(tag))
+    tag = signed_report.report.tag or ""
+    suite = replace(SUITE, digest=signed_report.report.suite)
+    judged = judge([signed_report], policy, locked_of(tag), suite, image=digest_of(tag))
     with pytest.raises(GateRefused, match="not cleared") as refused:
         clear(judged)
     told = [why for _, why in refused.value.missing]
-    assert told[0] == f"tells of another image: {witness.report.image}, not {digest_of(tag)}"
+    assert told[0] == f"tells of another image: {signed_report.report.image}, not {digest_of(tag)}"
     assert set(told[1:]) <= {"the image.json that was read inside is not the one that the lock gives"}
 
 
@@ -147,13 +153,13 @@ def test_each_account_is_of_an_image_of_which_a_report_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "witness", [one for one in ALL if findings_of(one, "linkage")], ids=lambda one: one.name
+    "signed_report", [one for one in ALL if findings_of(one, "linkage")], ids=lambda one: one.name
 )
-def test_the_list_of_the_unresolved_is_what_was_found_in_the_image(witness: Witness) -> None:
+def test_the_list_of_the_unresolved_is_what_was_found_in_the_image(signed_report: SignedReport) -> None:
     """In the one that failed too: what it found has an entry since."""
-    found = {name: json.loads(findings_of(witness, name)[0].measured) for name in ("lock", "linkage")}
+    found = {name: json.loads(findings_of(signed_report, name)[0].measured) for name in ("lock", "linkage")}
     wheels = [{"name": name, "version": version} for name, version in found["lock"]["installed"].items()]
-    python = locked_of(witness.report.tag or "").base.python
+    python = locked_of(signed_report.report.tag or "").base.python
     assert found["linkage"]["unresolved"] == allowed_unresolved(wheels, python)
 
 
@@ -161,7 +167,9 @@ WITHOUT_GPUS = without_gpus(PROOFS)
 
 
 @pytest.mark.parametrize("one", WITHOUT_GPUS, ids=lambda one: one.name)
-def test_a_report_without_a_gpu_lies_under_its_cells_name_and_says_what_its_values_give(one: Witness) -> None:
+def test_a_report_without_a_gpu_lies_under_its_cells_name_and_says_what_its_values_give(
+    one: SignedReport,
+) -> None:
     assert tier0.report_path(one.report.tag or "") == PROOFS / one.name
     assert {finding.tier for finding in one.report.findings} == {0}
     assert verdict(one.report.findings) == one.report.verdict == "pass"

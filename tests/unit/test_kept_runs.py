@@ -15,14 +15,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests import reports
-from torchkiln.cli.kept import Kept, own_runs
+from torchkiln.attest.dsse import seal
+from torchkiln.attest.machine_key import signed, verified
+from torchkiln.cli.shared.smoke_history import Kept, own_runs
 from torchkiln.errors import ConfigError
-from torchkiln.machine_key import signed, verified
-from torchkiln.nouns import SmokeReport
-from torchkiln.report import document, to_json
-from torchkiln.reuse import Question, key_of
-from torchkiln.statements.signature import seal
-from torchkiln.store import Store
+from torchkiln.model.report import SmokeReport
+from torchkiln.smoke.report import document, to_json
+from torchkiln.smoke.reuse import Question, key_of
+from torchkiln.store.store import Store
 
 TYPE = "application/vnd.torchkiln.kept-run+json"
 AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
@@ -46,7 +46,7 @@ def kept(tmp_path: Path) -> Kept:
 
 def own(tmp_path: Path, told: SmokeReport = REPORT) -> list[SmokeReport]:
     assert told.image
-    return [witness.report for witness in own_runs(Store(tmp_path / "cache"), told.image)]
+    return [signed_report.report for signed_report in own_runs(Store(tmp_path / "cache"), told.image)]
 
 
 def key_file(tmp_path: Path) -> Path:
@@ -220,11 +220,11 @@ def test_two_processes_that_make_the_key_have_one(tmp_path: Path, monkeypatch: p
 
 def test_prune_leaves_the_key(tmp_path: Path) -> None:
     """`cache prune --all` takes what can be made again; the key cannot."""
-    from torchkiln.cache import Policy
-    from torchkiln.housekeeping import prune
-    from torchkiln.survey import survey
+    from torchkiln.cache.policy import Policy
+    from torchkiln.cache.prune import prune
+    from torchkiln.cache.usage import cache_usage
 
     kept(tmp_path).keep(REPORT)
     store = Store(tmp_path / "cache")
-    prune(store, lambda: survey(store, [], images=tmp_path / "images"), Policy(everything=True))
+    prune(store, lambda: cache_usage(store, [], images=tmp_path / "images"), Policy(everything=True))
     assert own(tmp_path) == [REPORT]

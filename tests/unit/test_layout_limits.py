@@ -13,8 +13,8 @@ import pytest
 from tests.hostile_documents import config, manifest
 from tests.peak import LIMIT, run
 from tests.validated import build
-from torchkiln.oci import inspect_documents
-from torchkiln.oci.validate import validate
+from torchkiln.oci.validate import documents
+from torchkiln.oci.validate.validate import validate
 
 COMMANDS = {
     "verify": ("verify", "layout"),
@@ -114,13 +114,13 @@ def test_one_manifest_under_ten_thousand_names_is_read_once(
     name = "org.opencontainers.image.ref.name"
     told["manifests"] = [{**entry, "annotations": {name: f"a{n}"}} for n in range(5000)]
     (layout.path / "index.json").write_text(json.dumps(told))
-    read = inspect_documents.read_file
+    read = documents.read_file
     opened: list[Path] = []
 
     def counted(path: Path, limit: int, *, follow: bool = True) -> bytes:
         opened.append(path)
         return read(path, limit, follow=follow)
 
-    monkeypatch.setattr(inspect_documents, "read_file", counted)
+    monkeypatch.setattr(documents, "read_file", counted)
     assert validate(layout.path, None, workers=1) == ()
     assert len(opened) == 4

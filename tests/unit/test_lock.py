@@ -20,7 +20,7 @@ from tests.standin.index_server import IndexServer
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.errors import KilnError, Stale, Unresolvable
 from torchkiln.index.package_index import open_index
-from torchkiln.lock import (
+from torchkiln.lock.lock import (
     EVERYTHING,
     from_json,
     inputs_digest,
@@ -32,20 +32,13 @@ from torchkiln.lock import (
     staleness,
     to_json,
 )
-from torchkiln.nouns import (
-    Digest,
-    LockedBase,
-    LockedCell,
-    LockedLayer,
-    LockedWheel,
-    OsPackage,
-    Resolution,
-    Source,
-)
-from torchkiln.places import ROOT
-from torchkiln.resolve import resolve
-from torchkiln.store import Store
-from torchkiln.wanted import Wanted
+from torchkiln.matrix.resolve import resolve
+from torchkiln.model.cell import Resolution, Source
+from torchkiln.model.digest import Digest
+from torchkiln.model.index import Wanted
+from torchkiln.model.lock import LockedBase, LockedCell, LockedLayer, LockedWheel, OsPackage
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 IMAGES = ROOT / "images"
 BOUND = ("torch", "torchvision", "torchaudio", "triton")

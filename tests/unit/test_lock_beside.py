@@ -14,10 +14,12 @@ from click.testing import CliRunner
 from tests.standin.index_server import IndexServer, wheel_bytes
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.errors import KilnError
-from torchkiln.lock import load_locked, save
-from torchkiln.nouns import Digest, LockedCell, LockedLayer, Source
-from torchkiln.places import ROOT
-from torchkiln.store import Store
+from torchkiln.lock.lock import load_locked, save
+from torchkiln.model.cell import Source
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell, LockedLayer
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 OLD, LATER = "2026-06-01T00:00:00Z", "2026-11-21T00:00:00Z"

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from tests.checkouts import commit, put
 from tests.planned import locked, wheel
 from torchkiln.cli.lock import lock
-from torchkiln.contrast import PackageChange
-from torchkiln.lockdiff import kind_of, lock_change, lock_changes
-from torchkiln.nouns import Digest, LockedCell, OsPackage
+from torchkiln.compare.layers import PackageChange
+from torchkiln.compare.locks import kind_of, lock_change, lock_changes
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell, OsPackage
 
 TAG, OTHER = "2.7.1-cuda12.1-cudnn9-runtime", "2.8.0-cuda12.1-cudnn9-runtime"
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.locks import Holder, clear, hold, holder, in_use
-from torchkiln.places import ROOT
+from torchkiln.store.file_locks import Holder, clear, hold, holder, in_use
+from torchkiln.util.places import ROOT
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from torchkiln.locks import hold
+from torchkiln.store.file_locks import hold
 with hold(Path(sys.argv[1]), "makes layer torch 2.7.1", needs=["a", "b"]):
     print("held", flush=True)
     time.sleep(600)

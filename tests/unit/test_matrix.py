@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gridcase import FACTS, MATRIX, ROOT
-from torchkiln import located
 from torchkiln.errors import ConfigError
-from torchkiln.matrix import load, read
-from torchkiln.schema import KEYWORDS
+from torchkiln.matrix.matrix import load, read
+from torchkiln.util import located_yaml
+from torchkiln.util.schema import KEYWORDS
 
 SCHEMA: dict[str, Any] = json.loads((ROOT / "torchkiln" / "data" / "matrix.schema.json").read_text())
 
@@ -168,9 +168,9 @@ VALUES = st.recursive(
 @given(changes=st.dictionaries(st.sampled_from([*SCHEMA["properties"], "cudda"]), VALUES, max_size=3))
 def test_our_check_and_jsonschema_refuse_the_same(changes: dict[str, Any]):
     data = yaml.safe_load(GOOD) | changes
-    ours = located.parse(yaml.safe_dump(data), name="x")
+    ours = located_yaml.parse(yaml.safe_dump(data), name="x")
     assert ours.data == data
-    assert bool(located.faults(ours, SCHEMA)) != jsonschema.Draft202012Validator(SCHEMA).is_valid(data)
+    assert bool(located_yaml.faults(ours, SCHEMA)) != jsonschema.Draft202012Validator(SCHEMA).is_valid(data)
 
 
 @given(st.text(max_size=60) | st.binary(max_size=60).map(lambda data: data.decode("latin-1")))

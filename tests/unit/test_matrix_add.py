@@ -16,7 +16,7 @@ from tests.gridcase import FACTS, ROOT
 from tests.standin.index_server import IndexServer
 from torchkiln.cli.matrix import matrix
 from torchkiln.errors import BuildFailed, ConfigError, KilnError, Unresolvable
-from torchkiln.facts import parse
+from torchkiln.matrix.facts import parse
 
 OURS = (ROOT / "matrix.yaml").read_text().replace('  - {torch: "2.9.1", cuda: "12.8"}\n', "")
 COMPAT = ROOT / "torchkiln" / "data" / "compat.yaml"

@@ -7,8 +7,8 @@ import yaml
 
 from tests.gridcase import FACTS, ROOT
 from torchkiln.errors import ConfigError
-from torchkiln.matrix import load
-from torchkiln.matrix_edit import with_pair, with_version
+from torchkiln.matrix.add_release.edit import with_pair, with_version
+from torchkiln.matrix.matrix import load
 
 OURS = (ROOT / "matrix.yaml").read_text()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.needs import give_up, tool
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 WANTED = {"skipif": {"reason"}, "importorskip": {"reason"}, "xfail": {"reason", "strict"}}
 

@@ -10,11 +10,11 @@ import pytest
 
 from tests.oci_samples import BlobFolder, digest, files, plan, tar_of
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import BuiltImage
+from torchkiln.model.image import BuiltImage
 from torchkiln.oci import archive as module
 from torchkiln.oci.archive import archive_image, stream_archive, write_archive
 from torchkiln.oci.layout import ImageOnDisk, open_layout, write_image
-from torchkiln.oci.validate import validate
+from torchkiln.oci.validate.validate import validate
 
 
 def build(folder: Path, tag: str = "a") -> BuiltImage:

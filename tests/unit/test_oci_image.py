@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.oci_samples import ZERO, digest, plan
-from torchkiln.nouns import BuiltLayer, Digest
+from torchkiln.model.digest import Digest
+from torchkiln.model.image import BuiltLayer
 from torchkiln.oci.image import canonical_json, describe
 
 LAYERS = (

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.oci_samples import Member, digest, files, members_of, tar_of
 from tests.validated import BASE, OWN, build, words
-from torchkiln.oci import inspect_layer as inspect_module
-from torchkiln.oci import validate as module
-from torchkiln.oci.inspect_layer import GZIP_TYPE, inspect_layer
-from torchkiln.oci.inspect_tar import TarInspector
-from torchkiln.oci.validate import validate
+from torchkiln.oci.validate import layer as inspect_module
+from torchkiln.oci.validate import validate as module
+from torchkiln.oci.validate.layer import GZIP_TYPE, inspect_layer
+from torchkiln.oci.validate.tar import TarInspector
+from torchkiln.oci.validate.validate import validate
 
 
 def raw(name: bytes, **fields: bytes) -> bytes:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.oci_samples import Member, digest, files, members_of, tar_of
 from tests.validated import OWN, build, words
-from torchkiln.oci import validate as module
-from torchkiln.oci.inspect_layer import TAR_TYPE
 from torchkiln.oci.layout import Layout
+from torchkiln.oci.validate import validate as module
+from torchkiln.oci.validate.layer import TAR_TYPE
 
 
 def edit(layout: Layout, what: str, change: Callable[[Any], object]) -> None:
@@ -61,14 +61,14 @@ def test_it_shares_no_code_with_the_writers() -> None:
 
     assert {name for name in imported if name.startswith("torchkiln")} <= {
         "torchkiln.errors",
-        "torchkiln.oci.inspect_documents",
-        "torchkiln.oci.inspect_layer",
-        "torchkiln.oci.inspect_tar",
+        "torchkiln.oci.validate.documents",
+        "torchkiln.oci.validate.layer",
+        "torchkiln.oci.validate.tar",
         "torchkiln.oci.tar_header",  # the reader that unpacks: what is called sound is what is used
         "torchkiln.oci.tar_names",
         "torchkiln.oci.tar_reader",
-        "torchkiln.workers",  # how a call gets to another process
-        "torchkiln.strict",  # how a file is opened and what JSON is; no writer uses it
+        "torchkiln.util.processes",  # how a call gets to another process
+        "torchkiln.util.strict_json",  # how a file is opened and what JSON is; no writer uses it
         "torchkiln.oci.spelling",  # which keys are not spelt as specified; no writer uses it
     }
 

@@ -192,7 +192,7 @@ def test_a_private_key_is_looked_at_and_read_as_one_file(
     desk: Press, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its mode was that of the name: another file under it, which others may read, came after the look."""
-    from torchkiln.cli import reports
+    from torchkiln.cli.shared import reports
     from torchkiln.errors import ConfigError
 
     good, open_ = desk.folder / "publisher.pem", desk.folder / "open.pem"
@@ -219,14 +219,14 @@ def test_a_report_in_a_folder_is_read_once(
     desk: Press, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was read to see of which image it tells, and again to be judged."""
-    from torchkiln.statements import attestation
+    from torchkiln.attest import smoke_report
 
     image = open_layout(desk.layout).image(TAG)
     (desk.folder / "reports").mkdir()
     desk.signed(desk.report(image), "reports/ours.dsse.json")
     read: list[str] = []
-    data = attestation._data
-    monkeypatch.setattr(attestation, "_data", lambda path: read.append(path.name) or data(path))
+    data = smoke_report._data
+    monkeypatch.setattr(smoke_report, "_data", lambda path: read.append(path.name) or data(path))
     reports = str(desk.folder / "reports")
     done = desk.publish(f"{server.host}/{NAME}", "--report", reports, "--dated", DAY)
 

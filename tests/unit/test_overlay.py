@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from torchkiln.errors import ConfigError
-from torchkiln.overlay import load
-from torchkiln.places import ROOTFS
+from torchkiln.plan.rootfs import load
+from torchkiln.util.places import ROOTFS
 
 
 def test_modes_are_normalised_and_files_sorted(tmp_path: Path) -> None:

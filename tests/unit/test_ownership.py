@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from torchkiln import cli
-from torchkiln.cli.options import layout_option
+from torchkiln.cli.shared.options import layout_option
 from torchkiln.errors import ConfigError
-from torchkiln.ownership import fault, fault_below
-from torchkiln.scratch import scratch
-from torchkiln.store import Store
+from torchkiln.store.store import Store
+from torchkiln.util.ownership import fault, fault_below
+from torchkiln.util.scratch import scratch
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives folders to other users: run as root")
 STRANGER = 4711

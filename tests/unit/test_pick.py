@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gridcase import ASKED, FACTS, MATRIX, NATIVE_FIRST
-from torchkiln.arch import how_served
 from torchkiln.errors import ConfigError
-from torchkiln.pick import Choice, Driver, parse_driver, parse_gpus, pick
-from torchkiln.resolve import resolve
-from torchkiln.select import Selection, select
-from torchkiln.versions import numbers
+from torchkiln.matrix.gpu_archs import how_served
+from torchkiln.matrix.pick import Choice, Driver, parse_driver, parse_gpus, pick
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import Selection, select
+from torchkiln.util.versions import numbers
 
 RUNTIME = tuple(resolve(cell, MATRIX, FACTS) for cell in select(Selection(), ASKED))
 NAMES = tuple(name for kind in FACTS.gpus for name in kind.names)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tests.planned import ENTRYPOINT, LOCK_DIGEST, PROFILE, locked, planned, wheel
 from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
-from torchkiln.layering import wheel_layers
-from torchkiln.nouns import LockedWheel, OverlayFile
-from torchkiln.parts import Constraint
-from torchkiln.plan import CONSTRAINTS, IMAGE_JSON, constraints, plan, to_json
+from torchkiln.model.cell import Constraint
+from torchkiln.model.lock import LockedWheel
+from torchkiln.model.plan import OverlayFile
+from torchkiln.plan.layers import wheel_layers
+from torchkiln.plan.plan import CONSTRAINTS, IMAGE_JSON, constraints, plan, to_json
 from torchkiln.recipe import BIG_WHEEL, MAX_LAYER
 
 NAMES = (
@@ -102,7 +103,7 @@ def test_pythons_way_to_cuda_does_not_part_the_libraries_of_two_releases() -> No
 
 
 def test_small_wheels_are_parted_before_a_layer_grows_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchkiln.layering.MAX_LAYER", 30_000_000)
+    monkeypatch.setattr("torchkiln.plan.layers.MAX_LAYER", 30_000_000)
 
     layers = wheel_layers(wheel(name, "1", megabytes=12) for name in ("a", "b", "c"))
 

@@ -10,13 +10,26 @@ from typing import Any
 
 import pytest
 
-from tests.reports import IMAGE, LOCKED, OLD, OTHER, SUITE, TAG, WHEN, gpu, host, report, without, witness
-from torchkiln import facts, matrix
+from tests.reports import (
+    IMAGE,
+    LOCKED,
+    OLD,
+    OTHER,
+    SUITE,
+    TAG,
+    WHEN,
+    gpu,
+    host,
+    report,
+    signed_report,
+    without,
+)
 from torchkiln.errors import ConfigError, GateRefused
-from torchkiln.gate import clear, judge, override
-from torchkiln.nouns import SmokeReport
-from torchkiln.places import ROOT
-from torchkiln.policy import Policy
+from torchkiln.gate.gate import clear, judge, override
+from torchkiln.matrix import facts, matrix
+from torchkiln.matrix.policy import Policy
+from torchkiln.model.report import SmokeReport
+from torchkiln.util.places import ROOT
 
 POLICY = Policy()
 
@@ -25,8 +38,8 @@ def missing(
     *reports: SmokeReport, policy: Policy = POLICY, at: datetime | None = None
 ) -> list[tuple[str, str]]:
     """What the gate says is missing; nothing where it clears the image."""
-    witnesses = [witness(told, f"{number}.json") for number, told in enumerate(reports)]
-    judged = judge(witnesses, policy, LOCKED, SUITE, image=IMAGE, at=at)
+    signed_reports = [signed_report(told, f"{number}.json") for number, told in enumerate(reports)]
+    judged = judge(signed_reports, policy, LOCKED, SUITE, image=IMAGE, at=at)
     if not judged.missing:
         assert clear(judged).override is None
     return list(judged.missing)
@@ -59,7 +72,7 @@ def test_a_report_ages(days: int, when: str | None, why: str | None) -> None:
 
 def test_an_unsigned_report_counts_only_from_this_machine_s_own_run() -> None:
     def why(**change: Any) -> list[tuple[str, str]]:
-        judged = judge([replace(witness(report()), **change)], POLICY, LOCKED, SUITE, image=IMAGE)
+        judged = judge([replace(signed_report(report()), **change)], POLICY, LOCKED, SUITE, image=IMAGE)
         return list(judged.missing)
 
     assert why() == []
@@ -110,7 +123,7 @@ policy:
 
     assert policy.of(LOCKED.resolution) == Policy(tiers=(0,), checks=("busbw",), report_age=7)
     assert policy.of(OLD.resolution) == Policy(signed=True, gpus=("9.0",))
-    named = {one.check for one in judge([], policy, LOCKED, SUITE, image=IMAGE).standings if one.required}
+    named = {one.check for one in judge([], policy, LOCKED, SUITE, image=IMAGE).statuses if one.required}
     assert named == {"import", "compile-cpu", "busbw"}
 
 
@@ -137,7 +150,7 @@ def test_a_policy_that_means_nothing_is_refused_with_its_line(line: str, why: st
 
 
 def test_what_is_missing_can_be_overridden_and_stays_told() -> None:
-    judged = judge([witness(without(report(), "cuda"))], POLICY, LOCKED, SUITE, image=IMAGE)
+    judged = judge([signed_report(without(report(), "cuda"))], POLICY, LOCKED, SUITE, image=IMAGE)
     image = override(judged, "  tested by hand on node 7 ")
 
     assert image.override == "tested by hand on node 7"
@@ -155,7 +168,7 @@ def test_what_is_missing_can_be_overridden_and_stays_told() -> None:
     ],
 )
 def test_a_refusal_names_the_command_that_would_provide_it(names: list[str], command: str) -> None:
-    judged = judge([witness(without(report(), *names))], POLICY, LOCKED, SUITE, image=IMAGE)
+    judged = judge([signed_report(without(report(), *names))], POLICY, LOCKED, SUITE, image=IMAGE)
     with pytest.raises(GateRefused) as refused:
         clear(judged)
     assert command in refused.value.hint

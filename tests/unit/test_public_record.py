@@ -11,29 +11,31 @@ import pytest
 
 from tests import reports
 from tests.gridcase import FACTS, MATRIX, answer
-from torchkiln import kiln
-from torchkiln.bake import bake
-from torchkiln.engines import docker
-from torchkiln.engines.daemon import Engine
-from torchkiln.engines.embedded import forecast
-from torchkiln.engines.measured import measured
-from torchkiln.engines.observer import Silent
-from torchkiln.engines.prefetch import unfetched
+from torchkiln.build import build as builder
+from torchkiln.build.image import forecast
+from torchkiln.build.prefetch import measured, unfetched
+from torchkiln.docker import build as docker_build
+from torchkiln.docker.bake import bake
+from torchkiln.docker.build_locked import build_on_docker
+from torchkiln.docker.daemon import Engine
 from torchkiln.errors import BuildFailed, Stale
-from torchkiln.lock import from_json, how_to_lock, load_locked, lock, lock_digest, to_json
-from torchkiln.lockfile import how_to_mend
-from torchkiln.nouns import ImagePlan, LockedCell, LockedWheel, Resolution, Source
-from torchkiln.places import ROOT
-from torchkiln.plan import layer_bytes
-from torchkiln.planning import plan_locked
-from torchkiln.policy import Policy
-from torchkiln.public_record import on_record, recorded
-from torchkiln.resolve import resolve
-from torchkiln.select import all_cells
-from torchkiln.state import Kept, State, state
-from torchkiln.store import Store
-from torchkiln.tags import tag_of
-from torchkiln.wanted import Given, Wanted
+from torchkiln.gate.cell_state import Kept, State, state
+from torchkiln.lock.file import how_to_mend
+from torchkiln.lock.lock import from_json, how_to_lock, load_locked, lock, lock_digest, to_json
+from torchkiln.matrix.policy import Policy
+from torchkiln.matrix.public_record import on_record, recorded
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import all_cells
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Resolution, Source
+from torchkiln.model.index import Given, Wanted
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.plan import ImagePlan
+from torchkiln.model.progress import Silent
+from torchkiln.plan.load import plan_locked
+from torchkiln.plan.plan import layer_bytes
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 TAG = "2.0.1-cuda11.8-cudnn8-runtime"
 NAMES = ("torch", "torchaudio", "torchvision")
@@ -219,14 +221,14 @@ def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: py
     """The embedded one is in tests/integration/test_public_record.py."""
     handed: list[ImagePlan] = []
 
-    def build(plan: ImagePlan, *_: object, **__: object) -> docker.EngineImage:
+    def build(plan: ImagePlan, *_: object, **__: object) -> docker_build.EngineImage:
         handed.append(plan)
         raise BuildFailed("far enough")
 
-    monkeypatch.setattr("torchkiln.engines.docker.build", build)
-    monkeypatch.setattr("torchkiln.kiln.at_hand", lambda locked, *_, **__: (locked, ()))
+    monkeypatch.setattr("torchkiln.docker.build.build", build)
+    monkeypatch.setattr("torchkiln.docker.build_locked.at_hand", lambda locked, *_, **__: (locked, ()))
     with pytest.raises(BuildFailed, match="far enough"):
-        kiln.build_on_docker(
+        build_on_docker(
             KEPT,
             MATRIX,
             FACTS,
@@ -234,8 +236,8 @@ def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: py
             engine=Engine(host="unix:///nowhere", version="26.1", buildx=(0, 13)),
             wheels=Scale(),
             observer=Silent(),
-            options=kiln.Options(),
-            handed_on=docker.Options(),
+            options=builder.Options(),
+            handed_on=docker_build.Options(),
         )
     assert all(one.size for layer in handed[0].layers for one in layer.wheels)
 

@@ -12,8 +12,8 @@ import pytest
 from tests.press import Press, press
 from tests.reports import TAG
 from tests.standin.registry_server import RegistryServer
-from torchkiln.publishing import publish as module
-from torchkiln.publishing.publish import publish
+from torchkiln.publish import publish as module
+from torchkiln.publish.publish import publish
 
 NAME = "team/app"
 

@@ -10,13 +10,13 @@ import pytest
 from tests.keys import P256, STRANGER
 from tests.published import Scene, a_built_press, a_scene
 from tests.reports import TAG
-from torchkiln import facts, matrix
-from torchkiln.places import ROOT
-from torchkiln.publishing.sealing import ByKey
-from torchkiln.statements.clearance import CLEARANCE
-from torchkiln.statements.publication import PUBLICATION, publication
-from torchkiln.statements.statement import statement
-from torchkiln.tags import misfit
+from torchkiln.attest.clearance import CLEARANCE
+from torchkiln.attest.publication import PUBLICATION, publication
+from torchkiln.attest.signers import ByKey
+from torchkiln.attest.statement import statement
+from torchkiln.matrix import facts, matrix
+from torchkiln.matrix.tags import misfit
+from torchkiln.util.places import ROOT
 
 __all__ = ["a_built_press", "a_scene"]
 
@@ -129,7 +129,7 @@ def test_names_that_nobody_signed_who_is_trusted(scene: Scene, who: str) -> None
         sealed = ByKey(STRANGER).seal(told)
         scene.beside(sealed.kind, sealed.data)
     else:
-        from torchkiln.publishing.sealing import Unsigned
+        from torchkiln.attest.signers import Unsigned
 
         sealed = Unsigned().seal(told)
         scene.beside(sealed.kind, sealed.data)

@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from tests.roots import entry, tar_of
-from torchkiln.contents import Thing
+from torchkiln.model.contents import Thing
 from torchkiln.oci.read_tar import DAMAGED, grow, layer_contents
 
 Entry = tuple[tarfile.TarInfo, bytes]

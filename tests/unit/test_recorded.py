@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from tests.cells import as_locked, build, planned_cell, small_wheels
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.engines import conversion
-from torchkiln.engines.conversion import Input, Job, convert
-from torchkiln.engines.embedded import Build, known_layers
+from torchkiln.build import worker as build_worker
+from torchkiln.build.image import Build, known_layers
+from torchkiln.build.worker import Input, Task, make_layer
 from torchkiln.errors import BadWheel
-from torchkiln.nouns import Digest, LockedLayer
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedLayer
 from torchkiln.oci.layer import Written
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 from torchkiln.wheel import splice
 
 NOT_ZERO = Digest("sha256:" + "1" * 64)
@@ -52,8 +53,8 @@ SPEC = WheelSpec(
 def worker() -> Iterator[None]:
     """This process as one of the pool's."""
     with (
-        patch.object(conversion, "_cancelled", threading.Event(), create=True),
-        patch.object(conversion, "_progress", [0], create=True),
+        patch.object(build_worker, "_cancelled", threading.Event(), create=True),
+        patch.object(build_worker, "_progress", [0], create=True),
     ):
         yield
 
@@ -63,8 +64,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_wheel(SPEC, tmp_path_factory.mktemp("wheel"))
 
 
-def job(wheel: Path, cache: Path, recorded: Written | None = None) -> Job:
-    return Job(
+def job(wheel: Path, cache: Path, recorded: Written | None = None) -> Task:
+    return Task(
         slot=0,
         inputs=(Input(wheel=locked_wheel(wheel), path=wheel),),
         cache=cache,
@@ -91,13 +92,13 @@ def inflated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_same_bytes_without_looking_inside(wheel: Path, tmp_path: Path, inflated: list[str]) -> None:
     """Only what an installer reads is inflated, and sources while their byte-code is missing."""
-    first = convert(job(wheel, tmp_path / "one"))
+    first = make_layer(job(wheel, tmp_path / "one"))
     blob = (tmp_path / "out").read_bytes()
     assert "some/lib.so" in inflated
 
     for cache, looked in (("one", set()), ("two", {"some/__init__.py"})):
         inflated.clear()
-        assert convert(job(wheel, tmp_path / cache, recorded=first)) == first
+        assert make_layer(job(wheel, tmp_path / cache, recorded=first)) == first
         assert (tmp_path / "out").read_bytes() == blob
         assert {name for name in inflated if ".dist-info/" not in name} == looked | {
             "some-1.0.data/scripts/some"
@@ -109,23 +110,23 @@ def test_what_is_not_the_recorded_layer_is_made_in_full(
     wheel: Path, tmp_path: Path, inflated: list[str], wrong: dict[str, object]
 ) -> None:
     """The caller then sees what the layer truly is."""
-    truth = convert(job(wheel, tmp_path / "one"))
+    truth = make_layer(job(wheel, tmp_path / "one"))
     inflated.clear()
     recorded = replace(truth, diff_id=NOT_ZERO, unpacked=7, **wrong)
-    assert convert(job(wheel, tmp_path / "one", recorded=recorded)) == truth
+    assert make_layer(job(wheel, tmp_path / "one", recorded=recorded)) == truth
     assert "some/lib.so" in inflated
 
 
 def test_a_changed_wheel_is_refused_all_the_same(wheel: Path, tmp_path: Path) -> None:
     """Its own hash is looked at in any case."""
-    truth = convert(job(wheel, tmp_path / "one"))
+    truth = make_layer(job(wheel, tmp_path / "one"))
     bad = tmp_path / wheel.name
     data = bytearray(wheel.read_bytes())
     data[len(data) // 2] ^= 1
     bad.write_bytes(data)
     work = job(wheel, tmp_path / "one", recorded=truth)
     with pytest.raises(BadWheel, match="sha256 is"):
-        convert(replace(work, inputs=(replace(work.inputs[0], path=bad),)))
+        make_layer(replace(work, inputs=(replace(work.inputs[0], path=bad),)))
 
 
 @given(pieces=st.lists(st.integers(1, 900_000), min_size=1, max_size=12))
@@ -139,7 +140,7 @@ def test_the_layer_does_not_hang_on_how_the_wheel_arrives(
 @pytest.fixture(scope="module")
 def whole(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("whole")
-    convert(job(wheel, folder / "cache"))
+    make_layer(job(wheel, folder / "cache"))
     return (folder / "out").read_bytes()
 
 
@@ -165,7 +166,7 @@ def arriving(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         thread = threading.Thread(target=feed)
         thread.start()
         item = replace(work.inputs[0], path=part, tail=data[-70_000:])
-        convert(replace(work, inputs=(item,)))
+        make_layer(replace(work, inputs=(item,)))
         thread.join()
         return (folder / "out").read_bytes()
 

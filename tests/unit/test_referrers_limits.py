@@ -10,7 +10,7 @@ import pytest
 from tests.peak import LIMIT, run
 from tests.published import INDEX, MANIFEST, Scene, a_built_press, a_scene, sha256
 from tests.reports import TAG
-from torchkiln.publishing import fetched
+from torchkiln.publish import fetched
 from torchkiln.registry import exchange, referrers
 
 __all__ = ["a_built_press", "a_scene"]

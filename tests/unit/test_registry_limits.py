@@ -15,7 +15,7 @@ from tests.hostile_registry import Answer, Hostile, document, endless, hostile
 from tests.peak import LIMIT, run
 from tests.pushing import Rests
 from torchkiln.errors import KilnError, RegistryError, VerificationFailed, printable
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.registry import exchange
 from torchkiln.registry.challenge import parse_challenges
 from torchkiln.registry.reading import Reading

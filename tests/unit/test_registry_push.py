@@ -16,16 +16,16 @@ import pytest
 from tests.faultproxy import Fault, FaultProxy
 from tests.pushing import SIZES, Rests, digests, image, push_to
 from tests.standin.registry_server import RegistryServer
-from torchkiln.engines.observer import Silent
 from torchkiln.errors import ConfigError, RegistryError, VerificationFailed
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
+from torchkiln.model.progress import Silent
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.history import History
 from torchkiln.registry.push import BlobUploads
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry, Stopped
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 
 SEED = int(os.environ.get("TORCHKILN_TEST_SEED") or random.randrange(1 << 30))
 KIM = Login(user="kim", password="correct-horse")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.golden.write import FOLDERS, files
 from tests.planned import PACKAGES, planned, wheel
+from torchkiln.docker.dockerfile import load_templates, quote, render, render_folder
 from torchkiln.errors import ConfigError
-from torchkiln.places import TEMPLATES
-from torchkiln.render import load_templates, quote, render, render_folder
+from torchkiln.util.places import TEMPLATES
 
 TEXTS = load_templates(TEMPLATES)
 

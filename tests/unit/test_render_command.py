@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from torchkiln.cli.plan import plan
 from torchkiln.cli.render import render
 from torchkiln.errors import NothingSelected, Stale
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 

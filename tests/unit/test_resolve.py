@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gridcase import ASKED, FACTS, MATRIX, NATIVE_FIRST, answer
-from torchkiln.arch import capability_served, how_served, served_classes
-from torchkiln.cuda_redist import Redist, digest_of
 from torchkiln.errors import Unresolvable
-from torchkiln.matrix import Bound
-from torchkiln.nouns import Source, Status
-from torchkiln.resolve import require_buildable, require_cuda, resolve
-from torchkiln.select import all_cells
-from torchkiln.sentences import limit_text, reason
-from torchkiln.versions import major_of, numbers
+from torchkiln.matrix.cuda_redist import Redist, digest_of
+from torchkiln.matrix.gpu_archs import capability_served, how_served, served_classes
+from torchkiln.matrix.matrix import Bound
+from torchkiln.matrix.resolve import require_buildable, require_cuda, resolve
+from torchkiln.matrix.select import all_cells
+from torchkiln.matrix.sentences import limit_text, reason
+from torchkiln.model.cell import Source, Status
+from torchkiln.util.versions import major_of, numbers
 
 # torch: CUDA 11.7, 11.8, 12.1. N native, M minor-compat, - unavailable; i: PyTorch's own index.
 GRID = """

@@ -11,11 +11,11 @@ import pytest
 from tests.keys import ED, P256, STRANGER, pem
 from tests.published import KIND, Scene, a_built_press, a_scene
 from tests.reports import TAG
+from torchkiln.attest.publication import publication
+from torchkiln.attest.retraction import RETRACTION, retraction
+from torchkiln.attest.signers import ByKey, Unsigned
+from torchkiln.attest.statement import statement
 from torchkiln.errors import GateRefused
-from torchkiln.publishing.sealing import ByKey, Unsigned
-from torchkiln.statements.publication import publication
-from torchkiln.statements.retraction import RETRACTION, retraction
-from torchkiln.statements.statement import statement
 
 __all__ = ["a_built_press", "a_scene"]
 

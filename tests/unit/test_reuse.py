@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from tests import reports
-from torchkiln.cli.checks import Checks, _question
-from torchkiln.nouns import Digest, Finding, SmokeReport
+from torchkiln.cli.shared.checks import Checks, _question
+from torchkiln.model.digest import Digest
+from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.reuse import Question, key_of, standing
 from torchkiln.runtimes import driver
 from torchkiln.runtimes.driver import Driver, models
+from torchkiln.smoke.reuse import Question, key_of, reusable_report
 
 AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 
@@ -42,8 +43,8 @@ def test_a_run_that_would_be_the_same_is_answered() -> None:
     """By the youngest, whatever else ran with it."""
     older, younger = report(), report(when="2026-11-22T11:30:00Z")
 
-    assert standing([younger, older], question(), at=AT, days=1) is younger
-    assert standing([], question(), at=AT, days=1) is None
+    assert reusable_report([younger, older], question(), at=AT, days=1) is younger
+    assert reusable_report([], question(), at=AT, days=1) is None
     assert key_of(older) == key_of(younger)
 
 
@@ -60,7 +61,7 @@ def test_a_run_that_would_be_the_same_is_answered() -> None:
     ],
 )
 def test_another_question_is_not(changes: dict[str, Any]) -> None:
-    assert standing([report()], question(**changes), at=AT, days=1) is None
+    assert reusable_report([report()], question(**changes), at=AT, days=1) is None
 
 
 def failed(told: SmokeReport) -> tuple[Finding, ...]:
@@ -70,8 +71,8 @@ def failed(told: SmokeReport) -> tuple[Finding, ...]:
 def test_what_did_not_pass_is_no_answer() -> None:
     """Whatever the report states."""
     told = report()
-    assert standing([replace(told, verdict="inconclusive")], question(), at=AT, days=1) is None
-    assert standing([replace(told, findings=failed(told))], question(), at=AT, days=1) is None
+    assert reusable_report([replace(told, verdict="inconclusive")], question(), at=AT, days=1) is None
+    assert reusable_report([replace(told, findings=failed(told))], question(), at=AT, days=1) is None
 
 
 def test_a_later_run_that_failed_speaks_against_an_earlier_one() -> None:
@@ -79,20 +80,21 @@ def test_a_later_run_that_failed_speaks_against_an_earlier_one() -> None:
     passed, told = report(), report(when="2026-11-22T11:30:00Z")
     worse = replace(told, findings=failed(told)[:1], verdict="fail")
 
-    assert standing([passed, worse], question(), at=AT, days=1) is None
+    assert reusable_report([passed, worse], question(), at=AT, days=1) is None
     assert (
-        standing([replace(worse, when="2026-11-22T10:00:00Z"), passed], question(), at=AT, days=1) is passed
+        reusable_report([replace(worse, when="2026-11-22T10:00:00Z"), passed], question(), at=AT, days=1)
+        is passed
     )
     other = replace(worse, image=Digest("sha256:" + "1" * 64))
-    assert standing([passed, other], question(), at=AT, days=1) is passed
+    assert reusable_report([passed, other], question(), at=AT, days=1) is passed
 
 
 @pytest.mark.parametrize("when", [None, "yesterday", "2026-11-22T12:00:01Z", "2026-11-21T11:59:59Z"])
 def test_nor_is_one_of_another_time(when: str | None) -> None:
     """Too old, of the future, or of no known time."""
-    assert standing([replace(report(), when=when)], question(), at=AT, days=1) is None
-    assert standing([report()], question(), at=AT + timedelta(hours=23), days=1) is not None
-    assert standing([report()], question(), at=AT, days=0) is None
+    assert reusable_report([replace(report(), when=when)], question(), at=AT, days=1) is None
+    assert reusable_report([report()], question(), at=AT + timedelta(hours=23), days=1) is not None
+    assert reusable_report([report()], question(), at=AT, days=0) is None
 
 
 def test_a_hosts_models(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.roots import entry, tar_of
 from tests.zstd_frames import program, raw_frame
-from torchkiln.engines.saved import read_saved, stream_of
+from torchkiln.compare.docker_save import read_saved, stream_of
 from torchkiln.oci.read_tar import DAMAGED
 
 LOWER = tar_of([entry("a", b"1"), entry("b", b"22")])

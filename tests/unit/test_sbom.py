@@ -19,11 +19,11 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 
 from tests import sboms
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import OsPackage
-from torchkiln.places import ROOT
+from torchkiln.model.lock import OsPackage
 from torchkiln.sbom.bill import Bill, bill_of
 from torchkiln.sbom.cyclonedx import cyclonedx
 from torchkiln.sbom.spdx import spdx
+from torchkiln.util.places import ROOT
 
 BILL = sboms.bill()
 SPDX: dict[str, Any] = json.loads(spdx(BILL))

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests import planned, sboms
 from tests.document_strategies import FEW, answer, json_bytes, mutated, spoiled
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import Digest, LockedCell, OsPackage
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell, OsPackage
 from torchkiln.sbom.cyclonedx import cyclonedx
 from torchkiln.sbom.evidence import Evidence
 from torchkiln.sbom.listed import listed

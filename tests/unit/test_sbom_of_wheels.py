@@ -9,12 +9,13 @@ import pytest
 from tests.cells import build, planned_cell
 from tests.unpublished import FakeIndex
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.engines.evidence import MadeOf, made_of, read_evidence
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import Digest, ImagePlan
+from torchkiln.model.digest import Digest
+from torchkiln.model.plan import ImagePlan
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.sbom.evidence import Evidence
-from torchkiln.store import Store
+from torchkiln.sbom.read_image import MadeOf, made_of, read_evidence
+from torchkiln.store.store import Store
 
 SPECS = (
     WheelSpec(name="torch", files=(File(path="torch/__init__.py", data=b"x = 1\n" * 50_000),)),

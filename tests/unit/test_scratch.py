@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.cache import Policy
-from torchkiln.files import mounted_below, remove_tree
-from torchkiln.housekeeping import prune
-from torchkiln.scratch import held, scratch, sweep
-from torchkiln.store import Store
-from torchkiln.survey import survey
+from torchkiln.cache.policy import Policy
+from torchkiln.cache.prune import prune
+from torchkiln.cache.usage import cache_usage
+from torchkiln.store.store import Store
+from torchkiln.util.files import mounted_below, remove_tree
+from torchkiln.util.scratch import held, scratch, sweep
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, or gives files away: run as root")
 
@@ -134,7 +134,7 @@ def test_prune_sweeps_too_unless_it_only_looks(top: Path, monkeypatch: pytest.Mo
     (top / "torchkiln-base-0123456789abcdef").mkdir()
     store = Store(top.parent / "cache")
     for dry_run, left in ((True, 1), (False, 0)):
-        prune(store, lambda: survey(store, [], top.parent / "images"), Policy(), dry_run=dry_run)
+        prune(store, lambda: cache_usage(store, [], top.parent / "images"), Policy(), dry_run=dry_run)
         assert len(leftovers(top)) == left
 
 
@@ -198,8 +198,8 @@ def test_a_link_inside_is_removed_and_not_followed(top: Path) -> None:
 MOUNTS = """
 import subprocess, sys
 from pathlib import Path
-from torchkiln.scratch import sweep
-from torchkiln.files import mounted_below
+from torchkiln.util.scratch import sweep
+from torchkiln.util.files import mounted_below
 top = Path(sys.argv[1])
 inside = top / "torchkiln-base-0123456789abcdef" / "chroot" / "a b"
 kept = top.parent / "kept"

@@ -6,7 +6,7 @@ import ast
 import re
 from functools import cache
 
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 NAMED = re.compile(r"`(tests/\S+?\.py)::(\w+)(\[.*?\])?`")
 ROWS = [

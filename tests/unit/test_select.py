@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.gridcase import ASKED, MATRIX
 from torchkiln.errors import ConfigError, NothingSelected
-from torchkiln.select import Selection, all_cells, select
-from torchkiln.versions import nearest
+from torchkiln.matrix.select import Selection, all_cells, select
+from torchkiln.util.versions import nearest
 
 
 def _named(**options: tuple[str, ...]) -> list[tuple[str, str]]:

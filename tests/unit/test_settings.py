@@ -12,7 +12,7 @@ from torchkiln.index.settings import (
     redact,
     redact_text,
 )
-from torchkiln.nouns import Source
+from torchkiln.model.cell import Source
 
 DEFAULT = "https://index.example/simple/"
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.nouns import Digest, LockedWheel
-from torchkiln.store import Store
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedWheel
+from torchkiln.store.store import Store
 
 CONTENT = b"a layer" * 1000
 SHA = hashlib.sha256(CONTENT).hexdigest()

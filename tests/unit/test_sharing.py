@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchkiln.compare.sharing import Level, Part, Place, Stack, chain_ids, share
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import BuiltLayer, Digest
-from torchkiln.sharing import Level, Part, Place, Stack, chain_ids, share
+from torchkiln.model.digest import Digest
+from torchkiln.model.image import BuiltLayer
 
 # A layer as (content, form): another form is the same tar, compressed otherwise. None: not recorded.
 Drawn = tuple[int, int] | None

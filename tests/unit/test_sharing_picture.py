@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.test_sharing import DRAWN, Drawn, compressed, stacks, unpacked
-from torchkiln.places import ROOT
-from torchkiln.sharing import Level, Place, Stack, share
-from torchkiln.sharing_picture import COLOURS, GROUNDS, picture
-from torchkiln.sizes import size
+from torchkiln.compare.sharing import Level, Place, Stack, share
+from torchkiln.compare.sharing_svg import COLOURS, GROUNDS, picture
+from torchkiln.util.places import ROOT
+from torchkiln.util.sizes import size
 
 SVG = "{http://www.w3.org/2000/svg}"
 # Each layer is wide enough to be seen; 0 and 1 are shared everywhere, 3 stands on something else.

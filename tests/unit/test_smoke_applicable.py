@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from smoke_tests.applicable import RULES, not_applicable
-from torchkiln.facts import load
+from torchkiln.matrix.facts import load
 
 FACTS = load()
 

@@ -18,7 +18,7 @@ from smoke_tests.probe import probe
 from tests.fake_driver import fake_driver
 from tests.needs import needs_gcc
 from tests.smoke_suites import CLAIMS, SUITE
-from torchkiln.facts import load
+from torchkiln.matrix.facts import load
 
 SHM = 1 << 30
 

@@ -17,10 +17,12 @@ from tests.fake_driver import fake_driver, has_libcuda
 from tests.mounts import dev
 from tests.needs import needs_gcc
 from tests.smoke_suites import CLAIMS, FACTS, suite_with
-from torchkiln.facts import load
-from torchkiln.nouns import BuiltImage, Digest, SmokeReport
-from torchkiln.smoke import smoke
-from torchkiln.suite import load_suite
+from torchkiln.matrix.facts import load
+from torchkiln.model.digest import Digest
+from torchkiln.model.image import BuiltImage
+from torchkiln.model.report import SmokeReport
+from torchkiln.smoke.run import smoke
+from torchkiln.smoke.suite import load_suite
 
 DIGEST = Digest("sha256:" + "ab" * 32)
 IMAGE = BuiltImage(

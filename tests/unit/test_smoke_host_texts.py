@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchkiln.nouns import Finding
-from torchkiln.verdict import HOST_FAULTS, host_fault, verdict
+from torchkiln.model.report import Finding
+from torchkiln.smoke.verdict import HOST_FAULTS, host_fault, verdict
 
 # Texts as they were met, long lines and all; the sources that print them are named in the table.
 # ruff: noqa: E501

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smoke_tests.measure import Measure, fault, plain
-from torchkiln.verdict import is_within
+from torchkiln.smoke.verdict import is_within
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text("ab", max_size=2),

@@ -12,8 +12,8 @@ import pytest
 from smoke_tests.catalogue import catalogue
 from smoke_tests.gpus import lacking
 from tests.smoke_suites import SUITE
-from torchkiln.facts import load
-from torchkiln.verdict import HOST_FAULTS
+from torchkiln.matrix.facts import load
+from torchkiln.smoke.verdict import HOST_FAULTS
 
 PAGE = (SUITE.parent / "docs" / "smoke.md").read_text("utf-8")
 

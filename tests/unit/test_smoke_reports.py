@@ -17,13 +17,13 @@ from tests.document_strategies import VALUES, json_bytes, mutated
 from tests.keys import ED, pem
 from tests.reports import SUITE, TIERS, WHEN, gpu, host, report, said
 from tests.smoke_suites import run_suite, suite_with
-from torchkiln import hosts
-from torchkiln import report as forms
 from torchkiln.cli.smoke import smoke
 from torchkiln.errors import ConfigError, SmokeFailed, SmokeInconclusive
-from torchkiln.nouns import SmokeReport
-from torchkiln.smoke import hear, of_environment
-from torchkiln.suite import SuiteCheck, suite_digest
+from torchkiln.model.report import SmokeReport
+from torchkiln.smoke import hosts
+from torchkiln.smoke import report as forms
+from torchkiln.smoke.run import hear, of_environment
+from torchkiln.smoke.suite import SuiteCheck, suite_digest
 
 
 def event(name: str, outcome: str = "passed", **other: Any) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import pytest
 
 from tests.reports import BUILT, IMAGE, WHEN, Done, FakeInside, said
 from tests.smoke_suites import CLAIMS, FACTS, SUITE
-from torchkiln import report as forms
 from torchkiln.errors import ConfigError
-from torchkiln.nouns import Finding, SmokeReport
-from torchkiln.smoke import smoke
-from torchkiln.suite import load_suite, suite_digest
-from torchkiln.verdict import faults, host_fault, verdict
+from torchkiln.model.report import Finding, SmokeReport
+from torchkiln.smoke import report as forms
+from torchkiln.smoke.run import smoke
+from torchkiln.smoke.suite import load_suite, suite_digest
+from torchkiln.smoke.verdict import faults, host_fault, verdict
 
 
 def passed(check: str, **other: Any) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from tests.golden.write import LAYER, LAYER_WHEEL, layer_facts
 from tests.layers import SCHEME, add, layer_of, pretended_code, sha256, tree_of_layer
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
-from torchkiln.engines import conversion
-from torchkiln.engines.conversion import Input, Job, convert
+from torchkiln.build import worker as build_worker
+from torchkiln.build.worker import Input, Task, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.oci import gzip as members
 from torchkiln.oci.layer import LayerWriter
-from torchkiln.places import ROOT
 from torchkiln.recipe import PREFIX, WHEEL_EPOCH
+from torchkiln.util.places import ROOT
 from torchkiln.wheel.source import WheelFile
 from torchkiln.wheel.splice import splice
 
@@ -53,8 +53,8 @@ def wheel(tmp_path: Path) -> Path:
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process as a conversion worker."""
-    monkeypatch.setattr(conversion, "_cancelled", multiprocessing.Event(), raising=False)
-    monkeypatch.setattr(conversion, "_progress", [0], raising=False)
+    monkeypatch.setattr(build_worker, "_cancelled", multiprocessing.Event(), raising=False)
+    monkeypatch.setattr(build_worker, "_progress", [0], raising=False)
 
 
 def test_the_golden_wheel_gives_the_golden_digest() -> None:
@@ -109,8 +109,8 @@ def test_a_wheel_that_arrives_slowly(wheel: Path, tmp_path: Path, tail: int) -> 
 def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Path) -> None:
     """Cold, the interpreter compiles; warm, the pack is read and nothing is started; damaged, anew."""
 
-    def job(cache: str, interpreter: str = sys.executable) -> Job:
-        return Job(
+    def job(cache: str, interpreter: str = sys.executable) -> Task:
+        return Task(
             slot=0,
             inputs=(Input(wheel=locked_wheel(wheel), path=wheel),),
             cache=tmp_path / cache,
@@ -119,14 +119,14 @@ def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Pa
             out=tmp_path / "out",
         )
 
-    cold = convert(job("one"))
-    warm = convert(job("one", "/nowhere/python"))
-    other = convert(job("two"))
+    cold = make_layer(job("one"))
+    warm = make_layer(job("one", "/nowhere/python"))
+    other = make_layer(job("two"))
     (pack,) = (tmp_path / "one" / "bytecode").iterdir()
     pack.chmod(0o644)
     pack.write_bytes(pack.read_bytes()[:-1])
 
-    assert cold == warm == other == convert(job("one"))
+    assert cold == warm == other == make_layer(job("one"))
     tree = tree_of_layer((tmp_path / "out").read_bytes())
     made = f"{SCHEME.site}/some/__pycache__/__init__.cpython-311.pyc"
     assert tree[made].mode == 0o644

@@ -16,17 +16,17 @@ from torchkiln.base import artefact
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ConfigError, GateRefused, Stale
-from torchkiln.gate import clear, judge, override
+from torchkiln.gate.gate import clear, judge, override
 from torchkiln.index.settings import index_settings
-from torchkiln.lock import from_json, load_locked, lock, save, to_json
-from torchkiln.nouns import LockedCell, LockedWheel, Source
-from torchkiln.parts import Limit
-from torchkiln.places import ROOT
-from torchkiln.plan import plan
-from torchkiln.policy import Policy
-from torchkiln.public_record import recorded
-from torchkiln.stand_in import declared, resolved_against, stand_ins
-from torchkiln.wanted import Wanted
+from torchkiln.lock.lock import from_json, load_locked, lock, save, to_json
+from torchkiln.matrix.policy import Policy
+from torchkiln.matrix.public_record import recorded
+from torchkiln.model.cell import Limit, Source
+from torchkiln.model.index import Wanted
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.stand_in import declared, resolved_against, stand_ins
+from torchkiln.plan.plan import plan
+from torchkiln.util.places import ROOT
 
 DEBIAN, UBUNTU = recipe("debian12"), recipe("ubuntu22.04")
 INDEX = "TORCHKILN_INDEX_PYTORCH"

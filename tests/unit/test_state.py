@@ -8,18 +8,20 @@ from dataclasses import replace
 import pytest
 
 from tests import reports
-from torchkiln import facts, matrix
-from torchkiln.explain import needs
-from torchkiln.nouns import Cell, Flavor, Resolution, Source, Witness
-from torchkiln.places import ROOT
-from torchkiln.policy import Policy
-from torchkiln.resolve import resolve
-from torchkiln.state import Kept, State, saw_gpus, state, why_unavailable
+from torchkiln.gate.cell_state import Kept, State, saw_gpus, state, why_unavailable
+from torchkiln.matrix import facts, matrix
+from torchkiln.matrix.explain import needs
+from torchkiln.matrix.policy import Policy
+from torchkiln.matrix.resolve import resolve
+from torchkiln.model.cell import Cell, Resolution, Source
+from torchkiln.model.digest import Flavor
+from torchkiln.model.report import SignedReport
+from torchkiln.util.places import ROOT
 
 FACTS = facts.load()
 MATRIX = matrix.read(ROOT / "matrix.yaml", FACTS)
 POLICY = Policy(signed=False, strangers=True)
-PROOF = reports.witness(reports.report(), "a.dsse.json")
+PROOF = reports.signed_report(reports.report(), "a.dsse.json")
 ALONE = replace(PROOF, report=replace(PROOF.report, host=json.dumps({})))
 OF_ANOTHER = replace(PROOF, report=replace(PROOF.report, image=reports.OTHER))
 
@@ -29,7 +31,7 @@ def answer(torch: str, cuda: str, flavor: Flavor = "runtime", os: str = "debian1
     return resolve(Cell(torch=torch, cuda=cuda, flavor=flavor, os=os, python=python), MATRIX, FACTS)
 
 
-def of(*known: Witness, image: bool = True) -> State:
+def of(*known: SignedReport, image: bool = True) -> State:
     """The state of the cell of which the reports are."""
     kept = Kept(locked=reports.LOCKED, image=reports.IMAGE if image else None, reports=known)
     return state(reports.LOCKED.resolution, kept, POLICY, reports.SUITE)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from torchkiln.errors import BuildFailed
-from torchkiln.places import ROOT
-from torchkiln.store import Store
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 LEAVE = """
 import os, sys
 from pathlib import Path
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 store = Store(Path(sys.argv[1]))
 store.temporary("file").write_text("x")
 folder = store.temporary("folder")
@@ -101,7 +101,7 @@ def test_a_claim_is_seen_while_it_lasts(tmp_path: Path) -> None:
 def test_no_claim_while_somebody_looks_for_what_may_go(tmp_path: Path) -> None:
     """Who claims waits for the gate, and hears whose it is."""
     script = (
-        "import sys; from pathlib import Path; from torchkiln.store import Store\n"
+        "import sys; from pathlib import Path; from torchkiln.store.store import Store\n"
         "def told(holder):\n    print(holder.what, flush=True)\n"
         "with Store(Path(sys.argv[1]), on_wait=told).claim('builds', ['a']):\n"
         "    print('claimed', flush=True)\n"

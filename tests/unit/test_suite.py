@@ -16,9 +16,10 @@ import pytest
 
 from tests.smoke_suites import FACTS, SUITE, suite_with
 from torchkiln.errors import ConfigError
-from torchkiln.nouns import BuiltImage, Digest
-from torchkiln.smoke import smoke
-from torchkiln.suite import load_suite, suite_digest
+from torchkiln.model.digest import Digest
+from torchkiln.model.image import BuiltImage
+from torchkiln.smoke.run import smoke
+from torchkiln.smoke.suite import load_suite, suite_digest
 
 CHECK = {"test_one.py": "@pytest.mark.tier(0)\ndef test_one():\n    assert False, 'the real check ran'\n"}
 IMAGE = BuiltImage(

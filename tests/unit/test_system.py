@@ -13,11 +13,11 @@ from tests.roots import entry, tar_of
 from tests.unit.test_base_artefact import a_base
 from tests.unit.test_tools import devel
 from torchkiln.base import artefact, keeping, tools
+from torchkiln.build.prerequisites import Sources, at_hand
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.nouns import LockedBase, LockedCell, LockedTools, OsPackage
+from torchkiln.model.lock import LockedBase, LockedCell, LockedTools, OsPackage
 from torchkiln.oci.encode import ENCODER, encode_bytes
-from torchkiln.store import Store
-from torchkiln.system import Sources, at_hand
+from torchkiln.store.store import Store
 
 STATUS = "Package: {}\nStatus: install ok installed\nVersion: {}\n\n"
 

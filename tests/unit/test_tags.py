@@ -9,10 +9,10 @@ import pytest
 
 from tests.gridcase import ASKED, FACTS, MATRIX, NATIVE_FIRST, answer
 from torchkiln.errors import ConfigError
-from torchkiln.matrix import Aliases, Bound
-from torchkiln.resolve import resolve
-from torchkiln.select import all_cells
-from torchkiln.tags import aliases_of, dated, tag_of, undated
+from torchkiln.matrix.matrix import Aliases, Bound
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import all_cells
+from torchkiln.matrix.tags import aliases_of, dated, tag_of, undated
 
 
 @pytest.mark.parametrize(

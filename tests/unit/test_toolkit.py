@@ -14,19 +14,21 @@ import pytest
 
 from tests.gridcase import FACTS, MATRIX
 from tests.planned import LOCK_DIGEST, PROFILE, locked, tools_on, wheel
-from torchkiln import lockfile
-from torchkiln.bake import bake
-from torchkiln.engines.keys import key_of
+from torchkiln.build.cache_keys import key_of
+from torchkiln.docker.bake import bake
+from torchkiln.docker.dockerfile import load_templates, render
 from torchkiln.errors import Stale, Unresolvable
-from torchkiln.layering import archive_layers
-from torchkiln.lockfile import from_json, to_json
-from torchkiln.nouns import Cell, ImagePlan, LockedCell, Resolution
+from torchkiln.lock import file as lock_file
+from torchkiln.lock.file import from_json, to_json
+from torchkiln.matrix.resolve import require_buildable, resolve
+from torchkiln.model.cell import Cell, Resolution
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.plan import ImagePlan
 from torchkiln.oci import tar
-from torchkiln.places import ROOT
-from torchkiln.plan import plan
+from torchkiln.plan.layers import archive_layers
+from torchkiln.plan.plan import plan
 from torchkiln.recipe import site
-from torchkiln.render import load_templates, render
-from torchkiln.resolve import require_buildable, resolve
+from torchkiln.util.places import ROOT
 
 SITE = site("3.11").lstrip("/")
 PARTS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl")
@@ -269,8 +271,8 @@ def test_a_lock_with_other_archives_than_it_means_is_refused(change: dict[str, s
 
 def _resealed(document: dict[str, Any]) -> bytes:
     """As somebody would write it who knows how the seal is made."""
-    document["digest"] = lockfile._digest(document)
-    document["seal"] = lockfile._seal(document)
+    document["digest"] = lock_file._digest(document)
+    document["seal"] = lock_file._seal(document)
     return json.dumps(document).encode()
 
 

@@ -9,14 +9,18 @@ import pytest
 
 from tests.gridcase import FACTS
 from tests.planned import LOCK_DIGEST, PROFILE, locked, tools_on, wheel
+from torchkiln.docker.dockerfile import load_templates, render
 from torchkiln.errors import Stale
-from torchkiln.lockfile import from_json, to_json
-from torchkiln.nouns import Cell, Digest, ImagePlan, LockedCell
-from torchkiln.places import ROOT
-from torchkiln.plan import plan
-from torchkiln.plan import to_json as plan_json
-from torchkiln.render import load_templates, render
-from torchkiln.tools import compiler_links, host_gcc, is_tools, packages_of, tools_of
+from torchkiln.lock.file import from_json, to_json
+from torchkiln.matrix.os_tools import host_gcc, is_tools, packages_of, tools_of
+from torchkiln.model.cell import Cell
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.plan import ImagePlan
+from torchkiln.plan.cuda_toolkit import compiler_links
+from torchkiln.plan.plan import plan
+from torchkiln.plan.plan import to_json as plan_json
+from torchkiln.util.places import ROOT
 
 TEMPLATES = load_templates(ROOT / "templates")
 

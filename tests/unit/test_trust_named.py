@@ -11,12 +11,12 @@ import pytest
 from tests.keys import ED, P256, STRANGER, pem, public_pem
 from tests.published import Scene, a_built_press, a_scene
 from tests.reports import TAG, found
+from torchkiln.attest.provenance import PROVENANCE
+from torchkiln.attest.signers import ByKey
+from torchkiln.attest.smoke_report import attest
+from torchkiln.attest.statement import Statement, statement
 from torchkiln.errors import GateRefused, VerificationFailed
-from torchkiln.places import ROOT
-from torchkiln.publishing.sealing import ByKey
-from torchkiln.statements.attestation import attest
-from torchkiln.statements.provenance import PROVENANCE
-from torchkiln.statements.statement import Statement, statement
+from torchkiln.util.places import ROOT
 
 __all__ = ["a_built_press", "a_scene"]
 

@@ -12,9 +12,9 @@ import pytest
 from tests.roots import entry, layer, tar_of
 from tests.zstd_frames import program
 from torchkiln.errors import KilnError, VerificationFailed
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci.unpack import LayerBlob, unpack, unpacked_root
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 
 NOWHERE = Digest("sha256:" + "0" * 64)
 

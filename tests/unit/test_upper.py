@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.roots import entry, tar_of
-from torchkiln.contents import Thing
 from torchkiln.errors import BuildFailed
-from torchkiln.oci.inspect_tar import TarInspector
+from torchkiln.model.contents import Thing
 from torchkiln.oci.read_tar import grow
 from torchkiln.oci.upper import write_upper
+from torchkiln.oci.validate.tar import TarInspector
 
 Entry = tuple[tarfile.TarInfo, bytes]
 FOLDER, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE

@@ -12,9 +12,9 @@ from tests.keys import ED, P256, STRANGER, public_pem
 from tests.press import interpreter
 from tests.published import Scene, a_built_press, a_scene
 from tests.reports import TAG, found
-from torchkiln.publishing.sealing import ByKey
-from torchkiln.statements.attestation import attest
-from torchkiln.statements.statement import statement
+from torchkiln.attest.signers import ByKey
+from torchkiln.attest.smoke_report import attest
+from torchkiln.attest.statement import statement
 
 __all__ = ["a_built_press", "a_scene"]
 
@@ -114,8 +114,8 @@ def test_a_report_for_a_sibling_image(scene: Scene) -> None:
 
 def test_the_provenance_of_a_sibling(scene: Scene) -> None:
     """Signed for this image by the publisher, and its lock gives another."""
-    from torchkiln.lock import load_locked
-    from torchkiln.statements.provenance import provenance
+    from torchkiln.attest.provenance import provenance
+    from torchkiln.lock.lock import load_locked
 
     scene.publish()
     scene.desk.build("2")
@@ -128,7 +128,7 @@ def test_the_provenance_of_a_sibling(scene: Scene) -> None:
 
 def test_a_configuration_that_its_lock_does_not_give(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the very layers, by a publisher whose source makes another one."""
-    from torchkiln import plan
+    from torchkiln.plan import plan
 
     config = plan._config
     with monkeypatch.context() as patch:
@@ -207,7 +207,7 @@ def test_another_suite_made_the_reports(scene: Scene) -> None:
 
 
 def test_the_policy_is_that_of_who_looks(scene: Scene) -> None:
-    from torchkiln.places import ROOT
+    from torchkiln.util.places import ROOT
 
     scene.publish()
     text = (ROOT / "matrix.yaml").read_text().replace("gpus: []", 'gpus: ["10.0"]')

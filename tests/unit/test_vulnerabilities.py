@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import Digest
-from torchkiln.vulnerabilities import (
+from torchkiln.model.digest import Digest
+from torchkiln.scan.judge import (
     Allowance,
     Judgement,
     Scan,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchkiln.errors import ConfigError
-from torchkiln.tolerated import load, read
-from torchkiln.vulnerabilities import Allowance
+from torchkiln.scan.allowances import load, read
+from torchkiln.scan.judge import Allowance
 
 DAY = date(2026, 11, 22)
 GOOD = """\

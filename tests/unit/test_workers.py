@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.places import ROOT
-from torchkiln.workers import WorkerDied, Workers
+from torchkiln.util.places import ROOT
+from torchkiln.util.processes import WorkerDied, Workers
 
 _started_with: list[str] = []
 
@@ -95,7 +95,7 @@ def test_workers_of_a_killed_parent_end_without_a_word(tmp_path: Path) -> None:
     """Killed with an answer unread: to the worker the connection is then reset, not closed."""
     code = """
 import os, signal, time
-from torchkiln.workers import Workers
+from torchkiln.util.processes import Workers
 if __name__ == "__main__":
     workers = Workers(1, print)
     workers.submit(time.sleep, 0).result()
@@ -125,7 +125,7 @@ def test_ctrl_c_is_the_main_threads() -> None:
 
 def test_too_little_address_space_is_refused_before_anything_waits() -> None:
     limit = 300_000_000
-    code = "from torchkiln.workers import Workers; Workers(2, print)"
+    code = "from torchkiln.util.processes import Workers; Workers(2, print)"
     ran = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

@@ -11,7 +11,7 @@ import yaml
 from tests.checkouts import commit
 from tests.workflow_scene import IMAGE, REGISTRY, SCRIPT, Scene, caller, gate, scene
 from tests.workflows import ACTION, GITHUB, loaded
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 
 @pytest.fixture

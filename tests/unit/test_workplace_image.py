@@ -11,9 +11,9 @@ import pytest
 from tests.inside import PACKAGE
 from tests.planned import LOCK_DIGEST, locked
 from tests.smoke_suites import SUITE
-from torchkiln.arch import how_served
-from torchkiln.facts import load as facts
-from torchkiln.plan import IMAGE_JSON, plan
+from torchkiln.matrix.facts import load as facts
+from torchkiln.matrix.gpu_archs import how_served
+from torchkiln.plan.plan import IMAGE_JSON, plan
 from workplace.image import load, serves
 
 BUILDS = sorted({build.archs for release in facts().releases.values() for build in release.variants})

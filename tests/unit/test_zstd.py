@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from tests.oci_samples import digest, files, tar_of
 from tests.zstd_frames import SHAPES, program, run_frame
 from torchkiln.errors import ToolMissing
-from torchkiln.oci import inspect_layer as inspect_module
 from torchkiln.oci import zstd
-from torchkiln.oci.inspect_layer import GZIP_TYPE, TAR_TYPE, ZSTD_TYPE, inspect_layer
 from torchkiln.oci.layer import Written
 from torchkiln.oci.opening import open_layer
+from torchkiln.oci.validate import layer as inspect_module
+from torchkiln.oci.validate.layer import GZIP_TYPE, TAR_TYPE, ZSTD_TYPE, inspect_layer
 from torchkiln.oci.zstd import NotCompressible, compress, open_zstd
-from torchkiln.places import ROOT
+from torchkiln.util.places import ROOT
 
 NOISE = random.Random(7).randbytes(1_500_000)
 TAR = tar_of(files(opt__noise=NOISE, opt__same=NOISE, opt__text=b"import torch\n" * 90_000))
@@ -175,7 +175,7 @@ def test_a_wrong_media_type_is_told(called: str, held: str, fault: str, tmp_path
 MEASURE = """
 import io, sys
 from pathlib import Path
-from torchkiln.oci.inspect_layer import ZSTD_TYPE, inspect_layer
+from torchkiln.oci.validate.layer import ZSTD_TYPE, inspect_layer
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.zstd import compress
 def peak():

@@ -14,21 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torchkiln.deb822 import PACKAGE, VERSION, paragraphs
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.files import write_atomic
-from torchkiln.nouns import (
-    BaseFiles,
-    DebFile,
-    LockedBase,
-    LockedCell,
-    LockedTools,
-    OsPackage,
-    parse_digest,
-)
-from torchkiln.schema import sentences
-from torchkiln.store import Store
-from torchkiln.strict import json_of, read_file
+from torchkiln.model.digest import parse_digest
+from torchkiln.model.lock import BaseFiles, DebFile, LockedBase, LockedCell, LockedTools, OsPackage
+from torchkiln.store.store import Store
+from torchkiln.util.deb822 import PACKAGE, VERSION, paragraphs
+from torchkiln.util.files import write_atomic
+from torchkiln.util.schema import sentences
+from torchkiln.util.strict_json import json_of, read_file
 
 SCHEMA = 1
 _RECORDS = "debs"

@@ -13,10 +13,10 @@ from torchkiln.base.keeping import moved, to_json
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.sources import variables
-from torchkiln.files import write_atomic
-from torchkiln.nouns import LockedBase
+from torchkiln.model.lock import LockedBase
 from torchkiln.oci.encode import Encoded
-from torchkiln.store import Store
+from torchkiln.store.store import Store
+from torchkiln.util.files import write_atomic
 
 __all__ = [
     "adopt",

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from torchkiln.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import LockedBase, OsPackage
+from torchkiln.model.lock import LockedBase, OsPackage
 from torchkiln.oci.encode import ENCODER, Encoded
-from torchkiln.oci.gunzip import open_gzip
+from torchkiln.oci.opening import open_gzip
 from torchkiln.oci.tar_reader import Entry, TarReader, pieces_of
+from torchkiln.util.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
 
 _STATUS = "var/lib/dpkg/status"
 _LIMIT = 64 << 20  # bytes of it; Debian's whole archive has as much

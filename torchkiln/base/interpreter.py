@@ -15,11 +15,11 @@ from pathlib import Path
 
 from torchkiln.base.extraction import Refused, extract
 from torchkiln.errors import BuildFailed
-from torchkiln.nouns import LockedBase
-from torchkiln.oci.gunzip import open_gzip
+from torchkiln.model.lock import LockedBase
+from torchkiln.oci.opening import open_gzip
 from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.oci.tar_header import DamagedTar
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 LOADER = f"{LIBRARIES}/ld-linux-x86-64.so.2"

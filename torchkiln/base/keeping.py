@@ -14,16 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from torchkiln.artefacts import artefact_json
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.files import pretty_json
-from torchkiln.nouns import LockedBase, LockedTools, OsPackage
+from torchkiln.model.lock import LockedBase, LockedTools, OsPackage, artefact_json
 from torchkiln.oci.encode import Encoded, encode
-from torchkiln.oci.gunzip import open_gzip
-from torchkiln.oci.opening import bounded
-from torchkiln.schema import sentences, shipped
-from torchkiln.store import Store
-from torchkiln.strict import json_of, read_file
+from torchkiln.oci.opening import bounded, open_gzip
+from torchkiln.store.store import Store
+from torchkiln.util.files import pretty_json
+from torchkiln.util.schema import sentences, shipped
+from torchkiln.util.strict_json import json_of, read_file
 
 SCHEMA = 1
 _STAND_INS = "bases"

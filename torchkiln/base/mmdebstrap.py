@@ -23,11 +23,11 @@ from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe
 from torchkiln.base.sources import Sources, edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ToolMissing
-from torchkiln.nouns import BaseFiles, LockedBase, LockedTools
+from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools
 from torchkiln.oci.encode import encode
-from torchkiln.scratch import held
-from torchkiln.scratch import scratch as temporary_folder
-from torchkiln.store import Store
+from torchkiln.store.store import Store
+from torchkiln.util.scratch import held
+from torchkiln.util.scratch import scratch as temporary_folder
 
 # All that the build sees of the caller's environment: how to reach the archive and where scratch space is.
 # Locale, umask and the like would leak into the result.

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from torchkiln.base.recipe import BaseRecipe
 from torchkiln.errors import ConfigError
-from torchkiln.stand_in import declared
+from torchkiln.model.stand_in import declared
 
 _VARIABLES = {
     "debian": ("TORCHKILN_DEBIAN_MIRROR", "TORCHKILN_DEBIAN_SECURITY_MIRROR", "TORCHKILN_DEBIAN_KEYRING"),

@@ -21,12 +21,12 @@ from torchkiln.base.mmdebstrap import Onto, Scratch, command, dev_folder, runnin
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.sources import sources_of, variables
 from torchkiln.errors import BuildFailed
-from torchkiln.files import write_atomic
-from torchkiln.nouns import BaseFiles, LockedBase, LockedTools, OsPackage
+from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools, OsPackage
 from torchkiln.oci.encode import ENCODER, Encoded, encode
-from torchkiln.oci.gunzip import open_gzip
+from torchkiln.oci.opening import open_gzip
 from torchkiln.oci.upper import write_upper
-from torchkiln.store import Store
+from torchkiln.store.store import Store
+from torchkiln.util.files import write_atomic
 
 _ABOVE_ALL = 1001  # a pin's priority: apt then keeps to that version even where a newer one is wanted
 _MOVED_ON = "the archive has moved on: make a new base of it, with: torchkiln lock --upgrade-base"

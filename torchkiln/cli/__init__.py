@@ -129,7 +129,7 @@ class _Stop:
         """From here on a signal ends the process at once, with *code* and the last words *sentence*."""
 
         def leave(*_: object) -> None:
-            if workers := sys.modules.get("torchkiln.workers"):  # if they were wanted at all
+            if workers := sys.modules.get("torchkiln.util.processes"):  # if they were wanted at all
                 workers.start_no_more()
             os.write(2, sentence.encode())  # not by way of a buffer that may be in use
             os._exit(code)

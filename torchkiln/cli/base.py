@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.console import waiting
-from torchkiln.cli.options import cache_root, images_folder
+from torchkiln.cli.shared.console import waiting
+from torchkiln.cli.shared.options import cache_root, images_folder
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.nouns import LockedBase, LockedTools
-from torchkiln.store import Store
+from torchkiln.model.lock import LockedBase, LockedTools
+from torchkiln.store.store import Store
 
 _os = click.option("--os", "os_name", default="debian12", show_default=True, help="debian12, ubuntu22.04")
 _tools = click.option(
@@ -161,7 +161,7 @@ def build_tools(
 ) -> LockedTools:
     """The tools *name* on *below* from the archive's present state."""
     from torchkiln.base import tools
-    from torchkiln.tools import packages_of
+    from torchkiln.matrix.os_tools import packages_of
 
     return tools.rebuild(name, packages_of(name), below, store, environ=os.environ, locked=locked, say=say)
 
@@ -244,7 +244,7 @@ def _locked_base(images: Path, os_name: str) -> LockedBase:
 
 
 def _check(name: str) -> None:
-    from torchkiln.tools import is_tools
+    from torchkiln.matrix.os_tools import is_tools
 
     if not is_tools(name):
         raise ConfigError(f"--tools {name}: no tools have that name", hint="devel, or devel-gcc11")

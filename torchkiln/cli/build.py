@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 from click.core import ParameterSource
 
-from torchkiln.cli import console
-from torchkiln.cli.checks import Checks, run_checks, suite_of
-from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.desk import Desk, LateIndex
-from torchkiln.cli.options import cache_root, images_folder, layout_option
-from torchkiln.cli.reports import end, show_lines
+from torchkiln.cli.shared import console
+from torchkiln.cli.shared.checks import Checks, run_checks, suite_of
+from torchkiln.cli.shared.context import Context
+from torchkiln.cli.shared.options import cache_root, images_folder, layout_option
+from torchkiln.cli.shared.reports import end, show_lines
+from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import KilnError
-from torchkiln.nouns import LayerFormat
+from torchkiln.index.lazy import LateIndex
+from torchkiln.model.digest import LayerFormat
 
 if TYPE_CHECKING:
-    from torchkiln.nouns import Cell, SmokeReport
+    from torchkiln.model.cell import Cell
+    from torchkiln.model.report import SmokeReport
 
 _FORMATS = ("oci", "oci-archive", "docker-archive")
 _LAYER_FORMATS: tuple[LayerFormat, ...] = ("gzip", "gzip-joined", "zstd")
@@ -120,17 +122,17 @@ def build(
     if tier and not smoke:
         raise click.UsageError("--tier says how far --smoke goes, which is not given")
     cells, matrix, facts = chosen.cells(must_name=True)
-    desk = Desk(matrix, facts, images, base, tools, locked, quiet)
-    way: _Way = _Embedded(desk, output.absolute(), form, layer_format, load, ahead, plain_http)
+    context = Context(matrix, facts, images, base, tools, locked, quiet)
+    way: _Way = _Embedded(context, output.absolute(), form, layer_format, load, ahead, plain_http)
     if engine == "docker":
-        from torchkiln.cli.on_docker import OnDocker
+        from torchkiln.cli.shared.on_docker import OnDocker
 
-        way = OnDocker(desk, builder, cache_from, cache_to)
+        way = OnDocker(context, builder, cache_from, cache_to)
     failures: list[KilnError] = []
     for cell in cells:
         try:
             if dry_run:
-                _tell(_forecast(desk, cell, layer_format), as_json)
+                _tell(_forecast(context, cell, layer_format), as_json)
             else:
                 told = way.build(cell)
                 report = _checked(told, images, chosen, tier, alone=len(cells) == 1) if smoke else None
@@ -154,9 +156,9 @@ def _checked(told: dict[str, Any], images: Path, chosen: Chosen, tier: int, *, a
 
     Of several images none stays unpacked that was not so before: each takes twice its compressed size.
     """
-    from torchkiln.housekeeping import forget_root
+    from torchkiln.cache.prune import forget_root
     from torchkiln.oci.unpack import root_of
-    from torchkiln.store import Store
+    from torchkiln.store.store import Store
 
     store, manifest = Store(cache_root()), told["digest"]
     stays = alone or root_of(store, manifest).is_dir()
@@ -194,7 +196,7 @@ def _refuse_others_options(ctx: click.Context, engine: str) -> None:
 class _Embedded:
     """Our own engine, into an OCI layout."""
 
-    desk: Desk
+    context: Context
     layout: Path
     form: str
     layer_format: LayerFormat
@@ -203,54 +205,54 @@ class _Embedded:
     plain_http: bool
 
     def build(self, cell: Cell) -> dict[str, Any]:
-        from torchkiln import kiln
-        from torchkiln.cli.ahead import uploads_ahead
+        from torchkiln.build import build as builder
+        from torchkiln.cli.shared.upload_ahead import uploads_ahead
 
         if self.load:
-            from torchkiln.cli.on_docker import engine_to_load_into, load_into
-        desk, store = self.desk, self.desk.store()
+            from torchkiln.cli.shared.on_docker import engine_to_load_into, load_into
+        context, store = self.context, self.context.store()
         into = engine_to_load_into() if self.load else None  # asked before the work, not behind it
-        locked = desk.locked(cell)
+        locked = context.locked(cell)
         with (
-            console.progress(quiet=desk.quiet) as observer,
+            console.progress(quiet=context.quiet) as observer,
             uploads_ahead(self.ahead, self.plain_http, store, observer) as ahead,
         ):
-            built = kiln.build(
+            built = builder.build(
                 locked,
-                desk.matrix,
-                desk.facts,
+                context.matrix,
+                context.facts,
                 store=store,
                 layout=self.layout,
                 fetcher=LateIndex(store),
                 observer=observer,
-                options=kiln.Options(sources=desk.sources(), layer_format=self.layer_format),
-                say=desk.say,
+                options=builder.Options(sources=context.sources(), layer_format=self.layer_format),
+                say=context.say,
                 on_layer=ahead.take,
             )
             sent = ahead.settled()
-            loaded = load_into(into, built.image, cell, desk, observer) if into else ()
+            loaded = load_into(into, built.image, cell, context, observer) if into else ()
         told = console.numbers(built) | ({"loaded": list(loaded)} if into else {}) | sent
         if self.form != "oci":
             from torchkiln.oci.archive import archive_image
 
-            archive = archive_image(built.image, self.form, repository=desk.matrix.repository)  # type: ignore[arg-type]
+            archive = archive_image(built.image, self.form, repository=context.matrix.repository)  # type: ignore[arg-type]
             told["archive"] = str(archive)
-        if not desk.quiet:
+        if not context.quiet:
             console.summary(built)
-        told |= desk.real_or_not(locked)
+        told |= context.real_or_not(locked)
         if self.form != "oci":
-            desk.say(f"archive: {told['archive']}")
+            context.say(f"archive: {told['archive']}")
         if into:
-            desk.say(f"in {into.host} ({into.kind} {into.version}): {', '.join(loaded)}")
+            context.say(f"in {into.host} ({into.kind} {into.version}): {', '.join(loaded)}")
         return told
 
 
-def _forecast(desk: Desk, cell: Cell, layer_format: LayerFormat) -> dict[str, Any]:
-    from torchkiln.engines.embedded import forecast
-    from torchkiln.planning import plan_locked
-    from torchkiln.store import Store
+def _forecast(context: Context, cell: Cell, layer_format: LayerFormat) -> dict[str, Any]:
+    from torchkiln.build.image import forecast
+    from torchkiln.plan.load import plan_locked
+    from torchkiln.store.store import Store
 
-    plan = plan_locked(desk.locked(cell), desk.matrix, desk.facts)
+    plan = plan_locked(context.locked(cell), context.matrix, context.facts)
     return {"tag": plan.tag, "layer_format": layer_format, **forecast(plan, Store(cache_root()))}
 
 

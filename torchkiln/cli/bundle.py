@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.checks import Checks, image_and_lock
-from torchkiln.cli.console import size, waiting
-from torchkiln.cli.options import cache_root
+from torchkiln.cli.shared.checks import Checks, image_and_lock
+from torchkiln.cli.shared.console import size, waiting
+from torchkiln.cli.shared.options import cache_root
 from torchkiln.errors import ConfigError
 
 _LEAST_PART = 1 << 20
@@ -46,10 +46,10 @@ def make_bundle(
 
     :raises KilnError: as `run_checks`; *target* is there, or cannot be written.
     """
-    from torchkiln.bundle.contents import contents
-    from torchkiln.bundle.make import parts_of
-    from torchkiln.bundle.write import TAR, write_folder, write_parts, write_tar
-    from torchkiln.store import Store
+    from torchkiln.smoke.bundle.contents import contents
+    from torchkiln.smoke.bundle.make import parts_of
+    from torchkiln.smoke.bundle.write import TAR, write_folder, write_parts, write_tar
+    from torchkiln.store.store import Store
 
     if checks.runtime == "docker":
         raise ConfigError(

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from torchkiln.cli import console
-from torchkiln.cli.options import cache_root, images_folder
+from torchkiln.cli.shared import console
+from torchkiln.cli.shared.options import cache_root, images_folder
 from torchkiln.errors import ConfigError, VerificationFailed
 
 if TYPE_CHECKING:
-    from torchkiln.cache import Judged
-    from torchkiln.nouns import LockedWheel
-    from torchkiln.store import Store
-    from torchkiln.survey import Survey
+    from torchkiln.cache.policy import ItemUsage
+    from torchkiln.cache.usage import CacheUsage
+    from torchkiln.model.lock import LockedWheel
+    from torchkiln.store.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FEW = 3  # things with the same fault that are named; more are counted
@@ -59,24 +59,24 @@ def _common(command: F) -> F:
 @click.option("--each", is_flag=True, help="a line for each thing, not for each kind and reason")
 def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> None:
     """What is in the cache, by kind: count, size, last use, why it is kept, and what would take it."""
-    from torchkiln.cache import KINDS, Policy, expendable, judge, together
+    from torchkiln.cache.policy import KINDS, Policy, expendable, item_usages, together
 
     store = _store()
     found = _look(store, layouts, images)
-    judged = sorted(judge(found.items, found.needers), key=lambda one: KINDS.index(one.item.kind))
+    usages = sorted(item_usages(found.items, found.roots), key=lambda one: KINDS.index(one.item.kind))
     now = time.time()
-    soon = {one.item.path for one in expendable(judged, Policy(), now=now)}
-    all_ = {one.item.path for one in expendable(judged, Policy(everything=True), now=now)}
+    soon = {one.item.path for one in expendable(usages, Policy(), now=now)}
+    all_ = {one.item.path for one in expendable(usages, Policy(everything=True), now=now)}
 
-    def goes(one: Judged) -> str:
+    def goes(one: ItemUsage) -> str:
         return "prune" if one.item.path in soon else "prune --all" if one.item.path in all_ else "–"
 
     if as_json:
-        told = [{**_told(one), "goes_with": goes(one).replace("–", "")} for one in judged]
+        told = [{**_told(one), "goes_with": goes(one).replace("–", "")} for one in usages]
         click.echo(json.dumps({"cache": str(store.root), "items": told}, indent=2))
         return
-    rows: dict[tuple[str, ...], list[Judged]] = {}
-    for one in judged:
+    rows: dict[tuple[str, ...], list[ItemUsage]] = {}
+    for one in usages:
         key = (one.item.kind, goes(one), one.reason, one.item.path if each else "")
         rows.setdefault(key, []).append(one)
     _table(
@@ -86,10 +86,10 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> 
             for (kind, way, _, _), ones in rows.items()
         ],
     )
-    shared = [one for one in judged if one.item.shared]
-    click.echo(f"{_size(judged)} in {store.root}; {_size(shared)} of it are in layouts too, by hard link")
+    shared = [one for one in usages if one.item.shared]
+    click.echo(f"{_size(usages)} in {store.root}; {_size(shared)} of it are in layouts too, by hard link")
     for way, paths in (("prune", soon), ("prune --all", all_)):
-        freed = [one for one in judged if one.item.path in paths and not one.item.shared]
+        freed = [one for one in usages if one.item.path in paths and not one.item.shared]
         click.echo(f"`cache {way}` would free {_size(freed)}")
 
 
@@ -116,8 +116,8 @@ def prune(
     used for 7 days, index pages and what layers say of packages for 30, and what interrupted runs left. Never
     what a tag needs, nor what a running build needs; builds go on meanwhile.
     """
-    from torchkiln import housekeeping
-    from torchkiln.cache import KINDS, Policy, parse_age, parse_bytes, together
+    from torchkiln.cache import prune as pruning
+    from torchkiln.cache.policy import KINDS, Policy, parse_age, parse_bytes, together
 
     policy = Policy(
         everything=everything,
@@ -126,22 +126,22 @@ def prune(
     )
     store = _store()
     if not store.root.is_dir():
-        done = housekeeping.Pruned(gone=(), left=())
+        done = pruning.Pruned(gone=(), left=())
     else:
-        done = housekeeping.prune(store, lambda: _look(store, layouts, images), policy, dry_run=dry_run)
+        done = pruning.prune(store, lambda: _look(store, layouts, images), policy, dry_run=dry_run)
     busy = [one for one in done.left if (one.item.busy or "process" in one.users) and "tag" not in one.users]
     if as_json:
         told = {
             "cache": str(store.root),
             "dry_run": dry_run,
             "freed_bytes": done.freed,
-            "left_bytes": housekeeping.total(done.left),
+            "left_bytes": pruning.total(done.left),
             "gone": [_told(one) for one in done.gone],
             "left_in_use": [_told(one) for one in busy],
         }
         click.echo(json.dumps(told, indent=2))
     else:
-        rows: dict[tuple[str, str], list[Judged]] = {}
+        rows: dict[tuple[str, str], list[ItemUsage]] = {}
         for one in sorted(done.gone, key=lambda one: KINDS.index(one.item.kind)):
             rows.setdefault((one.item.kind, one.reason), []).append(one)
         lines = [(kind, str(len(ones)), _size(ones), together(ones)) for (kind, _), ones in rows.items()]
@@ -151,7 +151,7 @@ def prune(
     if busy:
         reasons = "; ".join(dict.fromkeys(one.why for one in busy))
         console.say(f"left {_size(busy)}: {reasons}")
-    left = housekeeping.total(done.left)
+    left = pruning.total(done.left)
     if policy.max_size is not None and left > policy.max_size:
         console.say(
             f"the cache is still {console.size(left)}: the rest is needed, `cache show` tells by whom"
@@ -167,21 +167,21 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
     Ends with exit 12 where faults remain. --repair takes what is broken out of the cache; the next build
     makes it again, and replaces it in its layout.
     """
-    from torchkiln import housekeeping
+    from torchkiln.cache import prune as pruning
 
     store = _store()
     started = time.monotonic()
     read: list[int] = []
     found = _look(store, layouts, images)
-    faults = housekeeping.faults(store, found, advanced=read.append)
+    faults = pruning.faults(store, found, advanced=read.append)
     seconds = time.monotonic() - started
     console.say(f"read {console.size(sum(read))} in {seconds:.1f} s")
     fetch = _late_fetch(store)
     hit: dict[str, None] = {}
-    lines: dict[tuple[str, str, str], list[Judged]] = {}
+    lines: dict[tuple[str, str, str], list[ItemUsage]] = {}
     told, remaining = [], 0
     for fault in faults:
-        mended, done = housekeeping.repair(store, fault, found, fetch) if repair else (False, "")
+        mended, done = pruning.repair(store, fault, found, fetch) if repair else (False, "")
         remaining += not mended
         hit |= dict.fromkeys(fault.tags)
         told.append({**_told(fault.subject), "fault": fault.what, "tags": fault.tags, "repaired": mended})
@@ -210,7 +210,7 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
 
 
 def _store() -> Store:
-    from torchkiln.store import Store
+    from torchkiln.store.store import Store
 
     root = cache_root()
     if root.exists() and not root.is_dir():
@@ -220,10 +220,10 @@ def _store() -> Store:
     return Store(root, on_wait=console.waiting)
 
 
-def _look(store: Store, layouts: Iterable[Path], images: Path) -> Survey:
-    from torchkiln.survey import survey
+def _look(store: Store, layouts: Iterable[Path], images: Path) -> CacheUsage:
+    from torchkiln.cache.usage import cache_usage
 
-    found = survey(store, layouts, images)
+    found = cache_usage(store, layouts, images)
     for reason in found.unread:
         console.say(f"cannot be read, so all that it holds is kept: {reason}")
     return found
@@ -240,7 +240,7 @@ def _late_fetch(store: Store) -> Callable[[LockedWheel], object]:
     return fetch
 
 
-def _told(one: Judged) -> dict[str, Any]:
+def _told(one: ItemUsage) -> dict[str, Any]:
     item = one.item
     return {
         "kind": item.kind,
@@ -255,17 +255,17 @@ def _told(one: Judged) -> dict[str, Any]:
     }
 
 
-def _named(ones: Sequence[Judged], text: str, by_name: bool) -> str:
+def _named(ones: Sequence[ItemUsage], text: str, by_name: bool) -> str:
     return f"{', '.join(one.item.title or one.item.path for one in ones)}: {text}" if by_name else text
 
 
-def _size(judged: Sequence[Judged]) -> str:
-    return console.size(sum(one.item.size for one in judged))
+def _size(usages: Sequence[ItemUsage]) -> str:
+    return console.size(sum(one.item.size for one in usages))
 
 
-def _ago(now: float, judged: Iterable[Judged]) -> str:
+def _ago(now: float, usages: Iterable[ItemUsage]) -> str:
     """How long ago the most recently used of them was."""
-    seconds = max(now - max(one.item.used for one in judged), 0)
+    seconds = max(now - max(one.item.used for one in usages), 0)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchkiln.cli import comparison
-from torchkiln.cli.console import say
-from torchkiln.cli.options import DOCKER, layout_option
+from torchkiln.cli.shared import diff_output
+from torchkiln.cli.shared.console import say
+from torchkiln.cli.shared.options import DOCKER, layout_option
 
 if TYPE_CHECKING:
-    from torchkiln.engines.reading import Source
+    from torchkiln.compare.images import Source
 
 
 @click.command("diff")
@@ -49,31 +49,33 @@ def diff(
 
 def _by_layers(a: str, b: str, left: Source, right: Source, as_json: bool) -> bool:
     """Show it; whether they are the same."""
-    from torchkiln.contrast import contrast
-    from torchkiln.engines.reading import layered_images
+    from torchkiln.compare.images import layered_images
+    from torchkiln.compare.layers import contrast
 
     images = layered_images(left, right)
     found = contrast(*images)
     names = (f"{a} ({images[0].digest[:19]})", f"{b} ({images[1].digest[:19]})")
     click.echo(
-        comparison.contrast_json(a, b, *images, found) if as_json else comparison.contrast_text(*names, found)
+        diff_output.contrast_json(a, b, *images, found)
+        if as_json
+        else diff_output.contrast_text(*names, found)
     )
     return found.same
 
 
 def _by_files(a: str, b: str, left: Source, right: Source, allow: Path | None, as_json: bool) -> bool:
     """Show it; whether they are the same but for what may differ."""
-    from torchkiln import allowed
-    from torchkiln.difference import differences
-    from torchkiln.engines.reading import whole_images
+    from torchkiln.compare import allowed
+    from torchkiln.compare.files import differences
+    from torchkiln.compare.images import whole_images
 
     allowances = allowed.read(allow) if allow else ()
     images = whole_images(left, right, partial(allowed.by_lines, allowances=allowances))
     found = allowed.sift(differences(*images), allowances)
     if as_json:
-        click.echo(comparison.sifted_json(a, b, *images, found))
+        click.echo(diff_output.sifted_json(a, b, *images, found))
     else:
-        for line in comparison.sifted_text(found):
+        for line in diff_output.sifted_text(found):
             click.echo(line)
         paths = len(images[0].tree.keys() | images[1].tree.keys())
         say(f"{paths} paths: {len(found.left)} differences, and {len(found.allowed)} that are allowed")
@@ -88,10 +90,10 @@ def _source(name: str, output: Path) -> Source:
     :raises ConfigError: the layout has no such image.
     :raises ToolMissing: the engine does not answer.
     """
-    from torchkiln.engines.reading import InEngine, InLayout
+    from torchkiln.compare.images import InEngine, InLayout
 
     if name.startswith(DOCKER):
-        from torchkiln.engines.daemon import find_engine
+        from torchkiln.docker.daemon import find_engine
 
         return InEngine(name.removeprefix(DOCKER), find_engine(builds=False))
     from torchkiln.oci.layout import open_layout

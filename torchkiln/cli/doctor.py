@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from torchkiln.cli.options import cache_root
+from torchkiln.cli.shared.options import cache_root
 
 
 @click.command()
@@ -15,7 +15,7 @@ from torchkiln.cli.options import cache_root
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
     """Look at this host. Exit 0 when the default engine has all it needs, else 1."""
-    from torchkiln.doctor import examine
+    from torchkiln.build.doctor import examine
 
     probes = examine(cache_root())
     if as_json:

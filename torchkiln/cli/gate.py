@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchkiln.cli.checks import image_and_lock
-from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.clearing import bench_of, reports_option, show
-from torchkiln.cli.options import images_folder, layout_option
-from torchkiln.cli.reports import NamedKey, trust
-from torchkiln.cli.trusting import policy_option, rules_of
+from torchkiln.cli.shared.checks import image_and_lock
+from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show
+from torchkiln.cli.shared.options import images_folder, layout_option
+from torchkiln.cli.shared.reports import NamedKey, trust
+from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.cli.shared.trust_options import policy_option, rules_of
 from torchkiln.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torchkiln.gate import Judgement
+    from torchkiln.gate.gate import Judgement
 
 
 @click.command("gate", options_metavar="[OPTIONS]")
@@ -50,14 +50,14 @@ def gate(
     Without --report: the runs that this machine made and keeps. Ends with exit 7 and a list of all that is
     missing where it is not cleared, 12 where a signature is bad.
     """
-    from torchkiln.gate import clear
+    from torchkiln.gate.gate import clear
 
     if bool(tag) == chosen.any:
         raise ConfigError("gate takes one image: its TAG, or --torch and --cuda", hint="see: gate --help")
     rules = rules_of(policy_file, chosen.matrix_file, chosen.grid()[0])
-    bench = bench_of(rules, suite_folder, reports=report_files, trust=trust_files, nonce=nonce)
+    inputs = inputs_of(rules, suite_folder, reports=report_files, trust=trust_files, nonce=nonce)
     found, _, locked = image_and_lock(tag or chosen.tag("gate"), output, images)
-    judged = bench.judge(found, locked)
+    judged = inputs.judge(found, locked)
     show(judged)
     if as_json:
         click.echo(json.dumps(_told(judged), indent=2))
@@ -94,6 +94,6 @@ def _told(judged: Judgement) -> dict[str, Any]:
                 "fact": one.fact,
                 "lacks": list(one.lacks),
             }
-            for one in judged.standings
+            for one in judged.statuses
         ],
     }

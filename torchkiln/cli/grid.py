@@ -1,25 +1,30 @@
-"""`list`, `explain` and `pick`: the grid, one cell of it, and the grid from a host's side."""
+"""`list`, `explain` and `pick`: the grid, one cell of it, and the grid from a host's side.
+
+`torchkiln list --github`: the locked cells as a matrix of GitHub Actions.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.noted import by_record_in, stand_ins_in
-from torchkiln.cli.options import images_folder, split
-from torchkiln.cli.tables import table
+from torchkiln.cli.shared.lock_notes import by_record_in, stand_ins_in
+from torchkiln.cli.shared.options import images_folder, split
+from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.cli.shared.tables import table
 from torchkiln.errors import ConfigError, NothingSelected
 
 if TYPE_CHECKING:
-    from torchkiln.explain import Explanation
-    from torchkiln.facts import Facts
-    from torchkiln.nouns import Build, Resolution
-    from torchkiln.pick import Choice, Offer
+    from torchkiln.matrix.explain import Explanation
+    from torchkiln.matrix.facts import Facts
+    from torchkiln.matrix.pick import Choice, Offer
+    from torchkiln.model.cell import Build, Resolution
+
 
 _STYLES = {"native": "green", "minor-compat": "yellow", "unavailable": "red"}
 
@@ -39,7 +44,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout")
 @images_folder
 def list_command(as_json: bool, github: bool, since: str | None, images: Path, chosen: Chosen) -> None:
     """Show the grid: what each cell of the matrix is, and what it runs on."""
-    from torchkiln.resolve import resolve
+    from torchkiln.matrix.resolve import resolve
 
     if github and as_json:
         raise click.UsageError("--github is JSON of its own: one of --json and --github")
@@ -48,8 +53,6 @@ def list_command(as_json: bool, github: bool, since: str | None, images: Path, c
     cells, matrix, facts = chosen.cells()
     resolutions = [resolve(cell, matrix, facts) for cell in cells]
     if github:
-        from torchkiln.cli.fanout import matrix_line
-
         click.echo(matrix_line(resolutions, images, since))
         return
     if as_json:
@@ -72,8 +75,8 @@ def list_command(as_json: bool, github: bool, since: str | None, images: Path, c
 @images_folder
 def explain(as_json: bool, images: Path, chosen: Chosen) -> None:
     """Tell the whole reasoning for the chosen cells: what, why, where it runs, its limits, the sources."""
-    from torchkiln.explain import explain as explanation_of
-    from torchkiln.explain import to_json
+    from torchkiln.matrix.explain import explain as explanation_of
+    from torchkiln.matrix.explain import to_json
 
     cells, matrix, facts = chosen.cells(must_name=True)
     told = [explanation_of(cell, matrix, facts) for cell in cells]
@@ -95,10 +98,10 @@ def explain(as_json: bool, images: Path, chosen: Chosen) -> None:
 @as_json
 def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: Chosen) -> None:
     """Say which tags run on a host with this driver and these GPUs, best first, and why others do not."""
-    from torchkiln import facts
-    from torchkiln.pick import parse_driver, parse_gpus
-    from torchkiln.pick import pick as choose
-    from torchkiln.resolve import resolve
+    from torchkiln.matrix import facts
+    from torchkiln.matrix.pick import parse_driver, parse_gpus
+    from torchkiln.matrix.pick import pick as choose
+    from torchkiln.matrix.resolve import resolve
 
     faults: list[str] = []
     parsed_driver, gpus, found = None, None, None
@@ -128,11 +131,11 @@ def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: Chosen) -> No
 
 def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
     """One cell as others script against it (issue 3, section 7): keys are only ever added."""
-    from torchkiln.arch import served_classes
-    from torchkiln.explain import needs
-    from torchkiln.public_record import recorded
-    from torchkiln.sentences import reason
-    from torchkiln.tags import tag_of
+    from torchkiln.matrix.explain import needs
+    from torchkiln.matrix.gpu_archs import served_classes
+    from torchkiln.matrix.public_record import recorded
+    from torchkiln.matrix.sentences import reason
+    from torchkiln.matrix.tags import tag_of
 
     cell, build = resolution.cell, resolution.build
     classes = served_classes(build.archs, facts.gpus) if build else ()
@@ -162,7 +165,7 @@ def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
 
 
 def _columns(resolution: Resolution, images: Path) -> list[str]:
-    from torchkiln.tags import tag_of
+    from torchkiln.matrix.tags import tag_of
 
     cell, build = resolution.cell, resolution.build
     if build is None:
@@ -212,8 +215,8 @@ def _of_lock(explanation: Explanation, images: Path) -> dict[str, Any]:
 
 
 def _explained(explanation: Explanation, images: Path) -> str:
-    from torchkiln.public_record import told_of_record
-    from torchkiln.stand_in import resolved_against
+    from torchkiln.matrix.public_record import told_of_record
+    from torchkiln.model.stand_in import resolved_against
 
     resolution = explanation.resolution
     cell, build = resolution.cell, resolution.build
@@ -288,7 +291,7 @@ def _chosen(choice: Choice) -> list[str]:
 
 
 def _name(offer: Offer) -> str:
-    from torchkiln.tags import tag_of
+    from torchkiln.matrix.tags import tag_of
 
     resolution = offer.resolution
     cell = resolution.cell
@@ -298,7 +301,7 @@ def _name(offer: Offer) -> str:
 
 
 def _choice_json(choice: Choice) -> dict[str, Any]:
-    from torchkiln.tags import tag_of
+    from torchkiln.matrix.tags import tag_of
 
     def offered(offer: Offer) -> dict[str, Any]:
         resolution = offer.resolution
@@ -320,3 +323,40 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
         "runs": [offered(offer) for offer in choice.runs],
         "fails": [offered(offer) for offer in choice.fails],
     }
+
+
+# How git writes "no commit"; forges tell it as the commit before a branch's first. Everything is new then.
+_NO_COMMIT = re.compile(r"0{40}|0{64}")
+
+
+def matrix_line(resolutions: Sequence[Resolution], images: Path, since: str | None) -> str:
+    """Those of *resolutions* that *images* has a lock of; with *since*, those that changed since then.
+
+    :raises ConfigError: git does not know *since*.
+    :raises Stale: a lock is broken.
+    """
+    from torchkiln.lock.ci_matrix import CiJob, changed, github_matrix
+    from torchkiln.lock.lock import load_locked
+    from torchkiln.matrix.tags import tag_of
+
+    tags = [tag_of(one) for one in resolutions if one.build is not None]
+    locks = [load_locked(images, tag) for tag in tags if (images / tag / "lock.json").exists()]
+    if since is None:
+        return github_matrix(CiJob(locked=locked) for locked in locks)
+    return github_matrix(changed(locks, _then(tags, images, since)))
+
+
+def _then(tags: Sequence[str], images: Path, since: str) -> dict[str, str | None]:
+    from torchkiln.lock.ci_matrix import digest_in
+    from torchkiln.util.git import open_revision
+
+    if _NO_COMMIT.fullmatch(since):
+        return {}
+    revision = open_revision(since, images)
+    there = revision.names()
+    found = {}
+    for tag in tags:
+        lock = revision.read(f"{tag}/lock.json") if tag in there else None
+        if lock is not None:
+            found[tag] = digest_in(lock)
+    return found

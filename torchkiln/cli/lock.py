@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.options import cache_root, images_folder
+from torchkiln.cli.shared.options import cache_root, images_folder
+from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
-from torchkiln.nouns import Cell, Resolution, Source
+from torchkiln.model.cell import Cell, Resolution, Source
 
 if TYPE_CHECKING:
-    from torchkiln.facts import Facts
+    from torchkiln.matrix.facts import Facts
 
 
 @click.command("lock")
@@ -65,13 +65,13 @@ def lock(
 
     A lock keeps its versions unless --upgrade. The tags of the locked cells go to stdout.
     """
-    from torchkiln.cli.locking import Locking
-    from torchkiln.resolve import resolve
+    from torchkiln.cli.shared.locking import Locking
+    from torchkiln.matrix.resolve import resolve
 
     if as_json and since is None:
         raise click.UsageError("--json is for --diff")
     if since is not None:
-        from torchkiln.cli.lock_changes import show_changes
+        from torchkiln.cli.shared.lock_changes import show_changes
 
         show_changes(since, images, chosen.tags() if chosen.any else (), as_json=as_json)
         return
@@ -100,9 +100,9 @@ def _check(
     sweeping: bool,
 ) -> None:
     from torchkiln.base import artefact, tools
-    from torchkiln.lock import how_to_lock, staleness
-    from torchkiln.lock_beside import left_behind
-    from torchkiln.tags import tag_of
+    from torchkiln.lock.components import left_behind
+    from torchkiln.lock.lock import how_to_lock, staleness
+    from torchkiln.matrix.tags import tag_of
 
     stale, fresh = [], 0
     for resolution in resolutions:
@@ -128,10 +128,10 @@ def _check(
 
 def _record(resolutions: tuple[Resolution, ...], images: Path, *, sweeping: bool) -> None:
     """Write the layers' digests into the locks they were built from; builds then hold to them."""
-    from torchkiln.engines.embedded import known_layers
-    from torchkiln.lock import load_locked, save
-    from torchkiln.store import Store
-    from torchkiln.tags import tag_of
+    from torchkiln.build.image import known_layers
+    from torchkiln.lock.lock import load_locked, save
+    from torchkiln.matrix.tags import tag_of
+    from torchkiln.store.store import Store
 
     store = Store(cache_root())
     for resolution in resolutions:
@@ -158,8 +158,8 @@ def _lockable(
     :param facts: given where what is on public record counts.
     """
     from torchkiln.index.settings import PYTORCH_VARIABLE
-    from torchkiln.public_record import on_record
-    from torchkiln.resolve import require_buildable
+    from torchkiln.matrix.public_record import on_record
+    from torchkiln.matrix.resolve import require_buildable
 
     wanted = []
     for resolution in resolutions:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchkiln.cli.console import waiting
-from torchkiln.cli.options import cache_root, matrix_option
+from torchkiln.cli.shared.console import waiting
+from torchkiln.cli.shared.options import cache_root, matrix_option
 from torchkiln.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torchkiln.facts import Facts
-    from torchkiln.proposal import Told
+    from torchkiln.matrix.add_release.propose import Told
+    from torchkiln.matrix.facts import Facts
 
 _FACTS = "torchkiln/data/compat.yaml"
 _LIMIT = 1 << 20  # bytes; it was read as a matrix before
@@ -35,11 +35,11 @@ def add(package: str, version: str, write: bool, matrix_file: Path) -> None:
 
     All of it is read from the index's metadata. Nothing is written without --write, and facts never are.
     """
-    from torchkiln import facts
-    from torchkiln import matrix as matrix_of
     from torchkiln.index.offered import open_offered
-    from torchkiln.proposal import look_up
-    from torchkiln.store import Store
+    from torchkiln.matrix import facts
+    from torchkiln.matrix import matrix as matrix_of
+    from torchkiln.matrix.add_release.propose import look_up
+    from torchkiln.store.store import Store
 
     known = facts.load()
     grid = matrix_of.read(matrix_file, known)
@@ -56,7 +56,7 @@ def add(package: str, version: str, write: bool, matrix_file: Path) -> None:
 
 
 def _print(told: Told, known: Facts, *, beyond: bool) -> None:
-    from torchkiln.compat_block import block, toolkit_line
+    from torchkiln.matrix.add_release.compat_block import block, toolkit_line
 
     if beyond:
         click.echo(f'# matrix.yaml, under beyond:\n  - {{torch: "{told.version}", cuda: "{told.cuda}"}}')
@@ -73,10 +73,10 @@ def _write(matrix_file: Path, told: Told, known: Facts, *, beyond: bool) -> None
 
     :raises ConfigError: the facts lack what the matrix would name, or its text has no place for a line.
     """
-    from torchkiln.files import write_atomic
-    from torchkiln.matrix import load
-    from torchkiln.matrix_edit import with_pair, with_version
-    from torchkiln.strict import read_file, text_of
+    from torchkiln.matrix.add_release.edit import with_pair, with_version
+    from torchkiln.matrix.matrix import load
+    from torchkiln.util.files import write_atomic
+    from torchkiln.util.strict_json import read_file, text_of
 
     missing = [f"torch {told.version}"] if told.version not in known.releases else []
     missing += [f"CUDA {told.cuda}"] if told.cuda not in known.cuda else []

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.options import images_folder
-from torchkiln.nouns import ImagePlan
+from torchkiln.cli.shared.options import images_folder
+from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.model.plan import ImagePlan
 
 
 @click.command("plan")
@@ -22,8 +22,8 @@ def plan(
     as_json: bool,
 ) -> None:
     """Show the layers of an image with their sizes, or the whole plan."""
-    from torchkiln.plan import to_json
-    from torchkiln.planning import plan_cell
+    from torchkiln.plan.load import plan_cell
+    from torchkiln.plan.plan import to_json
 
     cells, grid, known = chosen.cells(must_name=True)
     plans = [plan_cell(cell, grid, known, images=images) for cell in cells]
@@ -36,7 +36,7 @@ def plan(
 
 def table(plan: ImagePlan) -> str:
     """The layers of *plan* from the bottom up: number, megabytes that go in, what is in it."""
-    from torchkiln.plan import layer_bytes
+    from torchkiln.plan.plan import layer_bytes
 
     sizes = [layer_bytes(layer) for layer in plan.layers]
     rows = [

@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from torchkiln.cli import console
-from torchkiln.cli.checks import image_and_lock
-from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.clearing import Bench, bench_of, reports_option, show
-from torchkiln.cli.options import cache_root, images_folder, layout_option
-from torchkiln.cli.registry import history, registry_of
-from torchkiln.cli.reports import NamedKey, trust
-from torchkiln.cli.sealer import sealer_of, sealer_options
-from torchkiln.cli.trusting import policy_option, rules_of
+from torchkiln.cli.shared import console
+from torchkiln.cli.shared.checks import image_and_lock
+from torchkiln.cli.shared.gate_output import Inputs, inputs_of, reports_option, show
+from torchkiln.cli.shared.options import cache_root, images_folder, layout_option
+from torchkiln.cli.shared.registry import history, registry_of
+from torchkiln.cli.shared.reports import NamedKey, trust
+from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.cli.shared.signing_options import sealer_of, sealer_options
+from torchkiln.cli.shared.trust_options import policy_option, rules_of
 from torchkiln.errors import ConfigError, KilnError
 
 if TYPE_CHECKING:
-    from torchkiln.gate import ClearedImage
-    from torchkiln.nouns import LockedCell
+    from torchkiln.attest.signers import Sealer
+    from torchkiln.attest.statement import Statement
+    from torchkiln.attest.trust import Trust
+    from torchkiln.gate.gate import ClearedImage
+    from torchkiln.model.lock import LockedCell
     from torchkiln.oci.layout import ImageOnDisk
-    from torchkiln.publishing.publish import Names, PublishedImage
-    from torchkiln.publishing.sealing import Sealer
-    from torchkiln.publishing.trust import Trust
+    from torchkiln.publish.publish import Names, PublishedImage
     from torchkiln.registry.delivery import How
     from torchkiln.registry.reference import Repository
     from torchkiln.registry.session import Registry
-    from torchkiln.statements.statement import Statement
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ def publish(
     early leaves nothing wrong behind, and the next run completes it. Of several images each is tried; the
     exit code is the worst. stdout: each reference, by digest. The login is Docker's (`docker login`).
     """
-    from torchkiln.publishing.trust import Trust, with_sealer
+    from torchkiln.attest.trust import Trust, with_sealer
     from torchkiln.registry.reference import parse_repository
 
     repository = parse_repository(target)
@@ -115,13 +115,13 @@ def publish(
             "--tag names one image, and several are to be published", hint="publish them one by one"
         )
     rules = rules_of(policy_file, chosen.matrix_file, chosen.grid()[0])
-    bench = bench_of(rules, suite_folder, reports=report_files, trust=trust_files)
-    sealer = sealer_of(key_file, keyless, demanded=bench.policy.signed)
+    inputs = inputs_of(rules, suite_folder, reports=report_files, trust=trust_files)
+    sealer = sealer_of(key_file, keyless, demanded=inputs.policy.signed)
     way = _Way(
-        bench=bench,
+        inputs=inputs,
         chosen=chosen,
         sealer=sealer,
-        trust=with_sealer(Trust(keys=bench.trusted), sealer),
+        trust=with_sealer(Trust(keys=inputs.trusted), sealer),
         repository=repository,
         names=names,
         day=dated or f"{datetime.now(timezone.utc):%Y%m%d}",
@@ -178,7 +178,7 @@ class _Ready:
 class _Way:
     """How each image goes."""
 
-    bench: Bench
+    inputs: Inputs
     chosen: Chosen
     sealer: Sealer
     trust: Trust
@@ -203,7 +203,7 @@ class _Way:
 
     def publish(self, ready: _Ready, registry: Registry) -> PublishedImage:
         """It, and what goes with it."""
-        from torchkiln.publishing.publish import publish
+        from torchkiln.publish.publish import publish
 
         with console.progress(quiet=self.quiet) as observer:
             published = publish(
@@ -226,9 +226,9 @@ class _Way:
         return published
 
     def _cleared(self, image: ImageOnDisk, locked: LockedCell) -> ClearedImage:
-        from torchkiln.gate import clear, override
+        from torchkiln.gate.gate import clear, override
 
-        judged = self.bench.judge(image, locked)
+        judged = self.inputs.judge(image, locked)
         if not self.quiet:
             show(judged)
         if self.override is None:
@@ -240,8 +240,8 @@ class _Way:
 
     def _names(self, tag: str, image: ImageOnDisk, locked: LockedCell) -> Names:
         """As they follow from the lock; of those that were asked for, none that is another image's."""
-        from torchkiln.publishing.publish import Names, demand_movable
-        from torchkiln.tags import ZSTD, aliases_of, dated, misfit
+        from torchkiln.matrix.tags import ZSTD, aliases_of, dated, misfit
+        from torchkiln.publish.publish import Names, demand_movable
 
         form = ZSTD if any(layer.media_type.endswith("+zstd") for layer in image.layers) else ""
         if self.names:
@@ -265,7 +265,7 @@ def _demand_same(ref: str, tag: str, locked: LockedCell) -> None:
 
     :raises ConfigError: the layout, or the folder of locks, has another one under that name.
     """
-    from torchkiln.tags import ZSTD, parse_name, tag_of
+    from torchkiln.matrix.tags import ZSTD, parse_name, tag_of
 
     asked = ref.removesuffix(ZSTD)
     if parse_name(asked) and asked != tag:
@@ -276,11 +276,11 @@ def _demand_same(ref: str, tag: str, locked: LockedCell) -> None:
 
 def _statements(image: ImageOnDisk, locked: LockedCell, images: Path, name: str) -> Sequence[Statement]:
     """What is said of it beside what the gate says."""
-    from torchkiln.billing import bill_of_image
-    from torchkiln.publishing.source import source_of
+    from torchkiln.attest.provenance import provenance
+    from torchkiln.publish.source import source_of
+    from torchkiln.sbom.image import bill_of_image
     from torchkiln.sbom.statements import sboms
-    from torchkiln.statements.provenance import provenance
-    from torchkiln.store import Store
+    from torchkiln.store.store import Store
 
     store = Store(cache_root(), on_wait=console.waiting)
     bill = bill_of_image(image, locked, images, store, name=name)

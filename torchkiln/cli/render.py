@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.options import images_folder
+from torchkiln.cli.shared.options import images_folder
+from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import NothingSelected, Stale
 
 
@@ -25,14 +25,14 @@ def render(
     Without a selection: every cell that has a lock, and images/docker-bake.json, which names them all. The
     tags go to stdout.
     """
-    from torchkiln import bake
     from torchkiln.base.recipe import recipe
-    from torchkiln.places import TEMPLATES
-    from torchkiln.planning import plan_cell
-    from torchkiln.render import load_templates, render_folder
-    from torchkiln.resolve import resolve
-    from torchkiln.select import all_cells, select
-    from torchkiln.tags import tag_of
+    from torchkiln.docker import bake
+    from torchkiln.docker.dockerfile import load_templates, render_folder
+    from torchkiln.matrix.resolve import resolve
+    from torchkiln.matrix.select import all_cells, select
+    from torchkiln.matrix.tags import tag_of
+    from torchkiln.plan.load import plan_cell
+    from torchkiln.util.places import TEMPLATES
 
     grid, known = chosen.grid()
     cells = select(chosen.selection(), grid) if chosen.any else all_cells(grid)
@@ -68,7 +68,7 @@ def render(
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
-    from torchkiln.files import write_atomic
+    from torchkiln.util.files import write_atomic
 
     for name, data in files.items():
         write_atomic(folder / name, data)

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchkiln.cli import console
-from torchkiln.cli.options import matrix_option
-from torchkiln.cli.registry import registry_of
-from torchkiln.cli.reports import NamedKey
-from torchkiln.cli.sealer import sealer_of, sealer_options
-from torchkiln.cli.tables import table
-from torchkiln.cli.trusting import policy_option, rules_of, trust_of, trust_options
+from torchkiln.cli.shared import console
+from torchkiln.cli.shared.options import matrix_option
+from torchkiln.cli.shared.registry import registry_of
+from torchkiln.cli.shared.reports import NamedKey
+from torchkiln.cli.shared.signing_options import sealer_of, sealer_options
+from torchkiln.cli.shared.tables import table
+from torchkiln.cli.shared.trust_options import policy_option, rules_of, trust_of, trust_options
 from torchkiln.errors import ConfigError, RegistryError, printable
 
 if TYPE_CHECKING:
-    from torchkiln.publishing.catalog import Listed
+    from torchkiln.publish.catalog import Listed
 
 _plain_http = click.option(
     "--plain-http", is_flag=True, help="no https, though the registry is not this machine"
@@ -44,9 +44,9 @@ def catalog(
     as_json: bool,
 ) -> None:
     """List a repository's images: tags, digest, on which GPUs each was proved, what speaks against it."""
-    from torchkiln import facts, matrix
-    from torchkiln.publishing.attached import NOT_VERIFIED
-    from torchkiln.publishing.catalog import catalog as listed_in
+    from torchkiln.matrix import facts, matrix
+    from torchkiln.publish.attached import NOT_VERIFIED
+    from torchkiln.publish.catalog import catalog as listed_in
     from torchkiln.registry.reading import Reading
     from torchkiln.registry.reference import parse_repository
 
@@ -127,14 +127,14 @@ def retract(
     The digest and the dated tag stay; `verify` refuses it from then on, `catalog` says why. A tag for which
     no good image is left is deleted, where the registry can; where it cannot, that is told (exit 9).
     """
-    from torchkiln import facts, matrix
-    from torchkiln.publishing.attached import NOT_VERIFIED
-    from torchkiln.publishing.retract import retract as done
-    from torchkiln.publishing.trust import with_sealer
+    from torchkiln.attest.retraction import demand_reason
+    from torchkiln.attest.trust import with_sealer
+    from torchkiln.matrix import facts, matrix
+    from torchkiln.publish.attached import NOT_VERIFIED
+    from torchkiln.publish.retract import retract as done
     from torchkiln.registry.reading import Reading
     from torchkiln.registry.reference import parse_reference
-    from torchkiln.reuse import TIME
-    from torchkiln.statements.retraction import demand_reason
+    from torchkiln.smoke.reuse import TIME
 
     reference = parse_reference(target)
     name = reference.digest or reference.tag

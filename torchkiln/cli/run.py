@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from torchkiln.cli.asked import Asked
-from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.console import waiting
-from torchkiln.cli.options import cache_root, layout_option, parse_size
+from torchkiln.cli.shared.console import waiting
+from torchkiln.cli.shared.options import cache_root, layout_option, parse_size
+from torchkiln.cli.shared.run_request import Asked
+from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import ConfigError
 
 _LAST_ID = (1 << 32) - 2  # the one above means "leave it as it is" to the kernel
@@ -110,7 +110,7 @@ def run(
         gpus=gpus,
     )
     if runtime == "docker":
-        from torchkiln.cli.run_on_docker import run_on_docker
+        from torchkiln.cli.shared.run_on_docker import run_on_docker
 
         sys.exit(run_on_docker(tag, output, chosen.matrix_file, asked))
     sys.exit(_run_in_rootfs(tag, output, asked))
@@ -122,7 +122,7 @@ def _run_in_rootfs(tag: str | None, output: Path, asked: Asked) -> int:
     from torchkiln.oci.unpack import LayerBlob, unpacked_root
     from torchkiln.runtimes.driver import driver_for
     from torchkiln.runtimes.rootfs import RootfsRuntime
-    from torchkiln.store import Store
+    from torchkiln.store.store import Store
 
     image = open_layout(output).image(tag)
     config: Mapping[str, Any] = image.config.get("config") or {}

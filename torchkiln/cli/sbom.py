@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchkiln.cli.checks import image_and_lock
-from torchkiln.cli.console import say, waiting
-from torchkiln.cli.options import cache_root, images_folder, layout_option, matrix_option
+from torchkiln.cli.shared.checks import image_and_lock
+from torchkiln.cli.shared.console import say, waiting
+from torchkiln.cli.shared.options import cache_root, images_folder, layout_option, matrix_option
 from torchkiln.errors import ConfigError, VerificationFailed
 
 if TYPE_CHECKING:
     from torchkiln.oci.layout import ImageOnDisk
-    from torchkiln.store import Store
+    from torchkiln.store.store import Store
 
 
 @click.command("sbom")
@@ -44,14 +44,14 @@ def sbom(tag: str, form: str, document: Path | None, matrix_file: Path, images: 
     with 12 where the image is not what its lock says, or --check's document not what the image is.
     """
     from torchkiln.oci.layout import open_layout
-    from torchkiln.store import Store
+    from torchkiln.store.store import Store
 
     store = Store(cache_root(), on_wait=waiting)
     if document is not None:
         _check(document, open_layout(output).image(tag), store)
         return
-    from torchkiln import facts, matrix
-    from torchkiln.billing import bill_of_image
+    from torchkiln.matrix import facts, matrix
+    from torchkiln.sbom.image import bill_of_image
 
     start = time.monotonic()
     found, _, locked = image_and_lock(tag, output, images)
@@ -72,10 +72,10 @@ def _check(document: Path, image: ImageOnDisk, store: Store) -> None:
 
     :raises VerificationFailed: it does not, or cannot be read; every difference.
     """
-    from torchkiln.engines.evidence import read_evidence
     from torchkiln.sbom.listed import LIMIT
     from torchkiln.sbom.matches import items_of, matches
-    from torchkiln.strict import read_file
+    from torchkiln.sbom.read_image import read_evidence
+    from torchkiln.util.strict_json import read_file
 
     try:
         data = read_file(document, LIMIT)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchkiln.cli.console import say
-from torchkiln.cli.options import layout_option
-from torchkiln.cli.reports import THERE
+from torchkiln.cli.shared.console import say
+from torchkiln.cli.shared.options import layout_option
+from torchkiln.cli.shared.reports import THERE
 from torchkiln.errors import ConfigError, GateRefused
 
 if TYPE_CHECKING:
     from torchkiln.oci.layout import ImageOnDisk
-    from torchkiln.vulnerabilities import Allowance, Judgement, Scan, Threshold, Tool, Vulnerability
+    from torchkiln.scan.judge import Allowance, Judgement, Scan, Threshold, Tool, Vulnerability
 
 LIST = Path("vulnerabilities.yaml")
 _TOLD = 20  # refused findings in the error; stdout has them all
@@ -56,14 +56,14 @@ def scan(
     Prints what counts, a line each: refused, or allowed until when. Ends with exit 7 where one is refused, 8
     where neither tool is there or it fails, 12 where a report is of another image.
     """
-    from torchkiln import tolerated
-    from torchkiln.vulnerabilities import Severity, Threshold, confirm, judge
+    from torchkiln.scan import allowances as allowance_list
+    from torchkiln.scan.judge import Severity, Threshold, confirm, judge
 
     if report and tool:
         raise click.UsageError("--tool is for a scan that is run; --report says itself whose it is")
     today = datetime.now(timezone.utc).date()
     named = allow or (LIST if LIST.exists() else None)
-    allowances = tolerated.read(named, on=today) if named else ()
+    allowances = allowance_list.read(named, on=today) if named else ()
     image = _image(target, output)
     found = _read(report) if report else _run(image, tool, timeout)
     confirm(found, manifest=image.manifest, config=image.config_digest)
@@ -90,8 +90,8 @@ def _image(target: str, output: Path) -> ImageOnDisk:
 
 
 def _read(report: Path) -> Scan:
-    from torchkiln.scanned import LIMIT, read
-    from torchkiln.strict import read_file
+    from torchkiln.scan.report import LIMIT, read
+    from torchkiln.util.strict_json import read_file
 
     try:
         data = read_file(report, LIMIT)
@@ -101,11 +101,11 @@ def _read(report: Path) -> Scan:
 
 
 def _run(image: ImageOnDisk, tool: Tool | None, timeout: float) -> Scan:
-    from torchkiln import scanner
+    from torchkiln.scan import run as run_scanner
 
-    chosen = scanner.find(tool, os.environ)
+    chosen = run_scanner.find(tool, os.environ)
     say(f"{chosen.tool} looks at {image.ref}")
-    return scanner.scan(image, chosen, os.environ, timeout_s=timeout)
+    return run_scanner.scan(image, chosen, os.environ, timeout_s=timeout)
 
 
 def _lines(judgement: Judgement) -> list[str]:

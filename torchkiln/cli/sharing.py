@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.console import say, size
-from torchkiln.cli.options import images_folder, layout_option
+from torchkiln.cli.shared.console import say, size
+from torchkiln.cli.shared.options import images_folder, layout_option
+from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import NothingSelected
 
 if TYPE_CHECKING:
-    from torchkiln.nouns import Resolution
-    from torchkiln.sharing import Stack
+    from torchkiln.compare.sharing import Stack
+    from torchkiln.model.cell import Resolution
 
 
 @click.command("sharing")
@@ -36,11 +36,11 @@ def sharing(chosen: Chosen, images: Path, output: Path | None, picture: Path | N
     once, wherever it stands in an image; a host's engine shares an unpacked layer only where all layers below
     it are the same. Manifests and configurations, a few kilobytes each, are not counted.
     """
-    from torchkiln.cli import sharing_tables
-    from torchkiln.cli.sharing_json import to_json
-    from torchkiln.files import write_atomic
-    from torchkiln.sharing import share
-    from torchkiln.sharing_picture import picture as draw
+    from torchkiln.cli.shared import sharing_tables
+    from torchkiln.cli.shared.sharing_json import to_json
+    from torchkiln.compare.sharing import share
+    from torchkiln.compare.sharing_svg import picture as draw
+    from torchkiln.util.files import write_atomic
 
     found = share(_of_locks(chosen, images) if output is None else _of_layout(chosen, output))
     for title, count in Counter(title for stack in found.stacks for title in stack.unrecorded).items():
@@ -59,10 +59,10 @@ def _of_locks(chosen: Chosen, images: Path) -> tuple[Stack, ...]:
     :raises NothingSelected: none of them has one.
     :raises Stale: a lock is broken; or one cell alone was chosen, and has none.
     """
-    from torchkiln.lock import load_locked
-    from torchkiln.planning import plan_locked
-    from torchkiln.stacks import stacks_of
-    from torchkiln.tags import tag_of
+    from torchkiln.compare.stacks import stacks_of
+    from torchkiln.lock.lock import load_locked
+    from torchkiln.matrix.tags import tag_of
+    from torchkiln.plan.load import plan_locked
 
     matrix, facts = chosen.grid()
     tags = [tag_of(one) for one in _answers(chosen)]
@@ -86,9 +86,9 @@ def _of_layout(chosen: Chosen, output: Path) -> tuple[Stack, ...]:
     :raises NothingSelected: it holds no such image.
     :raises VerificationFailed: it is no layout, or damaged.
     """
+    from torchkiln.compare.stacks import names_in, stacks_in
+    from torchkiln.matrix.tags import tag_of
     from torchkiln.oci.layout import open_layout
-    from torchkiln.stacks import names_in, stacks_in
-    from torchkiln.tags import tag_of
 
     layout = open_layout(output)
     names = names_in(layout, {tag_of(one) for one in _answers(chosen)} if chosen.any else None)
@@ -103,8 +103,8 @@ def _answers(chosen: Chosen) -> list[Resolution]:
 
     :raises Unresolvable: one is chosen, and cannot.
     """
-    from torchkiln.resolve import require_buildable, resolve
-    from torchkiln.select import all_cells
+    from torchkiln.matrix.resolve import require_buildable, resolve
+    from torchkiln.matrix.select import all_cells
 
     matrix, facts = chosen.grid()
     cells = chosen.cells()[0] if chosen.any else all_cells(matrix)

@@ -1,4 +1,4 @@
-"""`torchkiln smoke`: run the checks inside an image. What is done with reports stands in reports.py."""
+"""`torchkiln smoke`: run the checks inside an image. What is done with reports: shared/reports.py."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.bundle import Target, make_bundle
-from torchkiln.cli.checks import Checks, Runtime, run_checks, suite_of
-from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.options import images_folder, layout_option, parse_size
-from torchkiln.cli.reports import THERE, Forms, demand, end, private_key, publish, read, report_forms, show
+from torchkiln.cli.shared.checks import Checks, Runtime, run_checks, suite_of
+from torchkiln.cli.shared.options import images_folder, layout_option, parse_size
+from torchkiln.cli.shared.reports import (
+    THERE,
+    Forms,
+    demand,
+    end,
+    private_key,
+    publish,
+    read,
+    report_forms,
+    show,
+)
+from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import ConfigError
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)

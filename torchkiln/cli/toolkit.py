@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchkiln.cli import console
-from torchkiln.cli.chosen import Chosen, selection
-from torchkiln.cli.options import cache_root, images_folder
+from torchkiln.cli.shared import console
+from torchkiln.cli.shared.options import cache_root, images_folder
+from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torchkiln.nouns import ImagePlan
-    from torchkiln.store import Store
+    from torchkiln.model.plan import ImagePlan
+    from torchkiln.store.store import Store
 
 
 @click.command("toolkit")
@@ -36,8 +36,8 @@ def toolkit(chosen: Chosen, images: Path, folder: Path | None, as_json: bool, qu
     What the layers weigh is known once they were made here: by a build, or by --to. Libraries are those of
     torch's wheels, to which it links.
     """
-    from torchkiln.planning import plan_cell
-    from torchkiln.store import Store
+    from torchkiln.plan.load import plan_cell
+    from torchkiln.store.store import Store
 
     cells, grid, known = chosen.cells(must_name=True)
     if len(cells) != 1:
@@ -60,7 +60,7 @@ def toolkit(chosen: Chosen, images: Path, folder: Path | None, as_json: bool, qu
 
 
 def _lay_out(plan: ImagePlan, store: Store, folder: Path, *, quiet: bool) -> None:
-    from torchkiln.engines.toolkits import lay_out
+    from torchkiln.build.cuda_layers import lay_out
     from torchkiln.index.archives import CudaArchives
 
     if folder.exists():
@@ -70,8 +70,8 @@ def _lay_out(plan: ImagePlan, store: Store, folder: Path, *, quiet: bool) -> Non
 
 
 def _told(plan: ImagePlan, store: Store) -> dict[str, Any]:
-    from torchkiln.engines.toolkits import known_layer
-    from torchkiln.toolkit import libraries_of
+    from torchkiln.build.cuda_layers import known_layer
+    from torchkiln.plan.cuda_toolkit import libraries_of
 
     locked = plan.locked
     layers = [(spec, known_layer(spec, locked, store)) for spec in plan.layers if spec.kind == "toolkit"]

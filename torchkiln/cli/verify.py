@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.reports import NamedKey
-from torchkiln.cli.trusting import policy_option, trust_options
-from torchkiln.cli.verified import Wish, published_reference, verify_published
+from torchkiln.cli.shared.reports import NamedKey
+from torchkiln.cli.shared.trust_options import policy_option, trust_options
+from torchkiln.cli.shared.verify_published import Wish, published_reference, verify_published
 from torchkiln.errors import ConfigError, VerificationFailed
 
 
@@ -71,7 +71,7 @@ def verify(
 
 def _verify_layout(target: str, folder: Path, ref: str | None, as_json: bool) -> None:
     from torchkiln.oci.layout import open_layout
-    from torchkiln.oci.validate import validate
+    from torchkiln.oci.validate.validate import validate
 
     if ref is not None:
         _demand(folder, ref)

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from torchkiln import cuda_tree
+from torchkiln.cuda import tree as cuda_tree
 from torchkiln.cuda.xz import Unxz
 from torchkiln.errors import BadArchive, printable
-from torchkiln.nouns import LockedArchive
+from torchkiln.model.lock import LockedArchive
 from torchkiln.oci import tar
 from torchkiln.oci.tar_reader import Entry, TarReader, pieces_of
 from torchkiln.recipe import WHEEL_EPOCH

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from torchkiln.errors import BadArchive
-from torchkiln.nouns import LockedArchive
+from torchkiln.model.lock import LockedArchive
 from torchkiln.oci import tar
 from torchkiln.oci.encode import Encoded, encode
 from torchkiln.recipe import WHEEL_EPOCH

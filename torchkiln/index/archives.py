@@ -14,8 +14,8 @@ from torchkiln.errors import BadArchive, BadWheel, BuildFailed, ConfigError
 from torchkiln.index.download import Fetching, fetch_verified, verify
 from torchkiln.index.session import Session
 from torchkiln.index.settings import index_settings, with_address
-from torchkiln.nouns import LockedArchive
-from torchkiln.released import FileAt
+from torchkiln.model.index import FileAt
+from torchkiln.model.lock import LockedArchive
 
 VARIABLE = "TORCHKILN_CUDA_ARCHIVES"
 _HOW = (

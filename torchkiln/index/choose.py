@@ -8,7 +8,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from torchkiln.errors import Unresolvable
-from torchkiln.released import FileAt
+from torchkiln.model.index import FileAt
 
 # PEP 600 made these names aliases of the glibc they stand for.
 _ALIASES = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 from torchkiln.index.listing import Listed
 from torchkiln.index.pages import Pages
-from torchkiln.nouns import Source
+from torchkiln.model.cell import Source
 
 # Seen: pages without the dates of the newest files in two of five answers. Ten leave one in 10,000.
 _LOOKS = 10

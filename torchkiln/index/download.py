@@ -21,11 +21,11 @@ from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index.pages import Pages
 from torchkiln.index.session import ask, lost, refused
 from torchkiln.index.settings import index_settings
-from torchkiln.nouns import LockedWheel
-from torchkiln.pagecache import PassingFile
-from torchkiln.released import FileAt
-from torchkiln.retry import ATTEMPTS, Transient, pause
-from torchkiln.store import Store
+from torchkiln.model.index import FileAt
+from torchkiln.model.lock import LockedWheel
+from torchkiln.store.store import Store
+from torchkiln.util.page_cache import PassingFile
+from torchkiln.util.retry import ATTEMPTS, Transient, pause
 
 _CHUNK = 1 << 20  # one read of the socket; larger ones only cost memory
 # From this size on a range is asked for even at the start: a mirror that has to fetch the file itself may

@@ -16,7 +16,7 @@ from urllib.parse import urljoin
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.settings import redact
-from torchkiln.strict import DEPTH, levels
+from torchkiln.util.strict_json import DEPTH, levels
 
 MOST_FILES = 50_000  # of one page; the largest that is known has a third of that
 _PIECES = 1_000_000  # values of a JSON page: each takes a hundred bytes of memory

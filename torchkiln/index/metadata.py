@@ -19,8 +19,9 @@ from torchkiln.index.pages import Pages
 from torchkiln.index.remote_wheel import NoRanges, metadata_bytes
 from torchkiln.index.session import get, refused, unsafe
 from torchkiln.index.settings import redact
-from torchkiln.nouns import LockedWheel, Source
-from torchkiln.released import METADATA_LIMIT, FileAt, differing, read_metadata
+from torchkiln.model.cell import Source
+from torchkiln.model.index import METADATA_LIMIT, FileAt, differing, read_metadata
+from torchkiln.model.lock import LockedWheel
 
 _KIND = "metadata"  # of records: the wheel's own
 _WHOLE = 4 << 30  # bytes of a wheel that is fetched whole for its METADATA

@@ -11,9 +11,9 @@ from torchkiln.index.pages import Pages
 from torchkiln.index.read_page import wheels_on
 from torchkiln.index.remote_wheel import metadata_of
 from torchkiln.index.settings import index_settings
-from torchkiln.nouns import Source
-from torchkiln.released import FileAt, WheelMetadata
-from torchkiln.store import Store
+from torchkiln.model.cell import Source
+from torchkiln.model.index import FileAt, WheelMetadata
+from torchkiln.store.store import Store
 
 
 class Offered:

@@ -18,14 +18,10 @@ from torchkiln.index.remote_wheel import metadata_of
 from torchkiln.index.session import WORKERS
 from torchkiln.index.settings import index_settings
 from torchkiln.index.uv import Pin, compile_pins
-from torchkiln.nouns import (
-    LockedWheel,
-    Source,
-)
-from torchkiln.parts import OwnFile
-from torchkiln.released import FileAt
-from torchkiln.store import Store
-from torchkiln.wanted import Given, Wanted, variable_of
+from torchkiln.model.cell import OwnFile, Source
+from torchkiln.model.index import FileAt, Given, Wanted, variable_of
+from torchkiln.model.lock import LockedWheel
+from torchkiln.store.store import Store
 
 
 class PackageIndex:

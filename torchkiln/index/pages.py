@@ -1,4 +1,11 @@
-"""Project pages of an index → where a file lies, found by name and hash, as pip reads them."""
+"""Project pages of an index → where a file lies, found by name and hash, as pip reads them.
+
+A file that no index has -> where the user says that it lies; it is known by its hash.
+
+The place is an address, below which the file lies under its name, as on a project's release page or a mirror
+of it, or a folder of this machine. The variable is named after the package: TORCHKILN_INDEX_FLASH_ATTN,
+TORCHKILN_INDEX_MICROMAMBA.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +17,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import requests
 from pypi_simple import ACCEPT_JSON_PREFERRED
 
 from torchkiln.errors import BuildFailed, Unresolvable
 from torchkiln.index.listing import Listing, Page, listing
-from torchkiln.index.own import place_of
 from torchkiln.index.read_page import found_on, same_name
 from torchkiln.index.reasons import status_text
 from torchkiln.index.remote_wheel import other_size
 from torchkiln.index.session import LARGE, WORKERS, Session, get, persist, refused
 from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, redact
-from torchkiln.nouns import LockedWheel, Source
-from torchkiln.released import FileAt
-from torchkiln.store import Store
+from torchkiln.model.cell import Source
+from torchkiln.model.index import FileAt, variable_of
+from torchkiln.model.lock import LockedWheel
+from torchkiln.store.store import Store
 
 # A page without an ETag is taken as it was for this long (seconds): nine cells are locked in less.
 _FRESH = 600.0
@@ -253,3 +261,17 @@ def _sound(kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 def _thaw(kept: Mapping[str, Any]) -> Page:
     return Page(url=str(kept["url"]), json=bool(kept["json"]), body=str(kept["body"]).encode())
+
+
+def place_of(settings: IndexSettings, name: str, filename: str, sha256: str) -> FileAt:
+    """Where the file *filename* of package *name* lies.
+
+    :raises Unresolvable: the user does not say.
+    """
+    place = dict(settings.places).get(variable_of(name))
+    if place is None:
+        raise Unresolvable(
+            f"{filename} is on no index, and nobody says where it lies",
+            hint=f"set {variable_of(name)} to the address below which it lies, or to a folder that has it",
+        )
+    return FileAt(filename=filename, url=f"{place}/{quote(filename)}", size=None, sha256=sha256)

@@ -15,7 +15,7 @@ from torchkiln.errors import BuildFailed
 from torchkiln.index.listing import Listed, Page, listing
 from torchkiln.index.session import unsafe
 from torchkiln.index.settings import redact
-from torchkiln.released import FileAt
+from torchkiln.model.index import FileAt
 
 _NAME = re.compile(r"[A-Za-z0-9_.+!-]{1,250}")
 

@@ -27,7 +27,7 @@ from torchkiln.index.pages import Pages
 from torchkiln.index.patience import until
 from torchkiln.index.read_page import release_files
 from torchkiln.index.session import PATIENCE
-from torchkiln.nouns import Source
+from torchkiln.model.cell import Source
 
 PROJECTS = 1_000  # whose pages a resolver may ask for; a cell has 130 packages
 FILES = 120_000  # on all pages together; a cell has 64,000

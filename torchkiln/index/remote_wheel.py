@@ -19,7 +19,7 @@ from torchkiln.errors import BuildFailed
 from torchkiln.index.patience import until
 from torchkiln.index.session import PATIENCE, get, persist, refused
 from torchkiln.index.settings import redact
-from torchkiln.released import METADATA_LIMIT, FileAt, WheelMetadata, read_metadata
+from torchkiln.model.index import METADATA_LIMIT, FileAt, WheelMetadata, read_metadata
 
 _BLOCK = 1 << 18  # bytes; the directory of torch's wheel takes about six blocks
 _MOST = 24  # blocks of one wheel

@@ -21,7 +21,7 @@ from torchkiln.index.folder import Folder
 from torchkiln.index.patience import PatientAdapter, limit, until
 from torchkiln.index.reasons import certificate_fault, reason_of, status_text
 from torchkiln.index.settings import IndexSettings, redact
-from torchkiln.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
+from torchkiln.util.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
 
 TIMEOUT = (15.0, 60.0)  # seconds: to connect, and between two bytes
 WORKERS = 16

@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from torchkiln.errors import ConfigError, Unresolvable
-from torchkiln.nouns import Source
-from torchkiln.stand_in import declared
+from torchkiln.model.cell import Source
+from torchkiln.model.stand_in import declared
 
 _OWN = "TORCHKILN_INDEX_"
 PYTORCH_VARIABLE = f"{_OWN}PYTORCH"

@@ -18,14 +18,14 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BuildFailed, KilnError, ToolMissing, Unresolvable
-from torchkiln.files import remove_tree
 from torchkiln.index.pages import Pages
 from torchkiln.index.relay import Relay
 from torchkiln.index.settings import redact_text
 from torchkiln.index.uv_project import PINS, arguments, environment, files
-from torchkiln.nouns import Source
-from torchkiln.store import Store
-from torchkiln.wanted import Wanted
+from torchkiln.model.cell import Source
+from torchkiln.model.index import Wanted
+from torchkiln.store.store import Store
+from torchkiln.util.files import remove_tree
 
 MEMORY = 160 << 20  # bytes that uv may hold; a cell takes half of that
 CPU = 40  # seconds of all cores together; a cell takes two

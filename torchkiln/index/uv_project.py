@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from torchkiln.wanted import Given, Wanted
+from torchkiln.model.index import Given, Wanted
 
 PLATFORM = "x86_64-manylinux_2_28"
 PINS = "pins.txt"

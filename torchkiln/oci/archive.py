@@ -5,6 +5,8 @@
 
 The second is the first with the list that Docker's own `save` writes in front: engines that know OCI read
 the index, older ones manifest.json; both find the same blobs, and compressed layers suit all of them.
+
+One image of a layout → a layout that holds it alone, for programs that take the first they find.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
 from torchkiln.errors import BuildFailed
-from torchkiln.files import replacing
-from torchkiln.nouns import BuiltImage, Digest
+from torchkiln.model.digest import Digest
+from torchkiln.model.image import BuiltImage
 from torchkiln.oci.image import MANIFEST_TYPE, PLATFORM, canonical_json, descriptor
 from torchkiln.oci.layout import INDEX_TYPE, REF_NAME, VERSION, ImageOnDisk, open_layout
+from torchkiln.util.files import replacing
 
 ArchiveFormat = Literal["oci-archive", "docker-archive"]
 
@@ -155,3 +158,22 @@ def _folder(name: str) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.mode = tarfile.DIRTYPE, 0o755
     return info
+
+
+def alone(image: ImageOnDisk, folder: Path) -> None:
+    """Make *folder* a layout of *image*, without a name. The blobs are links to those of its own layout.
+
+    Symbolic ones: they cost nothing on whatever file system, and need no right to the blobs but to read them.
+    """
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    for path in {image.manifest_path, image.config_path, *(layer.path for layer in image.layers)}:
+        (blobs / path.name).symlink_to(path.resolve())
+    entry = descriptor(MANIFEST_TYPE, image.manifest, image.manifest_path.stat().st_size)
+    index = {
+        "schemaVersion": 2,
+        "mediaType": INDEX_TYPE,
+        "manifests": [{**entry, "platform": PLATFORM}],
+    }
+    (folder / "index.json").write_bytes(canonical_json(index))
+    (folder / "oci-layout").write_bytes(canonical_json(VERSION))

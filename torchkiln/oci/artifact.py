@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
 
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"

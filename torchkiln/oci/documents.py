@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci.image import digest_of
 from torchkiln.oci.spelling import misspelt
-from torchkiln.schema import sentences, shipped
-from torchkiln.strict import json_of, read_file
+from torchkiln.util.schema import sentences, shipped
+from torchkiln.util.strict_json import json_of, read_file
 
 LIMIT = 4 << 20  # bytes; manifests are kilobytes, and registries take none above this
 VALUES = 200_000  # values in one of them; a thousand layers with a history have ten thousand

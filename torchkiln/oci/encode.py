@@ -21,7 +21,7 @@ from typing import BinaryIO
 import deflate
 
 from torchkiln.errors import ToolMissing
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 
 LEVEL = 6
 """Of 12. The 510 MB base on two cores: 3 takes 2.4 s, gives 180 MB; 6 3.5, 174; 7 4.3, 173; 9 10, 172.5."""

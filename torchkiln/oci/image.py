@@ -9,14 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from torchkiln.nouns import (
-    BuiltLayer,
-    Digest,
-    ImageConfig,
-    ImagePlan,
-    LayerFormat,
-)
-from torchkiln.parts import Healthcheck
+from torchkiln.model.digest import Digest, LayerFormat
+from torchkiln.model.image import BuiltLayer
+from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan
 
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from isal import isal_zlib
 
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci import gzip
 from torchkiln.oci.layer import Written
 from torchkiln.oci.zlib_blocks import BlockInflater, Damaged

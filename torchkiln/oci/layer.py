@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci import gzip, tar
 
 _GATHER = 1 << 20  # flush gathered plain bytes beyond this many: bounds memory

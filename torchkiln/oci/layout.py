@@ -20,7 +20,9 @@ from typing import Any
 from filelock import FileLock
 
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
-from torchkiln.nouns import BuiltImage, BuiltLayer, Digest, ImagePlan, LayerFormat, parse_digest
+from torchkiln.model.digest import Digest, LayerFormat, parse_digest
+from torchkiln.model.image import BuiltImage, BuiltLayer
+from torchkiln.model.plan import ImagePlan
 from torchkiln.oci.documents import descriptors, diff_ids, plain_file, plain_folder, read_document
 from torchkiln.oci.image import (
     MANIFEST_TYPE,
@@ -30,7 +32,7 @@ from torchkiln.oci.image import (
     descriptor,
     digest_of,
 )
-from torchkiln.schema import told
+from torchkiln.util.schema import told
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 
-from torchkiln.contents import Kind, LayerContents, Thing
+from torchkiln.model.contents import Kind, LayerContents, Thing
 from torchkiln.oci.tar_header import DamagedTar
 from torchkiln.oci.tar_reader import TREE_ENTRIES, Entry, EntryKind, Stream, TarReader, pieces_of
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Iterable
 
-from torchkiln.nouns import OverlayFile, OverlayLink
+from torchkiln.model.plan import OverlayFile, OverlayLink
 
 BLOCK = 512
 _NAME = 100  # bytes for the path, one of them for a folder's slash

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.errors import BuildFailed, VerificationFailed, printable
-from torchkiln.files import remove_tree, tree_size
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci.confine import confined
 from torchkiln.oci.extract import Extractor, Refused
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.tar_names import Names
 from torchkiln.oci.tar_reader import TarReader, pieces_of
-from torchkiln.store import Store
+from torchkiln.store.store import Store
+from torchkiln.util.files import remove_tree, tree_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,8 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import BinaryIO, cast
 
-from torchkiln.contents import Thing
 from torchkiln.errors import BuildFailed
+from torchkiln.model.contents import Thing
 from torchkiln.oci.read_tar import DAMAGED, grow
 from torchkiln.oci.tar import END, padding, parents
 

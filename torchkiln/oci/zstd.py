@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from torchkiln.errors import ToolMissing
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci.layer import Written
 
 if sys.version_info >= (3, 14):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torchkiln.strict import json_of
+from torchkiln.util.strict_json import json_of
 
 _TOLD = 300  # characters of what a registry says that stand in an error
 

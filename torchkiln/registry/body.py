@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import Digest
-from torchkiln.strict import open_plain
+from torchkiln.model.digest import Digest
+from torchkiln.util.strict_json import open_plain
 
 _PIECE = 1 << 20
 REBUILD = "run: torchkiln cache verify --repair; then build the image again"

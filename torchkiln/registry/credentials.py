@@ -16,7 +16,7 @@ from typing import Any
 
 from torchkiln.errors import ConfigError, RegistryError, ToolMissing
 from torchkiln.registry.reference import DOCKER_HUB, Repository
-from torchkiln.strict import json_of, read_file
+from torchkiln.util.strict_json import json_of, read_file
 
 _LIMIT = 4 << 20
 _PATIENCE = 60.0  # seconds for a helper, which may ask its user for a passphrase

@@ -14,7 +14,7 @@ from typing import Literal
 from urllib.parse import urlencode
 
 from torchkiln.errors import RegistryError
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.registry.body import Blob, Held
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.registry.reference import Repository
-from torchkiln.store import Store
+from torchkiln.store.store import Store
 
 _KIND = "pushed"
 _MOST = 3  # repositories a blob; one that has it is enough

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from torchkiln.errors import BuildFailed, VerificationFailed
-from torchkiln.nouns import Digest, parse_digest
+from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.oci.image import MANIFEST_TYPE
 from torchkiln.oci.layout import ImageOnDisk, write_documents
 from torchkiln.registry.reading import Document, Reading

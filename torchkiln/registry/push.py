@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Literal, Protocol
 
 from torchkiln.errors import RegistryError, VerificationFailed
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.oci.documents import LIMIT
 from torchkiln.oci.image import digest_of
 from torchkiln.oci.layout import ImageOnDisk
@@ -27,7 +27,7 @@ from torchkiln.registry.history import History
 from torchkiln.registry.naming import put
 from torchkiln.registry.reference import Repository, parse_tag
 from torchkiln.registry.session import Registry
-from torchkiln.strict import read_file
+from torchkiln.util.strict_json import read_file
 
 JOBS = 4
 

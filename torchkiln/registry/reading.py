@@ -14,8 +14,7 @@ from urllib.parse import urljoin
 from requests.utils import parse_header_links
 
 from torchkiln.errors import ConfigError, RegistryError, VerificationFailed
-from torchkiln.files import replacing
-from torchkiln.nouns import Digest, parse_digest
+from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.oci.documents import VALUES
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
@@ -23,9 +22,10 @@ from torchkiln.registry.answer import Answer
 from torchkiln.registry.reference import Repository, is_tag
 from torchkiln.registry.session import READS, Refused, Registry
 from torchkiln.registry.tokens import Scopes
-from torchkiln.retry import ATTEMPTS, Transient, pause
-from torchkiln.schema import told as told_as
-from torchkiln.strict import json_of
+from torchkiln.util.files import replacing
+from torchkiln.util.retry import ATTEMPTS, Transient, pause
+from torchkiln.util.schema import told as told_as
+from torchkiln.util.strict_json import json_of
 
 _DOCKER = "application/vnd.docker.distribution.manifest."
 _ACCEPT = ", ".join((MANIFEST_TYPE, INDEX_TYPE, f"{_DOCKER}v2+json", f"{_DOCKER}list.v2+json"))

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from torchkiln.errors import ConfigError
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 
 DOCKER_HUB = "docker.io"
 _LABEL = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchkiln.errors import Foreign, RegistryError, VerificationFailed
-from torchkiln.nouns import Digest, parse_digest
+from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.oci.artifact import EMPTY, Artifact, Referrer, manifest_of
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
@@ -23,7 +23,7 @@ from torchkiln.registry.naming import put
 from torchkiln.registry.reading import Reading
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
-from torchkiln.schema import sentences
+from torchkiln.util.schema import sentences
 
 _STALE = "what goes with the image was damaged or belongs to another: publish again, or ask who published it"
 _DESCRIPTOR: dict[str, Any] = {

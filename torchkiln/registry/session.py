@@ -11,7 +11,7 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from torchkiln.errors import RegistryError
-from torchkiln.nouns import Digest
+from torchkiln.model.digest import Digest
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.connections import Open, Session, Transport
 from torchkiln.registry.credentials import Login
@@ -19,7 +19,7 @@ from torchkiln.registry.exchange import Body, Exchange, Taker, location
 from torchkiln.registry.reference import api_host, is_local
 from torchkiln.registry.tokens import Authority, Scopes
 from torchkiln.registry.watch import Watch
-from torchkiln.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
+from torchkiln.util.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
 
 _AT_FIRST = 3  # attempts to reach it at all: most likely the name is wrong
 _RENEWALS = 3  # of a token for one request: of several threads' requests, the last may find it spent again

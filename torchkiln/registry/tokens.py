@@ -15,7 +15,7 @@ from torchkiln.registry.answer import Answer
 from torchkiln.registry.challenge import Challenge, parse_challenges
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.reference import is_local
-from torchkiln.strict import json_of
+from torchkiln.util.strict_json import json_of
 
 Scopes = tuple[str, ...]  # ("repository:team/app:pull,push",)
 _USUAL = 60.0  # seconds that a token lives if nothing is said: the specification's own number

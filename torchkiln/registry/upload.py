@@ -16,7 +16,7 @@ from torchkiln.registry.answer import Answer
 from torchkiln.registry.body import Blob, Held, Rest
 from torchkiln.registry.session import Refused, Registry
 from torchkiln.registry.tokens import Scopes
-from torchkiln.retry import ATTEMPTS, Transient
+from torchkiln.util.retry import ATTEMPTS, Transient
 
 _SMALL = 1 << 20  # bytes up to which a blob goes in one request with its digest
 _AFRESH = 2  # times that a blob is sent again after an answer that should not come

@@ -3,6 +3,8 @@
 Found as NVIDIA's container toolkit finds them: by the loader's cache, then in folders where distributions put
 them; chosen by NVIDIA_DRIVER_CAPABILITIES. Which are needed was tried on two H200 with driver 580 (torch
 2.7.1: matmul, AMP, torch.compile, NVRTC, PTX, NCCL); the others are the toolkit's.
+
+What the kernel did for want of memory: the one who was killed cannot tell.
 """
 
 from __future__ import annotations
@@ -152,3 +154,15 @@ def _ldconfig() -> str:
         except OSError:
             continue
     return ""
+
+
+def killed_for_memory(vmstat: Path = Path("/proc/vmstat")) -> int:
+    """How many processes this kernel has killed for want of memory since its start, in whatever cgroup.
+
+    0 where it does not say (`oom_kill` is there since Linux 4.13).
+    """
+    try:
+        lines = vmstat.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.errors import ConfigError, ToolMissing
-from torchkiln.files import remove_tree
 from torchkiln.runtimes.driver import Driver
 from torchkiln.runtimes.machine_files import machine_files
+from torchkiln.util.files import remove_tree
 
 _ENTER = Path(__file__).with_name("enter.py")
 _PATIENCE = 10.0  # seconds from the order to end until force

@@ -20,12 +20,13 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import BaseFiles, DebFile, Digest, LockedArchive, LockedCell, LockedWheel
-from torchkiln.program import program_path
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import BaseFiles, DebFile, LockedArchive, LockedCell, LockedWheel
+from torchkiln.plan.micromamba import program_path
 from torchkiln.sbom.evidence import Distribution, Evidence, Installed
 from torchkiln.sbom.licences import Licence
 from torchkiln.sbom.listed import TOOLKIT
-from torchkiln.tags import tag_of
 
 #: wheel, program: the lock's. os: dpkg's. toolkit: archives of NVIDIA's, the lock's too. library: CUDA,
 #: cuDNN, NCCL, which come in a wheel. vendored: a Python distribution inside of something else.

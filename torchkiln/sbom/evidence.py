@@ -18,11 +18,11 @@ from packaging.metadata import parse_email
 from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from torchkiln.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
 from torchkiln.errors import VerificationFailed, printable
 from torchkiln.recipe import PREFIX
 from torchkiln.sbom.licences import Licence, of_debian, of_expression, of_words
-from torchkiln.strict import json_of
+from torchkiln.util.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
+from torchkiln.util.strict_json import json_of
 
 IMAGE_JSON = "etc/torchkiln/image.json"
 _STATUS = "var/lib/dpkg/status"

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from packageurl import PackageURL
 
 from torchkiln.errors import VerificationFailed
-from torchkiln.nouns import Digest, parse_digest
-from torchkiln.strict import json_of
+from torchkiln.model.digest import Digest, parse_digest
+from torchkiln.util.strict_json import json_of
 
 LIMIT = 16 << 20  # bytes of a document; that of 2.7.1 has less than one million
 _MOST = 100_000  # components

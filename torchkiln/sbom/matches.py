@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from torchkiln.nouns import BaseFiles, Digest, LockedCell
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import BaseFiles, LockedCell
 from torchkiln.sbom.bill import Bill
 from torchkiln.sbom.evidence import Evidence
 from torchkiln.sbom.listed import Item, Listed, System, listed

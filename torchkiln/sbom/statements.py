@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
+from torchkiln.attest.statement import Statement, statement
 from torchkiln.sbom.bill import Bill
 from torchkiln.sbom.cyclonedx import cyclonedx
 from torchkiln.sbom.spdx import spdx
-from torchkiln.statements.statement import Statement, statement
 
 SPDX, CYCLONEDX = "https://spdx.dev/Document", "https://cyclonedx.org/bom"  # as cosign calls them
 

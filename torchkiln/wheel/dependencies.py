@@ -9,9 +9,9 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from torchkiln.nouns import LockedWheel
+from torchkiln.model.index import WheelMetadata
+from torchkiln.model.lock import LockedWheel
 from torchkiln.recipe import minor
-from torchkiln.released import WheelMetadata
 
 
 def faults(

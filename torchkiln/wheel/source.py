@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from torchkiln.pagecache import STEP, forget
+from torchkiln.util.page_cache import STEP, forget
 
 _POLL = 0.005  # seconds between looks at a file that is growing
 

@@ -1,0 +1,138 @@
+"""ClearedImage -> what is said of it in public: by which policy, what was seen, and why in spite of what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchkiln import __version__
+from torchkiln.attest.publication import PUBLICATION
+from torchkiln.attest.smoke_report import told_of
+from torchkiln.attest.statement import Statement, payload, statement
+from torchkiln.errors import VerificationFailed
+from torchkiln.gate.gate import ClearedImage
+from torchkiln.model.digest import Digest, parse_digest
+from torchkiln.smoke import hosts
+from torchkiln.smoke.suite import SuiteCheck
+from torchkiln.util.schema import sentences
+
+CLEARANCE = "urn:torchkiln:clearance:1"
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["suite", "checks", "override", "missing", "reports"],
+    "properties": {
+        "suite": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+        "override": {"type": ["string", "null"]},
+        "names": {"type": "string"},
+        "reports": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["gpus"],
+                "properties": {"gpus": {"type": "string"}},
+            },
+        },
+        "missing": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["what", "why"],
+                "properties": {"what": {"type": "string"}, "why": {"type": "string"}},
+            },
+        },
+        "checks": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["check", "tier"],
+                "properties": {
+                    "check": {"type": "string"},
+                    "tier": {"type": "integer", "minimum": 0, "maximum": 3},
+                },
+            },
+        },
+    },
+}
+
+
+def clearance(cleared: ClearedImage) -> Statement:
+    """The gate's decision; the same decision gives the same bytes."""
+    judged = cleared.judged
+    said: dict[str, Any] = {
+        "tool": __version__,
+        "override": cleared.override,
+        # Its names are signed too: whoever finds no such statement knows that it was withheld.
+        "names": PUBLICATION,
+        "missing": [{"what": what, "why": why} for what, why in judged.missing],
+        "policy": {
+            "tiers": list(judged.policy.tiers),
+            "checks": list(judged.policy.checks),
+            "gpus": list(judged.policy.gpus),
+            "signed": judged.policy.signed,
+            "report_age": judged.policy.report_age,
+        },
+        "suite": judged.suite,
+        "checks": [
+            {
+                "check": one.check,
+                "tier": one.tier,
+                "demanded": one.required,
+                "outcome": one.outcome,
+                "fact": one.fact,
+            }
+            for one in judged.statuses
+        ],
+        "reports": [
+            {
+                "verdict": signed_report.report.verdict,
+                "when": signed_report.report.when,
+                "gpus": hosts.kinds(json.loads(signed_report.report.host)),
+                "sha256": hashlib.sha256(payload(told_of(signed_report.report))).hexdigest(),
+            }
+            for signed_report in judged.signed_reports
+            if signed_report.report.image == judged.image
+        ],
+    }
+    return statement(judged.tag, judged.image, CLEARANCE, said)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What a clearance tells."""
+
+    suite: Digest
+    checks: tuple[SuiteCheck, ...]  # all that the suite held
+    override: str | None
+    missing: tuple[tuple[str, str], ...]
+    gpus: tuple[str, ...]  # of each report, "2 × NVIDIA H200"; empty: it had none
+    names_signed: bool = False  # a statement of its names goes with the image; older images have none
+
+
+def prevailing(decisions: Sequence[Decision]) -> Decision | None:
+    """Of several decisions on one image the last that overrode nothing, else the last; None: of none."""
+    return next(reversed([one for one in decisions if not one.override] or list(decisions)), None)
+
+
+def decision_of(told: Statement, *, where: str) -> Decision:
+    """The inverse of `clearance`, of a statement that anybody may have written.
+
+    :raises VerificationFailed: it is no clearance.
+    """
+    if told.kind != CLEARANCE:
+        raise VerificationFailed(f"{where}: {told.kind!r} is no clearance")
+    said = told.said
+    if wrong := sentences(said, _SCHEMA, where):
+        raise VerificationFailed("\n".join(wrong))
+    if said["override"] == "" or (said["override"] is None and said["missing"]):
+        raise VerificationFailed(f"{where}: it clears an image of which something is missing")
+    return Decision(
+        suite=parse_digest(said["suite"]),
+        checks=tuple(SuiteCheck(id=one["check"], tier=one["tier"]) for one in said["checks"]),
+        override=said["override"],
+        missing=tuple((one["what"], one["why"]) for one in said["missing"]),
+        gpus=tuple(one["gpus"] for one in said["reports"]),
+        names_signed="names" in said,
+    )

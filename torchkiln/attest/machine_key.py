@@ -1,0 +1,100 @@
+"""The key of this machine's user in the cache: what it signed, we wrote ourselves.
+
+keys/machine.pem, an Ed25519 key that only its owner can read, is made when something is signed first. What
+gets into the cache by other ways (a restored archive, a container that mounts a part) has no such signature.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from torchkiln.attest import dsse
+from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.store.store import Store
+from torchkiln.util.ownership import fault_of_secret
+
+_LIMIT = 4096  # bytes of the key's file
+_HINT = "delete it: a new key is made, and what the old one signed is made again (smoke runs run again)"
+
+
+def signed(store: Store, payload_type: str, payload: bytes) -> dict[str, Any]:
+    """*payload* in a DSSE envelope, signed by this machine's key, which is made when there is none.
+
+    :raises ConfigError: the key is not ours alone, or no key.
+    :raises OSError: it cannot be made.
+    """
+    key = _read(_path(store)) or _make(store)
+    told: dict[str, Any] = json.loads(dsse.seal(payload_type, payload, key))
+    return told
+
+
+def verified(store: Store, payload_type: str, envelope: Mapping[str, Any], *, where: str) -> bytes | None:
+    """The payload of an *envelope* that this machine's key signed; None for any other.
+
+    :raises ConfigError: the key is not ours alone, or no key.
+    """
+    key = _read(_path(store))
+    if key is None:
+        return None
+    try:
+        found = dsse.decode(json.dumps(envelope).encode(), where=where)
+        if found.payload_type != payload_type:
+            return None
+        dsse.verify(found, [key.public_key()], where=where)
+    except VerificationFailed:
+        return None
+    return found.payload
+
+
+def _path(store: Store) -> Path:
+    return store.root / "keys" / "machine.pem"
+
+
+def _read(path: Path) -> Ed25519PrivateKey | None:
+    """The key; None where there is none yet."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"this machine's key {path}: {error.strerror}", hint=_HINT) from error
+    try:
+        if told := fault_of_secret(os.fstat(descriptor)):
+            raise ConfigError(f"this machine's key {path} is not used: {told}", hint=_HINT)
+        data = os.read(descriptor, _LIMIT)
+    finally:
+        os.close(descriptor)
+    key = dsse.private_key(data, None, where=str(path))
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path}: not an Ed25519 key", hint=_HINT)
+    return key
+
+
+def _make(store: Store) -> Ed25519PrivateKey:
+    """A new key. Of two processes that make one at the same time, one wins and both use its key."""
+    path = _path(store)
+    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    temporary = store.temporary("key")
+    try:
+        store.private("keys")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(descriptor)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)  # unlike a rename, it replaces nothing
+    finally:
+        temporary.unlink(missing_ok=True)
+    key = _read(path)
+    if key is None:
+        raise ConfigError(f"this machine's key {path} was deleted while it was made", hint="try again")
+    return key

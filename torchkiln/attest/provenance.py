@@ -1,0 +1,166 @@
+"""LockedCell, image -> SLSA provenance, version 1; and back to the lock: of what, by what, from which source.
+
+No clock and no chance is in it: who builds the same lock by the same source says the same. The lock stands in
+it whole, so that the image can be built again by whoever has nothing but the registry.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from torchkiln import __version__
+from torchkiln.attest.statement import Statement, statement
+from torchkiln.errors import VerificationFailed
+from torchkiln.lock.file import from_json, lock_digest, to_json
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.recipe import RECIPE
+from torchkiln.util.schema import sentences
+
+PROVENANCE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = "urn:torchkiln:build:1"
+_LOCK = "lock.json"
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["buildDefinition", "runDetails"],
+    "properties": {
+        "buildDefinition": {
+            "type": "object",
+            "required": ["buildType", "internalParameters", "resolvedDependencies"],
+            "properties": {
+                "buildType": {"const": BUILD_TYPE},
+                "internalParameters": {
+                    "type": "object",
+                    "required": ["recipe"],
+                    "properties": {"recipe": {"type": "integer"}},
+                },
+                "resolvedDependencies": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"name": {"type": "string"}, "content": {"type": "string"}},
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """The source that ran: a commit, and whether the files were that commit's."""
+
+    revision: str  # hex
+    changed: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What a provenance tells of how to build an image again."""
+
+    locked: LockedCell
+    recipe: int
+    source: str  # the revision; empty: nobody told
+    builder: str
+
+
+def provenance(locked: LockedCell, image: Digest, *, source: Source | None, builder: str) -> Statement:
+    """How *image* came out of *locked*.
+
+    :param source: None: torchkiln does not run from a checkout.
+    :param builder: who ran it, an address or a URN.
+    """
+    cell, lock = locked.resolution.cell, to_json(locked)
+    said = {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {
+                "torch": cell.torch,
+                "cuda": cell.cuda,
+                "flavor": cell.flavor,
+                "os": cell.os,
+            },
+            "internalParameters": {
+                "recipe": RECIPE,
+                "lock": lock_digest(locked),
+                "epoch": locked.epoch,
+                "as_of": locked.as_of,
+            },
+            "resolvedDependencies": [
+                {
+                    "name": _LOCK,
+                    "mediaType": "application/json",
+                    "digest": {"sha256": hashlib.sha256(lock).hexdigest()},
+                    "content": base64.b64encode(lock).decode(),
+                },
+                *_source(source),
+                {"name": f"base {locked.base.os}", "digest": _sha256(locked.base.digest)},
+                *(
+                    [{"name": f"tools {locked.tools.name}", "digest": _sha256(locked.tools.digest)}]
+                    if locked.tools
+                    else []
+                ),
+                *(
+                    {
+                        "name": wheel.filename,
+                        "uri": f"pkg:pypi/{wheel.name}@{wheel.version}",
+                        "digest": {"sha256": wheel.sha256},
+                    }
+                    for wheel in locked.wheels
+                ),
+                *(
+                    {
+                        "name": archive.filename,
+                        "uri": f"pkg:generic/nvidia/{archive.component}@{archive.version}",
+                        "digest": {"sha256": archive.sha256},
+                    }
+                    for archive in locked.archives
+                ),
+            ],
+        },
+        "runDetails": {"builder": {"id": builder, "version": {"torchkiln": __version__}}},
+    }
+    return statement(tag_of(locked.resolution), image, PROVENANCE, said)
+
+
+def origin(told: Statement, *, where: str) -> Origin:
+    """The inverse of `provenance`, of a statement that anybody may have written.
+
+    :raises VerificationFailed: it is no provenance of ours, or its lock is damaged.
+    :raises Stale: its lock is of a form that is not known here.
+    """
+    hint = "it was made by something else, or damaged"
+    if wrong := sentences(told.said, _SCHEMA, where):
+        raise VerificationFailed("\n".join(wrong), hint=hint)
+    definition, details = told.said["buildDefinition"], told.said["runDetails"]
+    named = {one.get("name"): one for one in definition["resolvedDependencies"]}
+    try:
+        lock = base64.b64decode(named[_LOCK]["content"], validate=True)
+        if hashlib.sha256(lock).hexdigest() != named[_LOCK]["digest"]["sha256"]:
+            raise VerificationFailed(f"{where}: the lock in it is not what its digest says", hint=hint)
+        builder = str(details["builder"]["id"])
+    except (LookupError, TypeError, ValueError):
+        raise VerificationFailed(f"{where}: it holds no lock, or names no builder", hint=hint) from None
+    source = named.get("source", {}).get("digest", {})
+    return Origin(
+        locked=from_json(lock, where=f"{where}: {_LOCK}"),
+        recipe=definition["internalParameters"]["recipe"],
+        source=str(source.get("gitCommit", "")) if isinstance(source, dict) else "",
+        builder=builder,
+    )
+
+
+def _source(source: Source | None) -> list[dict[str, Any]]:
+    if source is None:
+        return []
+    changed = {"annotations": {"changed": True}} if source.changed else {}
+    return [{"name": "source", "digest": {"gitCommit": source.revision}, **changed}]
+
+
+def _sha256(digest: Digest) -> dict[str, str]:
+    return {"sha256": digest.partition(":")[2]}

@@ -1,0 +1,47 @@
+"""Names, an image -> what is said of it when it gets them: under which tags it was published; and back.
+
+A tag is a registry's word. This statement binds each one to the image's digest by a signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torchkiln import __version__
+from torchkiln.attest.statement import Statement, statement
+from torchkiln.errors import VerificationFailed
+from torchkiln.model.digest import Digest
+from torchkiln.util.schema import sentences
+
+PUBLICATION = "urn:torchkiln:publication:1"
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["names"],
+    "properties": {
+        "names": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 200,
+            "items": {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"},
+        }
+    },
+}
+
+
+def publication(tag: str, image: Digest, names: Iterable[str]) -> Statement:
+    """That *image*, called *tag*, was published under *names*; the same names give the same bytes."""
+    said = {"tool": __version__, "names": sorted(set(names))}
+    return statement(tag, image, PUBLICATION, said)
+
+
+def published_names(told: Statement, *, where: str) -> frozenset[str]:
+    """The inverse of `publication`, of a statement that anybody may have written.
+
+    :raises VerificationFailed: it is none.
+    """
+    if told.kind != PUBLICATION:
+        raise VerificationFailed(f"{where}: {told.kind!r} is not a statement of names")
+    if wrong := sentences(told.said, _SCHEMA, where):
+        raise VerificationFailed("\n".join(wrong))
+    return frozenset(told.said["names"])

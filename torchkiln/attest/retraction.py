@@ -1,0 +1,53 @@
+"""An image that should not have been published -> what is said of it from then on; and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchkiln.attest.statement import Statement, statement
+from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.model.digest import Digest
+from torchkiln.util.schema import sentences
+
+RETRACTION = "urn:torchkiln:retraction:1"
+_ANY = "urn:torchkiln:retraction:"  # of every version: one that is not known here holds all the same
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["reason", "when"],
+    "properties": {"reason": {"type": "string"}, "when": {"type": "string"}},
+}
+
+
+def retraction(tag: str, image: Digest, *, reason: str, when: str) -> Statement:
+    """That *image*, called *tag*, is not to be used any more.
+
+    :param when: UTC, "2026-11-22T17:05:16Z".
+    :raises ConfigError: no reason.
+    """
+    demand_reason(reason)
+    return statement(tag, image, RETRACTION, {"reason": reason.strip(), "when": when})
+
+
+def is_retraction(kind: str) -> bool:
+    """Whether statements of that predicate type retract an image, in whatever form."""
+    return kind.startswith(_ANY)
+
+
+def demand_reason(reason: str) -> None:
+    """That it is one.
+
+    :raises ConfigError: it is empty.
+    """
+    if not reason.strip():
+        raise ConfigError("retract wants a reason", hint='--reason "cuDNN 9.5 crashes on H200"')
+
+
+def reason_of(told: Statement, *, where: str) -> tuple[str, str]:
+    """Why and when the image was retracted.
+
+    :raises VerificationFailed: it is no retraction.
+    """
+    if told.kind != RETRACTION or (wrong := sentences(told.said, _SCHEMA, where)):
+        said = "\n".join(wrong) if told.kind == RETRACTION else f"{where}: no retraction"
+        raise VerificationFailed(said)
+    return told.said["reason"], told.said["when"]

@@ -1,0 +1,52 @@
+"""Predicate type → the role of whoever may sign it; public keys with the roles in which they count.
+
+A laboratory runs the checks and signs smoke reports. A publisher signs everything else that goes with an
+image: signature, provenance, SBOM, the gate's decision, names, retraction. A key counts in its roles alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torchkiln.attest.dsse import PublicKey, fingerprint
+from torchkiln.model.roles import ROLES, Role
+
+_REPORT = "urn:torchkiln:smoke-report:"  # of every version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyInRole:
+    """A public key, and in which roles its signatures count."""
+
+    key: PublicKey
+    roles: tuple[Role, ...] = ROLES
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the public key."""
+        return fingerprint(self.key)
+
+
+def role_of(kind: str) -> Role:
+    """Who may sign a statement of this *kind*, a predicate type."""
+    return "laboratory" if kind.startswith(_REPORT) else "publisher"
+
+
+def keys_for(role: Role, keys: Iterable[KeyInRole]) -> tuple[PublicKey, ...]:
+    """The keys whose signatures count in that *role*."""
+    return tuple(one.key for one in keys if role in one.roles)
+
+
+def role_named(text: str) -> tuple[tuple[Role, ...], str]:
+    """`publisher=lab.pem` as the role and what follows; every role where none is named.
+
+    >>> role_named("laboratory=lab.pem")
+    (('laboratory',), 'lab.pem')
+    >>> role_named("lab.pem")
+    (('publisher', 'laboratory'), 'lab.pem')
+    """
+    before, equals, rest = text.partition("=")
+    if equals and before in ROLES:
+        return (before,), rest
+    return ROLES, text

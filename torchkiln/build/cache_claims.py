@@ -1,0 +1,81 @@
+"""What a build needs of the cache, and what it leaves there so that its tags are known later.
+
+`cache.usage` reads it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from torchkiln.build.cache_keys import key_of, layer_key
+from torchkiln.build.cuda_layers import kept_path
+from torchkiln.model.image import BuiltImage
+from torchkiln.model.lock import LockedBase, LockedCell, LockedWheel
+from torchkiln.plan.layers import files_of, made_layers
+from torchkiln.store.store import Store
+
+
+def remember_layout(store: Store, layout: Path) -> None:
+    """Let tags in *layout* count from now on; before the build, so that no image is there unknown."""
+    place = str(layout.absolute())
+    store.put_record("layouts", hashlib.sha256(place.encode()).hexdigest(), {"path": place})
+
+
+def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: Iterable[str]) -> None:
+    """Note what *image* was made of; its wheels count as used where their layer was not *reused*."""
+    packs = {wheel_path(wheel): pack_path(wheel, locked.base) for wheel in files_of(locked)}
+    store.put_record(
+        "images",
+        image.manifest.removeprefix("sha256:"),
+        {
+            "tag": image.tag,
+            "base": locked.base.digest.removeprefix("sha256:"),
+            "layers": {layer.digest.removeprefix("sha256:"): layer.title for layer in image.layers},
+            "wheels": packs,
+            "archives": [kept_path(archive) for archive in locked.archives],
+        },
+    )
+    old = frozenset(reused)
+    for layer in made_layers(locked):
+        if layer.title not in old:
+            for wheel in layer.wheels:
+                store.touch(store.root / wheel_path(wheel))
+                store.touch(store.root / packs[wheel_path(wheel)])
+            for archive in layer.archives:
+                store.touch(store.root / kept_path(archive))
+
+
+def build_needs(locked: LockedCell) -> frozenset[str]:
+    """Every path in the cache that a build of *locked* may read or make."""
+    records = {f"records/layers/{key_of(layer, locked)}.json" for layer in made_layers(locked)}
+    blobs = (blob_path(found.digest) for found in (locked.base, locked.tools) if found)
+    return frozenset({*records, *blobs, *source_paths(locked)})
+
+
+def source_paths(locked: LockedCell) -> frozenset[str]:
+    wheels = {wheel_path(wheel) for wheel in files_of(locked)}
+    packs = {pack_path(wheel, locked.base) for wheel in locked.wheels}
+    archives = {kept_path(archive) for archive in locked.archives}
+    return frozenset(wheels | packs | archives | {interpreter_path(locked.base)})
+
+
+def wheel_path(wheel: LockedWheel) -> str:
+    return f"wheels/{wheel.sha256}/{wheel.filename}"
+
+
+def pack_path(wheel: LockedWheel, base: LockedBase) -> str:
+    return f"bytecode/{layer_key((wheel,), base.python)}.pack"
+
+
+def interpreter_path(base: LockedBase) -> str:
+    return f"interpreters/{base.digest.removeprefix('sha256:')}"
+
+
+def blob_path(digest: str) -> str:
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def record_path(kind: str, key: str) -> str:
+    return f"records/{kind}/{key}.json"

@@ -1,0 +1,173 @@
+"""Layers of many gzip members → the same layers in another form: of one member each, or of one zstd frame.
+
+Such blobs are kept in the store by what they were made from, so that each is made once. Two layers at a time
+on two cores: zlib, libzstd and the hashes run without the GIL.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from torchkiln.build.cache_keys import format_key
+from torchkiln.build.worker import cores
+from torchkiln.errors import BuildFailed
+from torchkiln.model.digest import Digest
+from torchkiln.model.image import BuiltLayer
+from torchkiln.model.progress import Observer
+from torchkiln.oci import zstd
+from torchkiln.oci.join import NotJoinable, join
+from torchkiln.oci.layer import Written
+from torchkiln.oci.opening import open_gzip
+from torchkiln.store.store import Store
+
+_Told = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetFormat:
+    """One of the forms that a finished layer can be brought into."""
+
+    work: Literal["join", "compress"]
+    done: str  # "joined"
+    records: str  # what the store calls the records of such layers; in cache_keys.FORMAT_RECORDS
+    encoder: str  # what decides the bytes beside the source; "" where nothing does
+    length: Callable[[BuiltLayer], int]  # of what `make` reads
+    make: Callable[[BuiltLayer, Path, BinaryIO, _Told], Written]
+    side_by_side: int  # at most, which bounds memory
+
+
+def _join(layer: BuiltLayer, source: Path, out: BinaryIO, advanced: _Told) -> Written:
+    with source.open("rb", buffering=0) as blob:
+        return join(blob, out, advanced=advanced)
+
+
+def _compress(layer: BuiltLayer, source: Path, out: BinaryIO, advanced: _Told) -> Written:
+    with open_gzip(source) as tar:
+        return zstd.compress(tar, out, unpacked=layer.unpacked, advanced=advanced)
+
+
+# A change of what `join` writes needs another name for its records.
+FORMATS: Mapping[Literal["gzip-joined", "zstd"], TargetFormat] = {
+    "gzip-joined": TargetFormat(
+        work="join",
+        done="joined",
+        records="joined",
+        encoder="",
+        length=lambda layer: layer.size,
+        make=_join,
+        side_by_side=64,
+    ),
+    "zstd": TargetFormat(
+        work="compress",
+        done="compressed",
+        records="zstd",
+        encoder=zstd.ENCODER,
+        length=lambda layer: layer.unpacked,
+        make=_compress,
+        side_by_side=4,
+    ),
+}
+
+
+class _Cancelled(Exception):
+    """Another layer failed, or the user gave up."""
+
+
+class _Another(Exception):
+    """The blob is whole, but not the one that it should be."""
+
+
+def convert(
+    target: TargetFormat, layers: Sequence[BuiltLayer], store: Store, observer: Observer
+) -> tuple[BuiltLayer, ...]:
+    """*layers*, whose blobs are in *store*, in another *target*: other digests, the same diff_ids.
+
+    :raises BuildFailed: a blob is damaged, or the cache cannot be written.
+    :raises ToolMissing: the system has no zlib, or this Python another libzstd.
+    """
+    cancelled = threading.Event()
+
+    def call_off(future: Future[BuiltLayer]) -> None:
+        if future.exception():
+            cancelled.set()
+
+    largest_first = sorted(set(layers), key=lambda layer: (-layer.size, layer.digest))
+    with ThreadPoolExecutor(min(cores(), target.side_by_side), target.work) as pool:
+        try:
+            running = {
+                layer: pool.submit(_converted, target, layer, store, observer, cancelled)
+                for layer in largest_first
+            }
+            for future in running.values():
+                future.add_done_callback(call_off)
+            # Who merely heard that all is off says nothing: the cause will.
+            failed = [error for future in running.values() if (error := future.exception())]
+        finally:
+            cancelled.set()  # for those that still work when we are interrupted: the pool waits for them
+    if failed:
+        raise next((error for error in failed if not isinstance(error, _Cancelled)), failed[0])
+    return tuple(running[layer].result() for layer in layers)
+
+
+def records_of(layers: Sequence[BuiltLayer], target: TargetFormat) -> frozenset[str]:
+    """What `convert` may make of *layers*, as `Store.claim` wants it: records stand for their blobs."""
+    return frozenset(
+        f"records/{target.records}/{format_key(one.digest, target.encoder)}.json" for one in layers
+    )
+
+
+def _converted(
+    target: TargetFormat, layer: BuiltLayer, store: Store, observer: Observer, cancelled: threading.Event
+) -> BuiltLayer:
+    """*layer* as the store has it, or made now. No two processes make one at once."""
+
+    def check() -> None:
+        if cancelled.is_set():
+            raise _Cancelled
+
+    check()
+    key = format_key(layer.digest, target.encoder)
+    with store.lock(f"{target.records}-{key}", f"wants layer {layer.title} {target.done}", check=check):
+        record = store.record(target.records, key)
+        if record is not None and store.has_blob(Digest(record["digest"]), record["size"]):
+            return replace(layer, **record)
+        written = _make(target, layer, store, observer, check)
+        store.put_record(target.records, key, asdict(written))
+        return replace(layer, **asdict(written))
+
+
+def _make(
+    target: TargetFormat, layer: BuiltLayer, store: Store, observer: Observer, check: Callable[[], None]
+) -> Written:
+    source, out = store.blob(layer.digest), store.temporary(target.records)
+
+    def advanced(count: int) -> None:
+        check()
+        observer.advance(target.work, layer.title, count)
+
+    observer.begin(target.work, layer.title, target.length(layer))
+    try:
+        with out.open("wb") as file:
+            written = target.make(layer, source, file, advanced)
+        if (written.diff_id, written.unpacked) != (layer.diff_id, layer.unpacked):
+            raise _Another("it does not hold what its digest promised")
+        store.adopt(out, store.blob(written.digest))
+    except (NotJoinable, zstd.NotCompressible, _Another) as error:
+        raise BuildFailed(
+            f"layer {layer.title!r}: {source}: {error}",
+            hint="the cache is damaged: delete that file and build again",
+        ) from error
+    except OSError as error:
+        raise BuildFailed(
+            f"layer {layer.title!r} cannot be {target.done}: {error.strerror or error}",
+            hint="such a layer takes room in the cache beside the plain one",
+        ) from error
+    finally:
+        out.unlink(missing_ok=True)
+    observer.end(target.work, layer.title)
+    return written

@@ -1,0 +1,322 @@
+"""The cache folder, the layouts built from it and the committed locks → items and who needs them.
+
+`build.cache_claims` is the other half: what a build leaves behind so that later its tags are known to the
+cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torchkiln.base import artefact, keeping
+from torchkiln.build.cache_claims import blob_path, interpreter_path, record_path, source_paths, wheel_path
+from torchkiln.build.cache_keys import FORMAT_RECORDS, source_of
+from torchkiln.cache.policy import Item, Kind, Root
+from torchkiln.errors import KilnError
+from torchkiln.lock.file import from_json
+from torchkiln.matrix.os_tools import is_tools
+from torchkiln.model.lock import LockedTools, LockedWheel
+from torchkiln.oci.layout import Layout, open_layout
+from torchkiln.plan.layers import files_of
+from torchkiln.store.file_locks import Holder, in_use
+from torchkiln.store.store import Store, age
+from torchkiln.util.files import tree_size
+
+_OF_WHEELS = re.compile("records/layers/")
+_HEX = re.compile(r"[0-9a-f]{64}")
+_MOMENT, _MOMENTS, _HOUR, _DAY = 60.0, 600.0, 3600.0, 86400.0
+_OURS = frozenset({"blobs", "wheels", "toolkits", "bytecode", "interpreters", "rootfs", "pytest", "records"})
+_OURS |= {"locks", "claims", "tmp", "keys"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheUsage:
+    """All of it. `unread`: layouts and locks that exist but cannot be read, with the reason."""
+
+    items: tuple[Item, ...]
+    roots: tuple[Root, ...]
+    wheels: Mapping[str, LockedWheel] = field(hash=False)  # by path: what a lock can fetch again
+    unread: tuple[str, ...]
+
+
+# --- what is there ----------------------------------------------------------------------------------
+
+
+def cache_usage(store: Store, layouts: Iterable[Path], images: Path) -> CacheUsage:
+    """Look at everything. Nothing is changed.
+
+    :param layouts: more layouts than those that the cache knows.
+    :param images: the folder of locks; it may be absent.
+    """
+    unread: list[str] = []
+    manifests: dict[str, str] = {}
+    claims = store.claims()
+    roots = [_claimed(claim, store) for claim in claims]
+    for place in _layouts(store, layouts):
+        roots += _tags(store, Layout(place), manifests, unread)
+    locks, bases, wheels = _locks(images, unread)
+    scan = _Scan(store, manifests, bases, building=bool(claims))
+    return CacheUsage(items=tuple(scan.items()), roots=(*roots, *locks), wheels=wheels, unread=tuple(unread))
+
+
+def _layouts(store: Store, more: Iterable[Path]) -> list[Path]:
+    known = [Path(str(found.get("path", ""))) for _, found in store.records("layouts")]
+    return [path for path in dict.fromkeys([*known, *(path.absolute() for path in more)]) if path.is_dir()]
+
+
+def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[str]) -> Iterator[Root]:
+    """Who needs what of the cache, a needer a tag of *layout*; if it cannot be read, it needs all it has."""
+    if not (layout.path / "index.json").exists() and not (layout.path / "oci-layout").exists():
+        return  # a build made the folder and ended before it wrote there
+    try:
+        refs = open_layout(layout.path).refs()
+        images = [layout.image(ref) for ref in refs]
+        other = {blob_path(str(told.get("digest"))): key for key, told in _other_forms(store)}
+    except (KilnError, OSError) as error:
+        unread.append(f"{layout.path}: {error}")
+        here = (layout.path / "blobs" / "sha256").glob("*")
+        needs = frozenset(f"blobs/sha256/{path.name}" for path in here)
+        yield Root(sort="tag", name=f"{layout.path}, which cannot be read", needs=needs)
+        return
+    for image in images:
+        key = image.manifest.removeprefix("sha256:")
+        manifests[key] = image.ref
+        made = store.record("images", key) or {}
+        wheels, archives = dict(made.get("wheels", {})), list(made.get("archives", ()))
+        needed = {blob_path(layer.digest) for layer in image.layers}
+        plain = {blob_path(source_of(other[path])) for path in needed if path in other}
+        yield Root(
+            sort="tag",
+            name=f"{image.ref} in {layout.path}",
+            needs=frozenset(needed | {record_path("images", key)}),
+            sources=frozenset(
+                {*plain, *wheels, *wheels.values(), *archives, f"interpreters/{made.get('base')}"}
+            ),
+        )
+
+
+def _other_forms(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
+    return chain.from_iterable(store.records(kind) for kind in FORMAT_RECORDS)
+
+
+def _locks(images: Path, unread: list[str]) -> tuple[list[Root], set[str], dict[str, LockedWheel]]:
+    """The locks below *images*, and the bases and wheels that they name."""
+    found: list[Root] = []
+    bases: set[str] = set()
+    wheels: dict[str, LockedWheel] = {}
+    for path in sorted(images.glob("*/*.json")):
+        try:
+            sources: frozenset[str] = frozenset()
+            if path.name == "lock.json":
+                locked = from_json(path.read_bytes(), where=str(path))
+                blobs = {found.digest for found in (locked.base, locked.tools) if found}
+                sources = source_paths(locked)
+                wheels |= {wheel_path(wheel): wheel for wheel in files_of(locked)}
+            elif path.name == "base.json":
+                base = artefact.from_json(path.read_bytes(), where=str(path))
+                blobs, sources = {base.digest}, frozenset({interpreter_path(base)})
+            elif is_tools(path.stem) and (tools := keeping.read_lock(LockedTools, path)):
+                blobs = {tools.digest}
+            else:
+                continue
+        except (KilnError, OSError) as error:
+            unread.append(str(error))
+            continue
+        bases |= {digest.removeprefix("sha256:") for digest in blobs}
+        needs = frozenset(map(blob_path, blobs))
+        found.append(Root(sort="lock", name=path.parent.name, needs=needs, sources=sources))
+    return found, bases, wheels
+
+
+def _claimed(claim: Holder, store: Store) -> Root:
+    """A running process; one that does not say what it needs may need anything."""
+    needs = claim.needs
+    if needs is None:
+        needs = tuple(str(path.relative_to(store.root)) for path in store.root.rglob("*"))
+    return Root(sort="process", name=str(claim), needs=frozenset(needs))
+
+
+class _Scan:
+    """One look at the cache's folders."""
+
+    def __init__(
+        self, store: Store, manifests: Mapping[str, str], bases: set[str], *, building: bool
+    ) -> None:
+        self._store, self._root, self._building = store, store.root, building
+        self._manifests = manifests
+        self._titles: dict[str, str] = {}
+        self._used: dict[str, float] = {}
+        self._records: dict[str, list[str]] = {}
+        self._bases = set(bases)
+        for key, image in store.records("images"):
+            used = _mtime(self._root / record_path("images", key))
+            self._bases.add(str(image.get("base")))
+            self._titles |= dict(image.get("layers", {}))
+            self._titles |= {pack: Path(wheel).name for wheel, pack in dict(image.get("wheels", {})).items()}
+            for name in (*image.get("layers", {}), image.get("base")):
+                self._used[name] = max(self._used.get(name, 0.0), used)
+        for kind in ("layers", "bases", *FORMAT_RECORDS):
+            for key, record in store.records(kind):
+                name = str(record.get("digest")).removeprefix("sha256:")
+                self._records.setdefault(name, []).append(record_path(kind, key))
+                if kind == "bases":
+                    self._bases.add(name)
+
+    def items(self) -> Iterator[Item]:
+        """Everything, kind by kind."""
+        yield from self._blobs()
+        yield from self._wheels()
+        yield from self._toolkits()
+        yield from self._files("bytecode", ".pack", "byte-code")
+        yield from self._folders()
+        yield from self._files("records/pages", ".json", "index pages")
+        yield from self._files("records/urls", ".json", "index pages")
+        yield from self._files("records/metadata", ".json", "index pages")
+        yield from self._files("records/beside", ".json", "index pages")
+        yield from self._files("records/evidence", ".json", "layer texts")
+        yield from self._files("records/agreed", ".json", "layer texts")
+        yield from self._leftovers()
+        for path in sorted(self._root.glob("*")):
+            if path.name not in _OURS:
+                size = tree_size(path)[0] if path.is_dir() else _size(path)
+                yield Item(kind="not ours", path=path.name, size=size, used=_mtime(path))
+
+    def _blobs(self) -> Iterator[Item]:
+        for path in sorted((self._root / "blobs" / "sha256").glob("*")):
+            if not _HEX.fullmatch(path.name):
+                continue
+            records = tuple(self._records.get(path.name, ()))
+            base = path.name in self._bases
+            with contextlib.suppress(FileNotFoundError):  # another `prune`
+                found = path.stat()
+                yield Item(
+                    kind="bases" if base else "layers" if records else "other blobs",
+                    path=f"blobs/sha256/{path.name}",
+                    size=found.st_size,
+                    used=max(found.st_mtime, self._used.get(path.name, 0.0)),
+                    title=self._titles.get(path.name, ""),
+                    along=records,
+                    shared=found.st_nlink > 1,
+                    busy="" if any(map(_OF_WHEELS.match, records)) else self._unclaimable(found.st_mtime),
+                )
+
+    def _unclaimable(self, made: float) -> str:
+        """A build can only claim what it can name beforehand: layers, by their wheels."""
+        if self._building:
+            return "a build is running that may need it"
+        return "made a moment ago" if time.time() - made < _MOMENTS else ""
+
+    def _wheels(self) -> Iterator[Item]:
+        for path in sorted((self._root / "wheels").glob("*/*")):
+            if not _HEX.fullmatch(path.parent.name):
+                continue
+            partial = path.name.endswith(".part")
+            at_work = self._store.locked(f"wheel-{path.parent.name}")
+            whole = path.with_name(path.name.removesuffix(".part"))
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+                yield Item(
+                    kind="partial wheels" if partial else "wheels",
+                    path=f"wheels/{path.parent.name}/{path.name}",
+                    size=found.st_size,
+                    used=found.st_mtime,
+                    title=path.name,
+                    along=(f"wheels/{path.parent.name}/{whole.name}",)
+                    if partial and not whole.exists()
+                    else (),
+                    busy=f"in use: {at_work}" if at_work else "",
+                )
+
+    def _toolkits(self) -> Iterator[Item]:
+        """What was kept of archives, and archives on their way."""
+        for path in sorted((self._root / "toolkits").glob("*/*")):
+            if not _HEX.fullmatch(path.parent.name):
+                continue
+            at_work = self._store.locked(f"archive-{path.parent.name}")
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+                yield Item(
+                    kind="leftovers" if path.name.endswith(".part") else "toolkit parts",
+                    path=f"toolkits/{path.parent.name}/{path.name}",
+                    size=found.st_size,
+                    used=found.st_mtime,
+                    title=path.name,
+                    busy=f"in use: {at_work}" if at_work else "",
+                )
+
+    def _files(self, folder: str, suffix: str, kind: Kind) -> Iterator[Item]:
+        for path in sorted((self._root / folder).glob(f"[!.]*{suffix}")):
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+                name = f"{folder}/{path.name}"
+                title = self._titles.get(name, "")
+                yield Item(kind=kind, path=name, size=found.st_size, used=found.st_mtime, title=title)
+
+    def _folders(self) -> Iterator[Item]:
+        for path in sorted((self._root / "interpreters").glob("[!.]*")):
+            used = max(_mtime(path), self._used.get(path.name, 0.0))
+            name = f"interpreters/{path.name}"
+            yield Item(kind="interpreters", path=name, size=tree_size(path)[0], used=used)
+        for path in sorted((self._root / "rootfs").glob("[!.]*")):
+            record = self._store.record("roots", path.name)
+            marker = record_path("roots", path.name)
+            used = _mtime(self._root / marker) if record else _mtime(path)
+            recent = time.time() - used < _MOMENT  # on the way from `unpacked_root` to the command's start
+            yield Item(
+                kind="unpacked images",
+                path=f"rootfs/{path.name}",
+                size=int(record["bytes"]) if record else tree_size(path)[0],
+                used=used,
+                title=self._manifests.get(path.name, ""),
+                along=(marker,) if record else (),
+                busy="a command runs in it" if in_use(path) else "used a moment ago" if recent else "",
+            )
+        for path in sorted((self._root / "pytest").glob("[!.]*")):
+            yield Item(kind="pytest", path=f"pytest/{path.name}", size=tree_size(path)[0], used=_mtime(path))
+
+    def _leftovers(self) -> Iterator[Item]:
+        """What ended processes left, and records of what is gone."""
+        paths = self._store.dead()
+        for name, after in (("rootfs", _DAY), ("pytest", _DAY), ("records/*", _HOUR)):
+            paths += [path for path in self._root.glob(f"{name}/.*") if age(path) > after]
+        paths += [
+            path
+            for path in (self._root / "locks").glob("*")
+            if path.name != "gate" and age(path) > _HOUR and self._store.locked(path.name) is None
+        ]
+        if not self._building:  # who may be about to make what a record names
+            paths += self._dangling()
+        for path in paths:
+            size = tree_size(path)[0] if path.is_dir() and not path.is_symlink() else max(_size(path), 0)
+            name = str(path.relative_to(self._root))
+            yield Item(kind="leftovers", path=name, size=size, used=_mtime(path), title=path.name)
+
+    def _dangling(self) -> Iterator[Path]:
+        """Records of layouts, images and blobs that are gone."""
+        for key, found in self._store.records("layouts"):
+            if not Path(str(found.get("path", ""))).is_dir():
+                yield self._root / record_path("layouts", key)
+        for key, _ in self._store.records("images"):
+            if key not in self._manifests:
+                yield self._root / record_path("images", key)
+        for name, records in self._records.items():
+            if not (self._root / "blobs" / "sha256" / name).exists():
+                yield from (self._root / record for record in records)
+
+
+def _mtime(path: Path) -> float:
+    return time.time() - age(path)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0

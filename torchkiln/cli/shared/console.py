@@ -1,0 +1,135 @@
+"""What a person sees of a build: progress on stderr while it runs, a summary behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchkiln.errors import KilnError
+from torchkiln.model.progress import Observer, Silent, Work
+from torchkiln.store.file_locks import Holder
+from torchkiln.util.sizes import size as size  # the other commands take it from here
+
+if TYPE_CHECKING:
+    from torchkiln.build.image import Build
+
+_LOG_WIDTH = 140  # columns where stderr is no terminal
+
+
+@contextlib.contextmanager
+def progress(*, quiet: bool) -> Iterator[Observer]:
+    """An observer for one build: bars on a terminal, a line per layer without one, nothing when *quiet*."""
+    if quiet:
+        yield Silent()
+    elif sys.stderr.isatty():
+        from torchkiln.cli.shared.bars import Bars
+
+        with Bars() as bars:
+            yield bars
+    else:
+        yield Plain()
+
+
+class Plain:
+    """One line on stderr for each layer that is done."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[tuple[Work, str], int] = {}
+        self._guard = threading.Lock()
+
+    def begin(self, work: Work, name: str, total: int) -> None:
+        with self._guard:
+            self._sizes[work, name] = total
+
+    def advance(self, work: Work, name: str, count: int) -> None:
+        """A log has no bars."""
+
+    def end(self, work: Work, name: str) -> None:
+        total = self._sizes.get((work, name), 0)
+        if work == "convert":
+            say(f"layer {name}: {size(total)} of wheels")
+        elif work == "toolkit":
+            say(f"layer {name}: from {size(total)} of archives")
+        elif work == "join":
+            say(f"layer {name}: {size(total)} joined")
+        elif work == "compress":
+            say(f"layer {name}: {size(total)} compressed by zstd")
+        elif work == "push":
+            say(f"{name[:19]}: {size(total)} there")
+        elif work == "step":
+            say(name)
+
+
+def say(line: str) -> None:
+    """One line of talk, to stderr."""
+    click.echo(f"torchkiln: {line}", err=True)
+
+
+def waiting(holder: Holder) -> None:
+    """For whom this process waits."""
+    say(f"waiting for {holder}")
+
+
+def summary(build: Build) -> None:
+    """What came out, to stderr: tag, digest, layers with what is in each, time by stage."""
+    from rich.console import Console
+    from rich.table import Table
+
+    image = build.image
+    totals = numbers(build)
+    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _LOG_WIDTH)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("unpacked", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("layer", no_wrap=True, overflow="ellipsis")
+    for layer in image.layers:
+        kept = "reused" if layer.title in build.reused else "new"
+        table.add_row(size(layer.size), size(layer.unpacked), kept, layer.title)
+    sizes = (size(totals["compressed_bytes"]), size(totals["unpacked_bytes"]))
+    table.add_row(*sizes, "", f"{len(image.layers)} layers")
+    console.print(table)
+    stages = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in build.seconds)
+    console.print(f"time: {stages}", markup=False)
+    if image.base_moved:
+        console.print("base newer than the lock: " + "; ".join(image.base_moved), markup=False)
+    console.print(f"{image.tag}: {image.manifest} in {image.layout}", markup=False)
+
+
+def numbers(build: Build) -> dict[str, Any]:
+    """The contract of `build --json`."""
+    image = build.image
+    return {
+        "tag": image.tag,
+        "digest": image.manifest,
+        "layout": image.layout,
+        "ref": image.ref,
+        "layer_format": build.layer_format,
+        "compressed_bytes": sum(layer.size for layer in image.layers),
+        "unpacked_bytes": sum(layer.unpacked for layer in image.layers),
+        "layers": [
+            {
+                "digest": layer.digest,
+                "diff_id": layer.diff_id,
+                "size": layer.size,
+                "unpacked": layer.unpacked,
+                "what": layer.title,
+            }
+            for layer in image.layers
+        ],
+        "seconds": {stage: round(seconds, 3) for stage, seconds in build.seconds},
+        "reused": list(build.reused),
+        "base_newer_than_lock": list(image.base_moved),
+    }
+
+
+def worst(failures: Sequence[KilnError], count: int, things: str) -> KilnError:
+    """One error for a whole sweep over *count* *things*, with the exit code of the worst."""
+    summary = KilnError(f"{len(failures)} of {count} {things} failed", hint="each one's reason stands above")
+    summary.exit_code = max(error.exit_code for error in failures)  # type: ignore[misc]
+    return summary

@@ -1,0 +1,38 @@
+"""A folder of locks -> what the lock of a cell says of itself, for commands that need no lock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchkiln.errors import Stale
+from torchkiln.model.cell import Resolution
+from torchkiln.model.lock import LockedCell
+
+
+def stand_ins_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
+    """What the lock of *resolution* was resolved against stand-ins of; without a sound lock, nothing."""
+    from torchkiln.model.stand_in import TOOLKIT, stand_ins
+
+    locked = _that_says(images, resolution, b'"stand_in', TOOLKIT.encode())
+    return stand_ins(locked) if locked else ()
+
+
+def by_record_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
+    """The wheels that the lock of *resolution* has by public record; without a sound lock, none."""
+    locked = _that_says(images, resolution, b'"by_record"')
+    return locked.by_record if locked else ()
+
+
+def _that_says(images: Path, resolution: Resolution, *words: bytes) -> LockedCell | None:
+    """The lock, if one of *words* stands in it: to read it whole takes its time, and `list` has a hundred."""
+    from torchkiln.lock.lock import load_locked
+    from torchkiln.matrix.tags import tag_of
+
+    if resolution.build is None:
+        return None
+    tag = tag_of(resolution)
+    try:
+        data = (images / tag / "lock.json").read_bytes()
+        return load_locked(images, tag) if any(word in data for word in words) else None
+    except (OSError, Stale):
+        return None

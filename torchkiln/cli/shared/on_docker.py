@@ -1,0 +1,91 @@
+"""Docker at the command line: `build --engine docker`, and `build --load` of what our own engine built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchkiln.cli.shared import console
+from torchkiln.cli.shared.context import Context
+from torchkiln.index.lazy import LateIndex
+
+if TYPE_CHECKING:
+    from torchkiln.docker.daemon import Engine
+    from torchkiln.model.cell import Cell
+    from torchkiln.model.image import BuiltImage
+    from torchkiln.model.progress import Observer
+
+
+@dataclass(frozen=True, slots=True)
+class OnDocker:
+    """The engine that DOCKER_HOST or the client's context names."""
+
+    context: Context
+    builder: str | None
+    cache_from: tuple[str, ...]
+    cache_to: tuple[str, ...]
+
+    def build(self, cell: Cell) -> dict[str, Any]:
+        """Build, show what came out, give what --json prints."""
+        from torchkiln.build import build as builder
+        from torchkiln.docker import build as docker_build
+        from torchkiln.docker.build_locked import build_on_docker
+        from torchkiln.docker.daemon import find_engine
+
+        context, store = self.context, self.context.store()
+        reference = context.base if context.base and not Path(context.base).is_file() else None
+        engine = find_engine()
+        locked = context.locked(cell)
+        with console.progress(quiet=context.quiet) as observer:
+            built = build_on_docker(
+                locked,
+                context.matrix,
+                context.facts,
+                store=store,
+                engine=engine,
+                wheels=LateIndex(store),
+                observer=observer,
+                options=builder.Options(sources=context.sources(none_of_ours=reference is not None)),
+                handed_on=docker_build.Options(
+                    builder=self.builder,
+                    cache_from=self.cache_from,
+                    cache_to=self.cache_to,
+                    base=reference,
+                ),
+                say=context.say,
+            )
+        context.say(f"in {engine.host} ({engine.kind} {engine.version}): {', '.join(built.names)}")
+        context.say("time: " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in built.seconds))
+        if built.base_moved:
+            context.say("base newer than the lock: " + "; ".join(built.base_moved))
+        return context.real_or_not(locked) | {
+            "tag": built.tag,
+            "digest": built.digest,
+            "names": list(built.names),
+            "engine": {"host": engine.host, "version": engine.version},
+            "base": built.base,
+            "base_newer_than_lock": list(built.base_moved),
+            "seconds": {stage: round(seconds, 3) for stage, seconds in built.seconds},
+        }
+
+
+def engine_to_load_into() -> Engine:
+    """The engine that DOCKER_HOST or the client's context names; it need not build."""
+    from torchkiln.docker.daemon import find_engine
+
+    return find_engine(builds=False)
+
+
+def load_into(
+    engine: Engine, built: BuiltImage, cell: Cell, context: Context, observer: Observer
+) -> tuple[str, ...]:
+    """Put *built* into *engine* under its tag and aliases, which are given back."""
+    from torchkiln.docker.daemon import load
+    from torchkiln.matrix.tags import aliases_of
+    from torchkiln.oci.layout import open_layout
+
+    aliases = aliases_of(context.locked(cell).resolution, context.matrix, context.facts)
+    names = tuple(f"{context.matrix.repository}:{tag}" for tag in (built.tag, *aliases))
+    load(open_layout(Path(built.layout)).image(built.ref), names, engine, observer)
+    return names

@@ -1,0 +1,65 @@
+"""Sharing -> JSON: every figure of the report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from torchkiln.compare.sharing import Place, Sharing, chain_ids
+
+
+def to_json(found: Sharing) -> dict[str, Any]:
+    """The contract of `sharing --json`: bytes; null is what is not known. Keys are only ever added."""
+    return {
+        "images": [_image_json(found, image) for image in range(len(found.stacks))],
+        "registry": _place_json(found, found.registry, "digest"),
+        "disk": _place_json(found, found.disk, "chain_id"),
+    }
+
+
+def _image_json(found: Sharing, image: int) -> dict[str, Any]:
+    stack = found.stacks[image]
+    levels = zip(stack.levels, chain_ids(stack), strict=True)
+    return {
+        "tag": stack.tag,
+        "layers": [
+            {
+                "title": level.title,
+                "digest": level.built and level.built.digest,
+                "diff_id": level.built and level.built.diff_id,
+                "chain_id": chain_id,
+                "compressed_bytes": level.built and level.built.size,
+                "unpacked_bytes": level.built and level.built.unpacked,
+            }
+            for level, chain_id in levels
+        ],
+        **{
+            name: {
+                "bytes": None if None in place.images[image] else place.bytes_of(image),
+                "shared_bytes": place.shared_of(image),
+                "unknown_layers": place.images[image].count(None),
+                "shared_with": [asdict(part) for part in place.parts_of(image)],
+            }
+            for name, place in (("registry", found.registry), ("disk", found.disk))
+        },
+    }
+
+
+def _place_json(found: Sharing, place: Place, key: str) -> dict[str, Any]:
+    return {
+        "image_bytes": None if place.unknown else place.total,
+        "kept_bytes": None if place.unknown else place.unique,
+        "ratio": None if place.unknown else place.ratio,
+        "known": {"image_bytes": place.total, "kept_bytes": place.unique, "ratio": place.ratio},
+        "unknown_layers": place.unknown,
+        "kept": [
+            {
+                key: one.key,
+                "diff_id": one.diff_id,
+                "title": one.title,
+                "bytes": one.bytes,
+                "images": [found.stacks[image].tag for image in one.images],
+            }
+            for one in place.kept
+        ],
+    }

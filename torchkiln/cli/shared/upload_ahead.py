@@ -1,0 +1,57 @@
+"""`build --ahead`: layers go to a registry while the build still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torchkiln.cli.shared.registry import history, registry_of
+
+if TYPE_CHECKING:
+    from torchkiln.model.image import BuiltLayer
+    from torchkiln.model.progress import Observer
+    from torchkiln.registry.push import BlobUploads
+    from torchkiln.store.store import Store
+
+
+class Ahead:
+    """Takes layers as they are made; without *uploads*, to no avail."""
+
+    def __init__(self, store: Store, uploads: BlobUploads | None = None) -> None:
+        self._store, self._uploads = store, uploads
+
+    def take(self, layer: BuiltLayer) -> None:
+        """Send *layer*'s blob, from now on and beside what else goes on."""
+        if self._uploads:
+            self._uploads.submit(layer.digest, self._store.blob(layer.digest), layer.size)
+
+    def settled(self) -> dict[str, Any]:
+        """Wait for all of them; what --json says of it.
+
+        :raises RegistryError: the registry refuses, or cannot be reached. The image is built all the same.
+        """
+        if not self._uploads:
+            return {}
+        blobs = self._uploads.settle()
+        return {"ahead": {"bytes_sent": sum(blob.sent for blob in blobs), "blobs": len(blobs)}}
+
+
+@contextmanager
+def uploads_ahead(target: str | None, plain_http: bool, store: Store, observer: Observer) -> Iterator[Ahead]:
+    """What takes layers for *target*, REGISTRY/REPOSITORY; whatever ends the build ends the uploads.
+
+    :raises ConfigError: *target* is none.
+    :raises RegistryError: no registry answers there: known before the work begins.
+    """
+    if target is None:
+        yield Ahead(store)
+        return
+    from torchkiln.registry.push import BlobUploads
+    from torchkiln.registry.reference import parse_repository
+
+    repository = parse_repository(target)
+    with registry_of(repository, plain_http) as registry:
+        registry.check()
+        with BlobUploads(registry, repository, watcher=observer, history=history()) as uploads:
+            yield Ahead(store, uploads)

@@ -1,0 +1,106 @@
+"""Two images by their layers → what a person asks first: packages, settings, layers shared and not, sizes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchkiln.compare.files import Difference, settings_that_differ
+from torchkiln.model.contents import Layer, LayeredImage, Package
+
+_PYTHON = re.compile(r"python3\.\d+")
+_Key = tuple[str, str, str]  # system, place, name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackageChange:
+    """A package that is not the same. `a` and `b` are its versions, empty where it is not installed."""
+
+    system: str
+    name: str
+    place: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Some layers and what they hold together. `size` is None where it is not known of each."""
+
+    layers: tuple[Layer, ...]
+
+    @property
+    def files(self) -> int:
+        return sum(layer.contents.files for layer in self.layers)
+
+    @property
+    def bytes(self) -> int:
+        return sum(layer.contents.bytes for layer in self.layers)
+
+    @property
+    def size(self) -> int | None:
+        sizes = [layer.size for layer in self.layers]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contrast:
+    """How two images differ. Another compression of the same layers is no difference."""
+
+    a: Share
+    b: Share
+    shared: Share
+    only_a: Share
+    only_b: Share
+    packages: tuple[PackageChange, ...]
+    settings: tuple[Difference, ...]
+    reordered: bool  # the same layers in another order
+
+    @property
+    def same(self) -> bool:
+        """Whether there is nothing to tell."""
+        alone = self.only_a.layers or self.only_b.layers
+        return not (alone or self.packages or self.settings or self.reordered)
+
+
+def contrast(a: LayeredImage, b: LayeredImage) -> Contrast:
+    """What differs between *a* and *b*."""
+    only_a, only_b = _not_in(a.layers, b.layers), _not_in(b.layers, a.layers)
+    alone = {layer.diff_id for layer in only_a}
+    ids = [[layer.diff_id for layer in image.layers] for image in (a, b)]
+    return Contrast(
+        a=Share(layers=a.layers),
+        b=Share(layers=b.layers),
+        shared=Share(layers=tuple(layer for layer in a.layers if layer.diff_id not in alone)),
+        only_a=Share(layers=only_a),
+        only_b=Share(layers=only_b),
+        packages=package_changes(a.packages, b.packages),
+        settings=tuple(settings_that_differ(a.settings, b.settings)),
+        reordered=ids[0] != ids[1] and sorted(ids[0]) == sorted(ids[1]),
+    )
+
+
+def _not_in(layers: Sequence[Layer], others: Sequence[Layer]) -> tuple[Layer, ...]:
+    known = {layer.diff_id for layer in others}
+    return tuple(layer for layer in layers if layer.diff_id not in known)
+
+
+def package_changes(a: Sequence[Package], b: Sequence[Package]) -> tuple[PackageChange, ...]:
+    """The packages that are not the same in *a* and *b*, those of Python first."""
+    left, right = _by_key(a), _by_key(b)
+    return tuple(
+        PackageChange(system=key[0], place=key[1], name=key[2], a=left.get(key, ""), b=right.get(key, ""))
+        for key in sorted(left.keys() | right.keys(), key=lambda key: (key[0] != "python", key))
+        if left.get(key) != right.get(key)
+    )
+
+
+def _by_key(packages: Sequence[Package]) -> dict[_Key, str]:
+    """Versions by name and place; another Python's folder is the same place."""
+    found: dict[_Key, list[str]] = {}
+    for package in packages:
+        key = (package.system, _PYTHON.sub("python3", package.place), package.name)
+        found.setdefault(key, []).append(package.version)
+    return {key: ", ".join(sorted(Counter(versions))) for key, versions in found.items()}

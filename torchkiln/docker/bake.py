@@ -1,0 +1,78 @@
+"""ImagePlans → the file of `docker buildx bake`: a target an image; groups by torch, CUDA, flavor, OS; pure.
+
+It stands beside the Dockerfiles, for who has builders of his own and lets bake spread the matrix over them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torchkiln.model.plan import ImagePlan
+from torchkiln.recipe import DOCKER_BASES
+from torchkiln.util.files import pretty_json
+from torchkiln.util.versions import minor_of
+
+NAME = "docker-bake.json"
+
+
+def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
+    """The file's bytes. Its paths are relative to the folder that has images/ and rootfs/.
+
+    What a user may set from outside (bake's variables): REPOSITORY, WHEELS (a folder), BASE_<OS>, and for
+    devel TOOLKIT_<CUDA>, a folder that `torchkiln toolkit` fills.
+    """
+    groups: dict[str, list[str]] = {"default": []}
+    for plan in plans:
+        cell = plan.locked.resolution.cell
+        # Who lacks NVIDIA's archives has no use for a target of them in a group that is to just work; nor who
+        # lacks PyTorch's own index for one that was locked by public record.
+        names = ("default", f"torch-{minor_of(cell.torch)}", f"cuda-{cell.cuda}", cell.flavor, cell.os)
+        if plan.locked.by_record:
+            continue
+        for group in (cell.flavor,) if plan.locked.archives else names:
+            groups.setdefault(_target(group), []).append(_target(plan.tag))
+    systems = sorted({plan.locked.resolution.cell.os for plan in plans})
+    variables = {"REPOSITORY": repository, "WHEELS": "wheels"}
+    variables |= {_base(system): DOCKER_BASES[system] for system in systems}
+    with_archives = [plan for plan in plans if plan.locked.archives]
+    variables |= {_folder(plan): f"toolkit-{plan.locked.resolution.cell.cuda}" for plan in with_archives}
+    return pretty_json(
+        {
+            "variable": {name: {"default": value} for name, value in variables.items()},
+            "group": {name: {"targets": targets} for name, targets in sorted(groups.items())},
+            "target": {_target(plan.tag): _built(plan) for plan in plans},
+        }
+    )
+
+
+def _built(plan: ImagePlan) -> dict[str, Any]:
+    return {
+        "context": f"images/{plan.tag}",
+        "contexts": {"wheels": "${WHEELS}", "rootfs": "rootfs", **_toolkit(plan)},
+        "args": {
+            "BASE": f"${{{_base(plan.locked.resolution.cell.os)}}}",
+            "SOURCE_DATE_EPOCH": str(plan.epoch),
+        },
+        "tags": [f"${{REPOSITORY}}:{tag}" for tag in (plan.tag, *plan.aliases)],
+        "platforms": ["linux/amd64"],
+    }
+
+
+def _toolkit(plan: ImagePlan) -> dict[str, str]:
+    """The context with NVIDIA's toolkit, for a cell whose lock has its archives."""
+    return {"toolkit": f"${{{_folder(plan)}}}"} if plan.locked.archives else {}
+
+
+def _folder(plan: ImagePlan) -> str:
+    return f"TOOLKIT_{plan.locked.resolution.cell.cuda.replace('.', '_')}"
+
+
+def _target(name: str) -> str:
+    """*name* as bake takes it: letters, digits, `-` and `_`."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)
+
+
+def _base(system: str) -> str:
+    return f"BASE_{re.sub(r'[^A-Z0-9]', '_', system.upper())}"

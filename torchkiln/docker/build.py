@@ -1,0 +1,202 @@
+"""ImagePlan → an image in a Docker engine, by the rendered Dockerfile and BuildKit.
+
+Nothing of the wheels comes over the network while it builds: the locked ones are fetched and verified by us,
+and handed over as a build context, as the base is by its digest, in a layout of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from torchkiln.build.cuda_layers import lay_out
+from torchkiln.build.dependencies import demand_agreement
+from torchkiln.docker import buildx
+from torchkiln.docker.daemon import Engine
+from torchkiln.model.digest import Digest
+from torchkiln.model.image import BuiltLayer
+from torchkiln.model.lock import LockedWheel
+from torchkiln.model.plan import ImageConfig, ImagePlan, LayerSpec
+from torchkiln.model.progress import ArchiveSource, Fetcher, Observer
+from torchkiln.oci.layout import write_image
+from torchkiln.plan.layers import files_of
+from torchkiln.plan.plan import GENERATED
+from torchkiln.store.store import Store
+from torchkiln.util.files import remove_tree
+
+_BASE = "torchkiln-base"
+_CONTEXTS = {"base": _BASE, "tools": "tools"}  # by what the Dockerfile calls layers that come as they are
+_STREAMS = 6
+_RAWJSON = (0, 13)
+_NO_CONFIG = ImageConfig(
+    env=(),
+    entrypoint=(),
+    cmd=(),
+    workdir="/",
+    ports=(),
+    volumes=(),
+    labels=(),
+    stop_signal="",
+    healthcheck=None,
+)
+
+
+class WheelSource(Fetcher, Protocol):
+    """Where wheels come from, whole and verified too."""
+
+    def fetch_wheel(self, wheel: LockedWheel, store: Store, observer: Observer) -> Path: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineImage:
+    """An image in an engine. `digest` is what the engine calls it; `base` a digest or a user's reference."""
+
+    tag: str
+    names: tuple[str, ...]
+    digest: Digest
+    engine: Engine
+    base: str
+    seconds: tuple[tuple[str, float], ...]  # by stage
+    base_moved: tuple[str, ...] = ()  # packages by which a rebuilt base differs from the lock
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What is handed on to BuildKit. `base`: a reference instead of our own base, which then runs apt."""
+
+    builder: str | None = None
+    cache_from: tuple[str, ...] = ()
+    cache_to: tuple[str, ...] = ()
+    base: str | None = None
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+
+def build(
+    plan: ImagePlan,
+    store: Store,
+    files: Mapping[str, bytes],
+    *,
+    engine: Engine,
+    repository: str,
+    wheels: WheelSource,
+    archives: ArchiveSource,
+    observer: Observer,
+    options: Options,
+    environ: Mapping[str, str] = os.environ,
+) -> EngineImage:
+    """Build *plan* on *engine*, under its tag and aliases in *repository*.
+
+    :param files: Dockerfile and companions, as `render_folder` gives them; the base's blob is in *store*.
+    :raises BuildFailed: a wheel is refused or cannot be had, or a step failed.
+    """
+    started = time.monotonic()
+    names = tuple(f"{repository}:{tag}" for tag in (plan.tag, *plan.aliases))
+    with ExitStack() as stack:
+        work = store.temporary("docker")
+        work.mkdir(parents=True)
+        stack.callback(remove_tree, work)
+        tree = lay_out(plan, store, work / "toolkit", archives=archives, observer=observer)
+        places = _fetched(files_of(plan.locked), store, wheels, observer)
+        demand_agreement(plan.locked, store)
+        fetched = time.monotonic()
+        base = options.base or _BASE
+        programs = [place for place in places if place.suffix != ".whl"]
+        contexts = {
+            "wheels": _linked(work / "wheels", [place for place in places if place not in programs]),
+            "rootfs": _rootfs(work / "rootfs", plan),
+        }
+        if programs:
+            contexts["programs"] = _linked(work / "programs", programs)
+        if tree:
+            contexts["toolkit"] = str(tree)
+        if options.base is None:
+            contexts |= {
+                _CONTEXTS[layer.kind]: _as_image(work / layer.kind, layer, plan, store)
+                for layer in plan.layers
+                if layer.artefact
+            }
+        request = buildx.Request(
+            folder=_folder(work / "context", files),
+            contexts=tuple(contexts.items()),
+            arguments=(("BASE", base),),
+            names=names,
+            epoch=plan.epoch,
+            secrets=_secrets(work / "secrets", options.secrets),
+            builder=options.builder,
+            cache_from=options.cache_from,
+            cache_to=options.cache_to,
+        )
+        digest = buildx.build(
+            request,
+            work / "metadata.json",
+            environ=environ,
+            progress="rawjson" if engine.buildx >= _RAWJSON else "plain",
+            observer=observer,
+        )
+    now = time.monotonic()
+    return EngineImage(
+        tag=plan.tag,
+        names=names,
+        digest=digest,
+        engine=engine,
+        base=options.base or plan.locked.base.digest,
+        seconds=(("download", fetched - started), ("build", now - fetched), ("total", now - started)),
+    )
+
+
+def _fetched(
+    wheels: Sequence[LockedWheel], store: Store, source: WheelSource, observer: Observer
+) -> list[Path]:
+    """Every wheel's file in the store, the largest fetched first."""
+    ordered = sorted(wheels, key=lambda wheel: -wheel.size)
+    with ThreadPoolExecutor(_STREAMS, "fetch") as pool:
+        futures = [pool.submit(source.fetch_wheel, wheel, store, observer) for wheel in ordered]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            pool.shutdown(cancel_futures=True)  # after a failure the others are not begun
+
+
+def _folder(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """*files* by their path below *folder*."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def _secrets(folder: Path, secrets: Mapping[str, bytes]) -> tuple[tuple[str, Path], ...]:
+    """Files that nobody else can read, gone with the build."""
+    folder.mkdir(mode=0o700)
+    for id, data in secrets.items():
+        (folder / id).write_bytes(data)
+    return tuple((id, folder / id) for id in secrets)
+
+
+def _linked(folder: Path, places: Sequence[Path]) -> str:
+    """The files at *places* in one folder, by hard links: the store never writes into a file."""
+    folder.mkdir()
+    for place in places:
+        os.link(place, folder / place.name)
+    return str(folder)
+
+
+def _rootfs(folder: Path, plan: ImagePlan) -> str:
+    files = {file.path: file.data for file in plan.layers[-1].files if file.path not in GENERATED}
+    folder.mkdir()
+    return str(_folder(folder, files))
+
+
+def _as_image(layout: Path, layer: LayerSpec, plan: ImagePlan, store: Store) -> str:
+    """Base or tools as an image of one layer, under the locked digest."""
+    assert layer.artefact
+    bare = replace(plan, layers=(layer,), config=_NO_CONFIG)
+    built = BuiltLayer.of_artefact(layer.artefact, layer.title)
+    image = write_image(layout, bare, [built], store.blob, refs=(layer.kind,))
+    return f"oci-layout://{layout}@{image.manifest}"

@@ -1,0 +1,249 @@
+"""Witness, Policy, LockedCell -> ClearedImage: an image that may be published, or everything that is missing.
+
+The gate looks whether the policy's checks passed on exactly this image, by exactly this suite, and whether
+the raw values bear out what is stated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import InitVar, dataclass
+from datetime import datetime, timedelta, timezone
+
+from torchkiln.errors import ConfigError, GateRefused
+from torchkiln.gate.check_status import GPUS, CheckStatus, check_status
+from torchkiln.lock.lock import lock_digest
+from torchkiln.matrix.policy import Policy
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.report import SignedReport
+from torchkiln.model.stand_in import resolved_against, stand_ins
+from torchkiln.plan.plan import IMAGE_JSON, plan
+from torchkiln.smoke import hosts
+from torchkiln.smoke.expected import facts_of
+from torchkiln.smoke.reuse import TIME, age_of
+from torchkiln.smoke.suite import Suite
+from torchkiln.smoke.verdict import verdict
+
+_CLEARANCE = object()
+_CLOCKS = timedelta(days=1)  # by which two machines may differ
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """What the gate finds: every check of the suite, and all that the policy misses."""
+
+    tag: str
+    image: Digest
+    suite: Digest  # by which the checks ran
+    policy: Policy  # as it is for this cell
+    statuses: tuple[CheckStatus, ...]
+    missing: tuple[tuple[str, str], ...]  # (what, why)
+    signed_reports: tuple[SignedReport, ...]
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """Ids of the demanded checks that passed."""
+        return tuple(one.check for one in self.statuses if one.required and one.outcome == "passed")
+
+    @property
+    def left_out(self) -> tuple[tuple[str, str], ...]:
+        """The demanded checks that do not apply, each with the fact for which."""
+        found = (one for one in self.statuses if one.required and one.outcome == "not-applicable")
+        return tuple((one.check, one.fact) for one in found)
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Of the reports on the image, "2 × NVIDIA H200" each."""
+        ours = (one.report for one in self.signed_reports if one.report.image == self.image)
+        return tuple(dict.fromkeys(filter(None, (hosts.kinds(json.loads(report.host)) for report in ours))))
+
+    @property
+    def signers(self) -> tuple[str, ...]:
+        """Fingerprints of trusted keys that signed every report; empty: none did."""
+        signed = [set(signed_report.signers) for signed_report in self.signed_reports]
+        return tuple(sorted(set.intersection(*signed))) if signed else ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClearedImage:
+    """An image that was proved as its policy demands. Only the gate makes one: having one is the permission.
+
+    It stands here and not among the nouns, for what makes it is this module's own.
+    """
+
+    judged: Judgement
+    override: str | None  # why it may be published all the same; None: nothing is missing
+    by: InitVar[object]
+
+    def __post_init__(self, by: object) -> None:
+        if by is not _CLEARANCE:
+            raise TypeError("only the gate clears an image")
+
+
+def clear(judged: Judgement) -> ClearedImage:
+    """Let an image through of which nothing is missing.
+
+    :raises GateRefused: something is; all of it, and the commands that would provide it.
+    """
+    if judged.missing:
+        count = len(judged.missing)
+        raise GateRefused(
+            f"{judged.tag} ({judged.image[:19]}) is not cleared: "
+            f"{'1 thing is' if count == 1 else f'{count} things are'} missing",
+            missing=judged.missing,
+            hint="\n".join(_commands(judged)),
+        )
+    return ClearedImage(judged=judged, override=None, by=_CLEARANCE)
+
+
+def override(judged: Judgement, reason: str) -> ClearedImage:
+    """Let an image through for *reason*, whatever is missing; that stays told, and so does the reason.
+
+    :raises ConfigError: it is none.
+    """
+    if not reason.strip():
+        raise ConfigError("--override wants a reason", hint='--override "tested by hand on node 7"')
+    return ClearedImage(judged=judged, override=reason.strip(), by=_CLEARANCE)
+
+
+def judge(
+    signed_reports: Sequence[SignedReport],
+    policy: Policy,
+    locked: LockedCell,
+    suite: Suite,
+    *,
+    image: Digest,
+    nonce: str | None = None,
+    at: datetime | None = None,
+) -> Judgement:
+    """Hold *signed_reports* against *policy*.
+
+    Several reports complete each other (one GPU here, two there), and each must be sound: what failed in one
+    is not mended by another in which it passed.
+
+    :param nonce: the word that every report must bear; None: none was given.
+    :param at: now; None: reports of any age will do.
+    """
+    tag, policy = tag_of(locked.resolution), policy.of(locked.resolution)
+    facts = facts_of(locked, {}, tag=tag, lock_digest=lock_digest(locked), manifest=image)
+    statuses = tuple(
+        check_status(
+            check,
+            signed_reports,
+            suite,
+            facts,
+            required=check.tier in policy.tiers or check.id in policy.checks,
+        )
+        for check in suite.checks
+    )
+    missing = [("policy", text) for text in _of_policy(policy, suite)]
+    if names := stand_ins(locked):
+        missing.append(("lock", f"{resolved_against(names)}: that proves nothing of the real one"))
+    for signed_report in signed_reports:
+        told = [
+            *_of_image(signed_report, locked, image),
+            *_of_request(signed_report, policy, suite, nonce, at),
+        ]
+        missing += [(signed_report.name, text) for text in told]
+    required = [one for one in statuses if one.required]
+    missing += [(one.check, text) for one in required for text in one.lacks]
+    missing += _of_gpus(policy, required)
+    return Judgement(
+        tag=tag,
+        image=image,
+        suite=suite.digest,
+        policy=policy,
+        statuses=statuses,
+        missing=tuple(missing),
+        signed_reports=tuple(signed_reports),
+    )
+
+
+def _of_policy(policy: Policy, suite: Suite) -> Iterator[str]:
+    """Why nothing could satisfy *policy*."""
+    known = {check.id for check in suite.checks}
+    for name in policy.checks:
+        if name not in known:
+            yield f"it demands the check {name}, which the suite does not have"
+    if not any(check.tier in policy.tiers or check.id in policy.checks for check in suite.checks):
+        yield "it demands no check that the suite has, so it would prove nothing"
+
+
+def _of_image(signed_report: SignedReport, locked: LockedCell, image: Digest) -> Iterator[str]:
+    """Why a report does not tell of *image*."""
+    report, tag = signed_report.report, tag_of(locked.resolution)
+    if report.image is None:
+        yield "tells of an environment, not of an image"
+        return
+    if report.image != image:
+        yield f"tells of another image: {report.image}, not {image}"
+    if report.tag != tag:
+        yield f"calls the image {report.tag}"
+    if json.loads(report.host).get("image_json_sha256") != _image_json(locked):
+        yield "the image.json that was read inside is not the one that the lock gives"
+
+
+def _of_request(
+    signed_report: SignedReport, policy: Policy, suite: Suite, nonce: str | None, at: datetime | None
+) -> Iterator[str]:
+    """Why a report is not what was asked for, whatever its image."""
+    report = signed_report.report
+    if report.suite not in (suite.digest, *policy.suites):
+        yield f"was made by another suite: {report.suite[:19]}, not {suite.digest[:19]}"
+    if (again := verdict(report.findings)) != report.verdict:
+        yield f"states {report.verdict!r}, and its own values give {again!r}"
+    if nonce is not None and report.nonce != nonce:
+        bears = f"the nonce {report.nonce}" if report.nonce else "no nonce"
+        yield f"answers another request: it bears {bears}"
+    if at and _is_of_the_future(report.when, at):
+        yield f"says that it ran at {report.when}, which is in the future"
+    elif at and policy.report_age and age_of(report, at) > timedelta(days=policy.report_age):
+        ran = f"ran at {report.when}" if report.when else "does not tell when it ran"
+        yield f"{ran}: the policy wants runs of the last {policy.report_age} days"
+    if not signed_report.signers and (policy.signed or not (signed_report.own or policy.strangers)):
+        trusted = "is signed by no trusted key" if signed_report.signed else "is not signed"
+        yield trusted if policy.signed else f"{trusted}, and no run of this machine's cache"
+
+
+def _is_of_the_future(when: str | None, at: datetime) -> bool:
+    """More than clocks differ."""
+    try:
+        return datetime.strptime(when or "", TIME).replace(tzinfo=timezone.utc) > at + _CLOCKS
+    except ValueError:
+        return False
+
+
+def _of_gpus(policy: Policy, required: Sequence[CheckStatus]) -> Iterator[tuple[str, str]]:
+    """On which of the demanded GPUs something was not seen, though it was seen elsewhere."""
+    for capability in policy.gpus:
+        lacking = [
+            one.check
+            for one in required
+            if GPUS[one.tier] and not one.lacks and capability not in one.capabilities
+        ]
+        if lacking:
+            yield f"GPU {capability}", f"no report on such GPUs proves {', '.join(lacking)}"
+
+
+def _commands(judged: Judgement) -> Iterator[str]:
+    """What would provide what is missing."""
+    if judged.policy.signed or any(not one.signers and not one.own for one in judged.signed_reports):
+        yield "name the key that signed a report: --trust PUBLIC.pem"
+    wanted = [one.tier for one in judged.statuses if one.required]
+    gpus = [name.removeprefix("GPU ") for name, _ in judged.missing if name.startswith("GPU ")]
+    lacking = [one.tier for one in judged.statuses if one.required and one.lacks]
+    tier = max(lacking or wanted, default=0)
+    where = f" on a host with {GPUS[tier]} GPU{'s' if GPUS[tier] > 1 else ''}" if GPUS[tier] else ""
+    where += f" of capability {', then '.join(gpus)}" if gpus else ""
+    key = " --key KEY.pem" if judged.policy.signed else ""
+    yield f"run what is missing{where}: torchkiln smoke {judged.tag} --tier {tier} --report FILE{key}"
+
+
+def _image_json(locked: LockedCell) -> str:
+    """Hex sha256 of the account that the image gives of itself."""
+    files = plan(locked, (), aliases=(), lock_digest=lock_digest(locked)).layers[-1].files
+    return next(hashlib.sha256(file.data).hexdigest() for file in files if file.path == IMAGE_JSON)

@@ -1,0 +1,61 @@
+"""The package index, opened when the first wheel is wanted."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchkiln.model.lock import LockedWheel
+
+if TYPE_CHECKING:
+    from torchkiln.index.download import Downloads
+    from torchkiln.model.progress import Observer
+    from torchkiln.store.store import Store
+
+
+class LateIndex:
+    """The package index, opened when the first wheel is wanted: most builds want none."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._opened: Downloads | None = None
+        self._opening = threading.Lock()  # a dozen threads want it at once, and each would ask pip
+
+    def _index(self) -> Downloads:
+        from torchkiln.index.download import open_downloads
+
+        with self._opening:
+            if self._opened is None:
+                self._opened = open_downloads(os.environ, self._store)
+            return self._opened
+
+    def size(self, wheel: LockedWheel) -> int:
+        return self._index().size(wheel)
+
+    def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
+        return self._index().tail(wheel, count)
+
+    def fetch(
+        self,
+        wheel: LockedWheel,
+        path: Path,
+        *,
+        on_progress: Callable[[int], None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self._index().fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
+
+    def fetch_wheel(self, wheel: LockedWheel, store: Store, observer: Observer) -> Path:
+        """The wheel in *store*, verified; fetched if it is not there."""
+        if store.has_wheel(wheel):
+            return store.wheel(wheel)
+        name = wheel.filename
+        observer.begin("download", name, wheel.size)
+        place = self._index().fetch_wheel(
+            wheel, store, on_progress=lambda count: observer.advance("download", name, count)
+        )
+        observer.end("download", name)
+        return place

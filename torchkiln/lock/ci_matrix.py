@@ -1,0 +1,68 @@
+"""Locked cells, what an earlier revision had → the cells that a CI has to do, as GitHub's matrix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torchkiln.lock.file import lock_digest
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.lock import LockedCell
+from torchkiln.util.strict_json import json_of
+
+Reason = Literal["new", "lock"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CiJob:
+    """One cell for a CI to build. `changed` is None where nothing was compared."""
+
+    locked: LockedCell
+    changed: Reason | None = None
+
+
+def digest_in(lock: bytes) -> str | None:
+    """The digest that a lock.json of any schema contains; None: it has none."""
+    try:
+        document = json_of(lock)
+    except ValueError:
+        return None
+    value = document.get("digest") if isinstance(document, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iterator[CiJob]:
+    """Those of *locks* that differ from the revision that had the digests *then*, by tag.
+
+    A raised `RECIPE` changes the digest of every lock, so that every image is built again.
+    """
+    for locked in locks:
+        tag = tag_of(locked.resolution)
+        if tag not in then:
+            yield CiJob(locked=locked, changed="new")
+        elif then[tag] != lock_digest(locked):
+            yield CiJob(locked=locked, changed="lock")
+
+
+def github_matrix(jobs: Iterable[CiJob]) -> str:
+    """One line of JSON: `strategy.matrix` takes it by fromJSON. An empty one wants an `if` before the job."""
+    return json.dumps({"include": [_row(job) for job in jobs]}, separators=(",", ":"))
+
+
+def _row(job: CiJob) -> dict[str, Any]:
+    """Keys are only ever added; workflows name them."""
+    resolution, base = job.locked.resolution, job.locked.base
+    cell = resolution.cell
+    row: dict[str, Any] = {
+        "tag": tag_of(resolution),
+        "torch": cell.torch,
+        "cuda": cell.cuda,
+        "flavor": cell.flavor,
+        "os": cell.os,
+        "lock": lock_digest(job.locked),
+        "base": base.digest,
+        "status": resolution.status.value,
+    }
+    return row if job.changed is None else {**row, "changed": job.changed}

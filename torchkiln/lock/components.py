@@ -1,0 +1,156 @@
+"""Resolution with components, the plain cell's lock -> LockedCell: that lock, and what each component adds.
+
+Nothing of the plain lock moves: its wheels are constraints, so that the image is the plain one with layers on
+top. Components are locked one after the other, by name, each onto what the earlier ones brought; so a wheel
+that two of them need belongs to the first, and `a` alone and `a` with `b` have a's layers in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Protocol
+
+from torchkiln.errors import ConfigError, Stale, Unresolvable
+from torchkiln.lock.lock import EVERYTHING, Index, glibc_of, how_to_lock, inputs_digest, load_locked
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Component, OwnFile, Resolution, Source
+from torchkiln.model.index import Wanted
+from torchkiln.model.lock import LockedCell, LockedComponent, LockedWheel
+
+_SHOWN = 5  # packages that are named
+
+
+class WideIndex(Index, Protocol):
+    """What is needed beside indexes: files that are on none."""
+
+    def own(self, file: OwnFile) -> LockedWheel:
+        """*file*, measured and held against its hash.
+
+        :raises Unresolvable: nobody said where it lies, or it is not there.
+        """
+        ...
+
+    def requires(self, wheel: LockedWheel) -> tuple[str, ...]:
+        """What a wheel from `own` asks for: PEP 508, markers included."""
+        ...
+
+
+def lock_beside(
+    resolution: Resolution,
+    below: Resolution,
+    plain: LockedCell,
+    index: WideIndex,
+    *,
+    as_of: str | None,
+    bound: tuple[str, ...] = (),
+    previous: LockedCell | None = None,
+    upgrade: Collection[str] = (),
+) -> LockedCell:
+    """*plain* with the components of *resolution*.
+
+    :param below: what *plain*'s cell, the same without components, resolves to now.
+    :param as_of: ISO date; None: the day of *plain*, or of *previous* where that is later.
+    :param upgrade: packages of components that need not keep *previous*'s version.
+    :raises Stale: *plain* was made from another matrix or other facts.
+    :raises ConfigError: a component brings nothing that *plain* lacks.
+    :raises Unresolvable: a component does not fit on *plain*, or a file of it cannot be had.
+    """
+    _demand_fresh(below, plain, bound)
+    date = as_of or max([plain.as_of, *([previous.as_of] if previous else [])])
+    wheels = {wheel.name: wheel for wheel in plain.wheels}
+    asked = list(resolution.requirements)
+    found: list[LockedComponent] = []
+    for component in resolution.components:
+        own = [index.own(file) for file in component.wheels]
+        program = index.own(component.program) if component.program else None
+        asked += [*component.requires, *(text for wheel in own for text in index.requires(wheel))]
+        wanted = Wanted(
+            requirements=tuple(dict.fromkeys(asked)),
+            constraints=(
+                *(bound.requirement for bound in resolution.constraints),
+                *(f"{wheel.name}=={wheel.version}" for wheel in wheels.values()),
+            ),
+            python=resolution.cell.python,
+            glibc=glibc_of(resolution.cell.os),
+            as_of=date,
+            keep=_kept(previous, plain, upgrade),
+            bound=bound if resolution.build and resolution.build.source is Source.PYTORCH else (),
+        )
+        new = _new(component, plain, index, wanted, {*wheels, *(wheel.name for wheel in own)})
+        names = tuple(sorted(wheel.name for wheel in (*new, *own)))
+        found.append(LockedComponent(name=component.name, wheels=names, program=program))
+        wheels |= {wheel.name: wheel for wheel in (*new, *own)}
+    locked = replace(
+        plain,
+        resolution=resolution,
+        wheels=tuple(sorted(wheels.values(), key=lambda wheel: wheel.name)),
+        as_of=date,
+        epoch=int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp()),
+        inputs=inputs_digest(resolution, bound),
+        components=tuple(found),
+    )
+    if previous and (previous.wheels, previous.components) == (locked.wheels, locked.components):
+        return replace(locked, layers=previous.layers or plain.layers)
+    return locked
+
+
+def left_behind(images: Path, resolution: Resolution, below: Resolution) -> tuple[str, ...]:
+    """Why the lock of *resolution* no longer stands on that of *below*, a phrase each; empty: it does."""
+    locked = load_locked(images, tag_of(resolution))
+    try:
+        plain = load_locked(images, tag_of(below))
+    except Stale as error:
+        return (error.message,)
+    above = {name for component in locked.components for name in component.wheels}
+    lower = {wheel.name: wheel for wheel in locked.wheels if wheel.name not in above}
+    there = {wheel.name: wheel for wheel in plain.wheels}
+    moved = sorted(name for name in lower.keys() | there if lower.get(name) != there.get(name))
+    more = f" and {len(moved) - _SHOWN} more" if len(moved) > _SHOWN else ""
+    return (f"{tag_of(below)} has other {', '.join(moved[:_SHOWN])}{more}",) if moved else ()
+
+
+def _new(
+    component: Component, plain: LockedCell, index: Index, wanted: Wanted, there: Collection[str]
+) -> tuple[LockedWheel, ...]:
+    tag = tag_of(plain.resolution)
+    new: tuple[LockedWheel, ...] = ()
+    if component.requires or component.wheels:
+        try:
+            new = tuple(wheel for wheel in index.wheels(wanted) if wheel.name not in there)
+        except Unresolvable as error:
+            raise Unresolvable(
+                f"{component.name} does not go on {tag}, whose packages stay as they are locked:"
+                f" {error.message}",
+                hint=f"bound it under `components: {component.name}` in matrix.yaml, or upgrade what lies"
+                " below: torchkiln lock --upgrade PACKAGE",
+            ) from error
+    if not (new or component.wheels or component.program):
+        raise ConfigError(
+            f"--with {component.name}: {tag} has all of it already, so it would be the same image",
+            hint=f"leave it out, or name under `components: {component.name}` in matrix.yaml what is to come",
+        )
+    return new
+
+
+def _kept(
+    previous: LockedCell | None, plain: LockedCell, upgrade: Collection[str]
+) -> tuple[tuple[str, str], ...]:
+    """What the resolver stays with: all of *plain*, and of *previous* what is not to move."""
+    pins = {wheel.name: wheel.version for wheel in plain.wheels}
+    if previous and not set(EVERYTHING) & set(upgrade):
+        for wheel in previous.wheels:
+            if wheel.name not in upgrade:
+                pins.setdefault(wheel.name, wheel.version)
+    return tuple(sorted(pins.items()))
+
+
+def _demand_fresh(below: Resolution, plain: LockedCell, bound: tuple[str, ...]) -> None:
+    if plain.inputs != inputs_digest(below, bound):
+        raise Stale(
+            f"the lock of {tag_of(below)}, on which the components go, was made from another matrix or"
+            " other facts",
+            hint=f"first run: {how_to_lock(below.cell)}",
+        )

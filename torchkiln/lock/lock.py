@@ -1,0 +1,320 @@
+"""Resolution → LockedCell: every byte named, once, so that every later build is the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Protocol
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
+from torchkiln.lock.file import (
+    broken_seal,
+    from_json,
+    how_to_mend,
+    lock_digest,
+    locked_of,
+    parse,
+    plain,
+    requirements_txt,
+    to_json,
+)
+from torchkiln.matrix.cuda_redist import digest_of
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Build, Cell, Resolution, Source
+from torchkiln.model.digest import Digest, parse_digest
+from torchkiln.model.index import Given, Wanted
+from torchkiln.model.lock import (
+    LockedArchive,
+    LockedBase,
+    LockedCell,
+    LockedTools,
+    LockedWheel,
+    OsPackage,
+    artefact_json,
+)
+from torchkiln.recipe import RECIPE
+from torchkiln.util.files import write_atomic
+from torchkiln.util.strict_json import json_of, read_file, text_of
+
+__all__ = [
+    "EVERYTHING",
+    "Index",
+    "from_json",
+    "inputs_digest",
+    "load_locked",
+    "lock",
+    "lock_digest",
+    "requirements_txt",
+    "save",
+    "staleness",
+    "to_json",
+]
+
+RULES = 1  # raise it when the same question would be answered by other wheels
+EVERYTHING = ("*",)
+_LIMIT = 4 << 20  # bytes; a lock has fifty thousand
+_SHOWN = 5
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")  # as registries have it
+_PINNED = re.compile(r"^(\S+)==(\S+) --hash=sha256:(\S+)\r?$", re.MULTILINE)
+_GLIBC = {"debian12": (2, 36), "ubuntu22.04": (2, 35)}
+
+
+class Index(Protocol):
+    """All that `lock` needs of package indexes."""
+
+    def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
+        """The wheels that *wanted* comes to, each measured.
+
+        :raises Unresolvable: it cannot be had.
+        """
+        ...
+
+
+def lock(
+    resolution: Resolution,
+    index: Index,
+    base: LockedBase,
+    *,
+    as_of: str,
+    tools: LockedTools | None = None,
+    bound: tuple[str, ...] = (),
+    previous: LockedCell | None = None,
+    upgrade: Collection[str] = (),
+    stand_ins: Collection[Source] = (),
+    recorded: str | None = None,
+    given: Collection[Given] = (),
+    archives: Collection[LockedArchive] = (),
+) -> LockedCell:
+    """Name every byte of *resolution*.
+
+    :param as_of: ISO date; what was uploaded on that day or later (UTC) does not take part. A *previous*
+        lock's own date goes on to hold, unless something is upgraded.
+    :param tools: those that the resolution names, on *base*.
+    :param bound: the packages that the matrix binds to the index `pytorch`; they go there only if the
+        resolution's torch does.
+    :param upgrade: names of packages that need not keep *previous*'s version; `EVERYTHING` for all.
+    :param stand_ins: the indexes that are no more than stand-ins; the lock says so of those that it used.
+    :param recorded: hex sha256 of the cell's torch wheel, by public record (`public_record.recorded`).
+    :param given: wheels that no index is asked for: all that the cell takes from PyTorch's own.
+    :param archives: what is known of the archives of the toolkit's release.
+    :raises Unresolvable: the cell is unavailable, or its packages cannot be had.
+    :raises BuildFailed: the index gave another torch wheel than the recorded one.
+    """
+    cell = resolution.cell
+    build = resolution.build
+    if build is None:
+        raise Unresolvable(f"torch {cell.torch} with CUDA {cell.cuda}: {resolution.why_unavailable}")
+    by_record = tuple(sorted(one.name for one in given))
+    moving = {*by_record, *(canonicalize_name(name) for name in upgrade)}
+    kept = () if previous is None or "*" in upgrade else previous.wheels
+    date = previous.as_of if previous and not upgrade else as_of
+    wheels = index.wheels(
+        Wanted(
+            requirements=tuple(text for text in resolution.requirements if _name(text) not in by_record),
+            constraints=tuple(bound.requirement for bound in resolution.constraints),
+            python=cell.python,
+            glibc=glibc_of(cell.os),
+            as_of=date,
+            keep=tuple((wheel.name, wheel.version) for wheel in kept if wheel.name not in moving),
+            bound=bound if build.source is Source.PYTORCH and not given else (),
+            given=tuple(given),
+        )
+    )
+    asked = {wheel.index for wheel in wheels if wheel.name not in by_record}
+    torch = _check(build, cell.torch, wheels)
+    if recorded and torch.index not in stand_ins:
+        _check_record(torch, recorded)
+    locked = LockedCell(
+        resolution=resolution,
+        wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
+        base=base,
+        as_of=date,
+        epoch=int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp()),
+        inputs=inputs_digest(resolution, bound),
+        layers=(),
+        stand_ins=tuple(source for source in Source if source in asked & {*stand_ins}),
+        by_record=by_record,
+        tools=tools,
+        archives=_archives(resolution, archives),
+    )
+    if previous and previous.wheels == locked.wheels and _interpreter(previous) == _interpreter(locked):
+        return replace(locked, layers=previous.layers)
+    return locked
+
+
+def _name(requirement: str) -> str:
+    return canonicalize_name(Requirement(requirement).name)
+
+
+def _archives(resolution: Resolution, known: Collection[LockedArchive]) -> tuple[LockedArchive, ...]:
+    """Those that the resolution means, of which it holds a digest."""
+    toolkit = resolution.toolkit
+    if toolkit is None or not toolkit.release:
+        return ()
+    if digest_of(known) != toolkit.archives:
+        raise Unresolvable(
+            f"the archives of CUDA {toolkit.release} are not those that the cell was resolved with",
+            hint="hand `lock` the archives of the facts that `resolve` had",
+        )
+    return tuple(sorted(known, key=lambda one: one.component))
+
+
+def _interpreter(locked: LockedCell) -> tuple[OsPackage, ...]:
+    """The packages of the base's Python: with the wheels they decide the wheel layers, byte-code included."""
+    return tuple(one for one in locked.base.packages if re.match(r"(lib)?python3", one.name))
+
+
+def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
+    """The digest of what the matrix and the facts say about this one cell, and of our own rules.
+
+    Not of those files' bytes: a new torch release must not make the other cells' locks stale.
+    """
+    build = resolution.build
+    inputs = {
+        "rules": RULES,
+        "recipe": RECIPE,
+        "resolution": plain(resolution),
+        "bound": bound if build and build.source is Source.PYTORCH else (),
+        "glibc": glibc_of(resolution.cell.os),
+    }
+    canonical = json.dumps(inputs, sort_keys=True, separators=(",", ":")).encode()
+    return parse_digest("sha256:" + hashlib.sha256(canonical).hexdigest())
+
+
+def how_to_lock(cell: Cell, *, by_record: bool = False) -> str:
+    """The command that locks *cell*; *by_record*: by what is on public record."""
+    words = ["torchkiln lock", f"--torch {cell.torch}", f"--cuda {cell.cuda}"]
+    words += [f"--flavor {cell.flavor}"] if cell.flavor != "runtime" else []
+    words += [f"--os {cell.os}"] if cell.os != "debian12" else []
+    words += [f"--with {','.join(cell.components)}"] if cell.components else []
+    words += ["--public-record"] if by_record else []
+    return " ".join(words)
+
+
+def load_locked(images: Path, tag: str, *, how: str = "torchkiln lock") -> LockedCell:
+    """The committed lock of *tag* under the folder *images*; *how*: what would make one.
+
+    :raises Stale: there is none, it is another image's, or it is not as `lock` wrote it; then also which of
+        the files beside it disagree.
+    """
+    path = images / tag / "lock.json"
+    if not _TAG.fullmatch(tag):
+        raise ConfigError(f"{tag[:200]!r} is not the tag of an image", hint="`list` shows the tags there are")
+    try:
+        data = read_file(path, _LIMIT)
+    except FileNotFoundError:
+        raise Stale(f"{path} is not there: this cell was not locked yet", hint=f"run: {how}") from None
+    except OSError as error:
+        raise Stale(f"{path}: {error.strerror}", hint=how_to_mend(None, str(path))) from None
+    document = parse(data, where=str(path))
+    hint = how_to_mend(document, str(path))
+    locked = locked_of(document)
+    if told := broken_seal(document):
+        beside = (f"  {line}" for line in disagreements(images, path.parent, locked))
+        raise Stale("\n".join((f"{path}: {told}", *beside)), hint=hint)
+    if (own := tag_of(locked.resolution)) != tag:
+        raise Stale(f"{path}: is the lock of {own}, not of {tag}", hint=how_to_mend(None, str(path)))
+    return locked
+
+
+def disagreements(images: Path, folder: Path, locked: LockedCell) -> tuple[str, ...]:
+    """Where what was made with the lock in *folder* tells something else than *locked*, a phrase each."""
+    found = []
+    wheels = {wheel.name: (wheel.version, wheel.sha256) for wheel in locked.wheels}
+    with suppress(OSError, ValueError):
+        lines = _PINNED.findall(text_of(read_file(folder / "requirements.txt", _LIMIT)))
+        pinned = {name: (version, sha256) for name, version, sha256 in lines}
+        other = sorted(n for n in wheels.keys() | pinned.keys() if wheels.get(n) != pinned.get(n))
+        more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
+        if other:
+            found.append(f"requirements.txt disagrees on {', '.join(other[:_SHOWN])}{more}")
+    with suppress(OSError, ValueError, AttributeError):
+        rendered = json_of(read_file(folder / "image.json", _LIMIT)).get("lock")
+        if rendered != lock_digest(locked):
+            found.append("image.json and the Dockerfile were rendered from another lock")
+    for artefact, file in ((locked.base, "base"), (locked.tools, locked.resolution.tools)):
+        name = f"base-{locked.base.os}/{file}.json"
+        with suppress(OSError, ValueError, AttributeError):
+            beside = json_of(read_file(images / name, _LIMIT)) if artefact else {}
+            told = artefact_json(artefact) if artefact else {}
+            if other := sorted(key for key, value in told.items() if beside.get(key) != value):
+                found.append(f"{name} disagrees on {', '.join(other)}")
+    return tuple(found)
+
+
+def save(images: Path, locked: LockedCell) -> Path:
+    """Write both files of *locked*; returns their folder."""
+    folder = images / tag_of(locked.resolution)
+    write_atomic(folder / "requirements.txt", requirements_txt(locked))
+    write_atomic(folder / "lock.json", to_json(locked))
+    return folder
+
+
+def staleness(
+    images: Path,
+    resolution: Resolution,
+    bound: tuple[str, ...],
+    base: LockedBase | None,
+    tools: LockedTools | None = None,
+) -> tuple[str, ...]:
+    """Why the committed lock of *resolution* no longer fits, a phrase each; empty: it is fresh."""
+    try:
+        locked = load_locked(images, tag_of(resolution))
+    except Stale as error:
+        return (error.message,)
+    reasons = []
+    if locked.inputs != inputs_digest(resolution, bound):
+        was, now = plain(locked.resolution), plain(resolution)
+        differing = sorted(name for name in now.keys() | was if was.get(name) != now.get(name))
+        reasons.append(f"made from other {', '.join(differing)}" if differing else "made by other rules")
+    if base is not None and base.digest != locked.base.digest:
+        reasons.append(f"its base is {locked.base.digest[:19]}…, base.json has {base.digest[:19]}…")
+    elif base is not None and base != locked.base:
+        reasons.append("its base has base.json's digest, and other words about it")
+    elif tools is not None and tools != locked.tools:
+        reasons.append(f"its tools are not those of {tools.name}.json")
+    file = images / tag_of(resolution) / "requirements.txt"
+    if not file.is_file() or file.read_bytes() != requirements_txt(locked):
+        reasons.append("requirements.txt does not fit lock.json")
+    return tuple(reasons)
+
+
+def _check_record(torch: LockedWheel, recorded: str) -> None:
+    """An index that nobody here can see is believed no further than the record goes."""
+    if torch.sha256 != recorded:
+        raise BuildFailed(
+            f"{torch.filename} has sha256 {torch.sha256} on this index; on public record it has {recorded}",
+            hint="take another mirror of PyTorch's own index; one made for a test has stand-in+ before"
+            " its address; a record that is wrong is mended in compat.yaml, under index_sha256",
+        )
+
+
+def _check(build: Build, release: str, wheels: tuple[LockedWheel, ...]) -> LockedWheel:
+    """Torch's wheel: the index must have given the one that was resolved, not one that a resolver found."""
+    torch = next((wheel for wheel in wheels if wheel.name == "torch"), None)
+    found = Version(torch.version) if torch else None
+    wanted = Version(build.version) if build.source is Source.PYTORCH else Version(release)
+    if torch is None or found != wanted or torch.index is not build.source:
+        raise Unresolvable(
+            f"torch {wanted} was asked of {build.source.value}, which gave {found or 'none'}",
+            hint="look at the requirements in matrix.yaml and at the index's pages",
+        )
+    return torch
+
+
+def glibc_of(os_name: str) -> tuple[int, int]:
+    """The version of the C library that *os_name* has; with it a wheel's manylinux tag is judged."""
+    try:
+        return _GLIBC[os_name]
+    except KeyError:
+        raise ConfigError(f"no glibc is known for {os_name}", hint=f"known: {', '.join(_GLIBC)}") from None

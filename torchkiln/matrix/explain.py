@@ -1,0 +1,107 @@
+"""Cell -> Explanation: a resolution with all that led to it, each fact with its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torchkiln.matrix.facts import Facts, SourceInfo
+from torchkiln.matrix.gpu_archs import served_classes
+from torchkiln.matrix.matrix import Matrix, Prefer
+from torchkiln.matrix.public_record import recorded
+from torchkiln.matrix.resolve import require_cuda, resolve
+from torchkiln.matrix.sentences import limit_text, reason
+from torchkiln.matrix.tags import DEFAULT_OS, aliases_of, tag_of
+from torchkiln.model.cell import Cell, Resolution, Source
+from torchkiln.util.versions import major_of
+
+_PREFERENCES: tuple[Prefer, ...] = ("default-index", "native")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """Everything that `explain` tells about one cell."""
+
+    resolution: Resolution
+    reason: str  # why it has its status
+    limits: tuple[tuple[str, str], ...]  # (fact id, sentence)
+    prefer: Prefer
+    otherwise: Resolution | None  # under the other `prefer`; None where it decides nothing
+    tag: str | None
+    aliases: tuple[str, ...]
+    gpus: tuple[tuple[str, tuple[str, ...]], ...]  # (capability, names) that the build's code serves
+    require_cuda: str | None
+    needs: tuple[str, ...]  # see `needs`
+    recorded: str | None  # hex sha256 of torch's wheel, by public record
+    citations: tuple[tuple[str, tuple[str, ...]], ...]  # (fact id, source ids)
+    sources: tuple[SourceInfo, ...]
+
+
+def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
+    """The whole reasoning for *cell*."""
+    resolution = resolve(cell, matrix, facts)
+    other = next(choice for choice in _PREFERENCES if choice != matrix.prefer)
+    otherwise = resolve(cell, replace(matrix, prefer=other), facts)
+    build = resolution.build
+    classes = served_classes(build.archs, facts.gpus) if build else ()
+    known = recorded(facts, build, cell.python) if build else None
+    about = [*_facts_of(resolution), *(["index_sha256"] if known else [])]
+    used = tuple((fact, facts.citations[fact]) for fact in about)
+    named = dict.fromkeys(source for _, sources in used for source in sources)
+    return Explanation(
+        resolution=resolution,
+        reason=reason(resolution),
+        limits=tuple((limit.fact, limit_text(limit, facts)) for limit in resolution.limits),
+        prefer=matrix.prefer,
+        otherwise=otherwise if otherwise.build != build else None,
+        tag=tag_of(resolution) if build else None,
+        aliases=aliases_of(resolution, matrix, facts),
+        gpus=tuple((kind.capability, kind.x86_names) for kind in classes if kind.x86_names),
+        require_cuda=require_cuda(resolution) if build else None,
+        needs=needs(resolution) if build else (),
+        recorded=known,
+        citations=used,
+        sources=tuple(facts.sources[source] for source in named),
+    )
+
+
+def needs(resolution: Resolution) -> tuple[str, ...]:
+    """What locking the cell asks beside the default index and the default system's archive."""
+    build, cell = resolution.build, resolution.cell
+    found = ["PyTorch's own index"] if build and build.source is Source.PYTORCH else []
+    found += [f"the archive of {cell.os}"] if cell.os != DEFAULT_OS else []
+    return tuple(found)
+
+
+def to_json(explanation: Explanation) -> dict[str, Any]:
+    """The explanation as JSON values, for scripts."""
+    return {
+        "prefer": explanation.prefer,
+        "tag": explanation.tag,
+        "aliases": list(explanation.aliases),
+        "reason": explanation.reason,
+        "limits": [{"fact": fact, "text": text} for fact, text in explanation.limits],
+        "resolution": asdict(explanation.resolution),
+        "otherwise": asdict(explanation.otherwise) if explanation.otherwise else None,
+        "gpus": {capability: list(names) for capability, names in explanation.gpus},
+        "require_cuda": explanation.require_cuda,
+        "needs": list(explanation.needs),
+        "recorded": explanation.recorded,
+        "facts": {fact: list(sources) for fact, sources in explanation.citations},
+        "sources": {
+            source.id: {"trust": source.trust, "what": source.what} for source in explanation.sources
+        },
+    }
+
+
+def _facts_of(resolution: Resolution) -> Iterable[str]:
+    """The ids of all facts that *resolution* rests on, each once."""
+    cell, build = resolution.cell, resolution.build
+    found = ["rules.grid"]
+    if build:
+        at = f"releases.{cell.torch}"
+        found += [f"{at}.variants.{build.variant}", f"{at}.archs.{build.variant}", f"{at}.default"]
+        found += [f"{at}.companions", f"{at}.cudnn_major", f"floors.{major_of(cell.cuda)}", "cuda"]
+    found += [bound.fact for bound in resolution.constraints]
+    return dict.fromkeys([*found, *(limit.fact for limit in resolution.limits)])

@@ -1,0 +1,54 @@
+"""Resolution -> English: why a cell resolves as it does, and what limits it.
+
+Locks, labels and digests hold the ids and values alone, so that a sentence can be reworded at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchkiln.matrix.facts import Facts
+from torchkiln.model.cell import Limit, Resolution, Source
+from torchkiln.model.index import variable_of
+
+
+def reason(resolution: Resolution) -> str:
+    """Why *resolution* has its status, in one sentence."""
+    build, cell = resolution.build, resolution.cell
+    if build is None:
+        return resolution.why_unavailable
+    index = "the default index" if build.source is Source.DEFAULT else "PyTorch's own index"
+    if build.cuda == cell.cuda:
+        return f"{index} has a wheel built with CUDA {cell.cuda} ({build.version})"
+    native = next((other for other in resolution.alternatives if other.cuda == cell.cuda), None)
+    missing = (
+        f"{native.version} is only on PyTorch's own index"
+        if native
+        else f"no wheel is built with CUDA {cell.cuda}"
+    )
+    return f"{missing}; {build.version} from {index} runs on every driver from {resolution.min_driver} on"
+
+
+def limit_text(limit: Limit, facts: Facts) -> str:
+    """What *limit* means for a user.
+
+    :raises KeyError: *facts* have no such limit.
+    """
+    text = facts.limit_texts[limit.fact]
+    match limit.fact:
+        case "rules.unserved":
+            return text.format(_gpus(limit.values, facts))
+        case "rules.young-gpu":
+            drivers = (value.split(":") for value in limit.values)
+            return text.format(", ".join(f"{capability} from {branch}" for capability, branch in drivers))
+        case "rules.own-files":
+            name, filename = limit.values
+            return text.format(filename, variable_of(name))
+        case _:
+            return text
+
+
+def _gpus(capabilities: Sequence[str], facts: Facts) -> str:
+    """`"10.0 (B200)"` for each of *capabilities*."""
+    names = {gpus.capability: ", ".join(gpus.x86_names[:2]) for gpus in facts.gpus}
+    return "; ".join(f"{one} ({names[one]})" for one in capabilities)

@@ -1,0 +1,295 @@
+"""LockedCell -> ImagePlan: the ordered layers and the config, for either engine; pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from torchkiln.errors import ConfigError
+from torchkiln.matrix.resolve import require_buildable, require_cuda
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Build
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedArchive, LockedCell, LockedTools
+from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan, LayerSpec, OverlayFile
+from torchkiln.model.stand_in import stand_ins
+from torchkiln.plan import micromamba
+from torchkiln.plan.cuda_toolkit import compiler_links, settings, toolkit_links
+from torchkiln.plan.layers import archive_layers, component_layers, plain_layers
+from torchkiln.recipe import PREFIX, RECIPE
+from torchkiln.util.files import pretty_json
+
+SCHEMA = 2  # of image.json and of `plan --json`
+IMAGE_JSON = "etc/torchkiln/image.json"
+CONSTRAINTS = "etc/torchkiln/constraints.txt"
+GENERATED = (IMAGE_JSON, CONSTRAINTS)  # in the overlay beside the files of rootfs/
+
+# The folder stays a volume so that work in it outlives `docker restart`, is off the slow overlay and is
+# writable under --read-only; BuildKit keeps what a derived Dockerfile puts there.
+_WORKSPACE = "/workspace"
+
+# The last folder is where Kubernetes services such as GKE mount the driver's programs.
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
+# ... and its libraries: those hosts neither bind them into the library folders nor run ldconfig.
+_DRIVERS = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
+_OF_TORCH = frozenset({"torch", "torchvision", "torchaudio", "triton", "pytorch-triton"})
+_WHOSE = "# What this image was built with. To let go of it: PIP_CONSTRAINT= UV_CONSTRAINT= pip install ..."
+
+
+def plan(
+    locked: LockedCell,
+    overlay: Sequence[OverlayFile],
+    *,
+    aliases: Sequence[str],
+    lock_digest: Digest,
+) -> ImagePlan:
+    """What *locked* becomes: base, wheels (see layering), then *overlay* with the generated files on top.
+
+    *aliases* follow from the matrix as a whole, so they are told (`tags.aliases_of`); *lock_digest* names
+    the lock without the layers that were recorded in it.
+
+    :raises ConfigError: *overlay* brings a generated file of its own.
+    :raises Unresolvable: the cell is unavailable.
+    :raises BuildFailed: a wheel is too large for a layer.
+    """
+    build = require_buildable(locked.resolution)
+    tag = tag_of(locked.resolution)
+    for file in overlay:
+        if file.path in GENERATED:
+            raise ConfigError(f"rootfs/{file.path}: this file is made by the plan", hint="delete it")
+    generated = (
+        OverlayFile(
+            path=IMAGE_JSON, mode=0o644, data=pretty_json(_image_facts(locked, build, tag, lock_digest))
+        ),
+        OverlayFile(path=CONSTRAINTS, mode=0o644, data=constraints(locked).encode()),
+    )
+    files = tuple(sorted((*overlay, *generated), key=lambda file: file.path))
+    base = LayerSpec(
+        kind="base",
+        title=f"{locked.base.os} base ({_count(len(locked.base.packages), 'package')})",
+        artefact=locked.base,
+    )
+    top = LayerSpec(
+        kind="overlay",
+        title=f"torchkiln ({_count(len(files), 'file')})",
+        files=files,
+        links=(*toolkit_links(locked), *compiler_links(locked)),
+    )
+    return ImagePlan(
+        locked=locked,
+        tag=tag,
+        aliases=tuple(aliases),
+        layers=(
+            base,
+            *plain_layers(locked),
+            *_tools(locked),
+            *archive_layers(locked),
+            *component_layers(locked),
+            top,
+        ),
+        config=_config(locked, build, tag, lock_digest),
+        epoch=locked.epoch,
+        recipe=RECIPE,
+    )
+
+
+def _tools(locked: LockedCell) -> tuple[LayerSpec, ...]:
+    """What the OS's archive adds to a devel image, above all that it has in common with runtime."""
+    if locked.tools is None:
+        return ()
+    count = _count(len(locked.tools.packages), "package")
+    title = f"{locked.base.os} tools {locked.tools.name} ({count})"
+    return (LayerSpec(kind="tools", title=title, artefact=locked.tools),)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> ImageConfig:
+    toolkit, beside = settings(locked), micromamba.settings(locked)
+    return ImageConfig(
+        env=(
+            ("PATH", ":".join((f"{PREFIX}/bin", *toolkit.programs, _SYSTEM_PATH, *beside.programs))),
+            ("LANG", "C.UTF-8"),
+            ("VIRTUAL_ENV", PREFIX),
+            ("PYTHONUNBUFFERED", "1"),  # `docker logs` and `nohup ... &` show a training's lines as they come
+            ("LD_LIBRARY_PATH", ":".join((*_DRIVERS, *toolkit.libraries))),
+            # What was built and proved together stays together, whatever is installed beside it.
+            ("PIP_CONSTRAINT", f"/{CONSTRAINTS}"),
+            ("UV_CONSTRAINT", f"/{CONSTRAINTS}"),
+            ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
+            ("PIP_ROOT_USER_ACTION", "ignore"),
+            ("NVIDIA_VISIBLE_DEVICES", "all"),
+            ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
+            ("NVIDIA_REQUIRE_CUDA", require_cuda(locked.resolution)),
+            *toolkit.env,
+            *beside.env,
+        ),
+        entrypoint=("/usr/bin/tini", "--", "/opt/torchkiln/entrypoint"),
+        cmd=(),
+        workdir=_WORKSPACE,
+        ports=("22/tcp", "6006/tcp", "8888/tcp"),
+        volumes=(_WORKSPACE,),
+        labels=_labels(locked, build, tag, lock_digest),
+        stop_signal="SIGTERM",
+        healthcheck=Healthcheck(
+            command=("/opt/torchkiln/healthcheck",), interval=30, timeout=5, start_period=30, retries=3
+        ),
+    )
+
+
+def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> tuple[tuple[str, str], ...]:
+    resolution, cell = locked.resolution, locked.resolution.cell
+    created = datetime.fromtimestamp(locked.epoch, tz=timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    labels = {
+        "org.opencontainers.image.title": f"torch {build.version}",
+        "org.opencontainers.image.version": tag,
+        "org.opencontainers.image.created": created,
+        "torchkiln.torch": build.version,
+        "torchkiln.cuda": cell.cuda,
+        "torchkiln.wheel_cuda": build.cuda,
+        "torchkiln.status": resolution.status.value,
+        "torchkiln.min_driver": resolution.min_driver,
+        "torchkiln.full_driver": resolution.full_driver,
+        "torchkiln.archs": " ".join(build.archs),
+        "torchkiln.cudnn": build.cudnn,
+        "torchkiln.nccl": build.nccl,
+        "torchkiln.python": locked.base.python,
+        "torchkiln.os": cell.os,
+        "torchkiln.flavor": cell.flavor,
+        "torchkiln.components": " ".join(cell.components),
+        "torchkiln.limits": " ".join(map(str, resolution.limits)),
+        "torchkiln.lock": lock_digest,
+        "torchkiln.base": locked.base.digest,
+        "torchkiln.tools": locked.tools.digest if locked.tools else None,
+        "torchkiln.recipe": str(RECIPE),
+        "torchkiln.stand_ins": ", ".join(stand_ins(locked)),
+    }
+    return tuple(sorted((key, value) for key, value in labels.items() if value))
+
+
+def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> dict[str, Any]:
+    """What the image tells about itself at /etc/torchkiln/image.json."""
+    resolution, cell = locked.resolution, locked.resolution.cell
+    return {
+        "schema": SCHEMA,
+        "tag": tag,
+        "torch": build.version,
+        "cuda": cell.cuda,
+        "wheel_cuda": build.cuda,
+        "status": resolution.status.value,
+        "flavor": cell.flavor,
+        **({"components": list(cell.components)} if cell.components else {}),
+        "os": cell.os,
+        "python": locked.base.python,
+        "cudnn": build.cudnn,
+        "nccl": build.nccl,
+        "min_driver": resolution.min_driver,
+        "full_driver": resolution.full_driver,
+        "archs": list(build.archs),
+        "limits": [str(limit) for limit in resolution.limits],
+        "lock": lock_digest,
+        "base": locked.base.digest,
+        **({"tools": _tools_facts(locked.tools)} if locked.tools else {}),
+        "recipe": RECIPE,
+        **({"stand_ins": list(names)} if (names := stand_ins(locked)) else {}),
+        "wheels": [
+            {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in locked.wheels
+        ],
+        **({"archives": [_archive_facts(one) for one in locked.archives]} if locked.archives else {}),
+    }
+
+
+def _tools_facts(tools: LockedTools) -> dict[str, Any]:
+    return {
+        "name": tools.name,
+        "digest": tools.digest,
+        "packages": {one.name: one.version for one in tools.packages},
+    }
+
+
+def _archive_facts(archive: LockedArchive) -> dict[str, str]:
+    return {"name": archive.component, "version": archive.version, "sha256": archive.sha256}
+
+
+def constraints(locked: LockedCell) -> str:
+    """Requirements that hold torch, its CUDA libraries, and what it cannot do without, in place."""
+    held = [
+        f"{wheel.name}=={wheel.version}"
+        for wheel in locked.wheels
+        if wheel.name in _OF_TORCH or wheel.name.startswith(("nvidia-", "cuda-"))
+    ]
+    bounds = [bound.requirement for bound in locked.resolution.constraints]
+    return "".join(f"{line}\n" for line in (_WHOSE, *sorted(held), *sorted(bounds)))
+
+
+def to_json(plan: ImagePlan) -> dict[str, Any]:
+    """The file form, as in images/<tag>/plan.json: overlay files by hash, sizes in bytes."""
+    config = plan.config
+    check = config.healthcheck
+    return {
+        "schema": SCHEMA,
+        "tag": plan.tag,
+        "aliases": list(plan.aliases),
+        "recipe": plan.recipe,
+        "epoch": plan.epoch,
+        "layers": [_layer_json(layer) for layer in plan.layers],
+        "config": {
+            "env": dict(config.env),
+            "entrypoint": list(config.entrypoint),
+            "cmd": list(config.cmd),
+            "workdir": config.workdir,
+            "ports": list(config.ports),
+            "volumes": list(config.volumes),
+            "stop_signal": config.stop_signal,
+            "healthcheck": check
+            and {
+                "command": list(check.command),
+                "interval": check.interval,
+                "timeout": check.timeout,
+                "start_period": check.start_period,
+                "retries": check.retries,
+            },
+            "labels": dict(config.labels),
+        },
+    }
+
+
+def layer_bytes(layer: LayerSpec) -> int | None:
+    """Bytes that go into *layer*: an artefact's blob, wheels' or archives' files, or the overlay's data.
+
+    None: of one of its wheels public record tells no size.
+    """
+    if layer.artefact:
+        return layer.artefact.size
+    if not all(wheel.size for wheel in layer.wheels):
+        return None
+    whole = sum(wheel.size for wheel in layer.wheels) + sum(archive.size for archive in layer.archives)
+    return whole + sum(len(file.data) for file in layer.files)
+
+
+def _layer_json(layer: LayerSpec) -> dict[str, Any]:
+    told: dict[str, Any] = {"kind": layer.kind, "title": layer.title, "bytes": layer_bytes(layer)}
+    if layer.artefact:
+        told["digest"] = layer.artefact.digest
+    if layer.wheels:
+        told["wheels"] = [wheel.filename for wheel in layer.wheels]
+    if layer.archives:
+        told["archives"] = [archive.filename for archive in layer.archives]
+    if layer.links:
+        told["links"] = {link.path: link.target for link in layer.links}
+    if layer.folders:
+        told["folders"] = {path: f"{mode:04o}" for path, mode in layer.folders}
+    if layer.files:
+        told["files"] = [
+            {
+                "path": file.path,
+                "mode": f"{file.mode:04o}",
+                "sha256": hashlib.sha256(file.data).hexdigest(),
+            }
+            for file in layer.files
+        ]
+    return told

@@ -1,0 +1,228 @@
+"""ClearedImage → PublishedImage: the tested digest, what goes with it, a tag that never moves, tags that do.
+
+In this order, so that nothing that can be seen is ever wrong, whenever it ends: blobs, the manifest by its
+digest, the statements, the dated tag, the moving ones. Run again it completes what lacks. The manifest is
+read once: the bytes whose digest was cleared are those that get the tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchkiln.attest.clearance import CLEARANCE, clearance
+from torchkiln.attest.publication import publication
+from torchkiln.attest.retraction import reason_of
+from torchkiln.attest.signers import FORMS, LIMIT, Sealer, of_signed_report
+from torchkiln.attest.smoke_report import PREDICATE, told_of
+from torchkiln.attest.statement import Statement, statement
+from torchkiln.errors import ConfigError, GateRefused, RegistryError, VerificationFailed
+from torchkiln.gate.gate import ClearedImage
+from torchkiln.matrix.tags import undated
+from torchkiln.model.digest import Digest
+from torchkiln.oci.artifact import Artifact, Referrer, manifest_of
+from torchkiln.oci.image import MANIFEST_TYPE, descriptor, digest_of
+from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.publish.attached import Attached, Opener, attached
+from torchkiln.registry.history import History
+from torchkiln.registry.naming import put
+from torchkiln.registry.push import JOBS, Pushed, Watcher, push
+from torchkiln.registry.reading import Reading
+from torchkiln.registry.reference import Repository, parse_tag
+from torchkiln.registry.referrers import LIST, attach, content, referrers
+from torchkiln.registry.session import Registry
+
+SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # says nothing but: this image, by me
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Names:
+    """What an image is to be called."""
+
+    dated: str | None  # set once and never moved
+    moving: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """In the order in which they are set."""
+        return tuple(filter(None, (self.dated, *self.moving)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedImage:
+    """An image in a registry, with all that goes with it."""
+
+    pushed: Pushed
+    names: Names
+    attached: tuple[tuple[str, Digest], ...]  # (predicate type, manifest's digest), those that were there too
+    override: str | None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self.names.all
+
+
+def publish(
+    cleared: ClearedImage,
+    image: ImageOnDisk,
+    statements: Sequence[Statement],
+    sealer: Sealer,
+    registry: Registry,
+    repository: Repository,
+    *,
+    names: Names,
+    opener: Opener,
+    watcher: Watcher,
+    say: Callable[[str], None] = lambda _: None,
+    history: History,
+    mount_from: Sequence[str] = (),
+    jobs: int = JOBS,
+) -> PublishedImage:
+    """Bring *image*, which is the one that was cleared, into *repository*, with *statements* of it.
+
+    The gate's decision, the reports that it rests on, its names and a bare signature go along by themselves.
+
+    :param opener: whose retractions count.
+    :param say: hears of retractions that do not count.
+    :raises ConfigError: the image is another one; a tag is none, or must not move.
+    :raises GateRefused: this very image was retracted by one who is trusted, and nobody overrides that.
+    :raises VerificationFailed: the layout's bytes are not what they are called; no tag was set.
+    :raises RegistryError: the registry refuses, cannot be reached, or has another image under the dated tag.
+    """
+    if image.manifest != cleared.judged.image:
+        raise ConfigError(f"{image.ref} is {image.manifest}, and {cleared.judged.image} was cleared")
+    demand_movable(names)
+    reading = Reading(registry, repository)
+    _demand_free(reading, names.dated, image.manifest)
+    there = referrers(reading, image.manifest, FORMS)
+    if there:
+        _demand_not_retracted(cleared, attached(reading, image.manifest, opener), say)
+    pushed = push(
+        image,
+        registry,
+        repository,
+        tags=(),
+        watcher=watcher,
+        history=history,
+        mount_from=mount_from,
+        jobs=jobs,
+    )
+    subject = descriptor(MANIFEST_TYPE, image.manifest, len(pushed.manifest))
+    named = publication(cleared.judged.tag, image.manifest, names.all)
+    wanted = _artifacts(cleared, [*statements, named])
+    going_with = _attached(reading, there, subject, wanted, sealer)
+    if names.dated:
+        _demand_free(reading, names.dated, image.manifest)  # the push may have taken an hour
+    for tag in names.all:
+        put(registry, repository, pushed.manifest, tag)
+    return PublishedImage(pushed=pushed, names=names, attached=going_with, override=cleared.override)
+
+
+def demand_movable(names: Names) -> None:
+    """That each of *names* is a tag, and that those which move are none that must not.
+
+    :raises ConfigError: one is none, is dated, or lists what goes with an image.
+    """
+    for tag in names.all:
+        parse_tag(tag)
+    for tag in names.moving:
+        if undated(tag):
+            raise ConfigError(
+                f"{tag} ends in a day: a dated tag is set once and never moves",
+                hint="publish without --tag: the dated tag is set with the others; --dated names the day",
+            )
+        if LIST.fullmatch(tag):
+            raise ConfigError(f"{tag}: such tags are for lists of what goes with an image")
+
+
+def _artifacts(
+    cleared: ClearedImage, statements: Sequence[Statement]
+) -> Iterator[tuple[str, Statement | Artifact]]:
+    """(predicate type, what the sealer is to say, or what somebody else has said and signed)."""
+    judged = cleared.judged
+    yield SIGNATURE, statement("", judged.image, SIGNATURE, {})
+    for told in statements:
+        yield told.kind, told
+    for signed_report in judged.signed_reports:
+        if signed_report.report.image == judged.image:
+            yield PREDICATE, of_signed_report(signed_report) or told_of(signed_report.report)
+    yield CLEARANCE, clearance(cleared)
+
+
+def _attached(
+    reading: Reading,
+    there: Sequence[Referrer],
+    subject: Mapping[str, Any],
+    wanted: Iterable[tuple[str, Statement | Artifact]],
+    sealer: Sealer,
+) -> tuple[tuple[str, Digest], ...]:
+    """What is there already, by whoever seals here, stays as it is: signatures of one thing may differ."""
+    known = {one.digest for one in there}
+    found: list[tuple[str, Digest]] = []
+    lacking: list[tuple[str, Artifact]] = []
+    try:
+        for kind, one in wanted:
+            if isinstance(one, Statement):
+                if same := _same(one, reading, there, sealer):
+                    found.append((kind, same))
+                    continue
+                one = sealer.seal(one)
+            name = digest_of(manifest_of(one, subject))
+            if name in known:
+                found.append((kind, name))
+            else:
+                lacking.append((kind, one))
+    finally:  # where sealing failed, too: what was sealed without a key stands in a public log already
+        names = attach(reading.registry, reading.repository, subject, [artifact for _, artifact in lacking])
+    return (*found, *zip((kind for kind, _ in lacking), names, strict=True))
+
+
+def _same(told: Statement, reading: Reading, there: Sequence[Referrer], sealer: Sealer) -> Digest | None:
+    """What there is by the same sealer and says the same."""
+    for one in there:
+        if told.kind in one.annotations.values() and _is(told, reading, one, told.image, sealer):
+            return one.digest
+    return None
+
+
+def _is(told: Statement, reading: Reading, one: Referrer, image: Digest, sealer: Sealer) -> bool:
+    try:
+        data, kind = content(reading, one, image, FORMS, LIMIT)
+    except VerificationFailed:  # damaged, or not ours: ours goes beside it
+        return False
+    return sealer.sealed(told, data, kind)
+
+
+def _demand_free(reading: Reading, dated: str | None, image: Digest) -> None:
+    there = reading.digest(dated) if dated else None
+    if there not in (None, image):
+        raise RegistryError(
+            f"{reading.repository}:{dated} is {there} already, and such a tag never moves",
+            hint="publish tomorrow, or under a day of its own: --dated 20261122b",
+        )
+
+
+def _demand_not_retracted(cleared: ClearedImage, there: Attached, say: Callable[[str], None]) -> None:
+    for text in there.damaged:
+        say(f"not read: {text}")
+    for reason in there.unheeded:
+        say(f"a retraction that no trusted key signed does not count: {reason}")
+    if cleared.override is not None:
+        return
+    for one in there.retractions:
+        if not one.signers:
+            say(f"a retraction that nobody signed does not count: {_reason(one.statement)}")
+            continue
+        raise GateRefused(
+            f"{cleared.judged.tag} ({cleared.judged.image[:19]}) was retracted",
+            missing=[("retraction", _reason(one.statement))],
+            hint='build another image; or publish it in spite of that: --override "REASON"',
+        )
+
+
+def _reason(told: Statement) -> str:
+    try:
+        return reason_of(told, where="retraction")[0]
+    except VerificationFailed as error:
+        return error.message

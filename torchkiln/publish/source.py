@@ -1,0 +1,30 @@
+"""The checkout → which source runs: its commit, and whether its files are that commit's."""
+
+from __future__ import annotations
+
+import subprocess
+
+from torchkiln.attest.provenance import Source
+from torchkiln.util.places import ROOT
+
+_PATIENCE = 20.0  # seconds
+
+
+def source_of() -> Source | None:
+    """As git tells it; None: no git, or no checkout."""
+    revision = _git("rev-parse", "--verify", "HEAD")
+    if revision is None:
+        return None
+    return Source(
+        revision=revision.strip(), changed=_git("status", "--porcelain", "--untracked-files=no") != ""
+    )
+
+
+def _git(*argv: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *argv], capture_output=True, text=True, check=True, timeout=_PATIENCE
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout

@@ -1,0 +1,34 @@
+"""An image of a layout, its lock -> Bill: what its layers say, and what was noted of its base's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchkiln import __version__
+from torchkiln.base.archive import files_of
+from torchkiln.lock.lock import lock_digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.plan.plan import plan
+from torchkiln.sbom.bill import Bill, bill_of
+from torchkiln.sbom.read_image import made_of, read_evidence
+from torchkiln.store.store import Store
+
+
+def bill_of_image(image: ImageOnDisk, locked: LockedCell, images: Path, store: Store, *, name: str) -> Bill:
+    """The bill of *image*, built from *locked*; layers that *store* knows are not read.
+
+    :param images: the folder of locks.
+    :param name: the repository's, "pytorch-cuda".
+    :raises VerificationFailed: a layer is damaged, or the image is not what the lock says.
+    :raises ConfigError: the committed note of the base's files is broken.
+    """
+    specs = plan(locked, (), aliases=(), lock_digest=lock_digest(locked)).layers
+    return bill_of(
+        locked,
+        image.manifest,
+        read_evidence(image, store, made_of=made_of(locked, specs, store)),
+        files=files_of(images, locked, store),
+        name=name,
+        tool=__version__,
+    )

@@ -1,1 +1,0 @@
-"""What is said of an image: reports, provenance, decisions, retractions; as statements, signed or not."""

@@ -1,0 +1,4 @@
+"""Helps with files, JSON, YAML, versions, processes and retries.
+
+Nothing here knows about images.
+"""

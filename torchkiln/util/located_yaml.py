@@ -1,0 +1,166 @@
+"""YAML text -> plain values that know their lines, and every fault against a schema with its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from torchkiln.errors import ConfigError
+from torchkiln.util.schema import Path, dotted, told, wrongs
+
+MAX_TEXT = 128 << 10  # characters; a matrix has two thousand, and each costs up to a kilobyte of memory
+_DEPTH = 20  # levels; a matrix has four
+_DIGITS = 80  # characters of a number
+_LARGEST = 1 << 63  # other numbers are text to us
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# What YAML forbids; its own reader tells no line.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Located:
+    """A parsed file: its values, the line (from 1) on which each stands, and numbers as they are written."""
+
+    name: str
+    data: Any
+    lines: Mapping[Path, int]
+    written: Mapping[Path, str]
+
+    def fault(self, path: Path, text: str) -> str:
+        """*text* as ``file:line: path: text``."""
+        known = next(path[:end] for end in range(len(path), -1, -1) if path[:end] in self.lines)
+        where = dotted(path)
+        return f"{self.name}:{self.lines[known]}: {where + ': ' if where else ''}{text}"
+
+
+def parse(text: str, *, name: str) -> Located:
+    """*text* as YAML, without anchors, tags, merge keys and doubled keys.
+
+    :raises ConfigError: not such YAML; every fault with its line.
+    """
+    if len(text) > MAX_TEXT:
+        raise ConfigError(f"{name}: longer than {MAX_TEXT} characters")
+    if found := _CONTROL.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ConfigError(f"{name}:{line}: not valid YAML: the control character {found[0]!a}")
+    try:
+        look(text, name)
+        root = yaml.compose(text, Loader=_LOADER)
+    except yaml.MarkedYAMLError as error:
+        mark: Any = error.problem_mark or error.context_mark  # libyaml's mark is a class of its own
+        line = mark.line + 1 if mark else 1
+        advice = "; indent with spaces, not with tabs" if _is_tab(text, mark) else ""
+        raise ConfigError(
+            f"{name}:{line}: not valid YAML: {error.problem or error.context}{advice}"
+        ) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}:1: not valid YAML: {str(error).splitlines()[0]}") from None
+    if root is None:
+        raise ConfigError(f"{name}:1: the file is empty")
+    reading = _Reading(name)
+    data = reading.value(root, ())
+    if reading.wrong:
+        raise ConfigError.of(reading.wrong)
+    return Located(name=name, data=data, lines=reading.lines, written=reading.written)
+
+
+def faults(located: Located, schema: Mapping[str, Any]) -> list[str]:
+    """What in *located* the *schema* forbids, the first fifty; empty if it fits."""
+
+    def written(path: Path, value: Any) -> str:
+        return located.written.get(path, told(value))
+
+    return [located.fault(path, text) for path, text in wrongs(located.data, schema, written=written)]
+
+
+def look(text: str, name: str) -> None:
+    """Before *text* is composed: an alias multiplies what it names, so a short file could fill the memory.
+
+    :raises ConfigError: there are aliases or anchors, or it is nested too deep.
+    :raises yaml.YAMLError: it is not YAML.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        start: Any = event.start_mark
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise ConfigError(
+                f"{name}:{start.line + 1}: anchors and aliases (& and *) are not allowed; write it out"
+            )
+        if isinstance(event, (yaml.CollectionStartEvent, yaml.CollectionEndEvent)):
+            depth += 1 if isinstance(event, yaml.CollectionStartEvent) else -1
+            if depth > _DEPTH:
+                raise ConfigError(f"{name}:{start.line + 1}: nested deeper than {_DEPTH} levels")
+
+
+def _is_tab(text: str, mark: Any) -> bool:
+    lines = text.splitlines()
+    return bool(mark) and mark.line < len(lines) and lines[mark.line][mark.column : mark.column + 1] == "\t"
+
+
+class _Reading:
+    """One walk through the nodes, and what it gathers."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.lines: dict[Path, int] = {}
+        self.written: dict[Path, str] = {}
+        self.wrong: list[str] = []
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        """The plain value of *node*, which stands at *path*."""
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        if node.tag not in ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"):
+            self._refuse_tag(node)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(child, (*path, index)) for index, child in enumerate(node.value)]
+        return self._mapping(node, path)
+
+    def _mapping(self, node: yaml.Node, path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, child in node.value:
+            at = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.wrong.append(f"{self._name}:{at}: a key must be a word")
+                continue
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                self.wrong.append(f"{self._name}:{at}: merge keys (<<) are not allowed; write it out")
+                continue
+            key = str(key_node.value)
+            place: Path = (*path, key)
+            if key in found:
+                twice = f"{dotted(place)}: stands twice, first on line {self.lines[place]}"
+                self.wrong.append(f"{self._name}:{at}: {twice}")
+                continue
+            self.lines[place] = at
+            found[key] = self.value(child, place)
+        return found
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+        text = str(node.value)
+        kind = node.tag.rpartition(":")[2]
+        try:
+            if kind in ("int", "float") and "_" not in text and len(text) <= _DIGITS:
+                number = int(text, 0) if kind == "int" else float(text)
+                if abs(number) < _LARGEST:  # not infinite either; and one of 5,000 digits cannot be shown
+                    self.written[path] = text  # 2.10 is what stands there, and 2.1 what YAML takes it for
+                    return number
+        except ValueError:  # YAML's rarer spellings of numbers, 1_000 and 12:30 and 012, are text to us
+            return text
+        if kind == "bool":
+            self.written[path] = text
+            return text.lower() in ("yes", "true", "on")
+        if kind == "null":
+            return None
+        if kind not in ("str", "timestamp", "int", "float", "value", "merge"):
+            self._refuse_tag(node)
+        return text
+
+    def _refuse_tag(self, node: yaml.Node) -> None:
+        line = node.start_mark.line + 1
+        self.wrong.append(f"{self._name}:{line}: tags ({node.tag[:100]}) are not allowed")
