@@ -1,7 +1,6 @@
 """compat.yaml -> Facts: what is known about builds, drivers and GPUs, each with its sources.
 
 The file ships with the package: its schema and its truth are checked by tests, not at each run.
-`Facts.digest` is the digest of its bytes.
 """
 
 from __future__ import annotations
