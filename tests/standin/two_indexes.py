@@ -66,11 +66,11 @@ class House:
 @contextmanager
 def furnished(root: Path, *releases: str) -> Iterator[House]:
     """With the real base, from the user's cache, and the wheels of torch *releases* for CUDA 11.8."""
-    companions = matrix.read(ROOT / "matrix.yaml", facts.load()).companions
+    packages = matrix.read(ROOT / "matrix.yaml", facts.load()).packages
     artefact.write_lock(root / "images", _with_base(root / "cache"))
     with IndexServer() as server:
         for torch in releases:
-            fill(server, torch, "cu118", "3.11", (*companions, "setuptools"))
+            fill(server, torch, "cu118", "3.11", (*packages, "setuptools"))
         yield House(server, root, root / "cache")
 
 

@@ -56,7 +56,7 @@ PURE_FILES = frozenset(
         "compare/sharing.py", "compare/sharing_svg.py", "cuda/tree.py", "docker/bake.py",
         "docker/dockerfile.py", "scan/allowances.py", "scan/judge.py", "scan/report.py", "smoke/expected.py",
         "smoke/hosts.py", "smoke/report.py", "smoke/reuse.py", "smoke/run.py", "smoke/snapshot.py",
-        "smoke/suite.py", "smoke/verdict.py", "util/located_yaml.py",
+        "smoke/suite.py", "smoke/suite_source.py", "smoke/verdict.py", "util/located_yaml.py",
     }
 )
 # fmt: on
