@@ -50,12 +50,14 @@ check: $(STAMP)  ## lint, types, stale generated files
 	$(RUN) mypy
 	$(VENV)/bin/python build.py lock --check --all
 	$(VENV)/bin/python build.py render --all --check
+	$(VENV)/bin/python tools/schemas.py
 	$(VENV)/bin/python tools/readme.py --check
 	$(VENV)/bin/python tools/gpu_pages.py --check
 
 golden: $(STAMP)  ## write the golden files and the generated ones anew
 	$(VENV)/bin/python build.py render --all
 	$(RUN) tests.golden.write
+	$(VENV)/bin/python tools/schemas.py
 	$(VENV)/bin/python tools/readme.py
 	$(VENV)/bin/python tools/gpu_pages.py
 

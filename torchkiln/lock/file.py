@@ -6,50 +6,50 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from torchkiln.errors import Stale
 from torchkiln.matrix.cuda_redist import digest_of
-from torchkiln.model.cell import (
-    Build,
-    Cell,
-    Component,
-    Constraint,
-    Limit,
-    OwnFile,
-    Resolution,
-    Source,
-    Status,
-    Toolkit,
-)
+from torchkiln.model import fields
+from torchkiln.model.cell import Limit, Resolution, Source
 from torchkiln.model.digest import Digest, parse_digest
-from torchkiln.model.lock import (
-    LockedArchive,
-    LockedBase,
-    LockedCell,
-    LockedComponent,
-    LockedLayer,
-    LockedTools,
-    LockedWheel,
-    OsPackage,
-    artefact_json,
-)
+from torchkiln.model.lock import LockedArchive, LockedCell, artefact_fields, artefact_json
+from torchkiln.util import codec
 from torchkiln.util.schema import sentences, shipped, told
 from torchkiln.util.strict_json import json_of
 
 SCHEMA = 2
-# What explains a resolution and decides nothing: a reworded sentence leaves every lock as it is.
-_EXPLAINS = ("alternatives", "lockable", "nearest", "why_unavailable")
+_WHEEL_FILE = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.+!]+(-[0-9][A-Za-z0-9_.]*)?(-[A-Za-z0-9_.]+){3}\.whl")
 _PLAIN = re.compile(r"[A-Za-z0-9.]{1,20}")
 _NAME = re.compile(r"[a-z0-9-]{1,60}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Envelope:
+    """What a lock's file has beside the fields of its LockedCell."""
+
+    schema: Literal[2]
+    digest: fields.Sha256Digest
+    indexes: Annotated[tuple[Source, ...], Meta(extra_json_schema={"uniqueItems": True})]
+    seal: fields.Sha256Digest
+
+
+_ENVELOPE = ("schema", "digest", "indexes", "seal")
+_ORDER = (
+    *("schema", "digest", "inputs", "as_of", "epoch", "indexes", "stand_ins", "by_record", "resolution"),
+    *("wheels", "components", "archives", "base", "tools", "layers", "seal"),
+)
 
 
 def to_json(locked: LockedCell) -> bytes:
     """The committed form: one wheel, one OS package and one layer a line, for the sake of diffs."""
     document = _document(locked)
-    document = {"schema": SCHEMA, "digest": _digest(document), **document}
+    document["digest"] = _digest(document)
     document["seal"] = _seal(document)
+    document = {key: document[key] for key in _ORDER if key in document}
     lines = [f'  "{key}": {_field(key, value)}' for key, value in document.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
@@ -143,49 +143,22 @@ def requirements_txt(locked: LockedCell) -> bytes:
 
 
 def _document(locked: LockedCell) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "inputs": locked.inputs,
-        "as_of": locked.as_of,
-        "epoch": locked.epoch,
-        # Derived, for the reader: which indexes had to be configured when this was locked.
-        "indexes": sorted({wheel.index.value for wheel in locked.wheels}),
-        **({"stand_ins": [source.value for source in locked.stand_ins]} if locked.stand_ins else {}),
-        **({"by_record": list(locked.by_record)} if locked.by_record else {}),
-        "resolution": json.loads(json.dumps(plain(locked.resolution))),
-        "wheels": [_told(wheel) for wheel in locked.wheels],
-        **_components(locked),
-        **({"archives": [asdict(one) for one in locked.archives]} if locked.archives else {}),
-        "base": artefact_json(locked.base),
-        **({"tools": artefact_json(locked.tools)} if locked.tools else {}),
-        "layers": [asdict(layer) for layer in locked.layers],
-    }
-
-
-def _components(locked: LockedCell) -> dict[str, Any]:
-    """No components are no word, so that other locks stay as they are; nor is a program that is none."""
-    told = [
-        {"name": one.name, "wheels": list(one.wheels)}
-        | ({"program": _told(one.program)} if one.program else {})
-        for one in locked.components
-    ]
-    return {"components": told} if told else {}
-
-
-def _told(wheel: LockedWheel) -> dict[str, Any]:
-    return {key: value for key, value in asdict(wheel).items() if key not in ("at", "size") or value}
+    # Derived, for the reader: which indexes had to be configured when this was locked.
+    indexes = sorted({wheel.index.value for wheel in locked.wheels})
+    values: dict[str, Any] = codec.plain(locked) | {"resolution": plain(locked.resolution)}
+    values["base"] = artefact_json(locked.base)
+    if locked.tools:
+        values["tools"] = artefact_json(locked.tools)
+    values |= {"schema": SCHEMA, "indexes": indexes}
+    return {key: values[key] for key in _ORDER if key in values}
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:
-    """What *resolution* decides, as plain values: ids and values, no sentences; what is empty is left out."""
-    values = {key: value for key, value in asdict(resolution).items() if key not in _EXPLAINS}
-    values = {key: value for key, value in values.items() if key not in ("toolkit", "tools") or value}
-    values["limits"] = [str(limit) for limit in resolution.limits]
-    if toolkit := values.get("toolkit"):
-        values["toolkit"] = {name: told for name, told in sorted(toolkit.items()) if told}
-    if not values["components"]:
-        del values["components"], values["cell"]["components"]
-    return values
+    """What *resolution* decides, as plain values: ids and values, no sentences."""
+    values: dict[str, Any] = codec.plain(resolution)
+    if "toolkit" in values:
+        values["toolkit"] = dict(sorted(values["toolkit"].items()))
+    return values | {"limits": [str(limit) for limit in resolution.limits]}
 
 
 def _digest(document: Mapping[str, Any]) -> Digest:
@@ -208,6 +181,9 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
     seen: set[str] = set()
     for number, wheel in enumerate(document["wheels"]):
         at, name = f"wheels[{number}]", wheel["name"]
+        if not _WHEEL_FILE.fullmatch(wheel["filename"]):
+            yield f"{at}.filename: {told(wheel['filename'])} is not the name of a wheel's file"
+            continue
         file, version, *_ = wheel["filename"].split("-")
         if re.sub(r"[_.]+", "-", file).lower() != name or not _same_version(version, wheel["version"]):
             yield f"{at}: {wheel['filename']} is no wheel of {name} {wheel['version']}"
@@ -238,7 +214,7 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _faults_of_archives(document: Mapping[str, Any]) -> Iterator[str]:
     """They are those that the resolution means, each once."""
-    archives = [LockedArchive(**one) for one in document.get("archives", ())]
+    archives = codec.typed(tuple[LockedArchive, ...], document.get("archives", []))
     if len({one.component for one in archives}) < len(archives):
         yield "archives: a component stands twice"
     for number, one in enumerate(archives):
@@ -253,10 +229,10 @@ def _component_faults(document: Mapping[str, Any], wheels: set[str]) -> Iterator
     """Between what the cell names, what its resolution tells of it, and what is locked of it."""
     resolution, locked = document["resolution"], document.get("components", [])
     asked = resolution["cell"].get("components", [])
-    told = [[one["name"] for one in some] for some in (resolution.get("components", []), locked)]
-    if told != [asked, asked]:
+    names = [[one["name"] for one in some] for some in (resolution.get("components", []), locked)]
+    if names != [asked, asked]:
         yield "components: the cell, its resolution and the lock name different ones"
-    asked_for = [one["program"]["sha256"] for one in resolution.get("components", []) if one["program"]]
+    asked_for = [one["program"]["sha256"] for one in resolution.get("components", []) if "program" in one]
     if asked_for != [one["program"]["sha256"] for one in locked if "program" in one]:
         yield "components: a program is locked by another sha256 than the resolution has"
     taken: set[str] = set()
@@ -309,72 +285,22 @@ def _compact(value: Any) -> str:
 
 
 def locked_of(document: Mapping[str, Any]) -> LockedCell:
-    """The noun that a document from `parse` stands for."""
-    tools = document.get("tools")
-    return LockedCell(
-        resolution=_resolution(document["resolution"]),
-        wheels=tuple(_wheel(one) for one in document["wheels"]),
-        base=LockedBase(**_fields(document["base"])),
-        as_of=document["as_of"],
-        epoch=document["epoch"],
-        inputs=parse_digest(document["inputs"]),
-        layers=tuple(LockedLayer(**one) for one in document["layers"]),
-        stand_ins=tuple(Source(one) for one in document.get("stand_ins", ())),
-        by_record=tuple(document.get("by_record", ())),
-        tools=LockedTools(**_fields(tools)) if tools else None,
-        archives=tuple(LockedArchive(**one) for one in document.get("archives", ())),
-        components=tuple(
-            LockedComponent(
-                name=one["name"],
-                wheels=tuple(one["wheels"]),
-                program=_wheel(one["program"]) if "program" in one else None,
-            )
-            for one in document.get("components", ())
-        ),
-    )
+    """The data class of a document from `parse`."""
+    resolution = document["resolution"]
+    limits = [codec.plain(Limit.parse(text)) for text in resolution["limits"]]
+    values = {key: value for key, value in document.items() if key not in _ENVELOPE}
+    artefacts = {key: artefact_fields(values[key]) for key in ("base", "tools") if key in values}
+    return codec.typed(LockedCell, {**values, **artefacts, "resolution": {**resolution, "limits": limits}})
 
 
-def _wheel(value: Mapping[str, Any]) -> LockedWheel:
-    return LockedWheel(**{"size": 0, **value, "index": Source(value["index"])})
-
-
-def _fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    packages = tuple(OsPackage(name=name, version=version) for name, version in value["packages"].items())
-    return {**value, "packages": packages}
-
-
-def _resolution(value: Mapping[str, Any]) -> Resolution:
-    return Resolution(
-        cell=Cell(**{**value["cell"], "components": tuple(value["cell"].get("components", ()))}),
-        status=Status(value["status"]),
-        build=None if value["build"] is None else _build(value["build"]),
-        min_driver=value["min_driver"],
-        full_driver=value["full_driver"],
-        requirements=tuple(value["requirements"]),
-        constraints=tuple(Constraint(**one) for one in value["constraints"]),
-        limits=tuple(Limit.parse(one) for one in value["limits"]),
-        toolkit=_toolkit(value.get("toolkit")),
-        tools=value.get("tools"),
-        components=tuple(_component(one) for one in value.get("components", ())),
-    )
-
-
-def _component(value: Mapping[str, Any]) -> Component:
-    return Component(
-        name=value["name"],
-        suffix=value["suffix"],
-        requires=tuple(value["requires"]),
-        wheels=tuple(OwnFile(**one) for one in value["wheels"]),
-        program=OwnFile(**value["program"]) if value["program"] else None,
-    )
-
-
-def _toolkit(value: Mapping[str, Any] | None) -> Toolkit | None:
-    if value is None:
-        return None
-    lists = {name: tuple(value.get(name, ())) for name in ("programs", "libraries")}
-    return Toolkit(**{**value, **lists})
-
-
-def _build(value: Mapping[str, Any]) -> Build:
-    return Build(**{**value, "source": Source(value["source"]), "archs": tuple(value["archs"])})
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a lock's file, of `LockedCell` and what `to_json` adds."""
+    found = codec.schema_of(LockedCell)
+    properties = {**found["properties"], **codec.schema_of(_Envelope)["properties"]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"images/<tag>/lock.json, schema {SCHEMA}: every byte of one image by sha256",
+        **found,
+        "required": sorted({*found["required"], *_ENVELOPE}, key=_ORDER.index),
+        "properties": {key: properties[key] for key in _ORDER},
+    }

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from torchkiln.model import fields
 from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.digest import Digest
+from torchkiln.util import codec
+
+_SET = Meta(min_length=1, max_length=100, extra_json_schema={"uniqueItems": True})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedWheel:
     """One wheel, by content. No URL: where it lies is the index's affair."""
 
-    name: str  # normalized, "nvidia-cublas-cu12"
-    version: str
-    filename: str
-    sha256: str  # hex
-    size: int  # bytes; 0: nobody measured it, the hash is by public record
+    name: fields.Name  # normalized, "nvidia-cublas-cu12"
+    version: fields.Version
+    filename: fields.FileName
+    sha256: fields.Sha256
+    size: fields.Bytes = 0  # 0: nobody measured it, the hash is by public record
     index: Source
-    at: str = ""  # its name where it lies, if that is another than its own metadata give it
+    at: fields.FileName = ""  # its name where it lies, if that is another than its own metadata give it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedComponent:
     """What a component adds to a cell's lock."""
 
-    name: str
-    wheels: tuple[str, ...]  # names, among the lock's own; sorted
+    name: fields.Name
+    wheels: Annotated[
+        tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema={"uniqueItems": True})
+    ]  # names, among the lock's own; sorted
     program: LockedWheel | None = None  # its file, which is no wheel but is fetched like one
 
 
@@ -35,11 +44,13 @@ class LockedComponent:
 class LockedArchive:
     """One part of NVIDIA's toolkit, an xz tar, by content. No URL: where it lies is the user's affair."""
 
-    component: str  # "cuda_nvcc"
-    version: str  # its own, "12.1.105"
-    path: str  # below the address of NVIDIA's layout, "cuda_nvcc/linux-x86_64/cuda_nvcc-...-archive.tar.xz"
-    size: int
-    sha256: str  # hex
+    component: fields.ToolkitPart  # "cuda_nvcc"
+    version: fields.Version  # its own, "12.1.105"
+    path: (
+        fields.ArchivePath
+    )  # below the address of NVIDIA's layout, "cuda_nvcc/linux-x86_64/cuda_nvcc-...-archive.tar.xz"
+    size: fields.Bytes
+    sha256: fields.Sha256
 
     @property
     def filename(self) -> str:
@@ -55,18 +66,33 @@ class OsPackage:
     version: str
 
 
+#: How a document has the packages of an artefact: name -> version.
+PACKAGES = {
+    "type": "object",
+    "propertyNames": {
+        "pattern": "^[a-z0-9][a-z0-9+.-]{0,200}$",
+        "description": "the name of a Debian package",
+    },
+    "additionalProperties": {
+        "type": "string",
+        "pattern": "^[A-Za-z0-9.+:~-]{1,200}$",
+        "description": "the version of a Debian package",
+    },
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedBase:
     """The base as an artefact: one layer blob and what is in it."""
 
-    os: str  # "debian12"
-    python: str  # full version of its interpreter, "3.11.2"
-    digest: Digest  # of the compressed blob
-    diff_id: Digest
-    size: int
-    unpacked: int
-    encoder: str  # "libdeflate 0.9.0 level 6"
-    packages: tuple[OsPackage, ...]
+    os: fields.Word  # "debian12"
+    python: fields.Version  # full version of its interpreter, "3.11.2"
+    digest: fields.Sha256Digest  # of the compressed blob
+    diff_id: fields.Sha256Digest
+    size: fields.Bytes
+    unpacked: fields.Bytes
+    encoder: fields.Line  # "libdeflate 0.9.0 level 6"
+    packages: tuple[OsPackage, ...] = field(metadata={codec.SCHEMA: PACKAGES})
     stand_in: bool = False  # its packages came from no more than a stand-in for the archive
 
 
@@ -74,15 +100,15 @@ class LockedBase:
 class LockedTools:
     """The OS's tools as an artefact: a layer blob on top of one base, and what it adds."""
 
-    os: str  # "debian12"
-    name: str  # "devel", "devel-gcc11"
-    base: Digest  # of the base's blob, on which alone it fits
-    digest: Digest
-    diff_id: Digest
-    size: int
-    unpacked: int
-    encoder: str
-    packages: tuple[OsPackage, ...]  # beside the base's
+    os: fields.Word  # "debian12"
+    name: fields.OsTools  # "devel", "devel-gcc11"
+    base: fields.Sha256Digest  # of the base's blob, on which alone it fits
+    digest: fields.Sha256Digest
+    diff_id: fields.Sha256Digest
+    size: fields.Bytes
+    unpacked: fields.Bytes
+    encoder: fields.Line
+    packages: tuple[OsPackage, ...] = field(metadata={codec.SCHEMA: PACKAGES})  # beside the base's
     stand_in: bool = False  # as of a base
 
 
@@ -110,11 +136,11 @@ class BaseFiles:
 class LockedLayer:
     """A layer that was built once from this lock: later builds must give the same."""
 
-    title: str
-    digest: Digest
-    diff_id: Digest
-    size: int
-    unpacked: int
+    title: fields.Line
+    digest: fields.Sha256Digest
+    diff_id: fields.Sha256Digest
+    size: fields.Bytes
+    unpacked: fields.Bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,17 +148,19 @@ class LockedCell:
     """A resolution with every byte named."""
 
     resolution: Resolution
-    wheels: tuple[LockedWheel, ...]  # sorted by name
+    wheels: Annotated[tuple[LockedWheel, ...], Meta(min_length=1, max_length=5000)]  # sorted by name
     base: LockedBase
-    as_of: str  # ISO date: newer releases did not take part
-    epoch: int  # seconds; stands in config, history and overlay
-    inputs: Digest  # of matrix, facts and recipe: what `lock --check` compares
-    layers: tuple[LockedLayer, ...]  # empty until recorded
-    stand_ins: tuple[Source, ...] = ()  # the indexes that were no more than stand-ins for the real ones
-    by_record: tuple[str, ...] = ()  # wheels that no index was asked for, by name: see public_record.py
+    as_of: fields.Date  # files uploaded on that day (UTC) or later did not take part
+    epoch: fields.Epoch  # stands in config, history and overlay
+    inputs: fields.Sha256Digest  # of matrix, facts and recipe: what `lock --check` compares
+    layers: Annotated[tuple[LockedLayer, ...], Meta(max_length=127)]  # empty until recorded
+    stand_ins: Annotated[tuple[Source, ...], _SET] = ()  # the indexes that were stand-ins for the real ones
+    # wheels that no index was asked for, by name: see public_record.py
+    by_record: Annotated[tuple[fields.Name, ...], _SET] = ()
     tools: LockedTools | None = None  # of a devel cell
-    archives: tuple[LockedArchive, ...] = ()  # of a devel cell's toolkit, sorted by component
-    components: tuple[LockedComponent, ...] = ()  # by name; what they need lies above all else
+    # of a devel cell's toolkit, sorted by component
+    archives: Annotated[tuple[LockedArchive, ...], Meta(min_length=1, max_length=100)] = ()
+    components: fields.Few[LockedComponent] = ()  # by name; what they need lies above all else
 
     @property
     def os_packages(self) -> tuple[OsPackage, ...]:
@@ -144,6 +172,12 @@ class LockedCell:
 
 
 def artefact_json(found: LockedBase | LockedTools) -> dict[str, Any]:
-    """Packages as name → version; no stand-in is no word."""
-    values = asdict(found) | {"packages": {one.name: one.version for one in found.packages}}
-    return {key: value for key, value in values.items() if key != "stand_in" or value}
+    """Its plain values, packages as name -> version."""
+    values: dict[str, Any] = codec.plain(found)
+    return values | {"packages": {one.name: one.version for one in found.packages}}
+
+
+def artefact_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `artefact_json` for `codec.typed`."""
+    packages = [{"name": name, "version": version} for name, version in document["packages"].items()]
+    return {**document, "packages": packages}

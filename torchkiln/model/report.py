@@ -3,10 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from torchkiln.model.digest import Digest
+from msgspec import Meta
 
+from torchkiln.model import fields
+from torchkiln.util import codec
+
+Tag = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$", description="a tag")]
+RuntimeName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z][a-z0-9-]{0,40}$",
+        description='the name of a runtime, "rootfs", or "environment"',
+    ),
+]
+ToolVersion = Annotated[
+    str, Meta(pattern=r"^[0-9][0-9A-Za-z.+-]{0,40}$", description="a version of torchkiln")
+]
+Time = Annotated[
+    str,
+    Meta(
+        pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$",
+        description='a time in UTC, "2026-11-21T17:05:16Z"',
+    ),
+]
+Nonce = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9._~:-]{8,128}$", description="8 to 128 of A-Z a-z 0-9 . _ ~ : -")
+]
+CheckId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,80}$", description="the id of a check")]
+#: How a document has the JSON texts of a finding: as the values themselves.
+MEASURED: dict[str, Any] = {"type": "object", "description": "raw values by name"}
+THRESHOLD: dict[str, Any] = {
+    "type": "object",
+    "description": "by the same names",
+    "additionalProperties": {
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": False,
+        "properties": {"equals": True, "at_least": {"type": "number"}, "at_most": {"type": "number"}},
+    },
+}
 Outcome = Literal["passed", "failed", "skipped", "not-applicable"]
 Verdict = Literal["pass", "fail", "inconclusive"]
 
@@ -15,29 +52,29 @@ Verdict = Literal["pass", "fail", "inconclusive"]
 class Finding:
     """One check's outcome; `measured` and `threshold` are JSON texts."""
 
-    id: str
-    tier: int
+    id: CheckId
+    tier: Annotated[int, Meta(ge=0, le=3)]
     outcome: Outcome
-    seconds: float
-    message: str
-    measured: str
-    threshold: str
+    seconds: Annotated[float, Meta(ge=0)]
+    message: str  # why it failed or was skipped; a fact's id where it does not apply
+    measured: str = field(metadata={codec.SCHEMA: MEASURED})
+    threshold: str = field(metadata={codec.SCHEMA: THRESHOLD})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeReport:
     """What the checks saw inside one image, bound to its manifest digest; or where there was no image."""
 
-    image: Digest | None  # None, like `tag`: an environment, which no gate clears
-    tag: str | None
-    suite: Digest
-    runtime: str
-    tool: str  # version of torchkiln, "0.1.0"
-    when: str | None  # the run's beginning in UTC, "2026-11-21T17:05:16Z"; None: nobody told
-    nonce: str | None  # the word that whoever asked for this run gave to be told back
-    findings: tuple[Finding, ...]
+    image: fields.Sha256Digest | None  # None, like `tag`: an environment, which no gate clears
+    tag: Tag | None
+    suite: fields.Sha256Digest  # of the files of smoke_tests/
+    runtime: RuntimeName
+    tool: ToolVersion
+    when: Time | None  # the run's beginning in UTC, "2026-11-21T17:05:16Z"; None: nobody told
+    nonce: Nonce | None  # the word that whoever asked for this run gave to be told back
+    findings: Annotated[tuple[Finding, ...], Meta(max_length=1000)]
     verdict: Verdict
-    host: str  # JSON text: kernel, cores, driver, GPUs
+    host: str = field(metadata={codec.SCHEMA: {"$ref": "#/$defs/host"}})  # JSON text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,8 @@ _GIB = 1 << 30
 
 
 def fits(host: Any) -> bool:
-    """Whether *host* is what smoke-report.schema.json calls one; an image may tell anything."""
-    return not wrongs(host, {"$ref": "#/$defs/host", "$defs": shipped("smoke-report")["$defs"]})
+    """Whether *host* is what host.schema.json calls one; an image may tell anything."""
+    return not wrongs(host, shipped("host"))
 
 
 def gpus(host: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -8,16 +8,17 @@ from typing import Any
 from xml.etree import ElementTree as Xml
 
 from torchkiln.errors import ConfigError, printable
-from torchkiln.model.digest import parse_digest
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.smoke import hosts
 from torchkiln.smoke.verdict import faults, host_fault
+from torchkiln.util import codec
 from torchkiln.util.files import pretty_json
-from torchkiln.util.schema import sentences, shipped
+from torchkiln.util.schema import sentences, shipped, wrongs
 from torchkiln.util.strict_json import json_of
 
 SCHEMA = 2
 LIMIT = 16 << 20  # bytes; ours have fifty thousand, and measured values may be lists
+_TEXTS = ("measured", "threshold")  # JSON texts of a Finding
 _HINT = "a report is what `smoke --report FILE` writes"
 
 
@@ -28,30 +29,9 @@ def to_json(report: SmokeReport) -> bytes:
 
 def document(report: SmokeReport) -> dict[str, Any]:
     """The file form as plain values."""
-    return {
-        "schema": SCHEMA,
-        "image": report.image,
-        "tag": report.tag,
-        "suite": report.suite,
-        "runtime": report.runtime,
-        "tool": report.tool,
-        "when": report.when,
-        "nonce": report.nonce,
-        "verdict": report.verdict,
-        "host": json.loads(report.host),
-        "checks": [
-            {
-                "id": finding.id,
-                "tier": finding.tier,
-                "outcome": finding.outcome,
-                "seconds": finding.seconds,
-                "message": finding.message,
-                "measured": json.loads(finding.measured),
-                "threshold": json.loads(finding.threshold),
-            }
-            for finding in report.findings
-        ],
-    }
+    values: dict[str, Any] = codec.plain(report)
+    checks = [{**one, **{key: json.loads(one[key]) for key in _TEXTS}} for one in values.pop("findings")]
+    return {"schema": SCHEMA, **values, "host": json.loads(report.host), "checks": checks}
 
 
 def from_json(data: bytes, *, where: str = "report.json") -> SmokeReport:
@@ -72,18 +52,41 @@ def from_document(told: Any, *, where: str) -> SmokeReport:
     """
     if wrong := sentences(told, shipped("smoke-report"), where) or list(_meaning_faults(told, where)):
         raise ConfigError.of(wrong, hint=_HINT)
-    return SmokeReport(
-        image=None if told["image"] is None else parse_digest(told["image"]),
-        tag=told["tag"],
-        suite=parse_digest(told["suite"]),
-        runtime=told["runtime"],
-        tool=told["tool"],
-        when=told["when"],
-        nonce=told["nonce"],
-        findings=tuple(_finding(check) for check in told["checks"]),
-        verdict=told["verdict"],
-        host=json.dumps(told["host"], sort_keys=True),
-    )
+    values = {key: value for key, value in told.items() if key not in ("schema", "checks")}
+    findings = [_finding_fields(check) for check in told["checks"]]
+    host = json.dumps(told["host"], sort_keys=True)
+    return codec.typed(SmokeReport, {**values, "host": host, "findings": findings})
+
+
+def finding_of(check: Mapping[str, Any]) -> Finding:
+    """One of a document's `checks`.
+
+    :raises ValueError: no report could hold it.
+    """
+    definitions = shipped("smoke-report")["$defs"]
+    for _, wrong in wrongs(check, {"$ref": "#/$defs/Finding", "$defs": definitions}):
+        raise ValueError(wrong)
+    return codec.typed(Finding, _finding_fields(check))
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of `document`: of `SmokeReport`, with `findings` under `checks`, and of a host."""
+    found, host = codec.schema_of(SmokeReport), dict(shipped("host"))
+    definitions = {**found["$defs"], **host.pop("$defs"), "host": host}
+    properties = found["properties"]
+    checks = properties.pop("findings")
+    return {
+        "$schema": host.pop("$schema"),
+        "title": "What the checks saw inside one image, or in an environment without one",
+        **found,
+        "required": ["schema", *(key for key in properties), "checks"],
+        "properties": {"schema": {"const": SCHEMA}, **properties, "checks": checks},
+        "$defs": definitions,
+    }
+
+
+def _finding_fields(check: Mapping[str, Any]) -> dict[str, Any]:
+    return {**check, **{key: json.dumps(check[key]) for key in _TEXTS}}
 
 
 def _meaning_faults(told: dict[str, Any], where: str) -> Iterator[str]:
@@ -191,18 +194,6 @@ def _short(value: Any) -> str:
     if isinstance(value, (list, dict)):
         return f"[{len(value)}]"
     return f"{value:.3g}" if isinstance(value, float) else str(value)[:40]
-
-
-def _finding(check: dict[str, Any]) -> Finding:
-    return Finding(
-        id=check["id"],
-        tier=check["tier"],
-        outcome=check["outcome"],
-        seconds=check["seconds"],
-        message=check["message"],
-        measured=json.dumps(check["measured"]),
-        threshold=json.dumps(check["threshold"]),
-    )
 
 
 def _cell(finding: Finding) -> str:

@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from torchkiln import __version__
 from torchkiln.errors import ConfigError
 from torchkiln.model.image import BuiltImage
-from torchkiln.model.report import Finding, Outcome, SmokeReport
+from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.smoke import hosts
+from torchkiln.smoke.report import finding_of
 from torchkiln.smoke.snapshot import copied
 from torchkiln.smoke.suite import Suite, SuiteCheck
 from torchkiln.smoke.verdict import verdict
-from torchkiln.util.schema import shipped, wrongs
 from torchkiln.util.scratch import scratch
 from torchkiln.util.strict_json import DEPTH, json_of
 
@@ -194,21 +194,7 @@ def hear(stdout: bytes) -> Heard:
 
 def _finding(event: Mapping[str, Any]) -> Finding:
     """:raises ValueError: no report could hold it."""
-    told = {
-        key: event[key] for key in ("id", "tier", "outcome", "seconds", "message", "measured", "threshold")
-    }
-    definitions = shipped("smoke-report")["$defs"]
-    for _, wrong in wrongs(told, {"$ref": "#/$defs/check", "$defs": definitions}):
-        raise ValueError(wrong)
-    return Finding(
-        id=told["id"],
-        tier=told["tier"],
-        outcome=cast(Outcome, told["outcome"]),
-        seconds=float(told["seconds"]),
-        message=told["message"],
-        measured=json.dumps(told["measured"]),
-        threshold=json.dumps(told["threshold"]),
-    )
+    return finding_of({field.name: event[field.name] for field in fields(Finding)})
 
 
 def _how(ended: Ended) -> str:

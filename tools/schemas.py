@@ -1,0 +1,39 @@
+"""Write the JSON Schemas of our documents, made of their data classes, to torchkiln/data (`make golden`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torchkiln.lock import file as lock_file
+from torchkiln.smoke import report
+from torchkiln.util.places import ROOT
+
+DATA = ROOT / "torchkiln/data"
+SCHEMAS = {"lock": lock_file.schema, "smoke-report": report.schema}
+
+
+def text(schema: dict[str, Any]) -> str:
+    """*schema* as JSON with a property a line."""
+
+    def block(value: dict[str, Any], depth: int) -> str:
+        pad = "  " * (depth + 1)
+        lines = (f"{pad}{json.dumps(key)}: {field(key, inner, depth + 1)}" for key, inner in value.items())
+        return "{\n" + ",\n".join(lines) + "\n" + "  " * depth + "}"
+
+    def field(key: str, value: Any, depth: int) -> str:
+        nested = key in ("properties", "$defs") or (isinstance(value, dict) and "properties" in value)
+        return block(value, depth) if nested else json.dumps(value)
+
+    return block(schema, 0) + "\n"
+
+
+def path(name: str) -> Path:
+    """The file of schema *name*."""
+    return DATA / f"{name}.schema.json"
+
+
+if __name__ == "__main__":
+    for name, schema in SCHEMAS.items():
+        path(name).write_text(text(schema()))
