@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.model.lock import LockedBase, LockedTools, OsPackage, artefact_json
+from torchkiln.model.lock import LockedBase, LockedTools, OsPackage, artefact_fields, artefact_json
 from torchkiln.oci.encode import Encoded, encode
 from torchkiln.oci.opening import bounded, open_gzip
 from torchkiln.store.store import Store
+from torchkiln.util import codec
 from torchkiln.util.files import pretty_json
 from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.strict_json import json_of, read_file
@@ -184,11 +185,10 @@ def from_json(kind: type[Artefact], data: bytes, *, where: str) -> Artefact:
         value = json_of(data)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}", hint=hint) from error
-    if wrong := sentences(value, _schema("base" if kind is LockedBase else "tools"), where):
+    if wrong := sentences(value, _schema(kind.__name__), where):
         raise ConfigError.of(wrong, hint=hint)
     fields = {key: told for key, told in value.items() if key != "schema"}
-    packages = tuple(OsPackage(name=name, version=text) for name, text in value["packages"].items())
-    return kind(**fields | {"packages": packages})
+    return codec.typed(kind, artefact_fields(fields))
 
 
 def read_lock(kind: type[Artefact], path: Path) -> Artefact | None:
@@ -206,13 +206,11 @@ def read_lock(kind: type[Artefact], path: Path) -> Artefact | None:
 
 
 @cache
-def _schema(part: str) -> dict[str, Any]:
-    """That part of a lock's schema, with the number that the file of its own begins with."""
-    lock = shipped("lock")
-    found = lock["properties"][part]
+def _schema(name: str) -> dict[str, Any]:
+    """A lock's schema for the data class *name*, with the schema number that its own file begins with."""
+    found: dict[str, Any] = shipped("lock")["$defs"][name]
     return {
         **found,
-        "$defs": lock["$defs"],
         "required": ["schema", *found["required"]],
         "properties": {"schema": {"const": SCHEMA}, **found["properties"]},
     }

@@ -25,9 +25,7 @@ class Cell:
     os: fields.Word  # "debian12"
     python: fields.Version  # the OS's own, "3.11"
     # what it has beside, by --with; sorted
-    components: Annotated[
-        tuple[fields.Name, ...], Meta(min_length=1, max_length=20, extra_json_schema=_UNIQUE)
-    ] = ()
+    components: Annotated[tuple[fields.Name, ...], Meta(max_length=20, extra_json_schema=_UNIQUE)] = ()
 
 
 class Status(str, Enum):

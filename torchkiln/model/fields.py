@@ -95,5 +95,5 @@ ArchivePath = Annotated[
 ]
 
 T = TypeVar("T")
-Few = Annotated[tuple[T, ...], Meta(min_length=1, max_length=20)]
+Few = Annotated[tuple[T, ...], Meta(max_length=20)]
 Some = Annotated[tuple[T, ...], Meta(max_length=200)]

@@ -13,7 +13,7 @@ from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.digest import Digest
 from torchkiln.util import codec
 
-_SET = Meta(min_length=1, max_length=100, extra_json_schema={"uniqueItems": True})
+_SET = Meta(max_length=100, extra_json_schema={"uniqueItems": True})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +159,7 @@ class LockedCell:
     by_record: Annotated[tuple[fields.Name, ...], _SET] = ()
     tools: LockedTools | None = None  # of a devel cell
     # of a devel cell's toolkit, sorted by component
-    archives: Annotated[tuple[LockedArchive, ...], Meta(min_length=1, max_length=100)] = ()
+    archives: Annotated[tuple[LockedArchive, ...], Meta(max_length=100)] = ()
     components: fields.Few[LockedComponent] = ()  # by name; what they need lies above all else
 
     @property

@@ -69,8 +69,12 @@ def _adapt(schema: dict[str, Any], kind: type) -> None:
 
 
 def _simplified(schema: dict[str, Any], field: Field[Any]) -> dict[str, Any]:
-    """*schema* without its default, which is not written; and "this or null" without `anyOf`."""
+    """*schema* without the field's default, which is not written; and "this or null" without `anyOf`."""
     found = {key: value for key, value in schema.items() if key != "default"}
+    if field.default == ():
+        found["minItems"] = 1
+    elif field.default is False:
+        return {"const": True}
     if "anyOf" in found:
         found, _null = (dict(one) for one in found["anyOf"])
         if field.default is not None:

@@ -1,0 +1,111 @@
+"""Data classes, their plain values and their JSON Schemas agree; committed schemas match the types."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Meta
+
+from tools import schemas
+from torchkiln.util import codec
+from torchkiln.util.schema import KEYWORDS, wrongs
+
+
+class Colour(str, Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inner:
+    name: Annotated[str, Meta(pattern="^[a-z]{1,5}$")]
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outer:
+    size: Annotated[int, Meta(ge=1)]
+    colour: Colour
+    inner: Inner | None = None
+    more: tuple[Inner, ...] = ()
+    flag: bool = False
+    text: str = field(default="", metadata={codec.SCHEMA: {"type": "string", "minLength": 1}})
+    comment: str = field(default="", compare=False)
+
+
+inners = st.builds(Inner, name=st.from_regex("^[a-z]{1,5}\\Z"), note=st.none() | st.text())
+outers = st.builds(
+    Outer,
+    size=st.integers(1, 1 << 40),
+    colour=st.sampled_from(Colour),
+    inner=st.none() | inners,
+    more=st.lists(inners, max_size=3).map(tuple),
+    flag=st.booleans(),
+    text=st.text(),
+)
+
+
+@given(outers)
+def test_plain_values_fit_the_schema_and_read_back(outer: Outer) -> None:
+    document = json.loads(json.dumps(codec.plain(outer)))
+
+    assert wrongs(document, codec.schema_of(Outer)) == []
+    jsonschema.Draft202012Validator(codec.schema_of(Outer)).validate(document)
+    assert codec.typed(Outer, document) == outer
+
+
+def test_a_default_is_not_written() -> None:
+    assert codec.plain(Outer(size=1, colour=Colour.RED)) == {"size": 1, "colour": "red"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": 0},
+        {"size": "1"},
+        {"colour": "green"},
+        {"more": []},
+        {"flag": False},
+        {"inner": None},
+        {"inner": {"name": "a"}},
+        {"inner": {"name": "A", "note": None}},
+        {"comment": "x"},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_what_plain_never_writes_does_not_fit(change: dict[str, Any]) -> None:
+    document = {"size": 1, "colour": "red", **change}
+
+    assert wrongs(document, codec.schema_of(Outer))
+    assert not jsonschema.Draft202012Validator(codec.schema_of(Outer)).is_valid(document)
+
+
+@pytest.mark.parametrize("name", schemas.SCHEMAS)
+def test_the_committed_schema_is_that_of_the_types(name: str) -> None:
+    assert schemas.path(name).read_text() == schemas.text(schemas.SCHEMAS[name]()), "run: make golden"
+
+
+@pytest.mark.parametrize("name", schemas.SCHEMAS)
+def test_a_generated_schema_is_valid_and_uses_known_keywords(name: str) -> None:
+    schema = schemas.SCHEMAS[name]()
+
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert _keywords(schema) <= KEYWORDS
+
+
+def _keywords(schema: Any) -> set[str]:
+    if not isinstance(schema, dict):
+        return set()
+    found = set(schema)
+    for key, value in schema.items():
+        below = value.values() if key in ("properties", "$defs") else [value]
+        found |= set().union(*(_keywords(one) for one in below))
+    return found
