@@ -2,9 +2,9 @@
 """matrix, facts, locks, numbers, switches, the commands themselves → parts of pages, and a picture.
 
 A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`, `numbers`,
-`switches` (of a container), `output of COMMAND` (with `; first N lines` behind it), or `transcript NAME`
-(recorded by tools/transcripts.py). Of docs/sharing.svg all is generated. `--check` writes nothing and ends
-with 5 if anything is stale.
+`folders` and `modules` (of torchkiln), `switches` (of a container), `output of COMMAND` (with
+`; first N lines` behind it), or `transcript NAME` (recorded by tools/transcripts.py). Of docs/sharing.svg all
+is generated. `--check` writes nothing and ends with 5 if anything is stale.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ sys.path.insert(0, str(ROOT))
 
 from bench import markdown  # noqa: E402
 from bench.markdown import table  # noqa: E402
+from tools import layout  # noqa: E402
 from tools.grid import grid  # noqa: E402
 from torchkiln.util.files import write_atomic  # noqa: E402
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "image.md", ROOT / "docs" / "sharing.md")
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("architecture.md", "image.md", "modules.md", "sharing.md")),
+)
 TRANSCRIPTS = ROOT / "docs" / "transcripts"
 NUMBERS = ROOT / "docs" / "numbers.json"
 SETTINGS = ROOT / "rootfs/opt/torchkiln/workplace/settings.py"
@@ -42,6 +46,10 @@ def filled(text: str) -> str:
 def _made(what: str) -> str:
     if what == "grid":
         return grid()
+    if what == "folders":
+        return layout.folders()
+    if what == "modules":
+        return layout.modules()
     if what == "numbers":
         return numbers(json.loads(NUMBERS.read_bytes()))
     if what == "switches":

@@ -48,6 +48,7 @@ def _commands() -> list[tuple[str, str]]:
     return [
         (document.name, found["arguments"])
         for document in DOCUMENTS
+        if document.name != "modules.md"  # docstrings name commands without their arguments
         for line in _blocks(document.read_text())
         if (found := _COMMAND.match(line))
     ]
@@ -200,14 +201,3 @@ def test_every_arrow_of_the_map_is_where_the_map_says() -> None:
 
     assert len(rows) > 10
     assert missing == []
-
-
-def test_every_room_is_in_the_table_of_rooms() -> None:
-    """And the table holds none that is gone; who may import whom is test_shape's affair."""
-    package = ROOT / "torchkiln"
-    modules = {file.stem for file in package.glob("*.py") if file.stem[:2] != "__"}
-    folders = {f"{folder.name}/" for folder in package.iterdir() if (folder / "__init__.py").is_file()}
-    table = (ROOT / "docs" / "architecture.md").read_text().split("\n## ")[1]
-    rooms = [line.split("|")[2] for line in table.splitlines() if line.startswith("|")]
-
-    assert sorted(re.findall(r"`([\w/]+)`", " ".join(rooms))) == sorted(modules | folders)

@@ -9,35 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tools import layout
 from torchkiln.util.places import ROOT
 
 PACKAGE = ROOT / "torchkiln"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
-# The folders of torchkiln (and the modules that stand directly in it), lowest first. A module imports from
-# its own folder and from those in the lines above; folders in one line do not import each other.
-ORDER: tuple[tuple[str, ...], ...] = (
-    ("__init__", "errors", "recipe"),
-    ("util",),
-    ("model",),
-    ("store",),
-    ("matrix",),
-    ("oci",),
-    ("index", "base", "wheel", "cuda", "registry"),
-    ("lock",),
-    ("plan",),
-    ("build",),
-    ("docker", "cache"),
-    ("runtimes",),
-    ("compare", "scan"),
-    ("smoke",),
-    ("gate",),
-    ("attest",),
-    ("sbom",),
-    ("publish",),
-    ("cli", "__main__"),
-)
-RANK: Mapping[str, int] = {part: rank for rank, line in enumerate(ORDER) for part in line}
+RANK = layout.by_folder()
 TOGETHER = (frozenset({"__init__", "errors", "recipe"}), frozenset({"cli", "__main__"}))
 
 # (importer, imported) -> why it may, although it is against the order.
@@ -194,7 +172,7 @@ def test_an_import_is_seen_however_it_is_written(line: str) -> None:
 
 def test_the_order_names_every_folder_once() -> None:
     """And no folder that is gone."""
-    named = [part for line in ORDER for part in line]
+    named = [name for _, names in layout.ORDER for name in names]
     assert sorted(named) == sorted({part_of(file) for file in SOURCES})
 
 

@@ -1,0 +1,72 @@
+"""The folders of torchkiln in the order of imports; tables of folders and modules from their docstrings."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent / "torchkiln"
+
+# The folders of torchkiln (and the modules that stand directly in it), lowest first. A module imports from
+# its own folder and from those in the lines above; folders in one line do not import each other.
+ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("foundations", ("__init__", "errors", "recipe")),
+    ("", ("util",)),
+    ("", ("model",)),
+    ("", ("store",)),
+    ("pipeline", ("matrix",)),
+    ("adapters", ("oci",)),
+    ("", ("index", "base", "wheel", "cuda", "registry")),
+    ("pipeline", ("lock",)),
+    ("", ("plan",)),
+    ("", ("build",)),
+    ("beside the pipeline", ("docker", "cache")),
+    ("", ("runtimes",)),
+    ("", ("compare", "scan")),
+    ("pipeline", ("smoke",)),
+    ("", ("gate",)),
+    ("beside the pipeline", ("attest",)),
+    ("", ("sbom",)),
+    ("pipeline", ("publish",)),
+    ("top", ("cli", "__main__")),
+)
+
+
+def folders() -> str:
+    """A table: each folder in the order of imports, with the first sentence of its docstring."""
+    lines = ["| group | folder | |", "| --- | --- | --- |"]
+    for group, names in ORDER:
+        for name in names:
+            path = PACKAGE / name / "__init__.py" if (PACKAGE / name).is_dir() else PACKAGE / f"{name}.py"
+            if name[:2] != "__":
+                shown = f"`{name}/`" if path.name == "__init__.py" else f"`{name}.py`"
+                lines.append(f"| {group} | {shown} | {summary(path)} |")
+                group = ""
+    return "\n".join((*lines, ""))
+
+
+def modules() -> str:
+    """For each folder its docstring, and a table of its modules."""
+    return "\n".join(line for _, names in ORDER for name in names for line in _section(name))
+
+
+def summary(path: Path) -> str:
+    """The first line of the docstring of the module *path*."""
+    return (ast.get_docstring(ast.parse(path.read_bytes())) or "").partition("\n")[0].replace("|", "\\|")
+
+
+def by_folder() -> Mapping[str, int]:
+    """Each folder, and each module that stands directly in torchkiln, with its rank."""
+    return {name: rank for rank, (_, names) in enumerate(ORDER) for name in names}
+
+
+def _section(name: str) -> Iterator[str]:
+    folder = PACKAGE / name
+    if not folder.is_dir():
+        return
+    yield from (f"## `{name}/`", "", summary(folder / "__init__.py"), "", "| module | |", "| --- | --- |")
+    for path in sorted(folder.rglob("*.py")):
+        if path.name != "__init__.py":
+            yield f"| `{path.relative_to(PACKAGE)}` | {summary(path)} |"
+    yield ""
