@@ -21,7 +21,7 @@ from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import worker
 from torchkiln.model.digest import Digest, LayerFormat
 from torchkiln.model.image import BuiltImage
-from torchkiln.model.plan import ImagePlan, LayerSpec
+from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.oci.archive import write_archive
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layer import LayerWriter, Written
@@ -99,8 +99,8 @@ def make(folder: Path) -> Conformance:
             made[form] = built.image
     tree = {member.name.rstrip("/"): _of_base(member) for member in BASE}
     for spec, layer in zip(cell.layers, made["gzip"].layers, strict=True):
-        tree |= _told(spec, cell, wheels, layer.diff_id, folder) if spec.kind == "wheels" else {}
-    for overlaid in (own for spec in cell.layers if spec.kind == "overlay" for own in spec.files):
+        tree |= _told(spec, cell, wheels, layer.diff_id, folder) if isinstance(spec, WheelLayer) else {}
+    for overlaid in cell.overlay.files:
         tree |= folders_of(overlaid.path, cell.epoch)
         tree[overlaid.path] = file(overlaid.data, mode=overlaid.mode, mtime=cell.epoch)
     return Conformance(
@@ -127,7 +127,7 @@ def _of_base(member: Member) -> Thing:
     return file(member.data, mode=member.mode, mtime=EPOCH)
 
 
-def _told(spec: LayerSpec, cell: ImagePlan, wheels: list[Path], diff_id: Digest, folder: Path) -> Tree:
+def _told(spec: WheelLayer, cell: ImagePlan, wheels: list[Path], diff_id: Digest, folder: Path) -> Tree:
     """What the writer of this layer was told. It is made again here, where one can listen."""
     inputs = tuple(
         worker.Input(wheel=locked_wheel(path), path=path)

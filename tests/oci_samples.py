@@ -14,7 +14,7 @@ from torchkiln.model.cell import Cell, Resolution, Status
 from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltLayer
 from torchkiln.model.lock import LockedBase, LockedCell
-from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan, LayerSpec
+from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan, OverlayLayer
 from torchkiln.util.files import write_atomic
 
 EPOCH = 1_750_000_000
@@ -136,7 +136,7 @@ def plan(
         locked=locked,
         tag=tag,
         aliases=("v2.7",),
-        layers=tuple(LayerSpec(kind="overlay", title=title) for title in titles),
+        layers=tuple(OverlayLayer(title=title) for title in titles),
         config=config(**changes),
         epoch=EPOCH,
         recipe=1,

@@ -50,7 +50,7 @@ def locked_to(images: Path, torch: str, *, without: str = "") -> None:
             size=(size := sum(one.size for one in spec.wheels)),
             unpacked=2 * size,
         )
-        for spec in wheel_layers(wheels)
+        for spec in wheel_layers(wheels, python="3.11.2")
         if spec.title != without
     ]
     save(images, replace(cell, wheels=tuple(wheels), layers=tuple(layers)))

@@ -23,7 +23,7 @@ from torchkiln.errors import BuildFailed
 from torchkiln.index.archives import VARIABLE, CudaArchives
 from torchkiln.model.image import BuiltLayer
 from torchkiln.model.lock import LockedArchive
-from torchkiln.model.plan import ImagePlan, LayerSpec
+from torchkiln.model.plan import ImagePlan, ToolkitLayer
 from torchkiln.model.progress import Silent
 from torchkiln.oci.validate.validate import validate
 from torchkiln.store.store import Store
@@ -62,15 +62,15 @@ class Place:
         self.source = CudaArchives({VARIABLE: str(folder / "redist")})
 
     @property
-    def specs(self) -> list[LayerSpec]:
-        return [spec for spec in self.plan.layers if spec.kind == "toolkit"]
+    def specs(self) -> list[ToolkitLayer]:
+        return [spec for spec in self.plan.made if isinstance(spec, ToolkitLayer)]
 
     def layers(
         self, cache: str = "cache", source: CudaArchives | None = None
     ) -> tuple[Store, list[BuiltLayer]]:
         """The toolkit's layers, made in *cache*."""
         store = Store(self.folder / cache)
-        made = toolkit_layers(self.specs, self.plan.locked, store, source or self.source, Silent())
+        made = toolkit_layers(self.specs, store, source or self.source, Silent())
         return store, [made[spec] for spec in self.specs]
 
 

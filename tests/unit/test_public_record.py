@@ -33,7 +33,6 @@ from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.progress import Silent
 from torchkiln.plan.load import plan_locked
-from torchkiln.plan.plan import layer_bytes
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
@@ -210,7 +209,7 @@ def test_a_build_asks_for_the_sizes_that_the_cache_does_not_know(tmp_path: Path)
 
     found = measured(plan, store, scale)
 
-    sizes = {one.name: one.size for layer in found.layers for one in layer.wheels if one.name in NAMES}
+    sizes = {one.name: one.size for layer in found.made for one in layer.inputs if one.name in NAMES}
     assert sizes == {"torch": 4, "torchvision": 11, "torchaudio": 11}
     assert sorted(scale.asked) == ["torchaudio", "torchvision"]
     assert replace(found, layers=plan.layers) == plan
@@ -239,12 +238,12 @@ def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: py
             options=builder.Options(),
             handed_on=docker_build.Options(),
         )
-    assert all(one.size for layer in handed[0].layers for one in layer.wheels)
+    assert all(one.size for layer in handed[0].made for one in layer.inputs)
 
 
 def test_until_then_nobody_makes_one_up(tmp_path: Path) -> None:
     plan, store = plan_locked(KEPT, MATRIX, FACTS), Store(tmp_path)
-    unknown = [layer.title for layer in plan.layers if layer_bytes(layer) is None]
+    unknown = [layer.title for layer in plan.layers if layer.size is None]
     assert [title.split()[0] for title in unknown] == ["torch", "packages:"]
     told = forecast(plan, store)
     assert told["of_unknown_size"] == 3

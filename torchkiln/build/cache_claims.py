@@ -12,7 +12,7 @@ from pathlib import Path
 from torchkiln.build.cache_keys import key_of, layer_key
 from torchkiln.build.cuda_layers import kept_path
 from torchkiln.model.image import BuiltImage
-from torchkiln.model.lock import LockedBase, LockedCell, LockedWheel
+from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedWheel
 from torchkiln.plan.layers import files_of, made_layers
 from torchkiln.store.store import Store
 
@@ -40,16 +40,15 @@ def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: 
     old = frozenset(reused)
     for layer in made_layers(locked):
         if layer.title not in old:
-            for wheel in layer.wheels:
-                store.touch(store.root / wheel_path(wheel))
-                store.touch(store.root / packs[wheel_path(wheel)])
-            for archive in layer.archives:
-                store.touch(store.root / kept_path(archive))
+            for path in map(source_path, layer.inputs):
+                store.touch(store.root / path)
+                if path in packs:
+                    store.touch(store.root / packs[path])
 
 
 def build_needs(locked: LockedCell) -> frozenset[str]:
     """Every path in the cache that a build of *locked* may read or make."""
-    records = {f"records/layers/{key_of(layer, locked)}.json" for layer in made_layers(locked)}
+    records = {f"records/layers/{key_of(layer)}.json" for layer in made_layers(locked)}
     blobs = (blob_path(found.digest) for found in (locked.base, locked.tools) if found)
     return frozenset({*records, *blobs, *source_paths(locked)})
 
@@ -59,6 +58,11 @@ def source_paths(locked: LockedCell) -> frozenset[str]:
     packs = {pack_path(wheel, locked.base) for wheel in locked.wheels}
     archives = {kept_path(archive) for archive in locked.archives}
     return frozenset(wheels | packs | archives | {interpreter_path(locked.base)})
+
+
+def source_path(one: LockedWheel | LockedArchive) -> str:
+    """Where what a layer is made of lies."""
+    return kept_path(one) if isinstance(one, LockedArchive) else wheel_path(one)
 
 
 def wheel_path(wheel: LockedWheel) -> str:

@@ -22,14 +22,21 @@ from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest, LayerFormat
 from torchkiln.model.image import BuiltImage, BuiltLayer
 from torchkiln.model.lock import LockedArchive, LockedCell, LockedLayer, LockedWheel
-from torchkiln.model.plan import ImagePlan, LayerSpec
+from torchkiln.model.plan import (
+    ArtefactLayer,
+    ImagePlan,
+    OverlayLayer,
+    PlannedLayer,
+    ProgramLayer,
+    ToolkitLayer,
+    WheelLayer,
+)
 from torchkiln.model.progress import ArchiveSource, Fetcher, Observer
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layer import Written
 from torchkiln.oci.layout import write_image
 from torchkiln.plan.layers import made_layers
-from torchkiln.plan.plan import layer_bytes
 from torchkiln.store.store import Store
 
 _RECORDS = "layers"
@@ -74,7 +81,7 @@ def build(
     """
     started = time.monotonic()
     reused: list[str] = []
-    built: dict[LayerSpec, BuiltLayer] = {}
+    built: dict[PlannedLayer, BuiltLayer] = {}
     for spec in plan.layers:
         known = _known(spec, plan, store)
         if known is not None:
@@ -83,13 +90,13 @@ def build(
     tell: Callable[[BuiltLayer], None] = on_layer if layer_format == "gzip" else (lambda _: None)
     for layer in built.values():
         tell(layer)
-    missing = [spec for spec in plan.layers if spec not in built]
+    missing = [spec for spec in plan.made if spec not in built]
     seconds: dict[str, float] = {}
-    if of_toolkit := [spec for spec in missing if spec.kind == "toolkit"]:
+    if of_toolkit := [spec for spec in missing if isinstance(spec, ToolkitLayer)]:
         began = time.monotonic()
-        built |= toolkit_layers(of_toolkit, plan.locked, store, archives, observer, tell)
+        built |= toolkit_layers(of_toolkit, store, archives, observer, tell)
         seconds["toolkit"] = time.monotonic() - began
-    if of_wheels := [spec for spec in missing if spec.kind in ("wheels", "program")]:
+    if of_wheels := [spec for spec in missing if not isinstance(spec, ToolkitLayer)]:
 
         def command() -> tuple[str, ...]:
             if stranger:
@@ -134,15 +141,19 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
     layers: list[dict[str, Any]] = []
     absent: list[LockedWheel | LockedArchive] = []
     for spec in plan.layers:
-        if spec.artefact:
-            there = store.has_blob(spec.artefact.digest, spec.artefact.size)
-        else:
-            there = spec.kind != "overlay" and _known(spec, plan, store) is not None
-        if not there:
-            absent += [wheel for wheel in spec.wheels if not store.has_wheel(wheel)]
-            absent += [one for one in spec.archives if not (store.root / kept_path(one)).is_file()]
-        do = "reuse" if there else "convert" if spec.kind in ("wheels", "toolkit") else "make"
-        layers.append({"what": spec.title, "do": do, "bytes": layer_bytes(spec)})
+        do = "make"
+        match spec:
+            case ArtefactLayer():
+                there = store.has_blob(spec.artefact.digest, spec.artefact.size)
+            case OverlayLayer():
+                there = False
+            case WheelLayer() | ToolkitLayer() | ProgramLayer():
+                there = _known(spec, plan, store) is not None
+                if not there:
+                    absent += [one for one in spec.inputs if not _at_hand(one, store)]
+                if not isinstance(spec, ProgramLayer):
+                    do = "convert"
+        layers.append({"what": spec.title, "do": "reuse" if there else do, "bytes": spec.size})
     unmeasured = sum(not one.size for one in absent)
     return {
         "layers": layers,
@@ -165,31 +176,36 @@ def known_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, ...] | 
         if partly and spec.title in told:
             found.append(told[spec.title])
             continue
-        record = store.record(_RECORDS, key_of(spec, locked))
+        record = store.record(_RECORDS, key_of(spec))
         if record is None or not record.get("looked_into"):
             return None
         found.append(LockedLayer(**asdict(_layer(spec, record))))
     return tuple(found)
 
 
-def _known(spec: LayerSpec, plan: ImagePlan, store: Store) -> BuiltLayer | None:
+def _at_hand(one: LockedWheel | LockedArchive, store: Store) -> bool:
+    if isinstance(one, LockedArchive):
+        return (store.root / kept_path(one)).is_file()
+    return store.has_wheel(one)
+
+
+def _known(spec: PlannedLayer, plan: ImagePlan, store: Store) -> BuiltLayer | None:
     """The layer of *spec* if it needs no work: base, tools, overlay, or another that was made before."""
-    locked = plan.locked
-    if spec.artefact:
+    if isinstance(spec, ArtefactLayer):
         return BuiltLayer.of_artefact(spec.artefact, spec.title)
-    if spec.kind == "overlay":
+    if isinstance(spec, OverlayLayer):
         return _overlay(spec, plan.epoch, store)
-    record = store.record(_RECORDS, key_of(spec, locked))
+    record = store.record(_RECORDS, key_of(spec))
     if record is None or not store.has_blob(Digest(record["digest"]), record["size"]):
         return None
     layer = _layer(spec, record)
     # What only another lock vouched for, this one must vouch for too.
-    if not record.get("looked_into") and LockedLayer(**asdict(layer)) not in locked.layers:
+    if not record.get("looked_into") and LockedLayer(**asdict(layer)) not in plan.locked.layers:
         return None
     return layer
 
 
-def _overlay(spec: LayerSpec, epoch: int, store: Store) -> BuiltLayer:
+def _overlay(spec: OverlayLayer, epoch: int, store: Store) -> BuiltLayer:
     """A few small files: encoded each time, which costs less than finding out whether it must be."""
     blob, encoded = encode_bytes(tar.archive((*spec.files, *spec.links), mtime=epoch))
     if not store.has_blob(encoded.digest, encoded.size):
@@ -200,14 +216,14 @@ def _overlay(spec: LayerSpec, epoch: int, store: Store) -> BuiltLayer:
 
 
 def _make(
-    missing: Iterable[LayerSpec],
+    missing: Iterable[WheelLayer | ProgramLayer],
     plan: ImagePlan,
     store: Store,
     fetcher: Fetcher,
     observer: Observer,
     on_layer: Callable[[BuiltLayer], None],
     command: Callable[[], tuple[str, ...]],
-) -> tuple[dict[LayerSpec, BuiltLayer], dict[str, float], list[str]]:
+) -> tuple[dict[PlannedLayer, BuiltLayer], dict[str, float], list[str]]:
     """Make the wheel layers that are *missing*, unless another process does so at this moment.
 
     Locks are taken in the order of their names, so two builds cannot wait for each other.
@@ -219,27 +235,26 @@ def _make(
 
     python = plan.locked.base.python
     recorded = {layer.title: layer for layer in plan.locked.layers}
-    keys = {key_of(spec, plan.locked): spec for spec in missing}
-    made: dict[LayerSpec, BuiltLayer] = {}
+    keys = {key_of(spec): spec for spec in missing}
+    made: dict[PlannedLayer, BuiltLayer] = {}
     waited: list[str] = []
     with ExitStack() as locks:
         jobs = []
         for key in sorted(keys):
             locks.enter_context(store.lock(f"layer-{key}", f"makes layer {keys[key].title}"))
-            known = _known(keys[key], plan, store)
-            if known is None and keys[key].kind == "program":
-                written, blob = make_program(keys[key], store, fetcher, observer)
+            spec = keys[key]
+            if known := _known(spec, plan, store):
+                made[spec] = known
+                on_layer(known)
+                waited.append(spec.title)
+            elif isinstance(spec, ProgramLayer):
+                written, blob = make_program(spec, store, fetcher, observer)
                 _take(key, written, blob, store, looked_into=True)
-                made[keys[key]] = _layer(keys[key], asdict(written))
-                on_layer(made[keys[key]])
-            elif known is None:
-                spec = keys[key]
+                made[spec] = _layer(spec, asdict(written))
+                on_layer(made[spec])
+            else:
                 told = _written(recorded[spec.title]) if spec.title in recorded else None
                 jobs.append(Job(key=key, title=spec.title, wheels=spec.wheels, recorded=told))
-            else:
-                made[keys[key]] = known
-                on_layer(known)
-                waited.append(keys[key].title)
         argv = command() if jobs else ()
         with Scheduler(store, fetcher, observer, python=python, interpreter=argv) as scheduler:
             for job, written, blob in scheduler.run(jobs):
@@ -258,7 +273,7 @@ def _written(layer: LockedLayer | BuiltLayer) -> Written:
     return Written(digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=layer.unpacked)
 
 
-def _layer(spec: LayerSpec, record: dict[str, Any]) -> BuiltLayer:
+def _layer(spec: PlannedLayer, record: dict[str, Any]) -> BuiltLayer:
     return BuiltLayer(
         title=spec.title,
         digest=Digest(record["digest"]),

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltLayer
-from torchkiln.model.plan import ImagePlan, LayerSpec
+from torchkiln.model.plan import ArtefactLayer, ImagePlan, OverlayLayer, PlannedLayer
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.image import describe
@@ -24,11 +24,11 @@ def predicted_layers(plan: ImagePlan) -> list[BuiltLayer | None]:
     return [_layer(spec, plan) for spec in plan.layers]
 
 
-def _layer(spec: LayerSpec, plan: ImagePlan) -> BuiltLayer | None:
+def _layer(spec: PlannedLayer, plan: ImagePlan) -> BuiltLayer | None:
     """As recorded; our own files are few, and made anew."""
-    if spec.kind == "overlay":
+    if isinstance(spec, OverlayLayer):
         blob = tar.archive((*spec.files, *spec.links), mtime=plan.epoch)
         return BuiltLayer(title=spec.title, **asdict(encode_bytes(blob)[1]))
-    if spec.artefact:
+    if isinstance(spec, ArtefactLayer):
         return BuiltLayer.of_artefact(spec.artefact, spec.title)
     return next((BuiltLayer(**asdict(one)) for one in plan.locked.layers if one.title == spec.title), None)

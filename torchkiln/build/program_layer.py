@@ -1,4 +1,4 @@
-"""A program's LayerSpec -> its layer blob: the locked file, held against its hash, and what goes with it."""
+"""ProgramLayer -> its layer blob: the locked file, held against its hash, and what goes with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchkiln.index.download import fetch_verified
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.plan import LayerSpec, OverlayFile
+from torchkiln.model.plan import OverlayFile, ProgramLayer
 from torchkiln.model.progress import Fetcher, Observer
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
@@ -17,12 +17,14 @@ from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder
 
 
-def make_program(spec: LayerSpec, store: Store, fetcher: Fetcher, observer: Observer) -> tuple[Written, Path]:
+def make_program(
+    spec: ProgramLayer, store: Store, fetcher: Fetcher, observer: Observer
+) -> tuple[Written, Path]:
     """The layer of *spec*, and its blob's temporary path, which the caller takes over.
 
     :raises BuildFailed: the file is not the locked one, or cannot be had.
     """
-    (file,) = spec.wheels
+    file = spec.program
     place = _fetched(file, store, fetcher, observer)
     observer.begin("convert", spec.title, file.size)
     program = OverlayFile(path=program_path(file), mode=0o755, data=place.read_bytes())

@@ -71,10 +71,11 @@ def _lay_out(plan: ImagePlan, store: Store, folder: Path, *, quiet: bool) -> Non
 
 def _told(plan: ImagePlan, store: Store) -> dict[str, Any]:
     from torchkiln.build.cuda_layers import known_layer
+    from torchkiln.model.plan import ToolkitLayer
     from torchkiln.plan.cuda_toolkit import libraries_of
 
     locked = plan.locked
-    layers = [(spec, known_layer(spec, locked, store)) for spec in plan.layers if spec.kind == "toolkit"]
+    layers = [(spec, known_layer(spec, store)) for spec in plan.made if isinstance(spec, ToolkitLayer)]
     weighs = [layer.size for _, layer in layers if layer]
     return {
         "tag": plan.tag,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from torchkiln.build.cache_keys import MADE, key_of
+from torchkiln.build.cache_keys import key_of
 from torchkiln.build.predicted_digest import predicted_layers
 from torchkiln.compare.docker_save import titles_of
 from torchkiln.compare.images import unpacked_of
@@ -13,7 +13,7 @@ from torchkiln.errors import VerificationFailed
 from torchkiln.matrix.tags import ZSTD, parse_name
 from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltLayer
-from torchkiln.model.plan import ImagePlan
+from torchkiln.model.plan import ImagePlan, MadeLayer
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk, Layout
 
 _TITLE = 200  # characters of a title that are shown
@@ -26,16 +26,19 @@ def stacks_of(plans: Sequence[ImagePlan]) -> tuple[Stack, ...]:
     """
     told = [(plan, list(zip(plan.layers, predicted_layers(plan), strict=True))) for plan in plans]
     known = {
-        key_of(spec, plan.locked): built
-        for plan, layers in told
+        key_of(spec): built
+        for _, layers in told
         for spec, built in layers
-        if built and spec.kind in MADE
+        if built and isinstance(spec, MadeLayer)
     }
     return tuple(
         Stack(
             tag=plan.tag,
             levels=tuple(
-                Level(title=spec.title, built=built or known.get(key_of(spec, plan.locked)))
+                Level(
+                    title=spec.title,
+                    built=known.get(key_of(spec)) if not built and isinstance(spec, MadeLayer) else built,
+                )
                 for spec, built in layers
             ),
         )

@@ -22,7 +22,7 @@ from torchkiln.docker.daemon import Engine
 from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltLayer
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.plan import ImageConfig, ImagePlan, LayerSpec
+from torchkiln.model.plan import ArtefactLayer, ImageConfig, ImagePlan
 from torchkiln.model.progress import ArchiveSource, Fetcher, Observer
 from torchkiln.oci.layout import write_image
 from torchkiln.plan.layers import files_of
@@ -119,7 +119,7 @@ def build(
             contexts |= {
                 _CONTEXTS[layer.kind]: _as_image(work / layer.kind, layer, plan, store)
                 for layer in plan.layers
-                if layer.artefact
+                if isinstance(layer, ArtefactLayer)
             }
         request = buildx.Request(
             folder=_folder(work / "context", files),
@@ -188,14 +188,13 @@ def _linked(folder: Path, places: Sequence[Path]) -> str:
 
 
 def _rootfs(folder: Path, plan: ImagePlan) -> str:
-    files = {file.path: file.data for file in plan.layers[-1].files if file.path not in GENERATED}
+    files = {file.path: file.data for file in plan.overlay.files if file.path not in GENERATED}
     folder.mkdir()
     return str(_folder(folder, files))
 
 
-def _as_image(layout: Path, layer: LayerSpec, plan: ImagePlan, store: Store) -> str:
+def _as_image(layout: Path, layer: ArtefactLayer, plan: ImagePlan, store: Store) -> str:
     """Base or tools as an image of one layer, under the locked digest."""
-    assert layer.artefact
     bare = replace(plan, layers=(layer,), config=_NO_CONFIG)
     built = BuiltLayer.of_artefact(layer.artefact, layer.title)
     image = write_image(layout, bare, [built], store.blob, refs=(layer.kind,))
