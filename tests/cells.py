@@ -14,6 +14,7 @@ from tests.planned import LOCK_DIGEST, locked
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import image as image_build
+from torchkiln.build.environment import Environment
 from torchkiln.model.digest import Digest, LayerFormat
 from torchkiln.model.image import BuiltLayer
 from torchkiln.model.lock import LockedBase, LockedLayer
@@ -124,6 +125,5 @@ def build(
     store = Store(cache)
     put_base(cell.locked.base, store)
     with patch("torchkiln.build.image.interpreter", lambda _base, _store: HostPython()):
-        return image_build.build(
-            cell, store, layout, fetcher=fetcher, observer=Silent(), layer_format=layer_format
-        )
+        environment = Environment(store=store, fetcher=fetcher, observer=Silent())
+        return image_build.build(cell, layout, environment, layer_format=layer_format)

@@ -25,6 +25,7 @@ from tests.smoke_suites import suite_with
 from tests.unpublished import FakeIndex
 from torchkiln.attest.smoke_report import attest
 from torchkiln.build import image as image_build
+from torchkiln.build.environment import Environment
 from torchkiln.cli import torchkiln
 from torchkiln.cli.shared.smoke_history import Kept
 from torchkiln.lock.lock import save
@@ -84,10 +85,8 @@ class Press:
         with interpreter():
             return image_build.build(
                 plan,
-                self.store,
                 self.layout,
-                fetcher=FakeIndex(wheels),
-                observer=Silent(),
+                Environment(store=self.store, fetcher=FakeIndex(wheels), observer=Silent()),
                 layer_format=form,
             ).image
 

@@ -190,4 +190,4 @@ def test_a_running_build_claims_the_programs_file(wheels: list[Path], program: P
     above = with_components(planned_cell(wheels), more(tmp_path), program)
     file = above.locked.components[0].program
     assert file is not None
-    assert f"wheels/{file.sha256}/{file.filename}" in build_needs(above.locked)
+    assert f"wheels/{file.sha256}/{file.filename}" in build_needs(above)

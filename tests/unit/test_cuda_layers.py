@@ -17,6 +17,7 @@ from tests.standin.cuda_archives import write_small
 from torchkiln.build import image as image_build
 from torchkiln.build.cache_claims import remember_image
 from torchkiln.build.cuda_layers import kept_path, lay_out, part_path, toolkit_layers
+from torchkiln.build.environment import Environment
 from torchkiln.cache.policy import item_usages
 from torchkiln.cache.usage import cache_usage
 from torchkiln.errors import BuildFailed
@@ -141,14 +142,10 @@ def test_an_image_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _built(plan: ImagePlan, store: Store, place: Place) -> image_build.Build:
-    return image_build.build(
-        plan,
-        store,
-        place.folder / "layout",
-        fetcher=Shelf(place.folder),
-        observer=Silent(),
-        archives=place.source,
+    environment = Environment(
+        store=store, fetcher=Shelf(place.folder), observer=Silent(), archives=place.source
     )
+    return image_build.build(plan, place.folder / "layout", environment)
 
 
 def test_the_cache_knows_what_is_kept_of_archives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +154,7 @@ def test_the_cache_knows_what_is_kept_of_archives(place: Place, monkeypatch: pyt
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
     built = _built(place.plan, store, place)
-    remember_image(store, built.image, place.plan.locked, built.reused)
+    remember_image(store, built.image, place.plan, built.reused)
     (store.root / part_path(place.archives[0])).write_bytes(b"half")
 
     seen = cache_usage(store, [place.folder / "layout"], place.folder / "images")
@@ -176,6 +173,9 @@ class Shelf:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def size(self, wheel):  # type: ignore[no-untyped-def]
+        raise AssertionError
 
     def tail(self, wheel, count):  # type: ignore[no-untyped-def]
         return None

@@ -11,9 +11,10 @@ import pytest
 
 from tests import reports
 from tests.gridcase import FACTS, MATRIX, answer
-from torchkiln.build import build as builder
+from torchkiln.build.environment import Environment
 from torchkiln.build.image import forecast
 from torchkiln.build.prefetch import measured, unfetched
+from torchkiln.build.prerequisites import Sources
 from torchkiln.docker import build as docker_build
 from torchkiln.docker.bake import bake
 from torchkiln.docker.build_locked import build_on_docker
@@ -191,9 +192,6 @@ class Scale:
     def fetch(self, *_: object, **__: object) -> None:
         raise AssertionError
 
-    def fetch_wheel(self, *_: object, **__: object) -> Path:
-        raise AssertionError
-
 
 def test_a_build_asks_for_the_sizes_that_the_cache_does_not_know(tmp_path: Path) -> None:
     """And the plan goes on to be that of its lock."""
@@ -225,18 +223,16 @@ def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: py
         raise BuildFailed("far enough")
 
     monkeypatch.setattr("torchkiln.docker.build.build", build)
-    monkeypatch.setattr("torchkiln.docker.build_locked.at_hand", lambda locked, *_, **__: (locked, ()))
+    monkeypatch.setattr("torchkiln.build.prerequisites.at_hand", lambda plan, *_, **__: (plan.locked, ()))
     with pytest.raises(BuildFailed, match="far enough"):
         build_on_docker(
             KEPT,
             MATRIX,
             FACTS,
-            store=Store(tmp_path),
-            engine=Engine(host="unix:///nowhere", version="26.1", buildx=(0, 13)),
-            wheels=Scale(),
-            observer=Silent(),
-            options=builder.Options(),
-            handed_on=docker_build.Options(),
+            Engine(host="unix:///nowhere", version="26.1", buildx=(0, 13)),
+            Environment(store=Store(tmp_path), fetcher=Scale(), observer=Silent()),
+            sources=Sources(),
+            options=docker_build.Options(),
         )
     assert all(one.size for layer in handed[0].made for one in layer.inputs)
 
@@ -248,7 +244,7 @@ def test_until_then_nobody_makes_one_up(tmp_path: Path) -> None:
     told = forecast(plan, store)
     assert told["of_unknown_size"] == 3
     assert told["download_bytes"] == sum(one.size for one in KEPT.wheels)
-    assert not {one.name for one in unfetched(KEPT, store)} & {*NAMES}
+    assert not {one.name for one in unfetched(plan, store)} & {*NAMES}
     assert "of_unknown_size" not in forecast(plan_locked(reports.LOCKED, MATRIX, FACTS), store)
 
 

@@ -21,6 +21,7 @@ from torchkiln.base.mmdebstrap import Onto, Scratch, command, dev_folder, runnin
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.sources import sources_of, variables
 from torchkiln.errors import BuildFailed
+from torchkiln.matrix.os_tools import packages_of
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools, OsPackage
 from torchkiln.oci.encode import ENCODER, Encoded, encode
 from torchkiln.oci.opening import open_gzip
@@ -57,7 +58,6 @@ def ensure(
     base: LockedBase,
     store: Store,
     *,
-    packages: Iterable[str],
     file: Path | None = None,
     locked_only: bool = False,
     environ: Mapping[str, str] | None = None,
@@ -67,7 +67,9 @@ def ensure(
 
     On another base than the locked one they are other tools, made for it.
     """
-    way = _way(locked.name, packages, base, store, os.environ if environ is None else environ, say)
+    way = _way(
+        locked.name, packages_of(locked.name), base, store, os.environ if environ is None else environ, say
+    )
     fits = locked.base == base.digest
     return keeping.ensure(way, locked, store, file=file, locked_only=locked_only, fits=fits, say=say)
 

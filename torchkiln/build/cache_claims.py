@@ -13,7 +13,8 @@ from torchkiln.build.cache_keys import key_of, layer_key
 from torchkiln.build.cuda_layers import kept_path
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedWheel
-from torchkiln.plan.layers import files_of, made_layers
+from torchkiln.model.plan import ImagePlan
+from torchkiln.plan.layers import files_of
 from torchkiln.store.store import Store
 
 
@@ -23,8 +24,9 @@ def remember_layout(store: Store, layout: Path) -> None:
     store.put_record("layouts", hashlib.sha256(place.encode()).hexdigest(), {"path": place})
 
 
-def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: Iterable[str]) -> None:
-    """Note what *image* was made of; its wheels count as used where their layer was not *reused*."""
+def remember_image(store: Store, image: BuiltImage, plan: ImagePlan, reused: Iterable[str]) -> None:
+    """Note what *image* of *plan* was made of; its files count as used where their layer was not *reused*."""
+    locked = plan.locked
     packs = {wheel_path(wheel): pack_path(wheel, locked.base) for wheel in files_of(locked)}
     store.put_record(
         "images",
@@ -38,7 +40,7 @@ def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: 
         },
     )
     old = frozenset(reused)
-    for layer in made_layers(locked):
+    for layer in plan.made:
         if layer.title not in old:
             for path in map(source_path, layer.inputs):
                 store.touch(store.root / path)
@@ -46,9 +48,10 @@ def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: 
                     store.touch(store.root / packs[path])
 
 
-def build_needs(locked: LockedCell) -> frozenset[str]:
-    """Every path in the cache that a build of *locked* may read or make."""
-    records = {f"records/layers/{key_of(layer)}.json" for layer in made_layers(locked)}
+def build_needs(plan: ImagePlan) -> frozenset[str]:
+    """Every path in the cache that a build of *plan* may read or make."""
+    locked = plan.locked
+    records = {record_path("layers", key_of(layer)) for layer in plan.made}
     blobs = (blob_path(found.digest) for found in (locked.base, locked.tools) if found)
     return frozenset({*records, *blobs, *source_paths(locked)})
 

@@ -22,11 +22,10 @@ from torchkiln.cuda.tree import RULE
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltLayer
-from torchkiln.model.lock import LockedArchive, LockedCell
+from torchkiln.model.lock import LockedArchive
 from torchkiln.model.plan import ImagePlan, PlannedLayer, ToolkitLayer
 from torchkiln.model.progress import ArchiveSource, Observer
 from torchkiln.oci.encode import Encoded
-from torchkiln.plan.layers import archive_layers
 from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder
 from torchkiln.util.page_cache import PassingFile
@@ -48,7 +47,7 @@ def part_path(archive: LockedArchive) -> str:
 def toolkit_layers(
     specs: Sequence[ToolkitLayer],
     store: Store,
-    source: ArchiveSource | None,
+    source: ArchiveSource,
     observer: Observer,
     on_layer: Callable[[BuiltLayer], None] = lambda _: None,
 ) -> dict[PlannedLayer, BuiltLayer]:
@@ -69,8 +68,6 @@ def toolkit_layers(
         missing = [spec for spec in specs if spec not in built]
         if not missing:
             return built
-        if source is None:
-            raise BuildFailed(f"{missing[0].title}: nobody said where archives are", hint="name a source")
         source.require(_unkept(missing, store))
         for spec, encoded, blob in _made(missing, store, source, observer):
             store.adopt(blob, store.blob(encoded.digest))
@@ -80,9 +77,9 @@ def toolkit_layers(
     return built
 
 
-def unmade(locked: LockedCell, store: Store) -> tuple[LockedArchive, ...]:
-    """The archives that a build of *locked* will ask for."""
-    return _unkept([spec for spec in archive_layers(locked) if known_layer(spec, store) is None], store)
+def unmade(plan: ImagePlan, store: Store) -> tuple[LockedArchive, ...]:
+    """The archives that a build of *plan* will ask for."""
+    return _unkept([spec for spec in _of_toolkit(plan) if known_layer(spec, store) is None], store)
 
 
 def lay_out(
@@ -94,7 +91,7 @@ def lay_out(
     """
     from torchkiln.oci.unpack import LayerBlob, unpack
 
-    specs = [spec for spec in plan.layers if isinstance(spec, ToolkitLayer)]
+    specs = _of_toolkit(plan)
     if not specs:
         return None
     layers = toolkit_layers(specs, store, archives, observer)
@@ -102,6 +99,10 @@ def lay_out(
         [LayerBlob(path=store.blob(layers[one].digest), diff_id=layers[one].diff_id) for one in specs], into
     )
     return into
+
+
+def _of_toolkit(plan: ImagePlan) -> list[ToolkitLayer]:
+    return [layer for layer in plan.made if isinstance(layer, ToolkitLayer)]
 
 
 def known_layer(spec: ToolkitLayer, store: Store) -> BuiltLayer | None:

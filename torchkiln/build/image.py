@@ -8,7 +8,7 @@ wheels are the locked ones; the image's name is written last.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,10 +18,11 @@ from torchkiln.build.cache_keys import key_of
 from torchkiln.build.confined import demand_sandbox, interpreter, sandbox_fault
 from torchkiln.build.cuda_layers import kept_path, toolkit_layers
 from torchkiln.build.dependencies import demand_agreement
+from torchkiln.build.environment import Environment
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest, LayerFormat
 from torchkiln.model.image import BuiltImage, BuiltLayer
-from torchkiln.model.lock import LockedArchive, LockedCell, LockedLayer, LockedWheel
+from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedLayer, LockedWheel
 from torchkiln.model.plan import (
     ArtefactLayer,
     ImagePlan,
@@ -31,7 +32,6 @@ from torchkiln.model.plan import (
     ToolkitLayer,
     WheelLayer,
 )
-from torchkiln.model.progress import ArchiveSource, Fetcher, Observer
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layer import Written
@@ -54,62 +54,25 @@ class Build:
 
 def build(
     plan: ImagePlan,
-    store: Store,
     layout: Path,
+    environment: Environment,
     *,
-    fetcher: Fetcher,
-    observer: Observer,
-    archives: ArchiveSource | None = None,
     refs: Sequence[str] = (),
-    base_moved: tuple[str, ...] = (),
     layer_format: LayerFormat = "gzip",
-    on_layer: Callable[[BuiltLayer], None] = lambda _: None,
     stranger: bool = False,
-    say: Callable[[str], None] = lambda _: None,
 ) -> Build:
-    """Build *plan* into *layout* under *refs* (the plan's tag when none).
+    """Build *plan* into *layout* under *refs* (the plan's tag when none); base and tools are in the store.
 
-    :param archives: where those of NVIDIA's toolkit come from; a plan without any does not ask.
-    :param base_moved: what `base.artefact.ensure` told; the blobs of base and tools are in *store*.
     :param layer_format: other than "gzip": layers are made as ever, compared with the lock, then
         brought into it.
-    :param on_layer: hears of each layer of the image as soon as its blob is in *store*.
     :param stranger: the lock is not the user's own: without a sandbox its base's Python does not run.
     :raises BuildFailed: a wheel is refused or cannot be had, asks for what the lock lacks, a layer is not the
         recorded one, no space.
     :raises ToolMissing: it is a stranger's, and this host can make no sandbox.
     """
-    started = time.monotonic()
-    reused: list[str] = []
-    built: dict[PlannedLayer, BuiltLayer] = {}
-    for spec in plan.layers:
-        known = _known(spec, plan, store)
-        if known is not None:
-            built[spec] = known
-            reused.append(spec.title)
-    tell: Callable[[BuiltLayer], None] = on_layer if layer_format == "gzip" else (lambda _: None)
-    for layer in built.values():
-        tell(layer)
-    missing = [spec for spec in plan.made if spec not in built]
-    seconds: dict[str, float] = {}
-    if of_toolkit := [spec for spec in missing if isinstance(spec, ToolkitLayer)]:
-        began = time.monotonic()
-        built |= toolkit_layers(of_toolkit, store, archives, observer, tell)
-        seconds["toolkit"] = time.monotonic() - began
-    if of_wheels := [spec for spec in missing if not isinstance(spec, ToolkitLayer)]:
-
-        def command() -> tuple[str, ...]:
-            if stranger:
-                demand_sandbox()
-            elif without := sandbox_fault():
-                say(f"this host cannot make a sandbox ({without}): the base's Python runs with a filter only")
-            return tuple(interpreter(plan.locked.base, store).argv())
-
-        made, of_kitchen, waited = _make(of_wheels, plan, store, fetcher, observer, tell, command)
-        built |= made
-        seconds |= of_kitchen
-        reused += waited
-    layers = tuple(built[spec] for spec in plan.layers)
+    started, store, observer = time.monotonic(), environment.store, environment.observer
+    making = environment if layer_format == "gzip" else replace(environment, on_layer=lambda _: None)
+    layers, reused, seconds = _made(plan, making, stranger=stranger)
     _compare_with_lock(layers, plan)
     demand_agreement(plan.locked, store)
     with ExitStack() as claims:
@@ -121,19 +84,44 @@ def build(
             claims.enter_context(store.claim(what, records_of(layers, form)))
             layers = convert(form, layers, store, observer)
             for layer in layers:
-                on_layer(layer)
-            seconds = {**seconds, form.work: time.monotonic() - began}
+                environment.on_layer(layer)
+            seconds[form.work] = time.monotonic() - began
         writing = time.monotonic()
         observer.begin("write", "layout", len(layers))
         image = write_image(layout, plan, layers, store.blob, refs=refs, layer_format=layer_format)
         observer.end("write", "layout")
     now = time.monotonic()
     return Build(
-        image=replace(image, base_moved=base_moved),
+        image=image,
         seconds=(*sorted(seconds.items()), ("write", now - writing), ("total", now - started)),
         reused=tuple(spec.title for spec in plan.layers if spec.title in reused),
         layer_format=layer_format,
     )
+
+
+def _made(
+    plan: ImagePlan, environment: Environment, *, stranger: bool
+) -> tuple[tuple[BuiltLayer, ...], list[str], dict[str, float]]:
+    """All layers of *plan*, their blobs in the store; titles of those not made anew; seconds by stage."""
+    store = environment.store
+    built = {spec: known for spec in plan.layers if (known := _known(spec, plan, store))}
+    reused = [spec.title for spec in built]
+    for layer in built.values():
+        environment.on_layer(layer)
+    missing = [spec for spec in plan.made if spec not in built]
+    seconds: dict[str, float] = {}
+    if of_toolkit := [spec for spec in missing if isinstance(spec, ToolkitLayer)]:
+        began = time.monotonic()
+        built |= toolkit_layers(
+            of_toolkit, store, environment.archives, environment.observer, environment.on_layer
+        )
+        seconds["toolkit"] = time.monotonic() - began
+    if of_wheels := [spec for spec in missing if not isinstance(spec, ToolkitLayer)]:
+        made, of_scheduler, waited = _make(of_wheels, plan, environment, stranger=stranger)
+        built |= made
+        seconds |= of_scheduler
+        reused += waited
+    return tuple(built[spec] for spec in plan.layers), reused, seconds
 
 
 def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
@@ -216,24 +204,16 @@ def _overlay(spec: OverlayLayer, epoch: int, store: Store) -> BuiltLayer:
 
 
 def _make(
-    missing: Iterable[WheelLayer | ProgramLayer],
-    plan: ImagePlan,
-    store: Store,
-    fetcher: Fetcher,
-    observer: Observer,
-    on_layer: Callable[[BuiltLayer], None],
-    command: Callable[[], tuple[str, ...]],
+    missing: Iterable[WheelLayer | ProgramLayer], plan: ImagePlan, environment: Environment, *, stranger: bool
 ) -> tuple[dict[PlannedLayer, BuiltLayer], dict[str, float], list[str]]:
-    """Make the wheel layers that are *missing*, unless another process does so at this moment.
+    """Make the layers that are *missing*, unless another process does so at this moment.
 
     Locks are taken in the order of their names, so two builds cannot wait for each other.
-
-    :param command: gives what starts the base's Python.
     """
     from torchkiln.build.program_layer import make_program
     from torchkiln.build.scheduler import Job, Scheduler  # slow to load, and most builds change nothing
 
-    python = plan.locked.base.python
+    store = environment.store
     recorded = {layer.title: layer for layer in plan.locked.layers}
     keys = {key_of(spec): spec for spec in missing}
     made: dict[PlannedLayer, BuiltLayer] = {}
@@ -245,23 +225,34 @@ def _make(
             spec = keys[key]
             if known := _known(spec, plan, store):
                 made[spec] = known
-                on_layer(known)
+                environment.on_layer(known)
                 waited.append(spec.title)
             elif isinstance(spec, ProgramLayer):
-                written, blob = make_program(spec, store, fetcher, observer)
+                written, blob = make_program(spec, environment)
                 _take(key, written, blob, store, looked_into=True)
                 made[spec] = _layer(spec, asdict(written))
-                on_layer(made[spec])
+                environment.on_layer(made[spec])
             else:
                 told = _written(recorded[spec.title]) if spec.title in recorded else None
                 jobs.append(Job(key=key, title=spec.title, wheels=spec.wheels, recorded=told))
-        argv = command() if jobs else ()
-        with Scheduler(store, fetcher, observer, python=python, interpreter=argv) as scheduler:
+        argv = _interpreter(plan.locked.base, environment, stranger=stranger) if jobs else ()
+        with Scheduler(environment, python=plan.locked.base.python, interpreter=argv) as scheduler:
             for job, written, blob in scheduler.run(jobs):
                 _take(job.key, written, blob, store, looked_into=written != job.recorded)
                 made[keys[job.key]] = _layer(keys[job.key], asdict(written))
-                on_layer(made[keys[job.key]])
+                environment.on_layer(made[keys[job.key]])
             return made, scheduler.seconds, waited
+
+
+def _interpreter(base: LockedBase, environment: Environment, *, stranger: bool) -> tuple[str, ...]:
+    """What starts the base's Python."""
+    if stranger:
+        demand_sandbox()
+    elif without := sandbox_fault():
+        environment.say(
+            f"this host cannot make a sandbox ({without}): the base's Python runs with a filter only"
+        )
+    return tuple(interpreter(base, environment.store).argv())
 
 
 def _take(key: str, written: Written, blob: Path, store: Store, *, looked_into: bool) -> None:

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from torchkiln.build.cache_keys import key_of
-from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.model.progress import Fetcher
-from torchkiln.plan.layers import made_layers
 from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder
 from torchkiln.wheel.source import Cancelled
@@ -23,9 +22,9 @@ from torchkiln.wheel.source import Cancelled
 _STREAMS = 6
 
 
-def unfetched(locked: LockedCell, store: Store) -> tuple[LockedWheel, ...]:
+def unfetched(plan: ImagePlan, store: Store) -> tuple[LockedWheel, ...]:
     """The wheels that are neither in *store* nor in a layer there; but for those whose size nobody told."""
-    layers = (layer for layer in made_layers(locked) if store.record("layers", key_of(layer)) is None)
+    layers = (layer for layer in plan.made if store.record("layers", key_of(layer)) is None)
     wheels = (one for layer in layers for one in layer.inputs if isinstance(one, LockedWheel))
     return tuple(wheel for wheel in wheels if wheel.size and not store.has_wheel(wheel))
 

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from torchkiln.build.environment import Environment
 from torchkiln.build.worker import Input, Task, compile_wheel, cores, make_layer, start_worker
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.progress import Fetcher, Observer, Work
+from torchkiln.model.progress import Work
 from torchkiln.oci.layer import Written
-from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder
 from torchkiln.util.processes import WorkerDied, Workers
 from torchkiln.wheel.source import Cancelled
@@ -57,10 +57,9 @@ class Job:
 class Scheduler:
     """Makes layers. `seconds` tells afterwards how long each kind of work took, first start to last end."""
 
-    def __init__(
-        self, store: Store, fetcher: Fetcher, observer: Observer, *, python: str, interpreter: tuple[str, ...]
-    ) -> None:
-        self._store, self._fetcher, self._observer = store, fetcher, observer
+    def __init__(self, environment: Environment, *, python: str, interpreter: tuple[str, ...]) -> None:
+        self._store, self._fetcher = environment.store, environment.fetcher
+        self._observer = environment.observer
         self._python, self._interpreter = python, interpreter
         self._context = multiprocessing.get_context("spawn")
         self._cancelled = self._context.Event()
