@@ -18,7 +18,7 @@ from unittest.mock import patch
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.cells import HostPython, as_locked, planned_cell, put_base, small_wheels
+from tests.cells import HostPython, planned_cell, put_base, small_wheels
 from tests.keys import ED, P256, pem, public_pem
 from tests.reports import TAG, TIERS, report
 from tests.smoke_suites import suite_with
@@ -72,7 +72,7 @@ class Press:
         """
         wheels = small_wheels(self.folder / f"wheels{version}", version, str(self.folder))
         locked = planned_cell(wheels, salt=str(self.folder)).locked
-        recorded = as_locked(self._built(locked, wheels, "gzip").layers[1:-1])
+        recorded = self._built(locked, wheels, "gzip").layers[1:-1]
         if layer_format != "gzip":
             self._built(locked, wheels, layer_format)
         save(self.folder / "images", replace(locked, layers=recorded))

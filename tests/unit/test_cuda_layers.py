@@ -22,7 +22,7 @@ from torchkiln.cache.policy import item_usages
 from torchkiln.cache.usage import cache_usage
 from torchkiln.errors import BuildFailed
 from torchkiln.index.archives import VARIABLE, CudaArchives
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive
 from torchkiln.model.plan import ImagePlan, ToolkitLayer
 from torchkiln.model.progress import Silent
@@ -66,9 +66,7 @@ class Place:
     def specs(self) -> list[ToolkitLayer]:
         return [spec for spec in self.plan.made if isinstance(spec, ToolkitLayer)]
 
-    def layers(
-        self, cache: str = "cache", source: CudaArchives | None = None
-    ) -> tuple[Store, list[BuiltLayer]]:
+    def layers(self, cache: str = "cache", source: CudaArchives | None = None) -> tuple[Store, list[Blob]]:
         """The toolkit's layers, made in *cache*."""
         store = Store(self.folder / cache)
         made = toolkit_layers(self.specs, store, source or self.source, Silent())
@@ -80,7 +78,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def members(store: Store, layers: list[BuiltLayer]) -> dict[str, tarfile.TarInfo]:
+def members(store: Store, layers: list[Blob]) -> dict[str, tarfile.TarInfo]:
     """What the layers hold but folders, by Python's own tarfile."""
     found = {}
     for layer in layers:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from torchkiln.base import keeping
@@ -22,8 +22,9 @@ from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.sources import sources_of, variables
 from torchkiln.errors import BuildFailed
 from torchkiln.matrix.os_tools import packages_of
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools, OsPackage
-from torchkiln.oci.encode import ENCODER, Encoded, encode
+from torchkiln.oci.encode import ENCODER, encode
 from torchkiln.oci.opening import open_gzip
 from torchkiln.oci.upper import write_upper
 from torchkiln.store.store import Store
@@ -183,7 +184,7 @@ def _installed(
     return whole
 
 
-def _read(blob: Path, encoded: Encoded, name: str, base: LockedBase, *, called: str) -> LockedTools:
+def _read(blob: Path, encoded: Blob, name: str, base: LockedBase, *, called: str) -> LockedTools:
     """What a lock says of these tools, by their own account.
 
     :raises BuildFailed: the layer is none of tools, or changes packages of *base*.
@@ -200,10 +201,7 @@ def _read(blob: Path, encoded: Encoded, name: str, base: LockedBase, *, called: 
         os=base.os,
         name=name,
         base=base.digest,
-        digest=encoded.digest,
-        diff_id=encoded.diff_id,
-        size=encoded.size,
-        unpacked=encoded.unpacked,
+        **asdict(encoded),
         encoder=ENCODER,
         packages=tuple(package for name, package in sorted(told.items()) if name not in below),
     )

@@ -34,7 +34,7 @@ def remember_image(store: Store, image: BuiltImage, plan: ImagePlan, reused: Ite
         {
             "tag": image.tag,
             "base": locked.base.digest.removeprefix("sha256:"),
-            "layers": {layer.digest.removeprefix("sha256:"): layer.title for layer in image.layers},
+            "layers": {layer.blob.digest.removeprefix("sha256:"): layer.title for layer in image.layers},
             "wheels": packs,
             "archives": [kept_path(archive) for archive in locked.archives],
         },

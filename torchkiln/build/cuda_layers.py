@@ -12,20 +12,19 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 from torchkiln.build.cache_keys import key_of
+from torchkiln.build.records import keep as keep_layer
+from torchkiln.build.records import there
 from torchkiln.cuda.keep import keep
 from torchkiln.cuda.layer import write_layer
 from torchkiln.cuda.tree import RULE
 from torchkiln.errors import BuildFailed
-from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive
 from torchkiln.model.plan import ImagePlan, PlannedLayer, ToolkitLayer
 from torchkiln.model.progress import ArchiveSource, Observer
-from torchkiln.oci.encode import Encoded
 from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder
 from torchkiln.util.page_cache import PassingFile
@@ -49,37 +48,36 @@ def toolkit_layers(
     store: Store,
     source: ArchiveSource,
     observer: Observer,
-    on_layer: Callable[[BuiltLayer], None] = lambda _: None,
-) -> dict[PlannedLayer, BuiltLayer]:
+    on_layer: Callable[[Blob], None] = lambda _: None,
+) -> dict[PlannedLayer, Blob]:
     """*specs*, each made unless the cache has it; their blobs are in *store* then.
 
     :param on_layer: hears of each as soon as its blob is there.
     :raises BuildFailed: an archive is refused or cannot be had; no other is begun.
     """
-    built: dict[PlannedLayer, BuiltLayer] = {}
+    built: dict[PlannedLayer, Blob] = {}
     with ExitStack() as stack:
         # In the order of their names, so two builds cannot wait for each other.
         for key, spec in sorted(((key_of(one), one) for one in specs), key=lambda pair: pair[0]):
             stack.enter_context(store.lock(f"layer-{key}", f"makes layer {spec.title}"))
         for spec in specs:
-            if found := known_layer(spec, store):
-                built[spec] = found
-                on_layer(found)
+            if found := there(spec, store):
+                built[spec] = found.blob
+                on_layer(found.blob)
         missing = [spec for spec in specs if spec not in built]
         if not missing:
             return built
         source.require(_unkept(missing, store))
-        for spec, encoded, blob in _made(missing, store, source, observer):
-            store.adopt(blob, store.blob(encoded.digest))
-            store.put_record("layers", key_of(spec), {**asdict(encoded), "looked_into": True})
-            built[spec] = BuiltLayer(title=spec.title, **asdict(encoded))
-            on_layer(built[spec])
+        for spec, blob, path in _made(missing, store, source, observer):
+            keep_layer(spec, blob, path, store)
+            built[spec] = blob
+            on_layer(blob)
     return built
 
 
 def unmade(plan: ImagePlan, store: Store) -> tuple[LockedArchive, ...]:
     """The archives that a build of *plan* will ask for."""
-    return _unkept([spec for spec in _of_toolkit(plan) if known_layer(spec, store) is None], store)
+    return _unkept([spec for spec in _of_toolkit(plan) if there(spec, store) is None], store)
 
 
 def lay_out(
@@ -105,18 +103,9 @@ def _of_toolkit(plan: ImagePlan) -> list[ToolkitLayer]:
     return [layer for layer in plan.made if isinstance(layer, ToolkitLayer)]
 
 
-def known_layer(spec: ToolkitLayer, store: Store) -> BuiltLayer | None:
-    """The layer of *spec*, if it was made before and its blob is there."""
-    record = store.record("layers", key_of(spec))
-    if record is None or not store.has_blob(Digest(record["digest"]), record["size"]):
-        return None
-    told = {name: record[name] for name in ("digest", "diff_id", "size", "unpacked")}
-    return BuiltLayer(title=spec.title, **told)
-
-
 def _made(
     specs: Sequence[ToolkitLayer], store: Store, source: ArchiveSource, observer: Observer
-) -> Iterator[tuple[ToolkitLayer, Encoded, Path]]:
+) -> Iterator[tuple[ToolkitLayer, Blob, Path]]:
     """Each of *specs* with its blob's temporary path, which the caller takes over."""
     off = threading.Event()
     with ThreadPoolExecutor(_AT_ONCE, "archive") as pool:
@@ -136,7 +125,7 @@ def _put_together(
     kept: Sequence[tuple[LockedArchive, Path]],
     store: Store,
     observer: Observer,
-) -> tuple[Encoded, Path]:
+) -> tuple[Blob, Path]:
     observer.begin("toolkit", spec.title, spec.size)
     out, whole = store.temporary("toolkit"), False
     try:

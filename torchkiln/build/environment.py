@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torchkiln.index.archives import CudaArchives
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import Blob
 from torchkiln.model.progress import ArchiveSource, Fetcher, Observer
 from torchkiln.store.store import Store
 
@@ -22,6 +22,4 @@ class Environment:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     archives: ArchiveSource = field(default_factory=lambda: CudaArchives(os.environ))
     say: Callable[[str], None] = lambda _: None
-    on_layer: Callable[[BuiltLayer], None] = lambda _: (
-        None
-    )  # called as soon as a layer's blob is in the store
+    on_layer: Callable[[Blob], None] = lambda _: None  # once it is in the store

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from torchkiln.build.confined import demand_sandbox, interpreter, sandbox_fault
 from torchkiln.build.cuda_layers import kept_path, toolkit_layers
 from torchkiln.build.dependencies import demand_agreement
 from torchkiln.build.environment import Environment
+from torchkiln.build.records import keep, record_of, there
 from torchkiln.errors import BuildFailed
-from torchkiln.model.digest import Digest, LayerFormat
-from torchkiln.model.image import BuiltImage, BuiltLayer
-from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedLayer, LockedWheel
+from torchkiln.model.digest import LayerFormat
+from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedWheel
 from torchkiln.model.plan import (
     ArtefactLayer,
     ImagePlan,
@@ -34,12 +36,9 @@ from torchkiln.model.plan import (
 )
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
-from torchkiln.oci.layer import Written
 from torchkiln.oci.layout import write_image
 from torchkiln.plan.layers import made_layers
 from torchkiln.store.store import Store
-
-_RECORDS = "layers"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +83,7 @@ def build(
             claims.enter_context(store.claim(what, records_of(layers, form)))
             layers = convert(form, layers, store, observer)
             for layer in layers:
-                environment.on_layer(layer)
+                environment.on_layer(layer.blob)
             seconds[form.work] = time.monotonic() - began
         writing = time.monotonic()
         observer.begin("write", "layout", len(layers))
@@ -101,13 +100,13 @@ def build(
 
 def _made(
     plan: ImagePlan, environment: Environment, *, stranger: bool
-) -> tuple[tuple[BuiltLayer, ...], list[str], dict[str, float]]:
+) -> tuple[tuple[ImageLayer, ...], list[str], dict[str, float]]:
     """All layers of *plan*, their blobs in the store; titles of those not made anew; seconds by stage."""
     store = environment.store
     built = {spec: known for spec in plan.layers if (known := _known(spec, plan, store))}
     reused = [spec.title for spec in built]
-    for layer in built.values():
-        environment.on_layer(layer)
+    for blob in built.values():
+        environment.on_layer(blob)
     missing = [spec for spec in plan.made if spec not in built]
     seconds: dict[str, float] = {}
     if of_toolkit := [spec for spec in missing if isinstance(spec, ToolkitLayer)]:
@@ -121,7 +120,8 @@ def _made(
         built |= made
         seconds |= of_scheduler
         reused += waited
-    return tuple(built[spec] for spec in plan.layers), reused, seconds
+    layers = tuple(ImageLayer(title=spec.title, blob=built[spec]) for spec in plan.layers)
+    return layers, reused, seconds
 
 
 def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
     }
 
 
-def known_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, ...] | None:
+def known_layers(locked: LockedCell, store: Store) -> tuple[ImageLayer, ...] | None:
     """The layers of wheels and archives that *store* has of this lock, in order; None when one is missing.
 
     Only those count whose wheels were looked into: a lock must not vouch for itself. Where it has a part of
@@ -164,10 +164,10 @@ def known_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, ...] | 
         if partly and spec.title in told:
             found.append(told[spec.title])
             continue
-        record = store.record(_RECORDS, key_of(spec))
-        if record is None or not record.get("looked_into"):
+        record = record_of(spec, store)
+        if record is None or not record.looked_into:
             return None
-        found.append(LockedLayer(**asdict(_layer(spec, record))))
+        found.append(ImageLayer(title=spec.title, blob=record.blob))
     return tuple(found)
 
 
@@ -177,35 +177,34 @@ def _at_hand(one: LockedWheel | LockedArchive, store: Store) -> bool:
     return store.has_wheel(one)
 
 
-def _known(spec: PlannedLayer, plan: ImagePlan, store: Store) -> BuiltLayer | None:
-    """The layer of *spec* if it needs no work: base, tools, overlay, or another that was made before."""
+def _known(spec: PlannedLayer, plan: ImagePlan, store: Store) -> Blob | None:
+    """The blob of *spec* if it needs no work: base, tools, overlay, or another that was made before."""
     if isinstance(spec, ArtefactLayer):
-        return BuiltLayer.of_artefact(spec.artefact, spec.title)
+        return spec.blob
     if isinstance(spec, OverlayLayer):
         return _overlay(spec, plan.epoch, store)
-    record = store.record(_RECORDS, key_of(spec))
-    if record is None or not store.has_blob(Digest(record["digest"]), record["size"]):
-        return None
-    layer = _layer(spec, record)
+    record = there(spec, store)
     # What only another lock vouched for, this one must vouch for too.
-    if not record.get("looked_into") and LockedLayer(**asdict(layer)) not in plan.locked.layers:
-        return None
-    return layer
+    if record and (
+        record.looked_into or ImageLayer(title=spec.title, blob=record.blob) in plan.locked.layers
+    ):
+        return record.blob
+    return None
 
 
-def _overlay(spec: OverlayLayer, epoch: int, store: Store) -> BuiltLayer:
+def _overlay(spec: OverlayLayer, epoch: int, store: Store) -> Blob:
     """A few small files: encoded each time, which costs less than finding out whether it must be."""
-    blob, encoded = encode_bytes(tar.archive((*spec.files, *spec.links), mtime=epoch))
-    if not store.has_blob(encoded.digest, encoded.size):
+    data, blob = encode_bytes(tar.archive((*spec.files, *spec.links), mtime=epoch))
+    if not store.has_blob(blob.digest, blob.size):
         temporary = store.temporary("overlay")
-        temporary.write_bytes(blob)
-        store.adopt(temporary, store.blob(encoded.digest))
-    return BuiltLayer(title=spec.title, **asdict(encoded))
+        temporary.write_bytes(data)
+        store.adopt(temporary, store.blob(blob.digest))
+    return blob
 
 
 def _make(
     missing: Iterable[WheelLayer | ProgramLayer], plan: ImagePlan, environment: Environment, *, stranger: bool
-) -> tuple[dict[PlannedLayer, BuiltLayer], dict[str, float], list[str]]:
+) -> tuple[dict[PlannedLayer, Blob], dict[str, float], list[str]]:
     """Make the layers that are *missing*, unless another process does so at this moment.
 
     Locks are taken in the order of their names, so two builds cannot wait for each other.
@@ -214,9 +213,9 @@ def _make(
     from torchkiln.build.scheduler import Job, Scheduler  # slow to load, and most builds change nothing
 
     store = environment.store
-    recorded = {layer.title: layer for layer in plan.locked.layers}
+    recorded = {layer.title: layer.blob for layer in plan.locked.layers}
     keys = {key_of(spec): spec for spec in missing}
-    made: dict[PlannedLayer, BuiltLayer] = {}
+    made: dict[PlannedLayer, Blob] = {}
     waited: list[str] = []
     with ExitStack() as locks:
         jobs = []
@@ -228,19 +227,19 @@ def _make(
                 environment.on_layer(known)
                 waited.append(spec.title)
             elif isinstance(spec, ProgramLayer):
-                written, blob = make_program(spec, environment)
-                _take(key, written, blob, store, looked_into=True)
-                made[spec] = _layer(spec, asdict(written))
+                made[spec], path = make_program(spec, environment)
+                keep(spec, made[spec], path, store)
                 environment.on_layer(made[spec])
             else:
-                told = _written(recorded[spec.title]) if spec.title in recorded else None
-                jobs.append(Job(key=key, title=spec.title, wheels=spec.wheels, recorded=told))
+                jobs.append(
+                    Job(key=key, title=spec.title, wheels=spec.wheels, recorded=recorded.get(spec.title))
+                )
         argv = _interpreter(plan.locked.base, environment, stranger=stranger) if jobs else ()
         with Scheduler(environment, python=plan.locked.base.python, interpreter=argv) as scheduler:
-            for job, written, blob in scheduler.run(jobs):
-                _take(job.key, written, blob, store, looked_into=written != job.recorded)
-                made[keys[job.key]] = _layer(keys[job.key], asdict(written))
-                environment.on_layer(made[keys[job.key]])
+            for job, blob, path in scheduler.run(jobs):
+                keep(keys[job.key], blob, path, store, looked_into=blob != job.recorded)
+                made[keys[job.key]] = blob
+                environment.on_layer(blob)
             return made, scheduler.seconds, waited
 
 
@@ -255,37 +254,18 @@ def _interpreter(base: LockedBase, environment: Environment, *, stranger: bool) 
     return tuple(interpreter(base, environment.store).argv())
 
 
-def _take(key: str, written: Written, blob: Path, store: Store, *, looked_into: bool) -> None:
-    store.adopt(blob, store.blob(written.digest))
-    store.put_record(_RECORDS, key, {**asdict(written), "looked_into": looked_into})
+def _told(blob: Blob) -> str:
+    """*blob*'s digest, and what its tar is."""
+    return f"{blob.digest} (diff_id {blob.diff_id}, {blob.unpacked} bytes unpacked)"
 
 
-def _written(layer: LockedLayer | BuiltLayer) -> Written:
-    return Written(digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=layer.unpacked)
-
-
-def _layer(spec: PlannedLayer, record: dict[str, Any]) -> BuiltLayer:
-    return BuiltLayer(
-        title=spec.title,
-        digest=Digest(record["digest"]),
-        diff_id=Digest(record["diff_id"]),
-        size=record["size"],
-        unpacked=record["unpacked"],
-    )
-
-
-def _told(layer: LockedLayer | BuiltLayer) -> str:
-    """*layer*'s digest, and what its tar is."""
-    return f"{layer.digest} (diff_id {layer.diff_id}, {layer.unpacked} bytes unpacked)"
-
-
-def _compare_with_lock(layers: Sequence[BuiltLayer], plan: ImagePlan) -> None:
+def _compare_with_lock(layers: Sequence[ImageLayer], plan: ImagePlan) -> None:
     """Where the lock has recorded layers, these must be they: the same lock gives the same image."""
-    recorded = {layer.title: layer for layer in plan.locked.layers}
+    recorded = {layer.title: layer.blob for layer in plan.locked.layers}
     faults = [
-        f"layer {layer.title!r} is {_told(layer)}, the lock has {_told(recorded[layer.title])}"
+        f"layer {layer.title!r} is {_told(layer.blob)}, the lock has {_told(recorded[layer.title])}"
         for layer in layers
-        if layer.title in recorded and _written(recorded[layer.title]) != _written(layer)
+        if layer.title in recorded and recorded[layer.title] != layer.blob
     ]
     if faults:
         raise BuildFailed(

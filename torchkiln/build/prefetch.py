@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
-from torchkiln.build.cache_keys import key_of
+from torchkiln.build.records import record_of
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.model.progress import Fetcher
@@ -24,7 +24,7 @@ _STREAMS = 6
 
 def unfetched(plan: ImagePlan, store: Store) -> tuple[LockedWheel, ...]:
     """The wheels that are neither in *store* nor in a layer there; but for those whose size nobody told."""
-    layers = (layer for layer in plan.made if store.record("layers", key_of(layer)) is None)
+    layers = (layer for layer in plan.made if record_of(layer, store) is None)
     wheels = (one for layer in layers for one in layer.inputs if isinstance(one, LockedWheel))
     return tuple(wheel for wheel in wheels if wheel.size and not store.has_wheel(wheel))
 

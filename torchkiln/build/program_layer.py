@@ -6,15 +6,15 @@ from pathlib import Path
 
 from torchkiln.build.environment import Environment
 from torchkiln.build.fetched import fetched
+from torchkiln.model.layer import Blob
 from torchkiln.model.plan import OverlayFile, ProgramLayer
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
-from torchkiln.oci.layer import Written
 from torchkiln.plan.micromamba import program_path
 from torchkiln.recipe import WHEEL_EPOCH
 
 
-def make_program(spec: ProgramLayer, environment: Environment) -> tuple[Written, Path]:
+def make_program(spec: ProgramLayer, environment: Environment) -> tuple[Blob, Path]:
     """The layer of *spec*, and its blob's temporary path, which the caller takes over.
 
     :raises BuildFailed: the file is not the locked one, or cannot be had.
@@ -30,7 +30,4 @@ def make_program(spec: ProgramLayer, environment: Environment) -> tuple[Written,
     out = store.temporary("program")
     out.write_bytes(blob)
     observer.end("convert", spec.title)
-    return (
-        Written(digest=encoded.digest, diff_id=encoded.diff_id, size=encoded.size, unpacked=encoded.unpacked),
-        out,
-    )
+    return encoded, out

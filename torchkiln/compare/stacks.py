@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from torchkiln.build.cache_keys import key_of
-from torchkiln.build.predicted_digest import predicted_layers
+from torchkiln.build.predicted_digest import predicted_blobs
 from torchkiln.compare.docker_save import titles_of
 from torchkiln.compare.images import unpacked_of
 from torchkiln.compare.sharing import Level, Stack
 from torchkiln.errors import VerificationFailed
 from torchkiln.matrix.tags import ZSTD, parse_name
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import Blob
 from torchkiln.model.plan import ImagePlan, MadeLayer
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk, Layout
 
@@ -24,12 +24,12 @@ def stacks_of(plans: Sequence[ImagePlan]) -> tuple[Stack, ...]:
 
     What one lock records holds for all that have the same layer: devel's image has runtime's.
     """
-    told = [(plan, list(zip(plan.layers, predicted_layers(plan), strict=True))) for plan in plans]
+    told = [(plan, list(zip(plan.layers, predicted_blobs(plan), strict=True))) for plan in plans]
     known = {
-        key_of(spec): built
+        key_of(spec): blob
         for _, layers in told
-        for spec, built in layers
-        if built and isinstance(spec, MadeLayer)
+        for spec, blob in layers
+        if blob and isinstance(spec, MadeLayer)
     }
     return tuple(
         Stack(
@@ -37,9 +37,9 @@ def stacks_of(plans: Sequence[ImagePlan]) -> tuple[Stack, ...]:
             levels=tuple(
                 Level(
                     title=spec.title,
-                    built=known.get(key_of(spec)) if not built and isinstance(spec, MadeLayer) else built,
+                    blob=known.get(key_of(spec)) if not blob and isinstance(spec, MadeLayer) else blob,
                 )
-                for spec, built in layers
+                for spec, blob in layers
             ),
         )
         for plan, layers in told
@@ -92,12 +92,9 @@ def _shown(image: ImageOnDisk) -> tuple[tuple[LayerOnDisk, ...], list[str]]:
 
 def _levels(layers: Sequence[LayerOnDisk], titles: Sequence[str], unpacked: Sequence[int]) -> Iterable[Level]:
     for layer, title, count in zip(layers, titles, unpacked, strict=True):
-        told = title or layer.diff_id[:19]
         yield Level(
-            title=told,
-            built=BuiltLayer(
-                title=told, digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=count
-            ),
+            title=title or layer.diff_id[:19],
+            blob=Blob(digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=count),
         )
 
 

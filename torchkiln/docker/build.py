@@ -21,7 +21,7 @@ from torchkiln.build.fetched import fetched
 from torchkiln.docker import buildx
 from torchkiln.docker.daemon import Engine
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import ImageLayer
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import ArtefactLayer, ImageConfig, ImagePlan
 from torchkiln.oci.layout import write_image
@@ -190,6 +190,6 @@ def _rootfs(folder: Path, plan: ImagePlan) -> str:
 def _as_image(layout: Path, layer: ArtefactLayer, plan: ImagePlan, store: Store) -> str:
     """Base or tools as an image of one layer, under the locked digest."""
     bare = replace(plan, layers=(layer,), config=_NO_CONFIG)
-    built = BuiltLayer.of_artefact(layer.artefact, layer.title)
+    built = ImageLayer(title=layer.title, blob=layer.blob)
     image = write_image(layout, bare, [built], store.blob, refs=(layer.kind,))
     return f"oci-layout://{layout}@{image.manifest}"

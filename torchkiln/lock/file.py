@@ -24,12 +24,12 @@ from torchkiln.model.cell import (
     Toolkit,
 )
 from torchkiln.model.digest import Digest, parse_digest
+from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.lock import (
     LockedArchive,
     LockedBase,
     LockedCell,
     LockedComponent,
-    LockedLayer,
     LockedTools,
     LockedWheel,
     OsPackage,
@@ -158,7 +158,7 @@ def _document(locked: LockedCell) -> dict[str, Any]:
         **({"archives": [asdict(one) for one in locked.archives]} if locked.archives else {}),
         "base": artefact_json(locked.base),
         **({"tools": artefact_json(locked.tools)} if locked.tools else {}),
-        "layers": [asdict(layer) for layer in locked.layers],
+        "layers": [{"title": layer.title, **asdict(layer.blob)} for layer in locked.layers],
     }
 
 
@@ -318,7 +318,7 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
         as_of=document["as_of"],
         epoch=document["epoch"],
         inputs=parse_digest(document["inputs"]),
-        layers=tuple(LockedLayer(**one) for one in document["layers"]),
+        layers=tuple(_layer(**one) for one in document["layers"]),
         stand_ins=tuple(Source(one) for one in document.get("stand_ins", ())),
         by_record=tuple(document.get("by_record", ())),
         tools=LockedTools(**_fields(tools)) if tools else None,
@@ -332,6 +332,10 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
             for one in document.get("components", ())
         ),
     )
+
+
+def _layer(*, title: str, **blob: Any) -> ImageLayer:
+    return ImageLayer(title=title, blob=Blob(**blob))
 
 
 def _wheel(value: Mapping[str, Any]) -> LockedWheel:

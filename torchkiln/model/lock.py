@@ -7,6 +7,7 @@ from typing import Any
 
 from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.digest import Digest
+from torchkiln.model.layer import ImageLayer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,17 +108,6 @@ class BaseFiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LockedLayer:
-    """A layer that was built once from this lock: later builds must give the same."""
-
-    title: str
-    digest: Digest
-    diff_id: Digest
-    size: int
-    unpacked: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LockedCell:
     """A resolution with every byte named."""
 
@@ -127,7 +117,7 @@ class LockedCell:
     as_of: str  # ISO date: newer releases did not take part
     epoch: int  # seconds; stands in config, history and overlay
     inputs: Digest  # of matrix, facts and recipe: what `lock --check` compares
-    layers: tuple[LockedLayer, ...]  # empty until recorded
+    layers: tuple[ImageLayer, ...]  # as built once: later builds must give the same; empty until recorded
     stand_ins: tuple[Source, ...] = ()  # the indexes that were no more than stand-ins for the real ones
     by_record: tuple[str, ...] = ()  # wheels that no index was asked for, by name: see public_record.py
     tools: LockedTools | None = None  # of a devel cell

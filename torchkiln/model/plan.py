@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
 
 
@@ -36,6 +37,12 @@ class ArtefactLayer:
     def kind(self) -> Literal["base", "tools"]:
         """What plan.json calls it."""
         return "base" if isinstance(self.artefact, LockedBase) else "tools"
+
+    @property
+    def blob(self) -> Blob:
+        """The layer as it comes."""
+        it = self.artefact
+        return Blob(digest=it.digest, diff_id=it.diff_id, size=it.size, unpacked=it.unpacked)
 
     @property
     def size(self) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchkiln.build.cache_keys import key_of
+from torchkiln.build.records import record_of
 from torchkiln.compare.images import contents_of
 from torchkiln.compare.packages import links_of, texts_of
 from torchkiln.errors import KilnError
@@ -62,10 +62,10 @@ def made_of(locked: LockedCell, specs: Sequence[PlannedLayer], store: Store) -> 
     for spec in specs:
         if not isinstance(spec, WheelLayer):
             continue
-        record = store.record("layers", key_of(spec))
+        record = record_of(spec, store)
         if record and all(map(store.has_wheel, spec.wheels)):
             wheels = tuple(map(store.wheel, spec.wheels))
-            found[Digest(record["diff_id"])] = MadeOf(wheels=wheels, scheme=scheme)
+            found[record.blob.diff_id] = MadeOf(wheels=wheels, scheme=scheme)
     return found
 
 
