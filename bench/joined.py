@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from torchkiln.model.layer import Blob
 from torchkiln.oci.join import join
-from torchkiln.oci.layer import LayerWriter, Written
+from torchkiln.oci.layer import LayerWriter
 from torchkiln.recipe import PREFIX, WHEEL_EPOCH
 from torchkiln.wheel.install import Scheme
 from torchkiln.wheel.source import WheelFile
@@ -48,7 +49,7 @@ def measure(wheel: Path, rounds: int) -> dict[str, object]:
     }
 
 
-def _splice(wheel: Path, locked: str, out: Path) -> Written:
+def _splice(wheel: Path, locked: str, out: Path) -> Blob:
     with out.open("wb", buffering=1 << 20) as file, WheelFile(wheel, wheel.stat().st_size) as source:
         layer = LayerWriter(file, mtime=WHEEL_EPOCH)
         scheme = Scheme(prefix=PREFIX, python="3.11")
@@ -56,12 +57,12 @@ def _splice(wheel: Path, locked: str, out: Path) -> Written:
         return layer.finish()
 
 
-def _join(many: Path, one: Path) -> Written:
+def _join(many: Path, one: Path) -> Blob:
     with many.open("rb", buffering=0) as source, one.open("wb") as out:
         return join(source, out)
 
 
-def _timed(work: Callable[[], Written]) -> tuple[Written, Seconds]:
+def _timed(work: Callable[[], Blob]) -> tuple[Blob, Seconds]:
     clock, core = time.perf_counter(), time.process_time()
     done = work()
     return done, (time.perf_counter() - clock, time.process_time() - core)

@@ -22,7 +22,7 @@ from isal import isal_zlib
 
 from torchkiln.index.download import verify
 from torchkiln.lock.lock import load_locked
-from torchkiln.model.plan import LayerSpec
+from torchkiln.model.plan import WheelLayer
 from torchkiln.plan.layers import wheel_layers
 from torchkiln.store.store import Store
 
@@ -57,7 +57,7 @@ class Recompressed(io.RawIOBase):
         self.size += len(data)
 
 
-def layer(spec: LayerSpec, wheels: tuple[Path, ...], out: Path) -> int:
+def layer(spec: WheelLayer, wheels: tuple[Path, ...], out: Path) -> int:
     """The *wheels* of *spec* as one blob at *out*; its bytes."""
     with out.open("wb", buffering=_BUFFER) as file:
         sink = Recompressed(file)
@@ -75,8 +75,9 @@ def layer(spec: LayerSpec, wheels: tuple[Path, ...], out: Path) -> int:
 
 def main(images: Path, tag: str, store: Store, out: Path) -> None:
     """All layers, into the folder *out*."""
+    locked = load_locked(images, tag)
     specs = sorted(
-        wheel_layers(load_locked(images, tag).wheels),
+        wheel_layers(locked.wheels, python=locked.base.python),
         key=lambda spec: -sum(wheel.size for wheel in spec.wheels),
     )
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -15,7 +15,7 @@ from bench.results import Sample, Side
 from bench.subject import Subject
 from torchkiln.build.image import known_layers
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.lock import LockedLayer
+from torchkiln.model.layer import ImageLayer
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
@@ -91,7 +91,7 @@ def built(
     return replace(sample, bytes=sum(layer["size"] for layer in json.loads(out)["layers"][1:-1]))
 
 
-def keep_bytecode(subject: Subject) -> tuple[LockedLayer, ...]:
+def keep_bytecode(subject: Subject) -> tuple[ImageLayer, ...]:
     """Build once, untimed, and put the .pyc packs and the base's Python where `Subject.cache` finds them.
 
     Returns the wheel layers that came out, as a lock records them.

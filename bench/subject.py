@@ -14,7 +14,8 @@ from tests.standin.index_server import IndexServer
 from torchkiln.errors import ConfigError
 from torchkiln.lock.lock import load_locked, save
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.lock import LockedCell, LockedLayer, LockedWheel
+from torchkiln.model.layer import ImageLayer
+from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
@@ -155,7 +156,7 @@ def of_wheels(
     )
 
 
-def recorded(subject: Subject, layers: tuple[LockedLayer, ...]) -> Subject:
+def recorded(subject: Subject, layers: tuple[ImageLayer, ...]) -> Subject:
     """*subject* with *layers* in its lock."""
     locked = replace(subject.locked, layers=layers)
     save(subject.images, locked)

@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,9 +14,10 @@ from tests.planned import LOCK_DIGEST, locked
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import image as image_build
+from torchkiln.build.environment import Environment
 from torchkiln.model.digest import Digest, LayerFormat
-from torchkiln.model.image import BuiltLayer
-from torchkiln.model.lock import LockedBase, LockedLayer
+from torchkiln.model.layer import ImageLayer
+from torchkiln.model.lock import LockedBase
 from torchkiln.model.plan import ImagePlan, OverlayFile
 from torchkiln.model.progress import Fetcher, Silent
 from torchkiln.oci import tar
@@ -83,14 +84,7 @@ def small_wheels(folder: Path, version: str = "", salt: str = "") -> list[Path]:
     return [write_wheel(spec, folder) for spec in specs]
 
 
-def as_locked(layers: Iterable[BuiltLayer]) -> tuple[LockedLayer, ...]:
-    """What a lock records of *layers*."""
-    return tuple(LockedLayer(**asdict(layer)) for layer in layers)
-
-
-def planned_cell(
-    wheels: Iterable[Path], layers: tuple[LockedLayer, ...] = (), *, salt: str = ""
-) -> ImagePlan:
+def planned_cell(wheels: Iterable[Path], layers: tuple[ImageLayer, ...] = (), *, salt: str = "") -> ImagePlan:
     """The plan of a lock of *wheels* in which 100 kB make a wheel big."""
     cell = locked()
     unpacked, packed = base_of(salt)
@@ -124,6 +118,5 @@ def build(
     store = Store(cache)
     put_base(cell.locked.base, store)
     with patch("torchkiln.build.image.interpreter", lambda _base, _store: HostPython()):
-        return image_build.build(
-            cell, store, layout, fetcher=fetcher, observer=Silent(), layer_format=layer_format
-        )
+        environment = Environment(store=store, fetcher=fetcher, observer=Silent())
+        return image_build.build(cell, layout, environment, layer_format=layer_format)

@@ -20,6 +20,7 @@ from tests import cells
 from tests.unpublished import FakeIndex
 from torchkiln.build import build as builder
 from torchkiln.build.cache_claims import build_needs
+from torchkiln.build.environment import Environment
 from torchkiln.build.image import Build
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.digest import LayerFormat
@@ -61,10 +62,8 @@ def build(
             locked,
             matrix.read(ROOT / "matrix.yaml", known),
             known,
-            store=store,
-            layout=layout,
-            fetcher=fetcher,
-            observer=Silent(),
+            layout,
+            Environment(store=store, fetcher=fetcher, observer=Silent()),
             options=builder.Options(refs=(ref,) if ref else (), layer_format=layer_format),
         )
 
@@ -72,7 +71,7 @@ def build(
 def needs(wheels: Sequence[Path]) -> frozenset[str]:
     """What that build claims."""
     with small_scale(wheels):
-        return build_needs(cells.planned_cell(wheels).locked)
+        return build_needs(cells.planned_cell(wheels))
 
 
 def start(

@@ -21,10 +21,11 @@ from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import worker
 from torchkiln.model.digest import Digest, LayerFormat
 from torchkiln.model.image import BuiltImage
-from torchkiln.model.plan import ImagePlan, LayerSpec
+from torchkiln.model.layer import Blob
+from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.oci.archive import write_archive
 from torchkiln.oci.encode import encode_bytes
-from torchkiln.oci.layer import LayerWriter, Written
+from torchkiln.oci.layer import LayerWriter
 from torchkiln.oci.layout import open_layout
 
 SITE = f"opt/venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
@@ -99,8 +100,8 @@ def make(folder: Path) -> Conformance:
             made[form] = built.image
     tree = {member.name.rstrip("/"): _of_base(member) for member in BASE}
     for spec, layer in zip(cell.layers, made["gzip"].layers, strict=True):
-        tree |= _told(spec, cell, wheels, layer.diff_id, folder) if spec.kind == "wheels" else {}
-    for overlaid in (own for spec in cell.layers if spec.kind == "overlay" for own in spec.files):
+        tree |= _told(spec, cell, wheels, layer.blob.diff_id, folder) if isinstance(spec, WheelLayer) else {}
+    for overlaid in cell.overlay.files:
         tree |= folders_of(overlaid.path, cell.epoch)
         tree[overlaid.path] = file(overlaid.data, mode=overlaid.mode, mtime=cell.epoch)
     return Conformance(
@@ -127,7 +128,7 @@ def _of_base(member: Member) -> Thing:
     return file(member.data, mode=member.mode, mtime=EPOCH)
 
 
-def _told(spec: LayerSpec, cell: ImagePlan, wheels: list[Path], diff_id: Digest, folder: Path) -> Tree:
+def _told(spec: WheelLayer, cell: ImagePlan, wheels: list[Path], diff_id: Digest, folder: Path) -> Tree:
     """What the writer of this layer was told. It is made again here, where one can listen."""
     inputs = tuple(
         worker.Input(wheel=locked_wheel(path), path=path)
@@ -149,7 +150,7 @@ def _told(spec: LayerSpec, cell: ImagePlan, wheels: list[Path], diff_id: Digest,
         patch.object(worker, "_cancelled", threading.Event(), create=True),
         patch.object(worker, "_progress", [0], create=True),
     ):
-        written: Written = worker.make_layer(job)
+        written: Blob = worker.make_layer(job)
     assert written.diff_id == diff_id
     return _Listening.heard
 

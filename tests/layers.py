@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchkiln.oci.layer import LayerWriter, Written
+from torchkiln.model.layer import Blob
+from torchkiln.oci.layer import LayerWriter
 from torchkiln.recipe import PREFIX, WHEEL_EPOCH
 from torchkiln.wheel.bytecode import Code
 from torchkiln.wheel.install import Scheme
@@ -50,7 +51,7 @@ def layer_of(
     code: Callable[[str], bytes | None] = no_code,
     tail: int = 0,
     scheme: Scheme = SCHEME,
-) -> tuple[bytes, Written]:
+) -> tuple[bytes, Blob]:
     """The blob that *wheels* give and what the writer says of it; *tail* bytes of each come beforehand."""
     out = io.BytesIO()
     layer = LayerWriter(out, mtime=WHEEL_EPOCH)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from torchkiln.model.cell import Cell, Resolution, Status
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.lock import LockedBase, LockedCell
-from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan, LayerSpec
+from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan, OverlayLayer
 from torchkiln.util.files import write_atomic
 
 EPOCH = 1_750_000_000
@@ -83,13 +83,14 @@ class BlobFolder:
         """Where a blob is: the `blob_path` of `write_image`."""
         return self.root / name.removeprefix("sha256:")
 
-    def layer(self, title: str, tar: bytes, *, pack: Callable[[bytes], bytes] = members_of) -> BuiltLayer:
+    def layer(self, title: str, tar: bytes, *, pack: Callable[[bytes], bytes] = members_of) -> ImageLayer:
         """Put a layer in."""
         blob = pack(tar)
         self.root.mkdir(parents=True, exist_ok=True)
         write_atomic(self.path(digest(blob)), blob)  # several processes may put in the same
-        return BuiltLayer(
-            title=title, digest=digest(blob), diff_id=digest(tar), size=len(blob), unpacked=len(tar)
+        return ImageLayer(
+            title=title,
+            blob=Blob(digest=digest(blob), diff_id=digest(tar), size=len(blob), unpacked=len(tar)),
         )
 
 
@@ -136,7 +137,7 @@ def plan(
         locked=locked,
         tag=tag,
         aliases=("v2.7",),
-        layers=tuple(LayerSpec(kind="overlay", title=title) for title in titles),
+        layers=tuple(OverlayLayer(title=title) for title in titles),
         config=config(**changes),
         epoch=EPOCH,
         recipe=1,

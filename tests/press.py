@@ -18,13 +18,14 @@ from unittest.mock import patch
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.cells import HostPython, as_locked, planned_cell, put_base, small_wheels
+from tests.cells import HostPython, planned_cell, put_base, small_wheels
 from tests.keys import ED, P256, pem, public_pem
 from tests.reports import TAG, TIERS, report
 from tests.smoke_suites import suite_with
 from tests.unpublished import FakeIndex
 from torchkiln.attest.smoke_report import attest
 from torchkiln.build import image as image_build
+from torchkiln.build.environment import Environment
 from torchkiln.cli import torchkiln
 from torchkiln.cli.shared.smoke_history import Kept
 from torchkiln.lock.lock import save
@@ -71,7 +72,7 @@ class Press:
         """
         wheels = small_wheels(self.folder / f"wheels{version}", version, str(self.folder))
         locked = planned_cell(wheels, salt=str(self.folder)).locked
-        recorded = as_locked(self._built(locked, wheels, "gzip").layers[1:-1])
+        recorded = self._built(locked, wheels, "gzip").layers[1:-1]
         if layer_format != "gzip":
             self._built(locked, wheels, layer_format)
         save(self.folder / "images", replace(locked, layers=recorded))
@@ -84,10 +85,8 @@ class Press:
         with interpreter():
             return image_build.build(
                 plan,
-                self.store,
                 self.layout,
-                fetcher=FakeIndex(wheels),
-                observer=Silent(),
+                Environment(store=self.store, fetcher=FakeIndex(wheels), observer=Silent()),
                 layer_format=form,
             ).image
 

@@ -91,7 +91,7 @@ def test_prune_and_another_form_of_layers(scene: Scene, form: LayerFormat) -> No
     assert plain == len(built.layers)
     assert not {"layers", "other blobs", "bases"} & {one["kind"] for one in scene.told("prune")["gone"]}
     scene.told("prune", "--all")
-    assert {path.name for path in scene.files("blobs")} == {layer.digest[7:] for layer in built.layers}
+    assert {path.name for path in scene.files("blobs")} == {layer.blob.digest[7:] for layer in built.layers}
     assert len(scene.files(f"records/{'joined' if form == 'gzip-joined' else 'zstd'}")) == len(built.layers)
     assert validate(scene.layout) == ()
 

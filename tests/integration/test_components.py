@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.cells import as_locked, build, planned_cell, small_wheels
+from tests.cells import build, planned_cell, small_wheels
 from tests.gridcase import FACTS, MATRIX
 from tests.layers import tree_of_layer
 from tests.planned import LOCK_DIGEST
@@ -110,7 +110,7 @@ def test_what_is_in_the_programs_layer(wheels: list[Path], program: Path, tmp_pa
         above, tmp_path / "cache", tmp_path / "layout", FakeIndex([*wheels, *more(tmp_path), program])
     )
     layer = next(one for one in built.image.layers if one.title == "micromamba 2.9.0")
-    tree = tree_of_layer(Store(tmp_path / "cache").blob(layer.digest).read_bytes())
+    tree = tree_of_layer(Store(tmp_path / "cache").blob(layer.blob.digest).read_bytes())
 
     binary = tree["opt/conda/condabin/micromamba"]
     assert (binary.data, binary.mode) == (SCRIPT, 0o755)
@@ -143,11 +143,11 @@ def test_recorded_layers_hold_and_the_plain_ones_need_no_second_look(
     above = with_components(below, added, program)
     build(above, cache, tmp_path / "layout", FakeIndex([*added, program]))
     with patch("torchkiln.plan.layers.BIG_WHEEL", 100_000):
-        known = known_layers(replace(above.locked, layers=as_locked(plain.image.layers[1:-1])), Store(cache))
+        known = known_layers(replace(above.locked, layers=plain.image.layers[1:-1]), Store(cache))
     assert known is not None
     assert [one.title for one in known] == [layer.title for layer in above.layers[1:-1]]
 
-    wrong = replace(known[-2], digest=Digest("sha256:" + "0" * 64))
+    wrong = replace(known[-2], blob=replace(known[-2].blob, digest=Digest("sha256:" + "0" * 64)))
     other = replace(above, locked=replace(above.locked, layers=(*known[:-2], wrong, known[-1])))
     with pytest.raises(BuildFailed, match=r"layer 'micromamba 2\.9\.0' is sha256:"):
         build(other, cache, tmp_path / "layout", FakeIndex([*added, program]))
@@ -190,4 +190,4 @@ def test_a_running_build_claims_the_programs_file(wheels: list[Path], program: P
     above = with_components(planned_cell(wheels), more(tmp_path), program)
     file = above.locked.components[0].program
     assert file is not None
-    assert f"wheels/{file.sha256}/{file.filename}" in build_needs(above.locked)
+    assert f"wheels/{file.sha256}/{file.filename}" in build_needs(above)

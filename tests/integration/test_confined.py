@@ -22,6 +22,7 @@ from tests.needs import needs_gcc
 from tests.unpublished import FakeIndex
 from torchkiln.build import image as image_build
 from torchkiln.build.confined import Confined
+from torchkiln.build.environment import Environment
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.progress import Silent
 from torchkiln.runtimes import sandbox, seccomp
@@ -292,9 +293,8 @@ def test_a_strangers_python_does_not_run_without_namespaces(
 
     def build(*, stranger: bool) -> None:
         index, layout = FakeIndex(wheels), tmp_path / "layout"
-        image_build.build(
-            cell, store, layout, fetcher=index, observer=Silent(), stranger=stranger, say=said.append
-        )
+        environment = Environment(store=store, fetcher=index, observer=Silent(), say=said.append)
+        image_build.build(cell, layout, environment, stranger=stranger)
 
     with pytest.raises(ToolMissing, match=r"cannot make a sandbox .* Operation not permitted"):
         build(stranger=True)

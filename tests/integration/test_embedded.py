@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cells import as_locked, build, planned_cell, small_wheels
+from tests.cells import build, planned_cell, small_wheels
 from tests.hostile import KINDS, SPEC
 from tests.layers import tree_of_layer
 from tests.unpublished import FakeIndex, locked_wheel
@@ -19,7 +19,7 @@ from torchkiln.build.image import forecast
 from torchkiln.build.scheduler import Job, Scheduler
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.model.digest import Digest
-from torchkiln.oci.layer import Written
+from torchkiln.model.layer import Blob
 from torchkiln.oci.validate.validate import validate
 from torchkiln.store.store import Store
 from torchkiln.wheel.source import Cancelled
@@ -62,7 +62,7 @@ def test_what_is_in_the_layers(wheels: list[Path], tmp_path: Path) -> None:
     """Three wheels in one layer, each whole: code, byte-code, launcher, metadata."""
     cache = tmp_path / "cache"
     built = build(planned_cell(wheels), cache, tmp_path / "layout", FakeIndex(wheels))
-    tree = tree_of_layer(Store(cache).blob(built.image.layers[3].digest).read_bytes())
+    tree = tree_of_layer(Store(cache).blob(built.image.layers[3].blob.digest).read_bytes())
 
     for name in ("jinja2", "networkx", "sympy"):
         tag = f"cpython-{sys.version_info[0]}{sys.version_info[1]}"
@@ -175,7 +175,7 @@ def test_the_cause_is_told_even_if_it_comes_last(
     others: list[Cancelled] = []
     made = Scheduler._made
 
-    def slow_to_fail(self: Scheduler, slot: int, job: Job, out: Path) -> Written:
+    def slow_to_fail(self: Scheduler, slot: int, job: Job, out: Path) -> Blob:
         try:
             return made(self, slot, job, out)
         except BuildFailed:
@@ -279,10 +279,11 @@ def test_other_bytes_than_the_locked_ones(wheels: list[Path], tmp_path: Path) ->
 def test_a_layer_that_is_not_the_recorded_one(wheels: list[Path], tmp_path: Path) -> None:
     """A lock with recorded layers holds the build to them."""
     built = build(planned_cell(wheels), tmp_path / "cache", tmp_path / "layout", FakeIndex(wheels))
-    recorded = as_locked(built.image.layers)
+    recorded = built.image.layers
     nobody = FakeIndex([])
     build(planned_cell(wheels, recorded), tmp_path / "cache", tmp_path / "layout2", nobody)
-    wrong = (*recorded[:2], replace(recorded[2], digest=Digest("sha256:" + "0" * 64)), *recorded[3:])
+    blob = replace(recorded[2].blob, digest=Digest("sha256:" + "0" * 64))
+    wrong = (*recorded[:2], replace(recorded[2], blob=blob), *recorded[3:])
     with pytest.raises(BuildFailed, match=r"^layer 'torch 1.0' is sha256:.*, the lock has sha256:0{64} "):
         build(planned_cell(wheels, wrong), tmp_path / "cache", tmp_path / "layout3", nobody)
     assert not (tmp_path / "layout3").exists()
@@ -294,7 +295,7 @@ def test_layers_lie_over_each_other_without_trouble(wheels: list[Path], tmp_path
     image = build(planned_cell(wheels), cache, tmp_path / "layout", FakeIndex(wheels)).image
     seen: dict[str, tuple[bytes, int]] = {}
     for layer in image.layers[1:4]:
-        with tarfile.open(Store(cache).blob(layer.digest), "r:gz") as tar:
+        with tarfile.open(Store(cache).blob(layer.blob.digest), "r:gz") as tar:
             for member in tar:
                 kind = (member.type, member.mode)
                 assert seen.setdefault(member.name, kind) == kind

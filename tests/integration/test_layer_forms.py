@@ -12,13 +12,13 @@ from unittest.mock import patch
 import pytest
 from isal import igzip
 
-from tests.cells import as_locked, build, planned_cell, small_wheels
+from tests.cells import build, planned_cell, small_wheels
 from tests.unpublished import FakeIndex
 from torchkiln.build.cache_keys import format_key
 from torchkiln.build.layer_formats import FORMATS, TargetFormat, convert
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import LayerFormat
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import ImageLayer
 from torchkiln.model.progress import Silent, Work
 from torchkiln.oci.join import join
 from torchkiln.oci.validate.validate import validate
@@ -62,7 +62,7 @@ def wheels(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture
-def layers(wheels: list[Path], tmp_path: Path) -> tuple[BuiltLayer, ...]:
+def layers(wheels: list[Path], tmp_path: Path) -> tuple[ImageLayer, ...]:
     """The plain layers of a small image, in the cache."""
     return build(planned_cell(wheels), tmp_path / "cache", tmp_path / "plain", FakeIndex(wheels)).image.layers
 
@@ -71,21 +71,21 @@ def leftovers(cache: Path) -> list[str]:
     return [str(path) for path in (cache / "tmp").rglob("*") if path.is_file()]
 
 
-def test_each_layer_is_made_once(form: TargetFormat, layers: tuple[BuiltLayer, ...], tmp_path: Path) -> None:
+def test_each_layer_is_made_once(form: TargetFormat, layers: tuple[ImageLayer, ...], tmp_path: Path) -> None:
     """All of them, with progress of every byte; the second time the cache has them; a lost blob is remade."""
     store, first, second, third = Store(tmp_path / "cache"), Heard(form), Heard(form), Heard(form)
     made = convert(form, layers, store, first)
     assert convert(form, layers, store, second) == made
-    store.blob(made[1].digest).unlink()
+    store.blob(made[1].blob.digest).unlink()
     assert convert(form, layers, store, third) == made
 
     assert sorted(first.begun) == sorted(layer.title for layer in layers)
     assert first.bytes == first.total == sum(form.length(layer) for layer in layers)
     assert second.begun == []
     assert third.begun == [layers[1].title]
-    assert [layer.diff_id for layer in made] == [layer.diff_id for layer in layers]
-    assert not {layer.digest for layer in made} & {layer.digest for layer in layers}
-    assert all(store.has_blob(layer.digest, layer.size) for layer in made)
+    assert [layer.blob.diff_id for layer in made] == [layer.blob.diff_id for layer in layers]
+    assert not {layer.blob.digest for layer in made} & {layer.blob.digest for layer in layers}
+    assert all(store.has_blob(layer.blob.digest, layer.blob.size) for layer in made)
     assert leftovers(tmp_path / "cache") == []
 
 
@@ -127,13 +127,14 @@ def test_they_are_the_same_everywhere(
 
 
 def test_the_lock_speaks_of_plain_layers(
-    named: LayerFormat, wheels: list[Path], layers: tuple[BuiltLayer, ...], tmp_path: Path
+    named: LayerFormat, wheels: list[Path], layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
     """Recorded digests are compared before: right ones pass, a wrong one stops the build."""
-    recorded = as_locked(layers[1:4])
+    recorded = layers[1:4]
     index, cache = FakeIndex(wheels), tmp_path / "cache"
     good = planned_cell(wheels, recorded)
-    bad = planned_cell(wheels, (replace(recorded[0], digest=recorded[1].digest), *recorded[1:]))
+    wrong = replace(recorded[0].blob, digest=recorded[1].blob.digest)
+    bad = planned_cell(wheels, (replace(recorded[0], blob=wrong), *recorded[1:]))
 
     build(good, cache, tmp_path / "good", index, layer_format=named)
     with pytest.raises(BuildFailed, match="the lock has"):
@@ -142,11 +143,11 @@ def test_the_lock_speaks_of_plain_layers(
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "swap", "forge"])
 def test_a_damaged_blob_is_refused(
-    damage: str, form: TargetFormat, layers: tuple[BuiltLayer, ...], tmp_path: Path
+    damage: str, form: TargetFormat, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
     """By layer, file and reason; nothing of it stays, and nothing of the others in tmp/."""
     store = Store(tmp_path / "cache")
-    blob = store.blob(layers[2].digest)
+    blob = store.blob(layers[2].blob.digest)
     data = bytearray(blob.read_bytes())
     blob.chmod(0o644)
     if damage == "flip":
@@ -158,7 +159,7 @@ def test_a_damaged_blob_is_refused(
         tar[len(tar) // 2] ^= 1
         data = bytearray(gzip.compress(tar, mtime=0))
     else:  # whole members, but of another layer
-        data = bytearray(store.blob(layers[1].digest).read_bytes())
+        data = bytearray(store.blob(layers[1].blob.digest).read_bytes())
     blob.write_bytes(data)
 
     with pytest.raises(BuildFailed, match=f"{layers[2].title!r}: .*{blob.name}") as refused:
@@ -171,12 +172,12 @@ def test_a_damaged_blob_is_refused(
     }
     assert reasons.get(damage, "gzip member at byte" if joins else "it is damaged") in refused.value.message
     assert "cache is damaged" in refused.value.hint
-    assert store.record(form.records, format_key(layers[2].digest, form.encoder)) is None
+    assert store.record(form.records, format_key(layers[2].blob.digest, form.encoder)) is None
     assert leftovers(tmp_path / "cache") == []
 
 
 def test_an_interrupt_ends_all_of_it(
-    form: TargetFormat, layers: tuple[BuiltLayer, ...], tmp_path: Path
+    form: TargetFormat, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
     """What an observer raises, as Ctrl-C would, comes through, and the others stop."""
 
@@ -191,10 +192,10 @@ def test_an_interrupt_ends_all_of_it(
 
 
 def test_two_at_once_make_each_layer_once(
-    form: TargetFormat, layers: tuple[BuiltLayer, ...], tmp_path: Path
+    form: TargetFormat, layers: tuple[ImageLayer, ...], tmp_path: Path
 ) -> None:
     heard = [Heard(form), Heard(form)]
-    found: list[tuple[BuiltLayer, ...]] = []
+    found: list[tuple[ImageLayer, ...]] = []
     threads = [
         threading.Thread(target=lambda o=o: found.append(convert(form, layers, Store(tmp_path / "cache"), o)))
         for o in heard

@@ -129,10 +129,10 @@ def test_joined_layers_differ_only_in_their_frames(images: Conformance) -> None:
 
     assert max(members(layer) for layer in images.plain.layers) > 400
     assert [members(layer) for layer in images.joined.layers] == [1] * len(images.joined.layers)
-    assert [layer.diff_id for layer in joined.layers] == [layer.diff_id for layer in plain.layers]
+    assert [layer.blob.diff_id for layer in joined.layers] == [layer.blob.diff_id for layer in plain.layers]
     assert joined.config == plain.config
     assert joined.manifest != plain.manifest
-    assert sum(layer.size for layer in joined.layers) < sum(layer.size for layer in plain.layers)
+    assert sum(layer.blob.size for layer in joined.layers) < sum(layer.blob.size for layer in plain.layers)
     assert validate(images.plain.layout) == validate(images.joined.layout) == ()
 
 
@@ -204,7 +204,7 @@ def test_skopeo_reads_the_config_as_we_meant_it(built: BuiltImage) -> None:
     found = json.loads(done.stdout)
 
     assert found["Digest"] == built.manifest
-    assert found["Layers"] == [layer.digest for layer in built.layers]
+    assert found["Layers"] == [layer.blob.digest for layer in built.layers]
     assert found["Labels"]["torchkiln.status"] == "minor-compat"
     assert found["Env"] == ["PATH=/opt/venv/bin:/usr/bin", "LANG=C.UTF-8"]
     assert (found["Architecture"], found["Os"], found["Created"]) == (
@@ -223,7 +223,7 @@ def test_skopeo_copies_the_very_bytes(built: BuiltImage, tmp_path: Path) -> None
         skopeo_copy(source, target)
 
         assert digest((target / "manifest.json").read_bytes()) == built.manifest
-        blobs = {built.config, *(layer.digest for layer in built.layers)}
+        blobs = {built.config, *(layer.blob.digest for layer in built.layers)}
         assert {digest((target / blob.removeprefix("sha256:")).read_bytes()) for blob in blobs} == blobs
 
 
@@ -237,7 +237,7 @@ def test_skopeo_reads_a_docker_archive(built: BuiltImage, tmp_path: Path) -> Non
         manifest = json.loads((tmp_path / tag / "manifest.json").read_bytes())
         assert manifest["config"]["digest"] == built.config
         stored = [tmp_path / tag / entry["digest"].removeprefix("sha256:") for entry in manifest["layers"]]
-        assert [digest(inflated(path)) for path in stored] == [layer.diff_id for layer in built.layers]
+        assert [digest(inflated(path)) for path in stored] == [layer.blob.diff_id for layer in built.layers]
 
 
 def test_docker_loads_a_docker_archive(built: BuiltImage, tmp_path: Path, engine: Mapping[str, str]) -> None:
@@ -254,7 +254,7 @@ def test_docker_loads_a_docker_archive(built: BuiltImage, tmp_path: Path, engine
     docker("load", "--input", tmp_path / "a.tar")
     try:
         (found,) = json.loads(docker("image", "inspect", names[1]))
-        assert found["RootFS"]["Layers"] == [layer.diff_id for layer in built.layers]
+        assert found["RootFS"]["Layers"] == [layer.blob.diff_id for layer in built.layers]
         assert found["Config"]["WorkingDir"] == "/workspace"
         assert found["Id"] in (built.config, built.manifest)
     finally:

@@ -16,7 +16,8 @@ from torchkiln.cli.grid import list_command
 from torchkiln.errors import ConfigError, Stale
 from torchkiln.lock.lock import lock_digest
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedCell, LockedLayer
+from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.lock import LockedCell
 from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
@@ -106,7 +107,7 @@ def test_what_changed_is_told_with_its_reason(images: Path) -> None:
 def test_recorded_layers_change_no_image(images: Path) -> None:
     """They follow from the rest."""
     digests = {"digest": Digest("sha256:" + "3" * 64), "diff_id": Digest("sha256:" + "4" * 64)}
-    layer = LockedLayer(title="torch", **digests, size=1, unpacked=1)
+    layer = ImageLayer(title="torch", blob=Blob(**digests, size=1, unpacked=1))
     put(images, replace(locked(), layers=(layer,)))
 
     assert git(images, "status", "--porcelain") != ""

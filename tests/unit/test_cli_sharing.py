@@ -16,7 +16,7 @@ from tests.planned import locked, wheel
 from torchkiln.cli.sharing import sharing
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale, Unresolvable
 from torchkiln.lock.lock import save
-from torchkiln.model.lock import LockedLayer
+from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.plan.layers import wheel_layers
 from torchkiln.util.places import ROOT
 
@@ -43,14 +43,16 @@ def locked_to(images: Path, torch: str, *, without: str = "") -> None:
     cell = locked(torch)
     wheels = [wheel("torch", torch, megabytes=821) if one.name == "torch" else one for one in cell.wheels]
     layers = [
-        LockedLayer(
+        ImageLayer(
             title=spec.title,
-            digest=digest(spec.title.encode()),
-            diff_id=digest(f"tar {spec.title}".encode()),
-            size=(size := sum(one.size for one in spec.wheels)),
-            unpacked=2 * size,
+            blob=Blob(
+                digest=digest(spec.title.encode()),
+                diff_id=digest(f"tar {spec.title}".encode()),
+                size=(size := sum(one.size for one in spec.wheels)),
+                unpacked=2 * size,
+            ),
         )
-        for spec in wheel_layers(wheels)
+        for spec in wheel_layers(wheels, python="3.11.2")
         if spec.title != without
     ]
     save(images, replace(cell, wheels=tuple(wheels), layers=tuple(layers)))

@@ -176,12 +176,12 @@ def test_a_bad_archive_leaves_nothing_and_the_next_run_needs_only_it(
     server.faults.flip, server.faults.only = 100, "cuda_nvcc"
 
     with pytest.raises(BadArchive, match="cuda_nvcc"):
-        toolkit_layers(specs, plan.locked, store, source(mirror(server)), Silent())
+        toolkit_layers(specs, store, source(mirror(server)), Silent())
     (nvcc,) = (one for one in archives if one.component == "cuda_nvcc")
     assert not (store.root / part_path(nvcc)).exists()
     assert list((store.root / "tmp").glob("*")) == []
 
     server.faults.flip, server.asked = None, []
-    made = toolkit_layers(specs, plan.locked, store, source(mirror(server)), Silent())
+    made = toolkit_layers(specs, store, source(mirror(server)), Silent())
     assert len(made) == len(specs)
     assert {path.rpartition("/")[2] for _, path, _ in server.asked} == {nvcc.filename}

@@ -17,13 +17,14 @@ from tests.standin.cuda_archives import write_small
 from torchkiln.build import image as image_build
 from torchkiln.build.cache_claims import remember_image
 from torchkiln.build.cuda_layers import kept_path, lay_out, part_path, toolkit_layers
+from torchkiln.build.environment import Environment
 from torchkiln.cache.policy import item_usages
 from torchkiln.cache.usage import cache_usage
 from torchkiln.errors import BuildFailed
 from torchkiln.index.archives import VARIABLE, CudaArchives
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive
-from torchkiln.model.plan import ImagePlan, LayerSpec
+from torchkiln.model.plan import ImagePlan, ToolkitLayer
 from torchkiln.model.progress import Silent
 from torchkiln.oci.validate.validate import validate
 from torchkiln.store.store import Store
@@ -62,15 +63,13 @@ class Place:
         self.source = CudaArchives({VARIABLE: str(folder / "redist")})
 
     @property
-    def specs(self) -> list[LayerSpec]:
-        return [spec for spec in self.plan.layers if spec.kind == "toolkit"]
+    def specs(self) -> list[ToolkitLayer]:
+        return [spec for spec in self.plan.made if isinstance(spec, ToolkitLayer)]
 
-    def layers(
-        self, cache: str = "cache", source: CudaArchives | None = None
-    ) -> tuple[Store, list[BuiltLayer]]:
+    def layers(self, cache: str = "cache", source: CudaArchives | None = None) -> tuple[Store, list[Blob]]:
         """The toolkit's layers, made in *cache*."""
         store = Store(self.folder / cache)
-        made = toolkit_layers(self.specs, self.plan.locked, store, source or self.source, Silent())
+        made = toolkit_layers(self.specs, store, source or self.source, Silent())
         return store, [made[spec] for spec in self.specs]
 
 
@@ -79,7 +78,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def members(store: Store, layers: list[BuiltLayer]) -> dict[str, tarfile.TarInfo]:
+def members(store: Store, layers: list[Blob]) -> dict[str, tarfile.TarInfo]:
     """What the layers hold but folders, by Python's own tarfile."""
     found = {}
     for layer in layers:
@@ -141,14 +140,10 @@ def test_an_image_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _built(plan: ImagePlan, store: Store, place: Place) -> image_build.Build:
-    return image_build.build(
-        plan,
-        store,
-        place.folder / "layout",
-        fetcher=Shelf(place.folder),
-        observer=Silent(),
-        archives=place.source,
+    environment = Environment(
+        store=store, fetcher=Shelf(place.folder), observer=Silent(), archives=place.source
     )
+    return image_build.build(plan, place.folder / "layout", environment)
 
 
 def test_the_cache_knows_what_is_kept_of_archives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +152,7 @@ def test_the_cache_knows_what_is_kept_of_archives(place: Place, monkeypatch: pyt
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
     built = _built(place.plan, store, place)
-    remember_image(store, built.image, place.plan.locked, built.reused)
+    remember_image(store, built.image, place.plan, built.reused)
     (store.root / part_path(place.archives[0])).write_bytes(b"half")
 
     seen = cache_usage(store, [place.folder / "layout"], place.folder / "images")
@@ -176,6 +171,9 @@ class Shelf:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def size(self, wheel):  # type: ignore[no-untyped-def]
+        raise AssertionError
 
     def tail(self, wheel, count):  # type: ignore[no-untyped-def]
         return None

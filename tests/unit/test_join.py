@@ -21,9 +21,9 @@ from isal import isal_zlib
 
 from torchkiln.errors import ToolMissing
 from torchkiln.model.digest import Digest
+from torchkiln.model.layer import Blob
 from torchkiln.oci import encode, zlib_blocks
 from torchkiln.oci.join import NotJoinable, join
-from torchkiln.oci.layer import Written
 
 TEXT = b"".join(f"{number:05} the quick brown fox\n".encode() for number in range(4000))
 NOISE = random.Random(7).randbytes(200_000)
@@ -58,7 +58,7 @@ def member(content: bytes, stream: bytes | None = None) -> bytes:
     )
 
 
-def joined(blob: bytes) -> tuple[bytes, Written]:
+def joined(blob: bytes) -> tuple[bytes, Blob]:
     """`join` in memory."""
     out = io.BytesIO()
     written = join(io.BytesIO(blob), out)
@@ -80,7 +80,7 @@ def holds(blob: bytes, content: bytes) -> None:
     assert only_member(one) == content
     assert isal_zlib.decompress(one, wbits=31) == content
     assert deflate.gzip_decompress(one, len(content)) == content
-    assert written == Written(
+    assert written == Blob(
         digest=Digest(f"sha256:{hashlib.sha256(one).hexdigest()}"),
         diff_id=Digest(f"sha256:{hashlib.sha256(content).hexdigest()}"),
         size=len(one),

@@ -36,7 +36,8 @@ from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.digest import Digest
 from torchkiln.model.index import Wanted
-from torchkiln.model.lock import LockedBase, LockedCell, LockedLayer, LockedWheel, OsPackage
+from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.lock import LockedBase, LockedCell, LockedWheel, OsPackage
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
@@ -54,7 +55,7 @@ BASE = LockedBase(
     encoder="none",
     packages=(OsPackage(name="apt", version="2.6.2"),),
 )
-LAYER = LockedLayer(title="torch", digest=ONES, diff_id=ZEROS, size=1, unpacked=2)
+LAYER = ImageLayer(title="torch", blob=Blob(digest=ONES, diff_id=ZEROS, size=1, unpacked=2))
 
 
 def resolution(torch: str = "2.7.1", cuda: str = "12.1") -> Resolution:

@@ -17,7 +17,8 @@ from torchkiln.errors import KilnError
 from torchkiln.lock.lock import load_locked, save
 from torchkiln.model.cell import Source
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedCell, LockedLayer
+from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.lock import LockedCell
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
@@ -211,12 +212,11 @@ def test_one_that_is_asked_about_by_name_and_is_not_there_is_told(house: House) 
 
 
 def test_recorded_layers_of_the_plain_image_come_along(house: House) -> None:
-    layer = LockedLayer(
+    layer = ImageLayer(
         title="torch 2.7.1",
-        digest=Digest("sha256:" + "1" * 64),
-        diff_id=Digest("sha256:" + "2" * 64),
-        size=1,
-        unpacked=2,
+        blob=Blob(
+            digest=Digest("sha256:" + "1" * 64), diff_id=Digest("sha256:" + "2" * 64), size=1, unpacked=2
+        ),
     )
     save(house.images, replace(house.locked(), layers=(layer,)))
     house.run("--with", "transformers")

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from tests.oci_samples import ZERO, digest, plan
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.oci.image import canonical_json, describe
 
 LAYERS = (
-    BuiltLayer(title="base", digest=digest(b"b"), diff_id=digest(b"B"), size=11, unpacked=33),
-    BuiltLayer(title="torch 2.7.1", digest=digest(b"t"), diff_id=digest(b"T"), size=22, unpacked=44),
+    ImageLayer(title="base", blob=Blob(digest=digest(b"b"), diff_id=digest(b"B"), size=11, unpacked=33)),
+    ImageLayer(
+        title="torch 2.7.1", blob=Blob(digest=digest(b"t"), diff_id=digest(b"T"), size=22, unpacked=44)
+    ),
 )
 
 
@@ -64,8 +66,8 @@ def test_the_manifest_names_config_and_layers() -> None:
         "layers": [
             {
                 "mediaType": "application/vnd.oci.image.layer.v1.tar+gzip",
-                "digest": layer.digest,
-                "size": layer.size,
+                "digest": layer.blob.digest,
+                "size": layer.blob.size,
             }
             for layer in LAYERS
         ],
@@ -115,7 +117,9 @@ def test_what_is_empty_is_left_out() -> None:
 @given(epoch=st.integers(0, 4_000_000_000), size=st.integers(0, 1 << 40), title=st.text(max_size=20))
 def test_documents_are_canonical(epoch: int, size: int, title: str) -> None:
     """What was written, read and written again is the same bytes."""
-    layer = BuiltLayer(title=title, digest=Digest(ZERO), diff_id=Digest(ZERO), size=size, unpacked=size)
+    layer = ImageLayer(
+        title=title, blob=Blob(digest=Digest(ZERO), diff_id=Digest(ZERO), size=size, unpacked=size)
+    )
     documents = describe(dataclasses.replace(plan(), epoch=epoch), (layer,))
 
     for document in (documents.config, documents.manifest):

@@ -42,10 +42,10 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 
     assert (found.ref, found.manifest, found.config_digest) == ("a", built.manifest, built.config)
     assert [(layer.digest, layer.diff_id, layer.size) for layer in found.layers] == [
-        (layer.digest, layer.diff_id, layer.size) for layer in built.layers
+        (layer.blob.digest, layer.blob.diff_id, layer.blob.size) for layer in built.layers
     ]
     assert found.config["config"]["WorkingDir"] == "/workspace"
-    assert digest(found.layers[1].path.read_bytes()) == built.layers[1].digest
+    assert digest(found.layers[1].path.read_bytes()) == built.layers[1].blob.digest
     assert found == open_layout(tmp_path / "layout").image()
     assert found == open_layout(tmp_path / "layout").image(built.manifest)
 
@@ -54,9 +54,9 @@ def test_layers_are_hard_links_into_the_store(tmp_path: Path) -> None:
     """A layer takes no second place on the disk."""
     built = build(tmp_path)
 
-    path = open_layout(tmp_path / "layout").blob(built.layers[0].digest)
+    path = open_layout(tmp_path / "layout").blob(built.layers[0].blob.digest)
 
-    assert path.samefile(BlobFolder(tmp_path / "store").path(built.layers[0].digest))
+    assert path.samefile(BlobFolder(tmp_path / "store").path(built.layers[0].blob.digest))
 
 
 def test_across_file_systems_layers_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +68,9 @@ def test_across_file_systems_layers_are_copied(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "link", refuse)
     built = build(tmp_path)
 
-    path = open_layout(tmp_path / "layout").blob(built.layers[0].digest)
+    path = open_layout(tmp_path / "layout").blob(built.layers[0].blob.digest)
 
-    assert digest(path.read_bytes()) == built.layers[0].digest
+    assert digest(path.read_bytes()) == built.layers[0].blob.digest
     assert path.stat().st_nlink == 1
     assert len(blobs(tmp_path)) == 4
 
@@ -188,7 +188,7 @@ def test_a_layer_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
     """A store that lost bytes gives no image, and no name."""
     store = BlobFolder(tmp_path / "store")
     layer = store.layer("torch 2.7.1", tar_of(files(a=b"a")))
-    store.path(layer.digest).write_bytes(b"short")
+    store.path(layer.blob.digest).write_bytes(b"short")
 
     with pytest.raises(BuildFailed, match=r"'torch 2\.7\.1'.*not in the store"):
         write_image(tmp_path / "layout", plan("a"), (layer,), store.path)
@@ -199,13 +199,13 @@ def test_a_layer_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
 def test_a_blob_of_the_wrong_size_is_replaced(tmp_path: Path) -> None:
     """A truncated blob in the layout is mended by the next build, without touching the store's."""
     built = build(tmp_path)
-    path = open_layout(tmp_path / "layout").blob(built.layers[0].digest)
+    path = open_layout(tmp_path / "layout").blob(built.layers[0].blob.digest)
     path.unlink()
     path.write_bytes(b"half")
 
     build(tmp_path)
 
-    assert digest(path.read_bytes()) == built.layers[0].digest
+    assert digest(path.read_bytes()) == built.layers[0].blob.digest
 
 
 def test_an_unknown_name_tells_the_nearest(tmp_path: Path) -> None:
@@ -321,8 +321,10 @@ def test_every_image_round_trips(
     found = open_layout(folder / "layout").image(tag)
 
     assert found.manifest == built.manifest == Digest(digest(found.manifest_path.read_bytes()))
-    assert [layer.diff_id for layer in found.layers] == [layer.diff_id for layer in layers]
-    assert [digest(layer.path.read_bytes()) for layer in found.layers] == [layer.digest for layer in layers]
+    assert [layer.diff_id for layer in found.layers] == [layer.blob.diff_id for layer in layers]
+    assert [digest(layer.path.read_bytes()) for layer in found.layers] == [
+        layer.blob.digest for layer in layers
+    ]
 
 
 def build_many(folder: Path, name: str, rounds: int) -> None:

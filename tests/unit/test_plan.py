@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
 from torchkiln.model.cell import Constraint
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import OverlayFile
-from torchkiln.plan.layers import wheel_layers
+from torchkiln.plan import layers as planned_layers
 from torchkiln.plan.plan import CONSTRAINTS, IMAGE_JSON, constraints, plan, to_json
 from torchkiln.recipe import BIG_WHEEL, MAX_LAYER
 
@@ -23,6 +24,7 @@ NAMES = (
     "nvidia-cublas-cu12", "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nvtx-cu11", "pillow", "pip",
     "tensorboard", "torch", "torchaudio", "torchvision", "tqdm", "triton", "uv",
 )  # fmt: skip
+wheel_layers = partial(planned_layers.wheel_layers, python="3.11.2")
 
 wheel_sets = st.lists(st.sampled_from(NAMES), unique=True).flatmap(
     lambda names: st.tuples(

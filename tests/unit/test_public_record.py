@@ -11,9 +11,10 @@ import pytest
 
 from tests import reports
 from tests.gridcase import FACTS, MATRIX, answer
-from torchkiln.build import build as builder
+from torchkiln.build.environment import Environment
 from torchkiln.build.image import forecast
 from torchkiln.build.prefetch import measured, unfetched
+from torchkiln.build.prerequisites import Sources
 from torchkiln.docker import build as docker_build
 from torchkiln.docker.bake import bake
 from torchkiln.docker.build_locked import build_on_docker
@@ -33,7 +34,6 @@ from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.progress import Silent
 from torchkiln.plan.load import plan_locked
-from torchkiln.plan.plan import layer_bytes
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
@@ -192,9 +192,6 @@ class Scale:
     def fetch(self, *_: object, **__: object) -> None:
         raise AssertionError
 
-    def fetch_wheel(self, *_: object, **__: object) -> Path:
-        raise AssertionError
-
 
 def test_a_build_asks_for_the_sizes_that_the_cache_does_not_know(tmp_path: Path) -> None:
     """And the plan goes on to be that of its lock."""
@@ -210,7 +207,7 @@ def test_a_build_asks_for_the_sizes_that_the_cache_does_not_know(tmp_path: Path)
 
     found = measured(plan, store, scale)
 
-    sizes = {one.name: one.size for layer in found.layers for one in layer.wheels if one.name in NAMES}
+    sizes = {one.name: one.size for layer in found.made for one in layer.inputs if one.name in NAMES}
     assert sizes == {"torch": 4, "torchvision": 11, "torchaudio": 11}
     assert sorted(scale.asked) == ["torchaudio", "torchvision"]
     assert replace(found, layers=plan.layers) == plan
@@ -226,30 +223,28 @@ def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: py
         raise BuildFailed("far enough")
 
     monkeypatch.setattr("torchkiln.docker.build.build", build)
-    monkeypatch.setattr("torchkiln.docker.build_locked.at_hand", lambda locked, *_, **__: (locked, ()))
+    monkeypatch.setattr("torchkiln.build.prerequisites.at_hand", lambda plan, *_, **__: (plan.locked, ()))
     with pytest.raises(BuildFailed, match="far enough"):
         build_on_docker(
             KEPT,
             MATRIX,
             FACTS,
-            store=Store(tmp_path),
-            engine=Engine(host="unix:///nowhere", version="26.1", buildx=(0, 13)),
-            wheels=Scale(),
-            observer=Silent(),
-            options=builder.Options(),
-            handed_on=docker_build.Options(),
+            Engine(host="unix:///nowhere", version="26.1", buildx=(0, 13)),
+            Environment(store=Store(tmp_path), fetcher=Scale(), observer=Silent()),
+            sources=Sources(),
+            options=docker_build.Options(),
         )
-    assert all(one.size for layer in handed[0].layers for one in layer.wheels)
+    assert all(one.size for layer in handed[0].made for one in layer.inputs)
 
 
 def test_until_then_nobody_makes_one_up(tmp_path: Path) -> None:
     plan, store = plan_locked(KEPT, MATRIX, FACTS), Store(tmp_path)
-    unknown = [layer.title for layer in plan.layers if layer_bytes(layer) is None]
+    unknown = [layer.title for layer in plan.layers if layer.size is None]
     assert [title.split()[0] for title in unknown] == ["torch", "packages:"]
     told = forecast(plan, store)
     assert told["of_unknown_size"] == 3
     assert told["download_bytes"] == sum(one.size for one in KEPT.wheels)
-    assert not {one.name for one in unfetched(KEPT, store)} & {*NAMES}
+    assert not {one.name for one in unfetched(plan, store)} & {*NAMES}
     assert "of_unknown_size" not in forecast(plan_locked(reports.LOCKED, MATRIX, FACTS), store)
 
 

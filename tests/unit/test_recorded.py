@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cells import as_locked, build, planned_cell, small_wheels
+from tests.cells import build, planned_cell, small_wheels
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import worker as build_worker
@@ -23,8 +23,7 @@ from torchkiln.build.image import Build, known_layers
 from torchkiln.build.worker import Input, Task, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedLayer
-from torchkiln.oci.layer import Written
+from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.store.store import Store
 from torchkiln.wheel import splice
 
@@ -64,7 +63,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_wheel(SPEC, tmp_path_factory.mktemp("wheel"))
 
 
-def job(wheel: Path, cache: Path, recorded: Written | None = None) -> Task:
+def job(wheel: Path, cache: Path, recorded: Blob | None = None) -> Task:
     return Task(
         slot=0,
         inputs=(Input(wheel=locked_wheel(wheel), path=wheel),),
@@ -173,8 +172,8 @@ def arriving(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return run
 
 
-def recorded_layers(built: Build) -> tuple[LockedLayer, ...]:
-    return as_locked(built.image.layers[1:-1])
+def recorded_layers(built: Build) -> tuple[ImageLayer, ...]:
+    return built.image.layers[1:-1]
 
 
 def test_a_build_from_a_recorded_lock(tmp_path: Path) -> None:
@@ -195,7 +194,7 @@ def test_one_lock_does_not_vouch_for_another(tmp_path: Path) -> None:
     plain = planned_cell(wheels)
     first = build(plain, tmp_path / "one", tmp_path / "layout", FakeIndex(wheels))
     layers = recorded_layers(first)
-    lying = tuple(replace(layer, diff_id=NOT_ZERO) for layer in layers)
+    lying = tuple(replace(layer, blob=replace(layer.blob, diff_id=NOT_ZERO)) for layer in layers)
 
     cache = tmp_path / "two"
     build(planned_cell(wheels, lying), cache, tmp_path / "layout2", FakeIndex(wheels))

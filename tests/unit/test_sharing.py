@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torchkiln.compare.sharing import Level, Part, Place, Stack, chain_ids, share
 from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import Blob
 
 # A layer as (content, form): another form is the same tar, compressed otherwise. None: not recorded.
 Drawn = tuple[int, int] | None
@@ -36,17 +36,16 @@ def unpacked(content: int) -> int:
 
 def level(drawn: Drawn) -> Level:
     if drawn is None:
-        return Level(title="?", built=None)
+        return Level(title="?", blob=None)
     content, form = drawn
     title = f"layer {content}"
-    built = BuiltLayer(
-        title=title,
+    blob = Blob(
         digest=sha256(f"blob {content} {form}"),
         diff_id=sha256(f"tar {content}"),
         size=compressed(content, form),
         unpacked=unpacked(content),
     )
-    return Level(title=title, built=built)
+    return Level(title=title, blob=blob)
 
 
 def stacks(images: Sequence[Sequence[Drawn]]) -> list[Stack]:
@@ -171,10 +170,8 @@ def test_another_compression_is_another_blob_and_the_same_snapshot() -> None:
 
 def test_two_sizes_of_one_blob_are_told() -> None:
     lower, (upper,) = stacks([[(1, 0)]]), stacks([[(1, 0)]])
-    built = upper.levels[0].built
-    assert built
-    other = BuiltLayer(
-        title="layer 1", digest=built.digest, diff_id=built.diff_id, size=built.size + 1, unpacked=14
-    )
+    blob = upper.levels[0].blob
+    assert blob
+    other = Blob(digest=blob.digest, diff_id=blob.diff_id, size=blob.size + 1, unpacked=14)
     with pytest.raises(VerificationFailed, match=r"layer 1 .* is told to have 9 bytes, and 10"):
-        share([*lower, Stack(tag="b", levels=(Level(title="layer 1", built=other),))])
+        share([*lower, Stack(tag="b", levels=(Level(title="layer 1", blob=other),))])

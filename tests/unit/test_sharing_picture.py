@@ -86,9 +86,7 @@ def test_no_two_layers_of_a_row_lie_on_each_other(images: list[list[Drawn]]) -> 
 @example(["\ufffe\uffff\ud800\x00\x1b]]>", "<&\"'>"])
 def test_whatever_it_is_called_it_stays_xml(names: list[str]) -> None:
     """A layout's tags and titles are what somebody else wrote."""
-    levels = tuple(
-        Level(title=name, built=one.levels[0].built) for name in names for one in stacks([[(1, 0)]])
-    )
+    levels = tuple(Level(title=name, blob=one.levels[0].blob) for name in names for one in stacks([[(1, 0)]]))
     ET.fromstring(picture(share([Stack(tag=name, levels=levels) for name in names])))
 
 

@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 
+from tests.planned import LOCK_DIGEST
 from tests.roots import entry, tar_of
 from tests.unit.test_base_artefact import a_base
 from tests.unit.test_tools import devel
 from torchkiln.base import artefact, keeping, tools
-from torchkiln.build.prerequisites import Sources, at_hand
+from torchkiln.build.environment import Environment
+from torchkiln.build.prerequisites import Sources, at_hand, ready
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.lock import LockedBase, LockedCell, LockedTools, OsPackage
+from torchkiln.model.plan import ImagePlan
+from torchkiln.model.progress import Silent
 from torchkiln.oci.encode import ENCODER, encode_bytes
+from torchkiln.plan.plan import plan
 from torchkiln.store.store import Store
 
 STATUS = "Package: {}\nStatus: install ok installed\nVersion: {}\n\n"
@@ -89,7 +94,12 @@ def a_cell() -> LockedCell:
 
 def found(locked: LockedCell, store: Store, **sources: Any) -> tuple[LockedCell, tuple[str, ...]]:
     nobody: Any = None
-    return at_hand(locked, store, nobody, Sources(**sources), environ={})
+    environment = Environment(store=store, fetcher=nobody, observer=Silent(), environ={})
+    return at_hand(planned(locked), environment, Sources(**sources))
+
+
+def planned(locked: LockedCell) -> ImagePlan:
+    return plan(locked, (), aliases=(), lock_digest=LOCK_DIGEST)
 
 
 def test_what_the_cache_has_is_taken(store: Store, archive: Archive) -> None:
@@ -214,3 +224,28 @@ def test_each_package_of_the_base_is_held() -> None:
         "Package: openssl\nPin: version 3.0.18\nPin-Priority: 1001\n\n"
         "Package: python3.11-minimal\nPin: version 3.11.2-6+deb12u6\nPin-Priority: 1001\n"
     )
+
+
+def test_a_build_plans_once_and_again_only_on_another_base(store: Store, archive: Archive) -> None:
+    nobody: Any = None
+    environment = Environment(store=store, fetcher=nobody, observer=Silent(), environ={})
+    planned_on: list[LockedCell] = []
+
+    def counted(locked: LockedCell) -> ImagePlan:
+        planned_on.append(locked)
+        return planned(locked)
+
+    def plan_built(locked: LockedCell) -> tuple[ImagePlan, tuple[str, ...]]:
+        planned_on.clear()
+        with ready(locked, counted, environment, Sources(), what="tests") as found:
+            return found
+
+    assert plan_built(a_cell()) == (planned(a_cell()), ())
+    assert planned_on == [a_cell()]
+
+    archive.cmake = "3.31"
+    store.blob(some_tools(a_base(None), None).digest).unlink()
+    built, moved = plan_built(a_cell())
+    assert planned_on == [a_cell(), built.locked]
+    assert (built.layers[-2].title, moved) == (planned(a_cell()).layers[-2].title, ("cmake 3.25 → 3.31",))
+    assert built.locked.tools == some_tools(a_base(None), None, "3.31")

@@ -70,7 +70,7 @@ def test_what_runtime_has_lies_below() -> None:
     shared = len(runtime.layers) - 1
 
     assert devel.layers[:shared] == runtime.layers[:shared]
-    above = {one.name for layer in devel.layers[shared:] for one in layer.wheels}
+    above = {one.name for layer in devel.layers[shared:] if layer.kind == "wheels" for one in layer.wheels}
     assert above == set(PARTS)
 
 
@@ -238,7 +238,7 @@ def test_all_torch_releases_of_a_cuda_have_the_same_toolkit_layers() -> None:
     assert [layer.kind for layer in planned_of_archives().layers[-5:]] == [*["toolkit"] * 4, "overlay"]
     held = [archive for layer in one for archive in layer.archives]
     assert sorted(archive.component for archive in held) == [one.component for one in of_archives().archives]
-    assert {key_of(layer, of_archives()) for layer in one} == {key_of(layer, older) for layer in one}
+    assert {key_of(layer) for layer in one} == {key_of(layer) for layer in other}
 
 
 def test_its_lock_names_the_archives() -> None:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.oci_samples import digest, files, tar_of
 from tests.zstd_frames import SHAPES, program, run_frame
 from torchkiln.errors import ToolMissing
+from torchkiln.model.layer import Blob
 from torchkiln.oci import zstd
-from torchkiln.oci.layer import Written
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.validate import layer as inspect_module
 from torchkiln.oci.validate.layer import GZIP_TYPE, TAR_TYPE, ZSTD_TYPE, inspect_layer
@@ -31,7 +31,7 @@ TAR = tar_of(files(opt__noise=NOISE, opt__same=NOISE, opt__text=b"import torch\n
 PIECE = 1 << 20
 
 
-def compressed(tar: bytes, source: io.RawIOBase | io.BytesIO | None = None) -> tuple[bytes, Written]:
+def compressed(tar: bytes, source: io.RawIOBase | io.BytesIO | None = None) -> tuple[bytes, Blob]:
     out = io.BytesIO()
     written = compress(source or io.BytesIO(tar), out, unpacked=len(tar))  # type: ignore[arg-type]
     return out.getvalue(), written

@@ -13,8 +13,8 @@ from torchkiln.base.keeping import moved, to_json
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.sources import variables
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase
-from torchkiln.oci.encode import Encoded
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
 
@@ -97,7 +97,7 @@ def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None =
 def _way(
     wanted: BaseRecipe, store: Store, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> keeping.Way[LockedBase]:
-    def read(blob: Path, encoded: Encoded, name: str) -> LockedBase:
+    def read(blob: Path, encoded: Blob, name: str) -> LockedBase:
         return locked_base(wanted.os, encoded, inspect(blob, name=name))
 
     def key(locked: LockedBase) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.errors import BuildFailed
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase, OsPackage
-from torchkiln.oci.encode import ENCODER, Encoded
+from torchkiln.oci.encode import ENCODER
 from torchkiln.oci.opening import open_gzip
 from torchkiln.oci.tar_reader import Entry, TarReader, pieces_of
 from torchkiln.util.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
@@ -30,15 +31,12 @@ class Contents:
     packages: tuple[OsPackage, ...]  # sorted by name
 
 
-def locked_base(os_name: str, encoded: Encoded, contents: Contents) -> LockedBase:
+def locked_base(os_name: str, blob: Blob, contents: Contents) -> LockedBase:
     """What a lock says of the base of *os_name* with these bytes and this content."""
     return LockedBase(
         os=os_name,
         python=contents.python,
-        digest=encoded.digest,
-        diff_id=encoded.diff_id,
-        size=encoded.size,
-        unpacked=encoded.unpacked,
+        **asdict(blob),
         encoder=ENCODER,
         packages=contents.packages,
     )

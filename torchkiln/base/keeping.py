@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
 from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase, LockedTools, OsPackage, artefact_fields, artefact_json
-from torchkiln.oci.encode import Encoded, encode
+from torchkiln.oci.encode import encode
 from torchkiln.oci.opening import bounded, open_gzip
 from torchkiln.store.store import Store
 from torchkiln.util import codec
@@ -45,7 +46,7 @@ class Way(Generic[Artefact]):
     export: str  # what writes such a file: "torchkiln base export"
     kind: type[Artefact]
     make: Callable[[], Artefact]
-    read: Callable[[Path, Encoded, str], Artefact]  # blob, what it is, what messages call it
+    read: Callable[[Path, Blob, str], Artefact]  # blob, what it is, what messages call it
     key: Callable[[Artefact], str]  # of the record of what stands in for a locked one
 
 

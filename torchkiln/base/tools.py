@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from torchkiln.base import keeping
@@ -21,8 +21,10 @@ from torchkiln.base.mmdebstrap import Onto, Scratch, command, dev_folder, runnin
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.sources import sources_of, variables
 from torchkiln.errors import BuildFailed
+from torchkiln.matrix.os_tools import packages_of
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools, OsPackage
-from torchkiln.oci.encode import ENCODER, Encoded, encode
+from torchkiln.oci.encode import ENCODER, encode
 from torchkiln.oci.opening import open_gzip
 from torchkiln.oci.upper import write_upper
 from torchkiln.store.store import Store
@@ -57,7 +59,6 @@ def ensure(
     base: LockedBase,
     store: Store,
     *,
-    packages: Iterable[str],
     file: Path | None = None,
     locked_only: bool = False,
     environ: Mapping[str, str] | None = None,
@@ -67,7 +68,9 @@ def ensure(
 
     On another base than the locked one they are other tools, made for it.
     """
-    way = _way(locked.name, packages, base, store, os.environ if environ is None else environ, say)
+    way = _way(
+        locked.name, packages_of(locked.name), base, store, os.environ if environ is None else environ, say
+    )
     fits = locked.base == base.digest
     return keeping.ensure(way, locked, store, file=file, locked_only=locked_only, fits=fits, say=say)
 
@@ -181,7 +184,7 @@ def _installed(
     return whole
 
 
-def _read(blob: Path, encoded: Encoded, name: str, base: LockedBase, *, called: str) -> LockedTools:
+def _read(blob: Path, encoded: Blob, name: str, base: LockedBase, *, called: str) -> LockedTools:
     """What a lock says of these tools, by their own account.
 
     :raises BuildFailed: the layer is none of tools, or changes packages of *base*.
@@ -198,10 +201,7 @@ def _read(blob: Path, encoded: Encoded, name: str, base: LockedBase, *, called: 
         os=base.os,
         name=name,
         base=base.digest,
-        digest=encoded.digest,
-        diff_id=encoded.diff_id,
-        size=encoded.size,
-        unpacked=encoded.unpacked,
+        **asdict(encoded),
         encoder=ENCODER,
         packages=tuple(package for name, package in sorted(told.items()) if name not in below),
     )

@@ -12,8 +12,9 @@ from pathlib import Path
 from torchkiln.build.cache_keys import key_of, layer_key
 from torchkiln.build.cuda_layers import kept_path
 from torchkiln.model.image import BuiltImage
-from torchkiln.model.lock import LockedBase, LockedCell, LockedWheel
-from torchkiln.plan.layers import files_of, made_layers
+from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedWheel
+from torchkiln.model.plan import ImagePlan
+from torchkiln.plan.layers import files_of
 from torchkiln.store.store import Store
 
 
@@ -23,8 +24,9 @@ def remember_layout(store: Store, layout: Path) -> None:
     store.put_record("layouts", hashlib.sha256(place.encode()).hexdigest(), {"path": place})
 
 
-def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: Iterable[str]) -> None:
-    """Note what *image* was made of; its wheels count as used where their layer was not *reused*."""
+def remember_image(store: Store, image: BuiltImage, plan: ImagePlan, reused: Iterable[str]) -> None:
+    """Note what *image* of *plan* was made of; its files count as used where their layer was not *reused*."""
+    locked = plan.locked
     packs = {wheel_path(wheel): pack_path(wheel, locked.base) for wheel in files_of(locked)}
     store.put_record(
         "images",
@@ -32,24 +34,24 @@ def remember_image(store: Store, image: BuiltImage, locked: LockedCell, reused: 
         {
             "tag": image.tag,
             "base": locked.base.digest.removeprefix("sha256:"),
-            "layers": {layer.digest.removeprefix("sha256:"): layer.title for layer in image.layers},
+            "layers": {layer.blob.digest.removeprefix("sha256:"): layer.title for layer in image.layers},
             "wheels": packs,
             "archives": [kept_path(archive) for archive in locked.archives],
         },
     )
     old = frozenset(reused)
-    for layer in made_layers(locked):
+    for layer in plan.made:
         if layer.title not in old:
-            for wheel in layer.wheels:
-                store.touch(store.root / wheel_path(wheel))
-                store.touch(store.root / packs[wheel_path(wheel)])
-            for archive in layer.archives:
-                store.touch(store.root / kept_path(archive))
+            for path in map(source_path, layer.inputs):
+                store.touch(store.root / path)
+                if path in packs:
+                    store.touch(store.root / packs[path])
 
 
-def build_needs(locked: LockedCell) -> frozenset[str]:
-    """Every path in the cache that a build of *locked* may read or make."""
-    records = {f"records/layers/{key_of(layer, locked)}.json" for layer in made_layers(locked)}
+def build_needs(plan: ImagePlan) -> frozenset[str]:
+    """Every path in the cache that a build of *plan* may read or make."""
+    locked = plan.locked
+    records = {record_path("layers", key_of(layer)) for layer in plan.made}
     blobs = (blob_path(found.digest) for found in (locked.base, locked.tools) if found)
     return frozenset({*records, *blobs, *source_paths(locked)})
 
@@ -59,6 +61,11 @@ def source_paths(locked: LockedCell) -> frozenset[str]:
     packs = {pack_path(wheel, locked.base) for wheel in locked.wheels}
     archives = {kept_path(archive) for archive in locked.archives}
     return frozenset(wheels | packs | archives | {interpreter_path(locked.base)})
+
+
+def source_path(one: LockedWheel | LockedArchive) -> str:
+    """Where what a layer is made of lies."""
+    return kept_path(one) if isinstance(one, LockedArchive) else wheel_path(one)
 
 
 def wheel_path(wheel: LockedWheel) -> str:

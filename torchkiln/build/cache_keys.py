@@ -9,66 +9,46 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from torchkiln.cuda.tree import RULE
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedArchive, LockedCell, LockedWheel
-from torchkiln.model.plan import LayerSpec
+from torchkiln.model.lock import LockedWheel
+from torchkiln.model.plan import MadeLayer, ProgramLayer, ToolkitLayer, WheelLayer
 from torchkiln.oci.encode import ENCODER
-from torchkiln.plan.cuda_toolkit import home
 from torchkiln.recipe import PREFIX, RECIPE
+
+
+def key_of(layer: MadeLayer) -> str:
+    """The key of *layer* in the cache."""
+    match layer:
+        case WheelLayer():
+            return layer_key(layer.wheels, layer.python)
+        case ToolkitLayer():
+            return _key(
+                archives=[archive.sha256 for archive in layer.archives],
+                components=[archive.component for archive in layer.archives],
+                home=layer.home,
+                rule=RULE,
+            )
+        case ProgramLayer():
+            return _key(
+                program=[layer.program.sha256],
+                files=[(one.path, one.mode, hashlib.sha256(one.data).hexdigest()) for one in layer.files],
+                links=[(link.path, link.target) for link in layer.links],
+                folders=layer.folders,
+            )
 
 
 def layer_key(wheels: Iterable[LockedWheel], python: str) -> str:
     """What decides a wheel layer's bytes, or with one wheel its byte-code's; *python* is a full version."""
-    decides = {
-        "wheels": [wheel.sha256 for wheel in wheels],
-        "python": python,
-        "prefix": PREFIX,
-        "recipe": RECIPE,
-        "encoder": ENCODER,
-    }
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    return _key(wheels=[wheel.sha256 for wheel in wheels], python=python, prefix=PREFIX)
 
 
-def toolkit_key(archives: Iterable[LockedArchive], home: str) -> str:
-    """What decides the bytes of a layer of *archives* below the folder *home*."""
-    decides = {
-        "archives": [archive.sha256 for archive in archives],
-        "components": [archive.component for archive in archives],
-        "home": home,
-        "rule": RULE,
-        "recipe": RECIPE,
-        "encoder": ENCODER,
-    }
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-
-
-MADE = ("wheels", "toolkit", "program")
-"""The kinds of layers that `key_of` tells apart: made of files that a lock names."""
-
-
-def program_key(spec: LayerSpec) -> str:
-    """What decides the bytes of a program's layer."""
-    decides = {
-        "program": [file.sha256 for file in spec.wheels],
-        "files": [(file.path, file.mode, hashlib.sha256(file.data).hexdigest()) for file in spec.files],
-        "links": [(link.path, link.target) for link in spec.links],
-        "folders": spec.folders,
-        "recipe": RECIPE,
-        "encoder": ENCODER,
-    }
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
-
-
-def key_of(spec: LayerSpec, locked: LockedCell) -> str:
-    """The key of *spec*, a layer that is made of *locked*'s wheels, archives or programs."""
-    toolkit = locked.resolution.toolkit
-    if spec.kind == "toolkit" and toolkit:
-        return toolkit_key(spec.archives, home(toolkit))
-    if spec.kind == "program":
-        return program_key(spec)
-    return layer_key(spec.wheels, locked.base.python)
+def _key(**decides: Any) -> str:
+    """The hash of what decides a layer's bytes, with what decides those of all."""
+    whole = {**decides, "recipe": RECIPE, "encoder": ENCODER}
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
 FORMAT_RECORDS = ("joined", "zstd")

@@ -12,22 +12,19 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 from torchkiln.build.cache_keys import key_of
+from torchkiln.build.records import keep as keep_layer
+from torchkiln.build.records import there
 from torchkiln.cuda.keep import keep
 from torchkiln.cuda.layer import write_layer
 from torchkiln.cuda.tree import RULE
 from torchkiln.errors import BuildFailed
-from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
-from torchkiln.model.lock import LockedArchive, LockedCell
-from torchkiln.model.plan import ImagePlan, LayerSpec
+from torchkiln.model.layer import Blob
+from torchkiln.model.lock import LockedArchive
+from torchkiln.model.plan import ImagePlan, PlannedLayer, ToolkitLayer
 from torchkiln.model.progress import ArchiveSource, Observer
-from torchkiln.oci.encode import Encoded
-from torchkiln.plan.cuda_toolkit import home
-from torchkiln.plan.layers import archive_layers
 from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder
 from torchkiln.util.page_cache import PassingFile
@@ -47,47 +44,40 @@ def part_path(archive: LockedArchive) -> str:
 
 
 def toolkit_layers(
-    specs: Sequence[LayerSpec],
-    locked: LockedCell,
+    specs: Sequence[ToolkitLayer],
     store: Store,
-    source: ArchiveSource | None,
+    source: ArchiveSource,
     observer: Observer,
-    on_layer: Callable[[BuiltLayer], None] = lambda _: None,
-) -> dict[LayerSpec, BuiltLayer]:
-    """*specs* of *locked*, each made unless the cache has it; their blobs are in *store* then.
+    on_layer: Callable[[Blob], None] = lambda _: None,
+) -> dict[PlannedLayer, Blob]:
+    """*specs*, each made unless the cache has it; their blobs are in *store* then.
 
     :param on_layer: hears of each as soon as its blob is there.
     :raises BuildFailed: an archive is refused or cannot be had; no other is begun.
     """
-    toolkit = locked.resolution.toolkit
-    built: dict[LayerSpec, BuiltLayer] = {}
+    built: dict[PlannedLayer, Blob] = {}
     with ExitStack() as stack:
         # In the order of their names, so two builds cannot wait for each other.
-        for key, spec in sorted(((key_of(one, locked), one) for one in specs), key=lambda pair: pair[0]):
+        for key, spec in sorted(((key_of(one), one) for one in specs), key=lambda pair: pair[0]):
             stack.enter_context(store.lock(f"layer-{key}", f"makes layer {spec.title}"))
         for spec in specs:
-            if found := known_layer(spec, locked, store):
-                built[spec] = found
-                on_layer(found)
+            if found := there(spec, store):
+                built[spec] = found.blob
+                on_layer(found.blob)
         missing = [spec for spec in specs if spec not in built]
-        if not missing or toolkit is None:
+        if not missing:
             return built
-        if source is None:
-            raise BuildFailed(f"{missing[0].title}: nobody said where archives are", hint="name a source")
         source.require(_unkept(missing, store))
-        for spec, encoded, blob in _made(missing, home(toolkit), store, source, observer):
-            store.adopt(blob, store.blob(encoded.digest))
-            store.put_record("layers", key_of(spec, locked), {**asdict(encoded), "looked_into": True})
-            built[spec] = BuiltLayer(title=spec.title, **asdict(encoded))
-            on_layer(built[spec])
+        for spec, blob, path in _made(missing, store, source, observer):
+            keep_layer(spec, blob, path, store)
+            built[spec] = blob
+            on_layer(blob)
     return built
 
 
-def unmade(locked: LockedCell, store: Store) -> tuple[LockedArchive, ...]:
-    """The archives that a build of *locked* will ask for."""
-    return _unkept(
-        [spec for spec in archive_layers(locked) if known_layer(spec, locked, store) is None], store
-    )
+def unmade(plan: ImagePlan, store: Store) -> tuple[LockedArchive, ...]:
+    """The archives that a build of *plan* will ask for."""
+    return _unkept([spec for spec in _of_toolkit(plan) if there(spec, store) is None], store)
 
 
 def lay_out(
@@ -99,28 +89,23 @@ def lay_out(
     """
     from torchkiln.oci.unpack import LayerBlob, unpack
 
-    specs = [spec for spec in plan.layers if spec.kind == "toolkit"]
+    specs = _of_toolkit(plan)
     if not specs:
         return None
-    layers = toolkit_layers(specs, plan.locked, store, archives, observer)
+    layers = toolkit_layers(specs, store, archives, observer)
     unpack(
         [LayerBlob(path=store.blob(layers[one].digest), diff_id=layers[one].diff_id) for one in specs], into
     )
     return into
 
 
-def known_layer(spec: LayerSpec, locked: LockedCell, store: Store) -> BuiltLayer | None:
-    """The layer of *spec*, if it was made before and its blob is there."""
-    record = store.record("layers", key_of(spec, locked))
-    if record is None or not store.has_blob(Digest(record["digest"]), record["size"]):
-        return None
-    told = {name: record[name] for name in ("digest", "diff_id", "size", "unpacked")}
-    return BuiltLayer(title=spec.title, **told)
+def _of_toolkit(plan: ImagePlan) -> list[ToolkitLayer]:
+    return [layer for layer in plan.made if isinstance(layer, ToolkitLayer)]
 
 
 def _made(
-    specs: Sequence[LayerSpec], home: str, store: Store, source: ArchiveSource, observer: Observer
-) -> Iterator[tuple[LayerSpec, Encoded, Path]]:
+    specs: Sequence[ToolkitLayer], store: Store, source: ArchiveSource, observer: Observer
+) -> Iterator[tuple[ToolkitLayer, Blob, Path]]:
     """Each of *specs* with its blob's temporary path, which the caller takes over."""
     off = threading.Event()
     with ThreadPoolExecutor(_AT_ONCE, "archive") as pool:
@@ -129,30 +114,28 @@ def _made(
         try:
             for spec in specs:
                 kept = [(one, coming[one].result()) for one in spec.archives]
-                yield spec, *_put_together(spec, kept, home, store, observer)
+                yield spec, *_put_together(spec, kept, store, observer)
         finally:
             off.set()
             pool.shutdown(cancel_futures=True)
 
 
 def _put_together(
-    spec: LayerSpec,
+    spec: ToolkitLayer,
     kept: Sequence[tuple[LockedArchive, Path]],
-    home: str,
     store: Store,
     observer: Observer,
-) -> tuple[Encoded, Path]:
-    size = sum(one.size for one in spec.archives)
-    observer.begin("toolkit", spec.title, size)
+) -> tuple[Blob, Path]:
+    observer.begin("toolkit", spec.title, spec.size)
     out, whole = store.temporary("toolkit"), False
     try:
         with store.writable():
-            encoded = write_layer(kept, home, out)
+            encoded = write_layer(kept, spec.home, out)
         whole = True
     finally:
         if not whole:
             out.unlink(missing_ok=True)
-    observer.advance("toolkit", spec.title, size)
+    observer.advance("toolkit", spec.title, spec.size)
     observer.end("toolkit", spec.title)
     return encoded, out
 
@@ -208,7 +191,7 @@ def _keep(archive: LockedArchive, path: Path, place: Path, store: Store) -> None
             temporary.unlink(missing_ok=True)
 
 
-def _unkept(specs: Sequence[LayerSpec], store: Store) -> tuple[LockedArchive, ...]:
+def _unkept(specs: Sequence[ToolkitLayer], store: Store) -> tuple[LockedArchive, ...]:
     return tuple(one for spec in specs for one in spec.archives if not _kept(one, store).is_file())
 
 

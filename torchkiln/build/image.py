@@ -8,9 +8,9 @@ wheels are the locked ones; the image's name is written last.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,27 @@ from torchkiln.build.cache_keys import key_of
 from torchkiln.build.confined import demand_sandbox, interpreter, sandbox_fault
 from torchkiln.build.cuda_layers import kept_path, toolkit_layers
 from torchkiln.build.dependencies import demand_agreement
+from torchkiln.build.environment import Environment
+from torchkiln.build.records import keep, record_of, there
 from torchkiln.errors import BuildFailed
-from torchkiln.model.digest import Digest, LayerFormat
-from torchkiln.model.image import BuiltImage, BuiltLayer
-from torchkiln.model.lock import LockedArchive, LockedCell, LockedLayer, LockedWheel
-from torchkiln.model.plan import ImagePlan, LayerSpec
-from torchkiln.model.progress import ArchiveSource, Fetcher, Observer
+from torchkiln.model.digest import LayerFormat
+from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedWheel
+from torchkiln.model.plan import (
+    ArtefactLayer,
+    ImagePlan,
+    OverlayLayer,
+    PlannedLayer,
+    ProgramLayer,
+    ToolkitLayer,
+    WheelLayer,
+)
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
-from torchkiln.oci.layer import Written
 from torchkiln.oci.layout import write_image
 from torchkiln.plan.layers import made_layers
-from torchkiln.plan.plan import layer_bytes
 from torchkiln.store.store import Store
-
-_RECORDS = "layers"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,62 +53,25 @@ class Build:
 
 def build(
     plan: ImagePlan,
-    store: Store,
     layout: Path,
+    environment: Environment,
     *,
-    fetcher: Fetcher,
-    observer: Observer,
-    archives: ArchiveSource | None = None,
     refs: Sequence[str] = (),
-    base_moved: tuple[str, ...] = (),
     layer_format: LayerFormat = "gzip",
-    on_layer: Callable[[BuiltLayer], None] = lambda _: None,
     stranger: bool = False,
-    say: Callable[[str], None] = lambda _: None,
 ) -> Build:
-    """Build *plan* into *layout* under *refs* (the plan's tag when none).
+    """Build *plan* into *layout* under *refs* (the plan's tag when none); base and tools are in the store.
 
-    :param archives: where those of NVIDIA's toolkit come from; a plan without any does not ask.
-    :param base_moved: what `base.artefact.ensure` told; the blobs of base and tools are in *store*.
     :param layer_format: other than "gzip": layers are made as ever, compared with the lock, then
         brought into it.
-    :param on_layer: hears of each layer of the image as soon as its blob is in *store*.
     :param stranger: the lock is not the user's own: without a sandbox its base's Python does not run.
     :raises BuildFailed: a wheel is refused or cannot be had, asks for what the lock lacks, a layer is not the
         recorded one, no space.
     :raises ToolMissing: it is a stranger's, and this host can make no sandbox.
     """
-    started = time.monotonic()
-    reused: list[str] = []
-    built: dict[LayerSpec, BuiltLayer] = {}
-    for spec in plan.layers:
-        known = _known(spec, plan, store)
-        if known is not None:
-            built[spec] = known
-            reused.append(spec.title)
-    tell: Callable[[BuiltLayer], None] = on_layer if layer_format == "gzip" else (lambda _: None)
-    for layer in built.values():
-        tell(layer)
-    missing = [spec for spec in plan.layers if spec not in built]
-    seconds: dict[str, float] = {}
-    if of_toolkit := [spec for spec in missing if spec.kind == "toolkit"]:
-        began = time.monotonic()
-        built |= toolkit_layers(of_toolkit, plan.locked, store, archives, observer, tell)
-        seconds["toolkit"] = time.monotonic() - began
-    if of_wheels := [spec for spec in missing if spec.kind in ("wheels", "program")]:
-
-        def command() -> tuple[str, ...]:
-            if stranger:
-                demand_sandbox()
-            elif without := sandbox_fault():
-                say(f"this host cannot make a sandbox ({without}): the base's Python runs with a filter only")
-            return tuple(interpreter(plan.locked.base, store).argv())
-
-        made, of_kitchen, waited = _make(of_wheels, plan, store, fetcher, observer, tell, command)
-        built |= made
-        seconds |= of_kitchen
-        reused += waited
-    layers = tuple(built[spec] for spec in plan.layers)
+    started, store, observer = time.monotonic(), environment.store, environment.observer
+    making = environment if layer_format == "gzip" else replace(environment, on_layer=lambda _: None)
+    layers, reused, seconds = _made(plan, making, stranger=stranger)
     _compare_with_lock(layers, plan)
     demand_agreement(plan.locked, store)
     with ExitStack() as claims:
@@ -114,19 +83,45 @@ def build(
             claims.enter_context(store.claim(what, records_of(layers, form)))
             layers = convert(form, layers, store, observer)
             for layer in layers:
-                on_layer(layer)
-            seconds = {**seconds, form.work: time.monotonic() - began}
+                environment.on_layer(layer.blob)
+            seconds[form.work] = time.monotonic() - began
         writing = time.monotonic()
         observer.begin("write", "layout", len(layers))
         image = write_image(layout, plan, layers, store.blob, refs=refs, layer_format=layer_format)
         observer.end("write", "layout")
     now = time.monotonic()
     return Build(
-        image=replace(image, base_moved=base_moved),
+        image=image,
         seconds=(*sorted(seconds.items()), ("write", now - writing), ("total", now - started)),
         reused=tuple(spec.title for spec in plan.layers if spec.title in reused),
         layer_format=layer_format,
     )
+
+
+def _made(
+    plan: ImagePlan, environment: Environment, *, stranger: bool
+) -> tuple[tuple[ImageLayer, ...], list[str], dict[str, float]]:
+    """All layers of *plan*, their blobs in the store; titles of those not made anew; seconds by stage."""
+    store = environment.store
+    built = {spec: known for spec in plan.layers if (known := _known(spec, plan, store))}
+    reused = [spec.title for spec in built]
+    for blob in built.values():
+        environment.on_layer(blob)
+    missing = [spec for spec in plan.made if spec not in built]
+    seconds: dict[str, float] = {}
+    if of_toolkit := [spec for spec in missing if isinstance(spec, ToolkitLayer)]:
+        began = time.monotonic()
+        built |= toolkit_layers(
+            of_toolkit, store, environment.archives, environment.observer, environment.on_layer
+        )
+        seconds["toolkit"] = time.monotonic() - began
+    if of_wheels := [spec for spec in missing if not isinstance(spec, ToolkitLayer)]:
+        made, of_scheduler, waited = _make(of_wheels, plan, environment, stranger=stranger)
+        built |= made
+        seconds |= of_scheduler
+        reused += waited
+    layers = tuple(ImageLayer(title=spec.title, blob=built[spec]) for spec in plan.layers)
+    return layers, reused, seconds
 
 
 def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
@@ -134,15 +129,19 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
     layers: list[dict[str, Any]] = []
     absent: list[LockedWheel | LockedArchive] = []
     for spec in plan.layers:
-        if spec.artefact:
-            there = store.has_blob(spec.artefact.digest, spec.artefact.size)
-        else:
-            there = spec.kind != "overlay" and _known(spec, plan, store) is not None
-        if not there:
-            absent += [wheel for wheel in spec.wheels if not store.has_wheel(wheel)]
-            absent += [one for one in spec.archives if not (store.root / kept_path(one)).is_file()]
-        do = "reuse" if there else "convert" if spec.kind in ("wheels", "toolkit") else "make"
-        layers.append({"what": spec.title, "do": do, "bytes": layer_bytes(spec)})
+        do = "make"
+        match spec:
+            case ArtefactLayer():
+                there = store.has_blob(spec.artefact.digest, spec.artefact.size)
+            case OverlayLayer():
+                there = False
+            case WheelLayer() | ToolkitLayer() | ProgramLayer():
+                there = _known(spec, plan, store) is not None
+                if not there:
+                    absent += [one for one in spec.inputs if not _at_hand(one, store)]
+                if not isinstance(spec, ProgramLayer):
+                    do = "convert"
+        layers.append({"what": spec.title, "do": "reuse" if there else do, "bytes": spec.size})
     unmeasured = sum(not one.size for one in absent)
     return {
         "layers": layers,
@@ -152,7 +151,7 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
     }
 
 
-def known_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, ...] | None:
+def known_layers(locked: LockedCell, store: Store) -> tuple[ImageLayer, ...] | None:
     """The layers of wheels and archives that *store* has of this lock, in order; None when one is missing.
 
     Only those count whose wheels were looked into: a lock must not vouch for itself. Where it has a part of
@@ -165,121 +164,108 @@ def known_layers(locked: LockedCell, store: Store) -> tuple[LockedLayer, ...] | 
         if partly and spec.title in told:
             found.append(told[spec.title])
             continue
-        record = store.record(_RECORDS, key_of(spec, locked))
-        if record is None or not record.get("looked_into"):
+        record = record_of(spec, store)
+        if record is None or not record.looked_into:
             return None
-        found.append(LockedLayer(**asdict(_layer(spec, record))))
+        found.append(ImageLayer(title=spec.title, blob=record.blob))
     return tuple(found)
 
 
-def _known(spec: LayerSpec, plan: ImagePlan, store: Store) -> BuiltLayer | None:
-    """The layer of *spec* if it needs no work: base, tools, overlay, or another that was made before."""
-    locked = plan.locked
-    if spec.artefact:
-        return BuiltLayer.of_artefact(spec.artefact, spec.title)
-    if spec.kind == "overlay":
+def _at_hand(one: LockedWheel | LockedArchive, store: Store) -> bool:
+    if isinstance(one, LockedArchive):
+        return (store.root / kept_path(one)).is_file()
+    return store.has_wheel(one)
+
+
+def _known(spec: PlannedLayer, plan: ImagePlan, store: Store) -> Blob | None:
+    """The blob of *spec* if it needs no work: base, tools, overlay, or another that was made before."""
+    if isinstance(spec, ArtefactLayer):
+        return spec.blob
+    if isinstance(spec, OverlayLayer):
         return _overlay(spec, plan.epoch, store)
-    record = store.record(_RECORDS, key_of(spec, locked))
-    if record is None or not store.has_blob(Digest(record["digest"]), record["size"]):
-        return None
-    layer = _layer(spec, record)
+    record = there(spec, store)
     # What only another lock vouched for, this one must vouch for too.
-    if not record.get("looked_into") and LockedLayer(**asdict(layer)) not in locked.layers:
-        return None
-    return layer
+    if record and (
+        record.looked_into or ImageLayer(title=spec.title, blob=record.blob) in plan.locked.layers
+    ):
+        return record.blob
+    return None
 
 
-def _overlay(spec: LayerSpec, epoch: int, store: Store) -> BuiltLayer:
+def _overlay(spec: OverlayLayer, epoch: int, store: Store) -> Blob:
     """A few small files: encoded each time, which costs less than finding out whether it must be."""
-    blob, encoded = encode_bytes(tar.archive((*spec.files, *spec.links), mtime=epoch))
-    if not store.has_blob(encoded.digest, encoded.size):
+    data, blob = encode_bytes(tar.archive((*spec.files, *spec.links), mtime=epoch))
+    if not store.has_blob(blob.digest, blob.size):
         temporary = store.temporary("overlay")
-        temporary.write_bytes(blob)
-        store.adopt(temporary, store.blob(encoded.digest))
-    return BuiltLayer(title=spec.title, **asdict(encoded))
+        temporary.write_bytes(data)
+        store.adopt(temporary, store.blob(blob.digest))
+    return blob
 
 
 def _make(
-    missing: Iterable[LayerSpec],
-    plan: ImagePlan,
-    store: Store,
-    fetcher: Fetcher,
-    observer: Observer,
-    on_layer: Callable[[BuiltLayer], None],
-    command: Callable[[], tuple[str, ...]],
-) -> tuple[dict[LayerSpec, BuiltLayer], dict[str, float], list[str]]:
-    """Make the wheel layers that are *missing*, unless another process does so at this moment.
+    missing: Iterable[WheelLayer | ProgramLayer], plan: ImagePlan, environment: Environment, *, stranger: bool
+) -> tuple[dict[PlannedLayer, Blob], dict[str, float], list[str]]:
+    """Make the layers that are *missing*, unless another process does so at this moment.
 
     Locks are taken in the order of their names, so two builds cannot wait for each other.
-
-    :param command: gives what starts the base's Python.
     """
     from torchkiln.build.program_layer import make_program
     from torchkiln.build.scheduler import Job, Scheduler  # slow to load, and most builds change nothing
 
-    python = plan.locked.base.python
-    recorded = {layer.title: layer for layer in plan.locked.layers}
-    keys = {key_of(spec, plan.locked): spec for spec in missing}
-    made: dict[LayerSpec, BuiltLayer] = {}
+    store = environment.store
+    recorded = {layer.title: layer.blob for layer in plan.locked.layers}
+    keys = {key_of(spec): spec for spec in missing}
+    made: dict[PlannedLayer, Blob] = {}
     waited: list[str] = []
     with ExitStack() as locks:
         jobs = []
         for key in sorted(keys):
             locks.enter_context(store.lock(f"layer-{key}", f"makes layer {keys[key].title}"))
-            known = _known(keys[key], plan, store)
-            if known is None and keys[key].kind == "program":
-                written, blob = make_program(keys[key], store, fetcher, observer)
-                _take(key, written, blob, store, looked_into=True)
-                made[keys[key]] = _layer(keys[key], asdict(written))
-                on_layer(made[keys[key]])
-            elif known is None:
-                spec = keys[key]
-                told = _written(recorded[spec.title]) if spec.title in recorded else None
-                jobs.append(Job(key=key, title=spec.title, wheels=spec.wheels, recorded=told))
+            spec = keys[key]
+            if known := _known(spec, plan, store):
+                made[spec] = known
+                environment.on_layer(known)
+                waited.append(spec.title)
+            elif isinstance(spec, ProgramLayer):
+                made[spec], path = make_program(spec, environment)
+                keep(spec, made[spec], path, store)
+                environment.on_layer(made[spec])
             else:
-                made[keys[key]] = known
-                on_layer(known)
-                waited.append(keys[key].title)
-        argv = command() if jobs else ()
-        with Scheduler(store, fetcher, observer, python=python, interpreter=argv) as scheduler:
-            for job, written, blob in scheduler.run(jobs):
-                _take(job.key, written, blob, store, looked_into=written != job.recorded)
-                made[keys[job.key]] = _layer(keys[job.key], asdict(written))
-                on_layer(made[keys[job.key]])
+                jobs.append(
+                    Job(key=key, title=spec.title, wheels=spec.wheels, recorded=recorded.get(spec.title))
+                )
+        argv = _interpreter(plan.locked.base, environment, stranger=stranger) if jobs else ()
+        with Scheduler(environment, python=plan.locked.base.python, interpreter=argv) as scheduler:
+            for job, blob, path in scheduler.run(jobs):
+                keep(keys[job.key], blob, path, store, looked_into=blob != job.recorded)
+                made[keys[job.key]] = blob
+                environment.on_layer(blob)
             return made, scheduler.seconds, waited
 
 
-def _take(key: str, written: Written, blob: Path, store: Store, *, looked_into: bool) -> None:
-    store.adopt(blob, store.blob(written.digest))
-    store.put_record(_RECORDS, key, {**asdict(written), "looked_into": looked_into})
+def _interpreter(base: LockedBase, environment: Environment, *, stranger: bool) -> tuple[str, ...]:
+    """What starts the base's Python."""
+    if stranger:
+        demand_sandbox()
+    elif without := sandbox_fault():
+        environment.say(
+            f"this host cannot make a sandbox ({without}): the base's Python runs with a filter only"
+        )
+    return tuple(interpreter(base, environment.store).argv())
 
 
-def _written(layer: LockedLayer | BuiltLayer) -> Written:
-    return Written(digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=layer.unpacked)
+def _told(blob: Blob) -> str:
+    """*blob*'s digest, and what its tar is."""
+    return f"{blob.digest} (diff_id {blob.diff_id}, {blob.unpacked} bytes unpacked)"
 
 
-def _layer(spec: LayerSpec, record: dict[str, Any]) -> BuiltLayer:
-    return BuiltLayer(
-        title=spec.title,
-        digest=Digest(record["digest"]),
-        diff_id=Digest(record["diff_id"]),
-        size=record["size"],
-        unpacked=record["unpacked"],
-    )
-
-
-def _told(layer: LockedLayer | BuiltLayer) -> str:
-    """*layer*'s digest, and what its tar is."""
-    return f"{layer.digest} (diff_id {layer.diff_id}, {layer.unpacked} bytes unpacked)"
-
-
-def _compare_with_lock(layers: Sequence[BuiltLayer], plan: ImagePlan) -> None:
+def _compare_with_lock(layers: Sequence[ImageLayer], plan: ImagePlan) -> None:
     """Where the lock has recorded layers, these must be they: the same lock gives the same image."""
-    recorded = {layer.title: layer for layer in plan.locked.layers}
+    recorded = {layer.title: layer.blob for layer in plan.locked.layers}
     faults = [
-        f"layer {layer.title!r} is {_told(layer)}, the lock has {_told(recorded[layer.title])}"
+        f"layer {layer.title!r} is {_told(layer.blob)}, the lock has {_told(recorded[layer.title])}"
         for layer in layers
-        if layer.title in recorded and _written(recorded[layer.title]) != _written(layer)
+        if layer.title in recorded and recorded[layer.title] != layer.blob
     ]
     if faults:
         raise BuildFailed(

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from torchkiln.build.cache_keys import format_key
+from torchkiln.build.records import blob_of
 from torchkiln.build.worker import cores
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.progress import Observer
 from torchkiln.oci import zstd
 from torchkiln.oci.join import NotJoinable, join
-from torchkiln.oci.layer import Written
 from torchkiln.oci.opening import open_gzip
 from torchkiln.store.store import Store
 
@@ -36,19 +36,19 @@ class TargetFormat:
     done: str  # "joined"
     records: str  # what the store calls the records of such layers; in cache_keys.FORMAT_RECORDS
     encoder: str  # what decides the bytes beside the source; "" where nothing does
-    length: Callable[[BuiltLayer], int]  # of what `make` reads
-    make: Callable[[BuiltLayer, Path, BinaryIO, _Told], Written]
+    length: Callable[[ImageLayer], int]  # of what `make` reads
+    make: Callable[[ImageLayer, Path, BinaryIO, _Told], Blob]
     side_by_side: int  # at most, which bounds memory
 
 
-def _join(layer: BuiltLayer, source: Path, out: BinaryIO, advanced: _Told) -> Written:
+def _join(layer: ImageLayer, source: Path, out: BinaryIO, advanced: _Told) -> Blob:
     with source.open("rb", buffering=0) as blob:
         return join(blob, out, advanced=advanced)
 
 
-def _compress(layer: BuiltLayer, source: Path, out: BinaryIO, advanced: _Told) -> Written:
+def _compress(layer: ImageLayer, source: Path, out: BinaryIO, advanced: _Told) -> Blob:
     with open_gzip(source) as tar:
-        return zstd.compress(tar, out, unpacked=layer.unpacked, advanced=advanced)
+        return zstd.compress(tar, out, unpacked=layer.blob.unpacked, advanced=advanced)
 
 
 # A change of what `join` writes needs another name for its records.
@@ -58,7 +58,7 @@ FORMATS: Mapping[Literal["gzip-joined", "zstd"], TargetFormat] = {
         done="joined",
         records="joined",
         encoder="",
-        length=lambda layer: layer.size,
+        length=lambda layer: layer.blob.size,
         make=_join,
         side_by_side=64,
     ),
@@ -67,7 +67,7 @@ FORMATS: Mapping[Literal["gzip-joined", "zstd"], TargetFormat] = {
         done="compressed",
         records="zstd",
         encoder=zstd.ENCODER,
-        length=lambda layer: layer.unpacked,
+        length=lambda layer: layer.blob.unpacked,
         make=_compress,
         side_by_side=4,
     ),
@@ -83,8 +83,8 @@ class _Another(Exception):
 
 
 def convert(
-    target: TargetFormat, layers: Sequence[BuiltLayer], store: Store, observer: Observer
-) -> tuple[BuiltLayer, ...]:
+    target: TargetFormat, layers: Sequence[ImageLayer], store: Store, observer: Observer
+) -> tuple[ImageLayer, ...]:
     """*layers*, whose blobs are in *store*, in another *target*: other digests, the same diff_ids.
 
     :raises BuildFailed: a blob is damaged, or the cache cannot be written.
@@ -92,11 +92,11 @@ def convert(
     """
     cancelled = threading.Event()
 
-    def call_off(future: Future[BuiltLayer]) -> None:
+    def call_off(future: Future[ImageLayer]) -> None:
         if future.exception():
             cancelled.set()
 
-    largest_first = sorted(set(layers), key=lambda layer: (-layer.size, layer.digest))
+    largest_first = sorted(set(layers), key=lambda layer: (-layer.blob.size, layer.blob.digest))
     with ThreadPoolExecutor(min(cores(), target.side_by_side), target.work) as pool:
         try:
             running = {
@@ -114,16 +114,16 @@ def convert(
     return tuple(running[layer].result() for layer in layers)
 
 
-def records_of(layers: Sequence[BuiltLayer], target: TargetFormat) -> frozenset[str]:
+def records_of(layers: Sequence[ImageLayer], target: TargetFormat) -> frozenset[str]:
     """What `convert` may make of *layers*, as `Store.claim` wants it: records stand for their blobs."""
     return frozenset(
-        f"records/{target.records}/{format_key(one.digest, target.encoder)}.json" for one in layers
+        f"records/{target.records}/{format_key(one.blob.digest, target.encoder)}.json" for one in layers
     )
 
 
 def _converted(
-    target: TargetFormat, layer: BuiltLayer, store: Store, observer: Observer, cancelled: threading.Event
-) -> BuiltLayer:
+    target: TargetFormat, layer: ImageLayer, store: Store, observer: Observer, cancelled: threading.Event
+) -> ImageLayer:
     """*layer* as the store has it, or made now. No two processes make one at once."""
 
     def check() -> None:
@@ -131,20 +131,20 @@ def _converted(
             raise _Cancelled
 
     check()
-    key = format_key(layer.digest, target.encoder)
+    key = format_key(layer.blob.digest, target.encoder)
     with store.lock(f"{target.records}-{key}", f"wants layer {layer.title} {target.done}", check=check):
         record = store.record(target.records, key)
         if record is not None and store.has_blob(Digest(record["digest"]), record["size"]):
-            return replace(layer, **record)
+            return replace(layer, blob=blob_of(record))
         written = _make(target, layer, store, observer, check)
         store.put_record(target.records, key, asdict(written))
-        return replace(layer, **asdict(written))
+        return replace(layer, blob=written)
 
 
 def _make(
-    target: TargetFormat, layer: BuiltLayer, store: Store, observer: Observer, check: Callable[[], None]
-) -> Written:
-    source, out = store.blob(layer.digest), store.temporary(target.records)
+    target: TargetFormat, layer: ImageLayer, store: Store, observer: Observer, check: Callable[[], None]
+) -> Blob:
+    source, out = store.blob(layer.blob.digest), store.temporary(target.records)
 
     def advanced(count: int) -> None:
         check()
@@ -154,7 +154,7 @@ def _make(
     try:
         with out.open("wb") as file:
             written = target.make(layer, source, file, advanced)
-        if (written.diff_id, written.unpacked) != (layer.diff_id, layer.unpacked):
+        if (written.diff_id, written.unpacked) != (layer.blob.diff_id, layer.blob.unpacked):
             raise _Another("it does not hold what its digest promised")
         store.adopt(out, store.blob(written.digest))
     except (NotJoinable, zstd.NotCompressible, _Another) as error:

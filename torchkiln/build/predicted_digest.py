@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
 
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
-from torchkiln.model.plan import ImagePlan, LayerSpec
+from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.plan import ArtefactLayer, ImagePlan, OverlayLayer, PlannedLayer
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.image import describe
@@ -14,21 +14,24 @@ from torchkiln.oci.image import describe
 
 def predicted_digest(plan: ImagePlan) -> Digest | None:
     """The manifest's digest; None: a layer is not recorded, so only a build can tell."""
-    layers = predicted_layers(plan)
-    known = [layer for layer in layers if layer is not None]
-    return describe(plan, known).manifest_digest if len(known) == len(layers) else None
+    known = [
+        ImageLayer(title=layer.title, blob=blob)
+        for layer, blob in zip(plan.layers, predicted_blobs(plan), strict=True)
+        if blob
+    ]
+    return describe(plan, known).manifest_digest if len(known) == len(plan.layers) else None
 
 
-def predicted_layers(plan: ImagePlan) -> list[BuiltLayer | None]:
-    """Each layer, lowest first; None: it is not recorded."""
-    return [_layer(spec, plan) for spec in plan.layers]
+def predicted_blobs(plan: ImagePlan) -> list[Blob | None]:
+    """Each layer's blob, lowest first; None: it is not recorded."""
+    recorded = {layer.title: layer.blob for layer in plan.locked.layers}
+    return [_blob(layer, plan, recorded) for layer in plan.layers]
 
 
-def _layer(spec: LayerSpec, plan: ImagePlan) -> BuiltLayer | None:
+def _blob(layer: PlannedLayer, plan: ImagePlan, recorded: Mapping[str, Blob]) -> Blob | None:
     """As recorded; our own files are few, and made anew."""
-    if spec.kind == "overlay":
-        blob = tar.archive((*spec.files, *spec.links), mtime=plan.epoch)
-        return BuiltLayer(title=spec.title, **asdict(encode_bytes(blob)[1]))
-    if spec.artefact:
-        return BuiltLayer.of_artefact(spec.artefact, spec.title)
-    return next((BuiltLayer(**asdict(one)) for one in plan.locked.layers if one.title == spec.title), None)
+    if isinstance(layer, OverlayLayer):
+        return encode_bytes(tar.archive((*layer.files, *layer.links), mtime=plan.epoch))[1]
+    if isinstance(layer, ArtefactLayer):
+        return layer.blob
+    return recorded.get(layer.title)

@@ -11,11 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
-from torchkiln.build.cache_keys import key_of
-from torchkiln.model.lock import LockedCell, LockedWheel
-from torchkiln.model.plan import ImagePlan
+from torchkiln.build.records import record_of
+from torchkiln.model.lock import LockedWheel
+from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.model.progress import Fetcher
-from torchkiln.plan.layers import made_layers
 from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder
 from torchkiln.wheel.source import Cancelled
@@ -23,10 +22,10 @@ from torchkiln.wheel.source import Cancelled
 _STREAMS = 6
 
 
-def unfetched(locked: LockedCell, store: Store) -> tuple[LockedWheel, ...]:
+def unfetched(plan: ImagePlan, store: Store) -> tuple[LockedWheel, ...]:
     """The wheels that are neither in *store* nor in a layer there; but for those whose size nobody told."""
-    layers = (layer for layer in made_layers(locked) if store.record("layers", key_of(layer, locked)) is None)
-    wheels = (wheel for layer in layers for wheel in layer.wheels)
+    layers = (layer for layer in plan.made if record_of(layer, store) is None)
+    wheels = (one for layer in layers for one in layer.inputs if isinstance(one, LockedWheel))
     return tuple(wheel for wheel in wheels if wheel.size and not store.has_wheel(wheel))
 
 
@@ -65,10 +64,15 @@ def measured(plan: ImagePlan, store: Store, fetcher: Fetcher) -> ImagePlan:
 
     :raises BuildFailed: the index does not have a wheel of that hash.
     """
-    if all(wheel.size for layer in plan.layers for wheel in layer.wheels):
+    if all(layer.size is not None for layer in plan.layers):
         return plan
-    layers = (replace(one, wheels=tuple(_measured(one.wheels, store, fetcher))) for one in plan.layers)
-    return replace(plan, layers=tuple(layers))
+    layers = tuple(
+        replace(layer, wheels=tuple(_measured(layer.wheels, store, fetcher)))
+        if isinstance(layer, WheelLayer)
+        else layer
+        for layer in plan.layers
+    )
+    return replace(plan, layers=layers)
 
 
 def _measured(wheels: Iterable[LockedWheel], store: Store, fetcher: Fetcher) -> Iterable[LockedWheel]:

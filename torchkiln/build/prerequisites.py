@@ -1,17 +1,19 @@
-"""LockedCell → the same with its base and its tools at hand, or with what now stands in for them."""
+"""LockedCell → its plan on the base and the tools that are at hand, or on what now stands in for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchkiln.base import artefact, tools
-from torchkiln.build.prefetch import fetching, unfetched
-from torchkiln.matrix.os_tools import packages_of
+from torchkiln.build.cache_claims import build_needs
+from torchkiln.build.cuda_layers import unmade
+from torchkiln.build.environment import Environment
+from torchkiln.build.prefetch import fetching, measured, unfetched
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.progress import Fetcher
-from torchkiln.store.store import Store
+from torchkiln.model.plan import ImagePlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,34 +25,59 @@ class Sources:
     locked_only: bool = False  # never others than the locked ones
 
 
-def at_hand(
+@contextmanager
+def ready(
     locked: LockedCell,
-    store: Store,
-    fetcher: Fetcher,
-    sources: Sources,
+    planned: Callable[[LockedCell], ImagePlan],
+    environment: Environment,
+    sources: Sources | None,
     *,
-    environ: Mapping[str, str],
-    say: Callable[[str], None] = lambda _: None,
+    what: str,
+) -> Iterator[tuple[ImagePlan, tuple[str, ...]]]:
+    """The plan to build, and the packages by which its base and tools differ from *locked*.
+
+    A base newer than the lock's gives another image, which says so: *planned* is then asked again. What the
+    plan needs of the cache is claimed until the context ends; *what* says for which work.
+
+    :param sources: None: base and tools of ours are not wanted.
+    :raises KilnError: as *planned* and `at_hand` do; or nobody said where the toolkit's archives are.
+    """
+    plan, store = planned(locked), environment.store
+    moved: tuple[str, ...] = ()
+    with ExitStack() as claims:
+        claims.enter_context(store.claim(what, build_needs(plan)))
+        environment.archives.require(unmade(plan, store))
+        if sources is not None:
+            found, moved = at_hand(plan, environment, sources)
+            if found != locked:
+                plan = planned(found)
+                claims.enter_context(store.claim(what, build_needs(plan)))
+        yield measured(plan, store, environment.fetcher), moved
+
+
+def at_hand(
+    plan: ImagePlan, environment: Environment, sources: Sources
 ) -> tuple[LockedCell, tuple[str, ...]]:
-    """*locked* on the base and tools that *store* has now; and the packages by which these differ.
+    """The plan's lock on the base and tools that the cache has now; and the packages by which these differ.
 
     Where one must be built, wheels arrive meanwhile.
 
     :raises KilnError: as `artefact.ensure` and `tools.ensure` do.
     """
+    locked, store = plan.locked, environment.store
     base_there = sources.base_file or store.has_blob(locked.base.digest, locked.base.size)
     there = base_there and (
         locked.tools is None or sources.tools_file or store.has_blob(locked.tools.digest, locked.tools.size)
     )
-    with fetching(() if there else unfetched(locked, store), store, fetcher):
+    with fetching(() if there else unfetched(plan, store), store, environment.fetcher):
         base, moved = artefact.ensure(
             locked.base,
             store,
             os_name=locked.resolution.cell.os,
             base_file=sources.base_file,
             locked_only=sources.locked_only,
-            environ=environ,
-            say=say,
+            environ=environment.environ,
+            say=environment.say,
         )
         found = replace(locked, base=base, layers=()) if moved else locked
         if locked.tools is None:
@@ -59,10 +86,9 @@ def at_hand(
             locked.tools,
             base,
             store,
-            packages=packages_of(locked.tools.name),
             file=sources.tools_file,
             locked_only=sources.locked_only,
-            environ=environ,
-            say=say,
+            environ=environment.environ,
+            say=environment.say,
         )
     return replace(found, tools=on_top), (*moved, *changed)

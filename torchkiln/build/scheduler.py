@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from torchkiln.build.environment import Environment
 from torchkiln.build.worker import Input, Task, compile_wheel, cores, make_layer, start_worker
 from torchkiln.errors import BadWheel, BuildFailed
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.progress import Fetcher, Observer, Work
-from torchkiln.oci.layer import Written
-from torchkiln.store.store import Store
+from torchkiln.model.progress import Work
 from torchkiln.util.files import private_folder
 from torchkiln.util.processes import WorkerDied, Workers
 from torchkiln.wheel.source import Cancelled
@@ -46,7 +46,7 @@ class Job:
     key: str
     title: str
     wheels: tuple[LockedWheel, ...]
-    recorded: Written | None = None
+    recorded: Blob | None = None
 
     @property
     def size(self) -> int:
@@ -57,10 +57,9 @@ class Job:
 class Scheduler:
     """Makes layers. `seconds` tells afterwards how long each kind of work took, first start to last end."""
 
-    def __init__(
-        self, store: Store, fetcher: Fetcher, observer: Observer, *, python: str, interpreter: tuple[str, ...]
-    ) -> None:
-        self._store, self._fetcher, self._observer = store, fetcher, observer
+    def __init__(self, environment: Environment, *, python: str, interpreter: tuple[str, ...]) -> None:
+        self._store, self._fetcher = environment.store, environment.fetcher
+        self._observer = environment.observer
         self._python, self._interpreter = python, interpreter
         self._context = multiprocessing.get_context("spawn")
         self._cancelled = self._context.Event()
@@ -85,7 +84,7 @@ class Scheduler:
     def seconds(self) -> dict[str, float]:
         return {work: end - start for work, (start, end) in self._spans.items()}
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Written, Path]]:
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Blob, Path]]:
         """Each order as it is done, with its blob's temporary path, which the caller takes over.
 
         :raises BuildFailed: the first failure; the other orders are called off.
@@ -122,7 +121,7 @@ class Scheduler:
                 hint="is something else at work in the cache? run again",
             )
 
-    def _see_through(self, slot: int, job: Job) -> tuple[Written, Path]:
+    def _see_through(self, slot: int, job: Job) -> tuple[Blob, Path]:
         """One order from its wheels' download to its blob."""
         out, whole = self._store.temporary("layer"), False
         self._outs.append(out)
@@ -150,7 +149,7 @@ class Scheduler:
                 out.unlink(missing_ok=True)
                 self._cancelled.set()
 
-    def _made_with_patience(self, slot: int, job: Job, out: Path) -> Written:
+    def _made_with_patience(self, slot: int, job: Job, out: Path) -> Blob:
         """As `_made`; what an earlier run left may be at fault, so the server gets one more chance."""
         kept = {wheel.filename for wheel in job.wheels if self._kept(wheel)}
         try:
@@ -176,7 +175,7 @@ class Scheduler:
         if self._cancelled.is_set():
             raise Cancelled
 
-    def _made(self, slot: int, job: Job, out: Path) -> Written:
+    def _made(self, slot: int, job: Job, out: Path) -> Blob:
         """Wheels in, blob out; a single large wheel is converted while it arrives."""
         if len(job.wheels) > 1:
             return self._submit(slot, job, self._prepared(job), out).result()
@@ -214,7 +213,7 @@ class Scheduler:
         inputs = {wheel: future.result() for future, wheel in fetched.items()}
         return [inputs[wheel] for wheel in job.wheels]
 
-    def _submit(self, slot: int, job: Job, inputs: list[Input], out: Path) -> Future[Written]:
+    def _submit(self, slot: int, job: Job, inputs: list[Input], out: Path) -> Future[Blob]:
         self._observer.begin("convert", job.title, job.size)
         started = time.monotonic()
         conversion = Task(

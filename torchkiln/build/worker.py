@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from torchkiln.build.bytecode import Bytecode
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedWheel
-from torchkiln.oci.layer import LayerWriter, Written
+from torchkiln.oci.layer import LayerWriter
 from torchkiln.recipe import PREFIX, WHEEL_EPOCH, minor
 from torchkiln.store.store import Store
 from torchkiln.util.page_cache import PassingFile
@@ -53,7 +54,7 @@ class Task:
     python: str
     interpreter: tuple[str, ...]
     out: Path
-    recorded: Written | None = None
+    recorded: Blob | None = None
 
 
 def start_worker(cancelled: Event, progress: Any, parent: int) -> None:
@@ -64,7 +65,7 @@ def start_worker(cancelled: Event, progress: Any, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def make_layer(task: Task) -> Written:
+def make_layer(task: Task) -> Blob:
     """Make the layer of *task*; the blob is at `job.out` when this returns.
 
     A recorded layer is made without looking into it. If it then is not the recorded one it is made once more,
@@ -81,7 +82,7 @@ def make_layer(task: Task) -> Written:
     return _write(task, None)
 
 
-def _write(task: Task, recorded: Written | None) -> Written:
+def _write(task: Task, recorded: Blob | None) -> Blob:
     scheme = Scheme(prefix=PREFIX, python=minor(task.python))
     with io.BufferedWriter(PassingFile(task.out, "wb"), 1 << 20) as out:
         layer = LayerWriter(out, mtime=WHEEL_EPOCH, recorded=recorded)

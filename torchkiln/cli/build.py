@@ -206,6 +206,7 @@ class _Embedded:
 
     def build(self, cell: Cell) -> dict[str, Any]:
         from torchkiln.build import build as builder
+        from torchkiln.build.environment import Environment
         from torchkiln.cli.shared.upload_ahead import uploads_ahead
 
         if self.load:
@@ -221,13 +222,15 @@ class _Embedded:
                 locked,
                 context.matrix,
                 context.facts,
-                store=store,
-                layout=self.layout,
-                fetcher=LateIndex(store),
-                observer=observer,
+                self.layout,
+                Environment(
+                    store=store,
+                    fetcher=LateIndex(store),
+                    observer=observer,
+                    say=context.say,
+                    on_layer=ahead.take,
+                ),
                 options=builder.Options(sources=context.sources(), layer_format=self.layer_format),
-                say=context.say,
-                on_layer=ahead.take,
             )
             sent = ahead.settled()
             loaded = load_into(into, built.image, cell, context, observer) if into else ()

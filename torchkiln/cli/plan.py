@@ -36,9 +36,7 @@ def plan(
 
 def table(plan: ImagePlan) -> str:
     """The layers of *plan* from the bottom up: number, megabytes that go in, what is in it."""
-    from torchkiln.plan.plan import layer_bytes
-
-    sizes = [layer_bytes(layer) for layer in plan.layers]
+    sizes = [layer.size for layer in plan.layers]
     rows = [
         f"{number:3}  {'?' if size is None else format(size / 1e6, ',.1f'):>9} MB  {layer.title}"
         for number, (size, layer) in enumerate(zip(sizes, plan.layers, strict=True), start=1)

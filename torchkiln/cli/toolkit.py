@@ -70,12 +70,13 @@ def _lay_out(plan: ImagePlan, store: Store, folder: Path, *, quiet: bool) -> Non
 
 
 def _told(plan: ImagePlan, store: Store) -> dict[str, Any]:
-    from torchkiln.build.cuda_layers import known_layer
+    from torchkiln.build.records import there
+    from torchkiln.model.plan import ToolkitLayer
     from torchkiln.plan.cuda_toolkit import libraries_of
 
     locked = plan.locked
-    layers = [(spec, known_layer(spec, locked, store)) for spec in plan.layers if spec.kind == "toolkit"]
-    weighs = [layer.size for _, layer in layers if layer]
+    layers = [(spec, there(spec, store)) for spec in plan.made if isinstance(spec, ToolkitLayer)]
+    weighs = [made.blob.size for _, made in layers if made]
     return {
         "tag": plan.tag,
         "release": locked.resolution.toolkit.release if locked.resolution.toolkit else "",
@@ -87,10 +88,10 @@ def _told(plan: ImagePlan, store: Store) -> dict[str, Any]:
         "layers": [
             {
                 "what": spec.title,
-                "bytes": layer.size if layer else None,
-                "unpacked": layer.unpacked if layer else None,
+                "bytes": made.blob.size if made else None,
+                "unpacked": made.blob.unpacked if made else None,
             }
-            for spec, layer in layers
+            for spec, made in layers
         ],
         "layer_bytes": sum(weighs) if len(weighs) == len(layers) else None,
         "links": list(libraries_of(locked)),

@@ -14,15 +14,15 @@ from itertools import accumulate
 
 from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import Blob
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """One layer of a stack. `built` is None where nobody has recorded what it is."""
+    """One layer of a stack. `blob` is None where nobody has recorded what it is."""
 
     title: str
-    built: BuiltLayer | None
+    blob: Blob | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class Stack:
     @property
     def unrecorded(self) -> tuple[str, ...]:
         """Titles of the layers that nobody has recorded."""
-        return tuple(level.title for level in self.levels if level.built is None)
+        return tuple(level.title for level in self.levels if level.blob is None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,8 +127,8 @@ class Sharing:
         having: dict[Digest, set[int]] = {}
         for image, stack in enumerate(self.stacks):
             for level in stack.levels:
-                if level.built is not None:
-                    having.setdefault(level.built.diff_id, set()).add(image)
+                if level.blob is not None:
+                    having.setdefault(level.blob.diff_id, set()).add(image)
         return tuple(diff_id for diff_id, images in having.items() if len(images) > 1)
 
 
@@ -137,7 +137,7 @@ def share(stacks: Sequence[Stack]) -> Sharing:
 
     :raises VerificationFailed: something is told to have two sizes.
     """
-    blobs = [[level.built.digest if level.built else None for level in stack.levels] for stack in stacks]
+    blobs = [[level.blob.digest if level.blob else None for level in stack.levels] for stack in stacks]
     chains = [list(chain_ids(stack)) for stack in stacks]
     return Sharing(
         stacks=tuple(stacks),
@@ -148,7 +148,7 @@ def share(stacks: Sequence[Stack]) -> Sharing:
 
 def chain_ids(stack: Stack) -> Iterator[Digest | None]:
     """Of each layer, lowest first. From the first on that nobody has recorded, none is known."""
-    return accumulate((level.built.diff_id if level.built else None for level in stack.levels), _on)
+    return accumulate((level.blob.diff_id if level.blob else None for level in stack.levels), _on)
 
 
 def _on(below: Digest | None, diff_id: Digest | None) -> Digest | None:
@@ -166,14 +166,14 @@ def _place(stacks: Sequence[Stack], keys: Sequence[Sequence[Digest | None]], *, 
     kept: dict[Digest, Kept] = {}
 
     def keep(level: Level, key: Digest | None) -> Kept | None:
-        if key is None or level.built is None:
+        if key is None or level.blob is None:
             return None
-        count = level.built.unpacked if unpacked else level.built.size
+        count = level.blob.unpacked if unpacked else level.blob.size
         one = kept.setdefault(
             key,
             Kept(
                 key=key,
-                diff_id=level.built.diff_id,
+                diff_id=level.blob.diff_id,
                 title=level.title,
                 bytes=count,
                 images=having[key],
@@ -181,7 +181,7 @@ def _place(stacks: Sequence[Stack], keys: Sequence[Sequence[Digest | None]], *, 
         )
         if one.bytes != count:
             raise VerificationFailed(
-                f"{level.title} ({level.built.digest}) is told to have {one.bytes} bytes, and {count}",
+                f"{level.title} ({level.blob.digest}) is told to have {one.bytes} bytes, and {count}",
                 hint="one of the locks is wrong; `lock --check` tells of those that are stale",
             )
         return one

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from torchkiln.build.cache_keys import MADE, key_of
-from torchkiln.build.predicted_digest import predicted_layers
+from torchkiln.build.cache_keys import key_of
+from torchkiln.build.predicted_digest import predicted_blobs
 from torchkiln.compare.docker_save import titles_of
 from torchkiln.compare.images import unpacked_of
 from torchkiln.compare.sharing import Level, Stack
 from torchkiln.errors import VerificationFailed
 from torchkiln.matrix.tags import ZSTD, parse_name
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
-from torchkiln.model.plan import ImagePlan
+from torchkiln.model.layer import Blob
+from torchkiln.model.plan import ImagePlan, MadeLayer
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk, Layout
 
 _TITLE = 200  # characters of a title that are shown
@@ -24,19 +24,22 @@ def stacks_of(plans: Sequence[ImagePlan]) -> tuple[Stack, ...]:
 
     What one lock records holds for all that have the same layer: devel's image has runtime's.
     """
-    told = [(plan, list(zip(plan.layers, predicted_layers(plan), strict=True))) for plan in plans]
+    told = [(plan, list(zip(plan.layers, predicted_blobs(plan), strict=True))) for plan in plans]
     known = {
-        key_of(spec, plan.locked): built
-        for plan, layers in told
-        for spec, built in layers
-        if built and spec.kind in MADE
+        key_of(spec): blob
+        for _, layers in told
+        for spec, blob in layers
+        if blob and isinstance(spec, MadeLayer)
     }
     return tuple(
         Stack(
             tag=plan.tag,
             levels=tuple(
-                Level(title=spec.title, built=built or known.get(key_of(spec, plan.locked)))
-                for spec, built in layers
+                Level(
+                    title=spec.title,
+                    blob=known.get(key_of(spec)) if not blob and isinstance(spec, MadeLayer) else blob,
+                )
+                for spec, blob in layers
             ),
         )
         for plan, layers in told
@@ -89,12 +92,9 @@ def _shown(image: ImageOnDisk) -> tuple[tuple[LayerOnDisk, ...], list[str]]:
 
 def _levels(layers: Sequence[LayerOnDisk], titles: Sequence[str], unpacked: Sequence[int]) -> Iterable[Level]:
     for layer, title, count in zip(layers, titles, unpacked, strict=True):
-        told = title or layer.diff_id[:19]
         yield Level(
-            title=told,
-            built=BuiltLayer(
-                title=told, digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=count
-            ),
+            title=title or layer.diff_id[:19],
+            blob=Blob(digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=count),
         )
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from torchkiln.errors import BadArchive
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive
 from torchkiln.oci import tar
-from torchkiln.oci.encode import Encoded, encode
+from torchkiln.oci.encode import encode
 from torchkiln.recipe import WHEEL_EPOCH
 
 _PIECE = 1 << 20
@@ -32,7 +33,7 @@ class _Entry:
     opened: tarfile.TarFile
 
 
-def write_layer(kept: Sequence[tuple[LockedArchive, Path]], home: str, out: Path) -> Encoded:
+def write_layer(kept: Sequence[tuple[LockedArchive, Path]], home: str, out: Path) -> Blob:
     """The layer of *kept*, archives with what `keep` made of them, below *home*, "usr/local/cuda-12.1".
 
     :raises BadArchive: two of them have another file at one path.

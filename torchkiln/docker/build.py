@@ -13,17 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from torchkiln.build.cuda_layers import lay_out
 from torchkiln.build.dependencies import demand_agreement
+from torchkiln.build.environment import Environment
+from torchkiln.build.fetched import fetched
 from torchkiln.docker import buildx
 from torchkiln.docker.daemon import Engine
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import ImageLayer
 from torchkiln.model.lock import LockedWheel
-from torchkiln.model.plan import ImageConfig, ImagePlan, LayerSpec
-from torchkiln.model.progress import ArchiveSource, Fetcher, Observer
+from torchkiln.model.plan import ArtefactLayer, ImageConfig, ImagePlan
 from torchkiln.oci.layout import write_image
 from torchkiln.plan.layers import files_of
 from torchkiln.plan.plan import GENERATED
@@ -45,12 +45,6 @@ _NO_CONFIG = ImageConfig(
     stop_signal="",
     healthcheck=None,
 )
-
-
-class WheelSource(Fetcher, Protocol):
-    """Where wheels come from, whole and verified too."""
-
-    def fetch_wheel(self, wheel: LockedWheel, store: Store, observer: Observer) -> Path: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,32 +73,34 @@ class Options:
 
 def build(
     plan: ImagePlan,
-    store: Store,
     files: Mapping[str, bytes],
-    *,
     engine: Engine,
+    environment: Environment,
+    *,
     repository: str,
-    wheels: WheelSource,
-    archives: ArchiveSource,
-    observer: Observer,
     options: Options,
-    environ: Mapping[str, str] = os.environ,
 ) -> EngineImage:
     """Build *plan* on *engine*, under its tag and aliases in *repository*.
 
     :param files: Dockerfile and companions, as `render_folder` gives them; the base's blob is in *store*.
     :raises BuildFailed: a wheel is refused or cannot be had, or a step failed.
     """
-    started = time.monotonic()
+    started, store = time.monotonic(), environment.store
     names = tuple(f"{repository}:{tag}" for tag in (plan.tag, *plan.aliases))
     with ExitStack() as stack:
         work = store.temporary("docker")
         work.mkdir(parents=True)
         stack.callback(remove_tree, work)
-        tree = lay_out(plan, store, work / "toolkit", archives=archives, observer=observer)
-        places = _fetched(files_of(plan.locked), store, wheels, observer)
+        tree = lay_out(
+            plan,
+            store,
+            work / "toolkit",
+            archives=environment.archives,
+            observer=environment.observer,
+        )
+        places = _fetched(files_of(plan.locked), environment)
         demand_agreement(plan.locked, store)
-        fetched = time.monotonic()
+        all_here = time.monotonic()
         base = options.base or _BASE
         programs = [place for place in places if place.suffix != ".whl"]
         contexts = {
@@ -119,7 +115,7 @@ def build(
             contexts |= {
                 _CONTEXTS[layer.kind]: _as_image(work / layer.kind, layer, plan, store)
                 for layer in plan.layers
-                if layer.artefact
+                if isinstance(layer, ArtefactLayer)
             }
         request = buildx.Request(
             folder=_folder(work / "context", files),
@@ -135,9 +131,9 @@ def build(
         digest = buildx.build(
             request,
             work / "metadata.json",
-            environ=environ,
+            environ=environment.environ,
             progress="rawjson" if engine.buildx >= _RAWJSON else "plain",
-            observer=observer,
+            observer=environment.observer,
         )
     now = time.monotonic()
     return EngineImage(
@@ -146,17 +142,15 @@ def build(
         digest=digest,
         engine=engine,
         base=options.base or plan.locked.base.digest,
-        seconds=(("download", fetched - started), ("build", now - fetched), ("total", now - started)),
+        seconds=(("download", all_here - started), ("build", now - all_here), ("total", now - started)),
     )
 
 
-def _fetched(
-    wheels: Sequence[LockedWheel], store: Store, source: WheelSource, observer: Observer
-) -> list[Path]:
+def _fetched(wheels: Sequence[LockedWheel], environment: Environment) -> list[Path]:
     """Every wheel's file in the store, the largest fetched first."""
     ordered = sorted(wheels, key=lambda wheel: -wheel.size)
     with ThreadPoolExecutor(_STREAMS, "fetch") as pool:
-        futures = [pool.submit(source.fetch_wheel, wheel, store, observer) for wheel in ordered]
+        futures = [pool.submit(fetched, wheel, environment) for wheel in ordered]
         try:
             return [future.result() for future in futures]
         finally:
@@ -188,15 +182,14 @@ def _linked(folder: Path, places: Sequence[Path]) -> str:
 
 
 def _rootfs(folder: Path, plan: ImagePlan) -> str:
-    files = {file.path: file.data for file in plan.layers[-1].files if file.path not in GENERATED}
+    files = {file.path: file.data for file in plan.overlay.files if file.path not in GENERATED}
     folder.mkdir()
     return str(_folder(folder, files))
 
 
-def _as_image(layout: Path, layer: LayerSpec, plan: ImagePlan, store: Store) -> str:
+def _as_image(layout: Path, layer: ArtefactLayer, plan: ImagePlan, store: Store) -> str:
     """Base or tools as an image of one layer, under the locked digest."""
-    assert layer.artefact
     bare = replace(plan, layers=(layer,), config=_NO_CONFIG)
-    built = BuiltLayer.of_artefact(layer.artefact, layer.title)
+    built = ImageLayer(title=layer.title, blob=layer.blob)
     image = write_image(layout, bare, [built], store.blob, refs=(layer.kind,))
     return f"oci-layout://{layout}@{image.manifest}"

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.os_tools import packages_of
-from torchkiln.model.plan import ImagePlan, LayerSpec, OverlayFile, OverlayLink
+from torchkiln.model.plan import ImagePlan, OverlayFile, OverlayLink, ProgramLayer, WheelLayer
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.micromamba import program_path
 from torchkiln.plan.plan import GENERATED
@@ -93,12 +93,12 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             wheel_layers=[
                 _WheelLayer(title=layer.title, requirements=name) for name, layer in _requirement_files(plan)
             ],
-            copies=list(_copies(file for file in plan.layers[-1].files if file.path not in GENERATED)),
+            copies=list(_copies(file for file in plan.overlay.files if file.path not in GENERATED)),
             beside=_BESIDE,
             toolkit=_tree(plan),
-            links=plan.layers[-1].links,
-            link_folders=sorted({str(PurePosixPath(link.path).parent) for link in plan.layers[-1].links}),
-            programs=[_program(layer) for layer in plan.layers if layer.kind == "program"],
+            links=plan.overlay.links,
+            link_folders=sorted({str(PurePosixPath(link.path).parent) for link in plan.overlay.links}),
+            programs=[_program(layer) for layer in plan.made if isinstance(layer, ProgramLayer)],
             generated=[PurePosixPath(path).name for path in GENERATED],
             user=USER,
         )
@@ -113,15 +113,15 @@ def render_folder(
 
     :raises ConfigError: as `render` does.
     """
-    generated = {PurePosixPath(f.path).name: f.data for f in plan.layers[-1].files if f.path in GENERATED}
+    generated = {PurePosixPath(f.path).name: f.data for f in plan.overlay.files if f.path in GENERATED}
     return {
         "Dockerfile": render(plan, templates, os_packages).encode(),
         **generated,
         **{f"requirements/{name}": _requirements(layer) for name, layer in _requirement_files(plan)},
         **{
             f"{_BESIDE}/{file.path}": file.data
-            for layer in plan.layers
-            if layer.kind == "program"
+            for layer in plan.made
+            if isinstance(layer, ProgramLayer)
             for file in layer.files
         },
     }
@@ -151,25 +151,24 @@ def _tree(plan: ImagePlan) -> str:
     return home(toolkit) if toolkit and plan.locked.archives else ""
 
 
-def _requirement_files(plan: ImagePlan) -> Iterator[tuple[str, LayerSpec]]:
+def _requirement_files(plan: ImagePlan) -> Iterator[tuple[str, WheelLayer]]:
     """Each wheel layer with the name of its requirements file, in order."""
-    layers = (layer for layer in plan.layers if layer.kind == "wheels")
+    layers = (layer for layer in plan.made if isinstance(layer, WheelLayer))
     for number, layer in enumerate(layers, start=1):
         told = layer.wheels[0].name if len(layer.wheels) == 1 else re.split(r":| \(", layer.title)[0]
         yield f"{number:02}-{re.sub(r'[^a-z0-9]+', '-', told.lower())}.txt", layer
 
 
-def _requirements(layer: LayerSpec) -> bytes:
+def _requirements(layer: WheelLayer) -> bytes:
     lines = (f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in layer.wheels)
     return "".join(lines).encode()
 
 
-def _program(layer: LayerSpec) -> _Program:
-    (file,) = layer.wheels
+def _program(layer: ProgramLayer) -> _Program:
     return _Program(
         title=layer.title,
-        source=file.filename,
-        path=program_path(file),
+        source=layer.program.filename,
+        path=program_path(layer.program),
         copies=tuple(_copies(layer.files)),
         links=layer.links,
         folders=layer.folders,

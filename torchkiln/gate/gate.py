@@ -245,5 +245,5 @@ def _commands(judged: Judgement) -> Iterator[str]:
 
 def _image_json(locked: LockedCell) -> str:
     """Hex sha256 of the account that the image gives of itself."""
-    files = plan(locked, (), aliases=(), lock_digest=lock_digest(locked)).layers[-1].files
+    files = plan(locked, (), aliases=(), lock_digest=lock_digest(locked)).overlay.files
     return next(hashlib.sha256(file.data).hexdigest() for file in files if file.path == IMAGE_JSON)

@@ -12,7 +12,6 @@ from torchkiln.model.lock import LockedWheel
 
 if TYPE_CHECKING:
     from torchkiln.index.download import Downloads
-    from torchkiln.model.progress import Observer
     from torchkiln.store.store import Store
 
 
@@ -47,15 +46,3 @@ class LateIndex:
         cancelled: Callable[[], bool],
     ) -> None:
         self._index().fetch(wheel, path, on_progress=on_progress, cancelled=cancelled)
-
-    def fetch_wheel(self, wheel: LockedWheel, store: Store, observer: Observer) -> Path:
-        """The wheel in *store*, verified; fetched if it is not there."""
-        if store.has_wheel(wheel):
-            return store.wheel(wheel)
-        name = wheel.filename
-        observer.begin("download", name, wheel.size)
-        place = self._index().fetch_wheel(
-            wheel, store, on_progress=lambda count: observer.advance("download", name, count)
-        )
-        observer.end("download", name)
-        return place

@@ -288,9 +288,14 @@ def locked_of(document: Mapping[str, Any]) -> LockedCell:
     """The data class of a document from `parse`."""
     resolution = document["resolution"]
     limits = [codec.plain(Limit.parse(text)) for text in resolution["limits"]]
-    values = {key: value for key, value in document.items() if key not in _ENVELOPE}
+    values = _without(document, *_ENVELOPE)
+    values["layers"] = [{"title": one["title"], "blob": _without(one, "title")} for one in document["layers"]]
     artefacts = {key: artefact_fields(values[key]) for key in ("base", "tools") if key in values}
     return codec.typed(LockedCell, {**values, **artefacts, "resolution": {**resolution, "limits": limits}})
+
+
+def _without(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key not in keys}
 
 
 def schema() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from msgspec import Meta
 from torchkiln.model import fields
 from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.digest import Digest
+from torchkiln.model.layer import ImageLayer
 from torchkiln.util import codec
 
 _SET = Meta(max_length=100, extra_json_schema={"uniqueItems": True})
@@ -133,17 +134,6 @@ class BaseFiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LockedLayer:
-    """A layer that was built once from this lock: later builds must give the same."""
-
-    title: fields.Line
-    digest: fields.Sha256Digest
-    diff_id: fields.Sha256Digest
-    size: fields.Bytes
-    unpacked: fields.Bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LockedCell:
     """A resolution with every byte named."""
 
@@ -153,7 +143,8 @@ class LockedCell:
     as_of: fields.Date  # files uploaded on that day (UTC) or later did not take part
     epoch: fields.Epoch  # stands in config, history and overlay
     inputs: fields.Sha256Digest  # of matrix, facts and recipe: what `lock --check` compares
-    layers: Annotated[tuple[LockedLayer, ...], Meta(max_length=127)]  # empty until recorded
+    # as built once: later builds must give the same; empty until recorded
+    layers: Annotated[tuple[ImageLayer, ...], Meta(max_length=127)]
     stand_ins: Annotated[tuple[Source, ...], _SET] = ()  # the indexes that were stand-ins for the real ones
     # wheels that no index was asked for, by name: see public_record.py
     by_record: Annotated[tuple[fields.Name, ...], _SET] = ()

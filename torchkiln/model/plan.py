@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
-
-LayerKind = Literal["base", "wheels", "tools", "toolkit", "program", "overlay"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,17 +27,109 @@ class OverlayLink:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LayerSpec:
-    """One layer, told by what goes into it."""
+class ArtefactLayer:
+    """The base, or the OS's tools: the artefact's blob is the layer."""
 
-    kind: LayerKind
+    title: str  # "debian12 base (210 packages)"
+    artefact: LockedBase | LockedTools
+
+    @property
+    def kind(self) -> Literal["base", "tools"]:
+        """What plan.json calls it."""
+        return "base" if isinstance(self.artefact, LockedBase) else "tools"
+
+    @property
+    def blob(self) -> Blob:
+        """The layer as it comes."""
+        it = self.artefact
+        return Blob(digest=it.digest, diff_id=it.diff_id, size=it.size, unpacked=it.unpacked)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the blob."""
+        return self.artefact.size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WheelLayer:
+    """Wheels, installed for the Python of one base."""
+
+    kind: ClassVar = "wheels"
     title: str  # "torch 2.7.1", "dependencies (98 wheels)"
-    wheels: tuple[LockedWheel, ...] = ()  # of a program: its one file
-    archives: tuple[LockedArchive, ...] = ()
+    wheels: tuple[LockedWheel, ...]
+    python: str  # full version of the base's interpreter, which makes the byte-code
+
+    @property
+    def inputs(self) -> tuple[LockedWheel, ...]:
+        """The files that a build fetches for it."""
+        return self.wheels
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the wheels; None: the size of one is not known."""
+        return sum(one.size for one in self.wheels) if all(one.size for one in self.wheels) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolkitLayer:
+    """Archives of NVIDIA's toolkit, installed below one folder."""
+
+    kind: ClassVar = "toolkit"
+    title: str  # "CUDA 12.1.1: cuda_gdb 12.1.105"
+    archives: tuple[LockedArchive, ...]
+    home: str  # relative to /, "usr/local/cuda-12.1"
+
+    @property
+    def inputs(self) -> tuple[LockedArchive, ...]:
+        """The files that a build fetches for it."""
+        return self.archives
+
+    @property
+    def size(self) -> int:
+        """Bytes of the archives."""
+        return sum(one.size for one in self.archives)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramLayer:
+    """A program in one file, and what goes with it."""
+
+    kind: ClassVar = "program"
+    title: str  # "micromamba 2.3.3"
+    program: LockedWheel  # no wheel, but fetched like one
+    files: tuple[OverlayFile, ...]
+    links: tuple[OverlayLink, ...]
+    folders: tuple[tuple[str, int], ...]  # (path, mode), where that is not 0755
+
+    @property
+    def inputs(self) -> tuple[LockedWheel, ...]:
+        """The file that a build fetches for it."""
+        return (self.program,)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the program and of the files."""
+        return self.program.size + sum(len(file.data) for file in self.files)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverlayLayer:
+    """Our own files, which every image has."""
+
+    kind: ClassVar = "overlay"
+    title: str  # "torchkiln (12 files)"
     files: tuple[OverlayFile, ...] = ()
     links: tuple[OverlayLink, ...] = ()
-    folders: tuple[tuple[str, int], ...] = ()  # (path, mode), where that is not 0755
-    artefact: LockedBase | LockedTools | None = None  # what the layer is as it comes: nothing is made
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files."""
+        return sum(len(file.data) for file in self.files)
+
+
+MadeLayer = WheelLayer | ToolkitLayer | ProgramLayer
+"""Made of files that a lock names, and kept in the cache by a key (`build.cache_keys`)."""
+PlannedLayer = ArtefactLayer | MadeLayer | OverlayLayer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +154,22 @@ class ImagePlan:
     locked: LockedCell
     tag: str
     aliases: tuple[str, ...]
-    layers: tuple[LayerSpec, ...]
+    layers: tuple[PlannedLayer, ...]  # the first is the base, the last our own files
     config: ImageConfig
     epoch: int
     recipe: int  # numbered behaviour: raise it when the same lock would give other bytes
+
+    @property
+    def made(self) -> tuple[MadeLayer, ...]:
+        """The layers that a build makes of what it fetches, in order."""
+        return tuple(layer for layer in self.layers if isinstance(layer, MadeLayer))
+
+    @property
+    def overlay(self) -> OverlayLayer:
+        """Our own files, on top."""
+        top = self.layers[-1]
+        assert isinstance(top, OverlayLayer)
+        return top
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,6 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +21,7 @@ import deflate
 
 from torchkiln.errors import ToolMissing
 from torchkiln.model.digest import Digest
+from torchkiln.model.layer import Blob
 
 LEVEL = 6
 """Of 12. The 510 MB base on two cores: 3 takes 2.4 s, gives 180 MB; 6 3.5, 174; 7 4.3, 173; 9 10, 172.5."""
@@ -35,17 +35,7 @@ ENCODER = f"libdeflate {_PINNED} level {LEVEL}, members of {MEMBER >> 20} MiB"
 """The encoder's name in locks: whatever changes the bytes changes it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Encoded:
-    """A blob and the tar in it; sizes in bytes."""
-
-    digest: Digest
-    diff_id: Digest
-    size: int
-    unpacked: int
-
-
-def encode(tar: BinaryIO | Path, out: Path) -> Encoded:
+def encode(tar: BinaryIO | Path, out: Path) -> Blob:
     """Compress the uncompressed *tar* into the file *out*; needs about 40 MiB of memory whatever its length.
 
     :raises ToolMissing: another version of the encoder is installed.
@@ -58,14 +48,14 @@ def encode(tar: BinaryIO | Path, out: Path) -> Encoded:
         return _pump(tar, sink.write)
 
 
-def encode_bytes(tar: bytes) -> tuple[bytes, Encoded]:
+def encode_bytes(tar: bytes) -> tuple[bytes, Blob]:
     """`encode` in memory."""
     blob = bytearray()
     encoded = _pump(io.BytesIO(tar), blob.extend)
     return bytes(blob), encoded
 
 
-def _pump(tar: BinaryIO, write: Callable[[bytes], object]) -> Encoded:
+def _pump(tar: BinaryIO, write: Callable[[bytes], object]) -> Blob:
     if deflate.__version__ != _PINNED:
         raise ToolMissing(
             f"the encoder is pinned to deflate {_PINNED}, installed is {deflate.__version__}",
@@ -91,7 +81,7 @@ def _pump(tar: BinaryIO, write: Callable[[bytes], object]) -> Encoded:
             unpacked += len(chunk)
             drain(workers + 1)
         drain(0)
-    return Encoded(
+    return Blob(
         digest=Digest(f"sha256:{outside.hexdigest()}"),
         diff_id=Digest(f"sha256:{inside.hexdigest()}"),
         size=size,

@@ -1,4 +1,4 @@
-"""ImagePlan and BuiltLayers -> the config and manifest bytes of an OCI image, which name it for ever."""
+"""ImagePlan and its layers -> the config and manifest bytes of an OCI image, which name it for ever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from torchkiln.model.digest import Digest, LayerFormat
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import ImageLayer
 from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan
 
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
@@ -46,7 +46,7 @@ class ImageDocuments:
 
 
 def describe(
-    plan: ImagePlan, layers: Sequence[BuiltLayer], layer_format: LayerFormat = "gzip"
+    plan: ImagePlan, layers: Sequence[ImageLayer], layer_format: LayerFormat = "gzip"
 ) -> ImageDocuments:
     """Config and manifest of *plan* with its *layers*, lowest first, all of them in one format.
 
@@ -57,7 +57,9 @@ def describe(
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "config": descriptor(CONFIG_TYPE, digest_of(config), len(config)),
-        "layers": [descriptor(LAYER_TYPES[layer_format], layer.digest, layer.size) for layer in layers],
+        "layers": [
+            descriptor(LAYER_TYPES[layer_format], layer.blob.digest, layer.blob.size) for layer in layers
+        ],
         "annotations": _annotations(plan),
     }
     return ImageDocuments(config=config, manifest=canonical_json(manifest))
@@ -78,13 +80,13 @@ def digest_of(data: bytes) -> Digest:
     return Digest("sha256:" + hashlib.sha256(data).hexdigest())
 
 
-def _config(plan: ImagePlan, layers: Sequence[BuiltLayer]) -> dict[str, Any]:
+def _config(plan: ImagePlan, layers: Sequence[ImageLayer]) -> dict[str, Any]:
     created = _rfc3339(plan.epoch)
     return {
         **PLATFORM,
         "created": created,
         "config": _runtime_config(plan.config),
-        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        "rootfs": {"type": "layers", "diff_ids": [layer.blob.diff_id for layer in layers]},
         "history": [{"created": created, "created_by": f"torchkiln: {layer.title}"} for layer in layers],
     }
 

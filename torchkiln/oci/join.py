@@ -16,8 +16,8 @@ from typing import BinaryIO
 from isal import isal_zlib
 
 from torchkiln.model.digest import Digest
+from torchkiln.model.layer import Blob
 from torchkiln.oci import gzip
-from torchkiln.oci.layer import Written
 from torchkiln.oci.zlib_blocks import BlockInflater, Damaged
 
 _MAGIC = gzip.HEADER[:3]  # with the method, deflate
@@ -30,7 +30,7 @@ class NotJoinable(Exception):
     """The source is not, from its first byte to its last, a sequence of whole gzip members."""
 
 
-def join(source: BinaryIO, out: BinaryIO, *, advanced: Callable[[int], None] = lambda _: None) -> Written:
+def join(source: BinaryIO, out: BinaryIO, *, advanced: Callable[[int], None] = lambda _: None) -> Blob:
     """Write the members of *source* to *out* as one; needs about 2 MiB of memory, whatever their length.
 
     :param advanced: is told, piece by piece, how many bytes of *source* were read.
@@ -47,7 +47,7 @@ def join(source: BinaryIO, out: BinaryIO, *, advanced: Callable[[int], None] = l
                 sink.write(piece)
             _close_member(window, content)
     sink.write(_LAST_BLOCK + gzip.trailer(content.crc, content.size))
-    return Written(
+    return Blob(
         digest=Digest(f"sha256:{sink.sha256.hexdigest()}"),
         diff_id=Digest(f"sha256:{content.sha256.hexdigest()}"),
         size=sink.size,

@@ -13,23 +13,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import BinaryIO
 
 from torchkiln.model.digest import Digest
+from torchkiln.model.layer import Blob
 from torchkiln.oci import gzip, tar
 
 _GATHER = 1 << 20  # flush gathered plain bytes beyond this many: bounds memory
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
-    """What one finished layer is: `digest` and `size` of the blob, `diff_id` and `unpacked` of its tar."""
-
-    digest: Digest
-    diff_id: Digest
-    size: int
-    unpacked: int
 
 
 class Collision(Exception):
@@ -45,7 +35,7 @@ class LayerWriter:
         compared, and the caller sees whether `finish` gives the same again.
     """
 
-    def __init__(self, out: BinaryIO, *, mtime: int, recorded: Written | None = None) -> None:
+    def __init__(self, out: BinaryIO, *, mtime: int, recorded: Blob | None = None) -> None:
         self._out = out
         self._mtime = mtime
         self.recorded = recorded
@@ -85,14 +75,14 @@ class LayerWriter:
         if not member.silent:
             self._gather(tar.padding(size))
 
-    def finish(self) -> Written:
+    def finish(self) -> Blob:
         """Close the archive. Of a recorded layer the tar's digest and size are the recorded ones."""
         self._gather(tar.END)
         self._flush()
         diff_id, unpacked = Digest(f"sha256:{self._tar.hexdigest()}"), self._unpacked
         if self.recorded:
             diff_id, unpacked = self.recorded.diff_id, self.recorded.unpacked
-        return Written(
+        return Blob(
             digest=Digest(f"sha256:{self._blob.hexdigest()}"),
             diff_id=diff_id,
             size=self._size,

@@ -21,7 +21,8 @@ from filelock import FileLock
 
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
 from torchkiln.model.digest import Digest, LayerFormat, parse_digest
-from torchkiln.model.image import BuiltImage, BuiltLayer
+from torchkiln.model.image import BuiltImage
+from torchkiln.model.layer import ImageLayer
 from torchkiln.model.plan import ImagePlan
 from torchkiln.oci.documents import descriptors, diff_ids, plain_file, plain_folder, read_document
 from torchkiln.oci.image import (
@@ -67,7 +68,7 @@ class ImageOnDisk:
 def write_image(
     layout: Path,
     plan: ImagePlan,
-    layers: Sequence[BuiltLayer],
+    layers: Sequence[ImageLayer],
     blob_path: Callable[[Digest], Path],
     *,
     refs: Sequence[str] = (),
@@ -88,7 +89,7 @@ def write_image(
             target = _create(layout)
             _sweep(target)
             for layer in layers:
-                _place(blob_path(layer.digest), target.blob(layer.digest), layer)
+                _place(blob_path(layer.blob.digest), target.blob(layer.blob.digest), layer)
             for document in (documents.config, documents.manifest):
                 _replace(target.blob(digest_of(document)), document)
             if target.name_image(names, documents.manifest_digest, len(documents.manifest)):
@@ -309,10 +310,11 @@ def _index(entries: Sequence[Mapping[str, Any]]) -> bytes:
     return canonical_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": list(entries)})
 
 
-def _place(source: Path, target: Path, layer: BuiltLayer) -> None:
-    if not source.is_file() or source.stat().st_size != layer.size:
+def _place(source: Path, target: Path, layer: ImageLayer) -> None:
+    blob = layer.blob
+    if not source.is_file() or source.stat().st_size != blob.size:
         raise BuildFailed(
-            f"layer {layer.title!r} ({layer.digest}) is not in the store with its {layer.size} bytes",
+            f"layer {layer.title!r} ({blob.digest}) is not in the store with its {blob.size} bytes",
             hint="the cache was changed behind our back; build again",
         )
     if _is_copy(source, target):

@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 
 from torchkiln.errors import ToolMissing
 from torchkiln.model.digest import Digest
-from torchkiln.oci.layer import Written
+from torchkiln.model.layer import Blob
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -51,7 +51,7 @@ class NotCompressible(Exception):
 
 def compress(
     tar: BinaryIO, out: BinaryIO, *, unpacked: int, advanced: Callable[[int], None] = lambda _: None
-) -> Written:
+) -> Blob:
     """Write the *unpacked* bytes of *tar* to *out* as one frame, with its length and checksum in it.
 
     Needs about 75 MiB of memory, whatever their length.
@@ -86,7 +86,7 @@ def compress(
     if read != unpacked:
         raise NotCompressible(f"it holds {'more' if read > unpacked else 'less'} than {unpacked} bytes")
     emit(compressor.flush())
-    return Written(
+    return Blob(
         digest=Digest(f"sha256:{outside.hexdigest()}"),
         diff_id=Digest(f"sha256:{inside.hexdigest()}"),
         size=size,

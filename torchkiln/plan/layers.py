@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedCell, LockedWheel
-from torchkiln.model.plan import LayerSpec
+from torchkiln.model.plan import MadeLayer, ToolkitLayer, WheelLayer
+from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.micromamba import program_layer
 from torchkiln.recipe import BIG_WHEEL, MAX_LAYER
 
@@ -61,29 +62,30 @@ _FAMILIES = (
 )
 
 
-def made_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
+def made_layers(locked: LockedCell) -> tuple[MadeLayer, ...]:
     """Every layer that a build makes of what *locked* fetches, in order; base, tools and overlay are not."""
     return (*plain_layers(locked), *archive_layers(locked), *component_layers(locked))
 
 
-def plain_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
+def plain_layers(locked: LockedCell) -> tuple[WheelLayer, ...]:
     """The wheels' layers that the cell without components has too.
 
     :raises BuildFailed: a single wheel is larger than a registry takes.
     """
     above = {name for component in locked.components for name in component.wheels}
-    return wheel_layers(wheel for wheel in locked.wheels if wheel.name not in above)
+    plain = (wheel for wheel in locked.wheels if wheel.name not in above)
+    return wheel_layers(plain, python=locked.base.python)
 
 
-def component_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
+def component_layers(locked: LockedCell) -> tuple[MadeLayer, ...]:
     """What each component adds, by name.
 
     :raises BuildFailed: a single wheel is larger than a registry takes.
     """
-    found: list[LayerSpec] = []
+    found: list[MadeLayer] = []
     for component in locked.components:
         wheels = [wheel for wheel in locked.wheels if wheel.name in component.wheels]
-        found += _layers(f"with {component.name}", _fitting(wheels))
+        found += _layers(f"with {component.name}", _fitting(wheels), locked.base.python)
         if component.program:
             found.append(program_layer(component.program))
     return tuple(found)
@@ -95,11 +97,12 @@ def files_of(locked: LockedCell) -> tuple[LockedWheel, ...]:
     return (*locked.wheels, *(program for program in programs if program))
 
 
-def wheel_layers(wheels: Iterable[LockedWheel]) -> tuple[LayerSpec, ...]:
+def wheel_layers(wheels: Iterable[LockedWheel], *, python: str) -> tuple[WheelLayer, ...]:
     """Every wheel in exactly one layer: the small ones of a family together, each big one alone.
 
     The order depends on names and sizes only, never on the order of *wheels*.
 
+    :param python: the base's full version.
     :raises BuildFailed: a single wheel is larger than a registry takes.
     """
     families: dict[str, list[LockedWheel]] = {family.title: [] for family in _FAMILIES}
@@ -109,23 +112,23 @@ def wheel_layers(wheels: Iterable[LockedWheel]) -> tuple[LayerSpec, ...]:
             toolkit.append(wheel)
         else:
             families[next(family.title for family in _FAMILIES if family.holds(wheel.name))].append(wheel)
-    runtime = (layer for title, members in families.items() for layer in _layers(title, members))
-    return (*runtime, *_layers("CUDA toolkit", toolkit))
+    runtime = (layer for title, members in families.items() for layer in _layers(title, members, python))
+    return (*runtime, *_layers("CUDA toolkit", toolkit, python))
 
 
-def archive_layers(locked: LockedCell) -> tuple[LayerSpec, ...]:
+def archive_layers(locked: LockedCell) -> tuple[ToolkitLayer, ...]:
     """Every archive of the toolkit in exactly one layer; the same for all cells with the same archives."""
     toolkit = locked.resolution.toolkit
     if toolkit is None or not locked.archives:
         return ()
-    name = f"CUDA {toolkit.release}"
+    name, place = f"CUDA {toolkit.release}", home(toolkit)
     small = tuple(one for one in locked.archives if one.component not in _LARGE_ARCHIVES)
     large = [one for one in locked.archives if one.component in _LARGE_ARCHIVES]
-    shared = LayerSpec(kind="toolkit", title=f"{name}: parts of {len(small)} archives", archives=small)
+    shared = ToolkitLayer(title=f"{name}: parts of {len(small)} archives", archives=small, home=place)
     return (
         *([shared] if small else []),
         *(
-            LayerSpec(kind="toolkit", title=f"{name}: {one.component} {one.version}", archives=(one,))
+            ToolkitLayer(title=f"{name}: {one.component} {one.version}", archives=(one,), home=place)
             for one in large
         ),
     )
@@ -142,13 +145,13 @@ def _fitting(wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
     return ordered
 
 
-def _layers(family: str, wheels: list[LockedWheel]) -> Iterator[LayerSpec]:
+def _layers(family: str, wheels: list[LockedWheel], python: str) -> Iterator[WheelLayer]:
     small = [wheel for wheel in wheels if wheel.size < BIG_WHEEL]
     for group in _portions(small):
-        yield LayerSpec(kind="wheels", title=_title(family, group), wheels=tuple(group))
+        yield WheelLayer(title=_title(family, group), wheels=tuple(group), python=python)
     for wheel in wheels:
         if wheel.size >= BIG_WHEEL:
-            yield LayerSpec(kind="wheels", title=f"{wheel.name} {wheel.version}", wheels=(wheel,))
+            yield WheelLayer(title=f"{wheel.name} {wheel.version}", wheels=(wheel,), python=python)
 
 
 def _portions(wheels: list[LockedWheel]) -> Iterator[list[LockedWheel]]:

@@ -8,7 +8,7 @@ installed into `base` stays out of the way of /opt/venv until it is activated.
 from __future__ import annotations
 
 from torchkiln.model.lock import LockedCell, LockedWheel
-from torchkiln.model.plan import LayerSpec, OverlayFile, OverlayLink, Settings
+from torchkiln.model.plan import OverlayFile, OverlayLink, ProgramLayer, Settings
 
 HOME = "/opt/conda"
 _BIN = f"{HOME}/condabin"
@@ -29,12 +29,11 @@ micromamba() {{ torchkiln_conda "$@"; }}
 """
 
 
-def program_layer(file: LockedWheel) -> LayerSpec:
+def program_layer(file: LockedWheel) -> ProgramLayer:
     """The layer of micromamba's *file*; `program_path` says where that goes."""
-    return LayerSpec(
-        kind="program",
+    return ProgramLayer(
         title=f"{file.name} {file.version}",
-        wheels=(file,),
+        program=file,
         files=(
             OverlayFile(path="etc/bash_completion.d/torchkiln-conda", mode=0o644, data=_HOOK.encode()),
             OverlayFile(path=f"{HOME.lstrip('/')}/conda-meta/history", mode=0o644, data=b""),  # `base`'s mark

@@ -13,7 +13,19 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Build
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive, LockedCell, LockedTools
-from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan, LayerSpec, OverlayFile
+from torchkiln.model.plan import (
+    ArtefactLayer,
+    Healthcheck,
+    ImageConfig,
+    ImagePlan,
+    OverlayFile,
+    OverlayLayer,
+    OverlayLink,
+    PlannedLayer,
+    ProgramLayer,
+    ToolkitLayer,
+    WheelLayer,
+)
 from torchkiln.model.stand_in import stand_ins
 from torchkiln.plan import micromamba
 from torchkiln.plan.cuda_toolkit import compiler_links, settings, toolkit_links
@@ -66,13 +78,11 @@ def plan(
         OverlayFile(path=CONSTRAINTS, mode=0o644, data=constraints(locked).encode()),
     )
     files = tuple(sorted((*overlay, *generated), key=lambda file: file.path))
-    base = LayerSpec(
-        kind="base",
+    base = ArtefactLayer(
         title=f"{locked.base.os} base ({_count(len(locked.base.packages), 'package')})",
         artefact=locked.base,
     )
-    top = LayerSpec(
-        kind="overlay",
+    top = OverlayLayer(
         title=f"torchkiln ({_count(len(files), 'file')})",
         files=files,
         links=(*toolkit_links(locked), *compiler_links(locked)),
@@ -95,13 +105,13 @@ def plan(
     )
 
 
-def _tools(locked: LockedCell) -> tuple[LayerSpec, ...]:
+def _tools(locked: LockedCell) -> tuple[ArtefactLayer, ...]:
     """What the OS's archive adds to a devel image, above all that it has in common with runtime."""
     if locked.tools is None:
         return ()
     count = _count(len(locked.tools.packages), "package")
     title = f"{locked.base.os} tools {locked.tools.name} ({count})"
-    return (LayerSpec(kind="tools", title=title, artefact=locked.tools),)
+    return (ArtefactLayer(title=title, artefact=locked.tools),)
 
 
 def _count(number: int, what: str) -> str:
@@ -258,38 +268,26 @@ def to_json(plan: ImagePlan) -> dict[str, Any]:
     }
 
 
-def layer_bytes(layer: LayerSpec) -> int | None:
-    """Bytes that go into *layer*: an artefact's blob, wheels' or archives' files, or the overlay's data.
+def _layer_json(layer: PlannedLayer) -> dict[str, Any]:
+    told: dict[str, Any] = {"kind": layer.kind, "title": layer.title, "bytes": layer.size}
+    match layer:
+        case ArtefactLayer():
+            return told | {"digest": layer.artefact.digest}
+        case WheelLayer():
+            return told | {"wheels": [wheel.filename for wheel in layer.wheels]}
+        case ToolkitLayer():
+            return told | {"archives": [archive.filename for archive in layer.archives]}
+        case ProgramLayer():
+            folders = {path: f"{mode:04o}" for path, mode in layer.folders}
+            told |= {"wheels": [layer.program.filename], **_links_json(layer.links), "folders": folders}
+        case OverlayLayer():
+            told |= _links_json(layer.links)
+    return told | {"files": [_file_json(file) for file in layer.files]}
 
-    None: of one of its wheels public record tells no size.
-    """
-    if layer.artefact:
-        return layer.artefact.size
-    if not all(wheel.size for wheel in layer.wheels):
-        return None
-    whole = sum(wheel.size for wheel in layer.wheels) + sum(archive.size for archive in layer.archives)
-    return whole + sum(len(file.data) for file in layer.files)
+
+def _links_json(links: Sequence[OverlayLink]) -> dict[str, Any]:
+    return {"links": {link.path: link.target for link in links}} if links else {}
 
 
-def _layer_json(layer: LayerSpec) -> dict[str, Any]:
-    told: dict[str, Any] = {"kind": layer.kind, "title": layer.title, "bytes": layer_bytes(layer)}
-    if layer.artefact:
-        told["digest"] = layer.artefact.digest
-    if layer.wheels:
-        told["wheels"] = [wheel.filename for wheel in layer.wheels]
-    if layer.archives:
-        told["archives"] = [archive.filename for archive in layer.archives]
-    if layer.links:
-        told["links"] = {link.path: link.target for link in layer.links}
-    if layer.folders:
-        told["folders"] = {path: f"{mode:04o}" for path, mode in layer.folders}
-    if layer.files:
-        told["files"] = [
-            {
-                "path": file.path,
-                "mode": f"{file.mode:04o}",
-                "sha256": hashlib.sha256(file.data).hexdigest(),
-            }
-            for file in layer.files
-        ]
-    return told
+def _file_json(file: OverlayFile) -> dict[str, str]:
+    return {"path": file.path, "mode": f"{file.mode:04o}", "sha256": hashlib.sha256(file.data).hexdigest()}

@@ -17,6 +17,7 @@ from pathlib import Path
 from torchkiln.build import build
 from torchkiln.build.confined import demand_sandbox
 from torchkiln.build.cuda_layers import kept_path
+from torchkiln.build.environment import Environment
 from torchkiln.build.prerequisites import Sources
 from torchkiln.errors import KilnError, ToolMissing
 from torchkiln.matrix.facts import Facts
@@ -83,12 +84,9 @@ def rebuilt(
                 locked,
                 matrix,
                 facts,
-                store=own,
-                layout=folder / "layout",
-                fetcher=index(own),
-                observer=observer,
+                folder / "layout",
+                Environment(store=own, fetcher=index(own), observer=observer, say=say),
                 options=options,
-                say=say,
             ).image
         except ToolMissing:
             raise

@@ -16,7 +16,7 @@ from torchkiln.attest.publication import PUBLICATION, published_names
 from torchkiln.attest.retraction import reason_of
 from torchkiln.attest.signers import Opened
 from torchkiln.attest.smoke_report import PREDICATE, report_of
-from torchkiln.build.predicted_digest import predicted_layers
+from torchkiln.build.predicted_digest import predicted_blobs
 from torchkiln.errors import KilnError
 from torchkiln.gate.gate import judge
 from torchkiln.lock.lock import lock_digest
@@ -24,7 +24,7 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.tags import ZSTD, aliases_for, misfit, tag_of, undated
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.report import SignedReport
@@ -172,25 +172,25 @@ def _of_lock(told: Origin, image: ImageOnDisk, planned: Callable[[LockedCell], I
         plan = planned(told.locked)
     except KilnError as error:
         return Point(what="lock", good=False, text=error.message)
-    layers = predicted_layers(plan)
-    if len(layers) != len(image.layers):
-        text = f"it has {len(image.layers)} layers, and its lock gives {len(layers)}"
+    blobs = predicted_blobs(plan)
+    if len(blobs) != len(image.layers):
+        text = f"it has {len(image.layers)} layers, and its lock gives {len(blobs)}"
         return Point(what="lock", good=False, text=text)
-    pairs = list(zip(layers, image.layers, strict=True))
-    wrong = [layer.title for layer, there in pairs if layer and layer.diff_id != there.diff_id]
+    sides = list(zip(plan.layers, blobs, image.layers, strict=True))
+    wrong = [layer.title for layer, blob, there in sides if blob and blob.diff_id != there.diff_id]
     if wrong:
         return Point(what="lock", good=False, text=f"other layers than its lock gives: {', '.join(wrong)}")
     known = [
-        layer
-        or BuiltLayer(
-            title=spec.title, digest=there.digest, diff_id=there.diff_id, size=there.size, unpacked=0
+        ImageLayer(
+            title=layer.title,
+            blob=blob or Blob(digest=there.digest, diff_id=there.diff_id, size=there.size, unpacked=0),
         )
-        for spec, (layer, there) in zip(plan.layers, pairs, strict=True)
+        for layer, blob, there in sides
     ]
     if describe(plan, known).config_digest != image.config_digest:
         text = "its configuration is not the one that its lock gives by this source"
         return Point(what="lock", good=False, text=text)
-    unknown = sum(layer is None for layer in layers)
+    unknown = blobs.count(None)
     also = f"; {unknown} layers are not recorded in it" if unknown else ""
     return Point(what="lock", good=True, text=f"configuration and layers are those that it gives{also}")
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchkiln.build.cache_keys import layer_key
+from torchkiln.build.records import record_of
 from torchkiln.compare.images import contents_of
 from torchkiln.compare.packages import links_of, texts_of
 from torchkiln.errors import KilnError
 from torchkiln.model.contents import LayerContents
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.plan import LayerSpec
+from torchkiln.model.plan import PlannedLayer, WheelLayer
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
 from torchkiln.recipe import PREFIX
 from torchkiln.sbom.evidence import Evidence, evidence_of, is_evidence, shortened
@@ -54,16 +54,18 @@ class MadeOf:
     scheme: Scheme
 
 
-def made_of(locked: LockedCell, specs: Sequence[LayerSpec], store: Store) -> dict[Digest, MadeOf]:
+def made_of(locked: LockedCell, specs: Sequence[PlannedLayer], store: Store) -> dict[Digest, MadeOf]:
     """The layers among *specs* which *store* made, or got by the lock's word, of wheels that it still has."""
     python = locked.base.python
     scheme = Scheme(prefix=PREFIX, python=".".join(python.split(".")[:2]))
     found = {}
     for spec in specs:
-        record = store.record("layers", layer_key(spec.wheels, python)) if spec.kind == "wheels" else None
+        if not isinstance(spec, WheelLayer):
+            continue
+        record = record_of(spec, store)
         if record and all(map(store.has_wheel, spec.wheels)):
             wheels = tuple(map(store.wheel, spec.wheels))
-            found[Digest(record["diff_id"])] = MadeOf(wheels=wheels, scheme=scheme)
+            found[record.blob.diff_id] = MadeOf(wheels=wheels, scheme=scheme)
     return found
 
 

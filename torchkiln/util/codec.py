@@ -2,7 +2,8 @@
 
 A field that equals its default is left out of the plain values. A field with ``compare=False`` is no part
 of the value: neither writer, reader nor schema knows it. A field whose JSON form differs from its type has
-that form's schema in its metadata, under SCHEMA; its reader and writer adapt it.
+that form's schema in its metadata, under SCHEMA; its reader and writer adapt it. The fields of a data class
+under INLINE stand among those of the class that holds it; its reader gathers them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-SCHEMA = "json-schema"  # key of a field's metadata
+SCHEMA = "json-schema"  # keys of a field's metadata
+INLINE = "inline"
 
 T = TypeVar("T")
 
@@ -23,11 +25,12 @@ T = TypeVar("T")
 def plain(value: Any) -> Any:
     """*value* as dicts, lists, text, numbers: what `json.dumps` takes."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: plain(found)
-            for field in _compared(type(value))
-            if (found := getattr(value, field.name)) != _default(field)
-        }
+        values: dict[str, Any] = {}
+        for field in fields(value):
+            found = getattr(value, field.name)
+            if field.compare and found != _default(field):
+                values |= plain(found) if INLINE in field.metadata else {field.name: plain(found)}
+        return values
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -46,8 +49,8 @@ def typed(kind: type[T], document: Any) -> T:
 def schema_of(kind: type) -> dict[str, Any]:
     """The JSON Schema of `plain` of a *kind*; the data classes below it are its `$defs`."""
     _, parts = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")
-    for found in _classes(inspect.type_info(kind)):
-        _adapt(parts[found.__name__], found)
+    for found in dict.fromkeys(_classes(inspect.type_info(kind))):
+        _adapt(parts[found.__name__], found, parts)
     for name, part in parts.items():
         parts[name] = {key: value for key, value in part.items() if key not in ("title", "description")}
     schema = parts.pop(kind.__name__)
@@ -55,12 +58,17 @@ def schema_of(kind: type) -> dict[str, Any]:
     return {**schema, "$defs": {name: parts[name] for name in sorted(needed)}} if needed else schema
 
 
-def _adapt(schema: dict[str, Any], kind: type) -> None:
+def _adapt(schema: dict[str, Any], kind: type, parts: Mapping[str, Any]) -> None:
     """Change *schema*, which msgspec made of the data class *kind*, to what `plain` writes."""
     properties = schema["properties"]
     for field in fields(kind):
         if not field.compare:
             del properties[field.name]
+        elif INLINE in field.metadata:
+            part = parts[properties.pop(field.name)["$ref"].rpartition("/")[2]]
+            properties |= part["properties"]
+            schema["required"] = [name for name in schema["required"] if name != field.name]
+            schema["required"] += part["required"]
         elif SCHEMA in field.metadata:
             properties[field.name] = field.metadata[SCHEMA]
         else:
@@ -83,12 +91,12 @@ def _simplified(schema: dict[str, Any], field: Field[Any]) -> dict[str, Any]:
 
 
 def _classes(found: inspect.Type) -> Iterator[type]:
-    """The data classes at and below *found*."""
+    """The data classes at and below *found*, what is below first."""
     match found:
         case inspect.DataclassType():
-            yield found.cls
             for field in found.fields:
                 yield from _classes(field.type)
+            yield found.cls
         case inspect.Metadata():
             yield from _classes(found.type)
         case inspect.VarTupleType():
@@ -107,10 +115,6 @@ def _references(schema: Any, parts: Mapping[str, Any]) -> set[str]:
     if isinstance(schema, list):
         return set().union(*(_references(value, parts) for value in schema))
     return set()
-
-
-def _compared(kind: type) -> Iterator[Field[Any]]:
-    return (field for field in fields(kind) if field.compare)
 
 
 def _default(field: Field[Any]) -> Any:

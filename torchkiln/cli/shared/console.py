@@ -90,7 +90,7 @@ def summary(build: Build) -> None:
     table.add_column("layer", no_wrap=True, overflow="ellipsis")
     for layer in image.layers:
         kept = "reused" if layer.title in build.reused else "new"
-        table.add_row(size(layer.size), size(layer.unpacked), kept, layer.title)
+        table.add_row(size(layer.blob.size), size(layer.blob.unpacked), kept, layer.title)
     sizes = (size(totals["compressed_bytes"]), size(totals["unpacked_bytes"]))
     table.add_row(*sizes, "", f"{len(image.layers)} layers")
     console.print(table)
@@ -110,14 +110,14 @@ def numbers(build: Build) -> dict[str, Any]:
         "layout": image.layout,
         "ref": image.ref,
         "layer_format": build.layer_format,
-        "compressed_bytes": sum(layer.size for layer in image.layers),
-        "unpacked_bytes": sum(layer.unpacked for layer in image.layers),
+        "compressed_bytes": sum(layer.blob.size for layer in image.layers),
+        "unpacked_bytes": sum(layer.blob.unpacked for layer in image.layers),
         "layers": [
             {
-                "digest": layer.digest,
-                "diff_id": layer.diff_id,
-                "size": layer.size,
-                "unpacked": layer.unpacked,
+                "digest": layer.blob.digest,
+                "diff_id": layer.blob.diff_id,
+                "size": layer.blob.size,
+                "unpacked": layer.blob.unpacked,
                 "what": layer.title,
             }
             for layer in image.layers

@@ -28,7 +28,7 @@ class OnDocker:
 
     def build(self, cell: Cell) -> dict[str, Any]:
         """Build, show what came out, give what --json prints."""
-        from torchkiln.build import build as builder
+        from torchkiln.build.environment import Environment
         from torchkiln.docker import build as docker_build
         from torchkiln.docker.build_locked import build_on_docker
         from torchkiln.docker.daemon import find_engine
@@ -42,18 +42,15 @@ class OnDocker:
                 locked,
                 context.matrix,
                 context.facts,
-                store=store,
-                engine=engine,
-                wheels=LateIndex(store),
-                observer=observer,
-                options=builder.Options(sources=context.sources(none_of_ours=reference is not None)),
-                handed_on=docker_build.Options(
+                engine,
+                Environment(store=store, fetcher=LateIndex(store), observer=observer, say=context.say),
+                sources=context.sources(none_of_ours=reference is not None),
+                options=docker_build.Options(
                     builder=self.builder,
                     cache_from=self.cache_from,
                     cache_to=self.cache_to,
                     base=reference,
                 ),
-                say=context.say,
             )
         context.say(f"in {engine.host} ({engine.kind} {engine.version}): {', '.join(built.names)}")
         context.say("time: " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in built.seconds))

@@ -25,11 +25,11 @@ def _image_json(found: Sharing, image: int) -> dict[str, Any]:
         "layers": [
             {
                 "title": level.title,
-                "digest": level.built and level.built.digest,
-                "diff_id": level.built and level.built.diff_id,
+                "digest": level.blob and level.blob.digest,
+                "diff_id": level.blob and level.blob.diff_id,
                 "chain_id": chain_id,
-                "compressed_bytes": level.built and level.built.size,
-                "unpacked_bytes": level.built and level.built.unpacked,
+                "compressed_bytes": level.blob and level.blob.size,
+                "unpacked_bytes": level.blob and level.blob.unpacked,
             }
             for level, chain_id in levels
         ],

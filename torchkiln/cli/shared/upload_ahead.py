@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torchkiln.cli.shared.registry import history, registry_of
 
 if TYPE_CHECKING:
-    from torchkiln.model.image import BuiltLayer
+    from torchkiln.model.layer import Blob
     from torchkiln.model.progress import Observer
     from torchkiln.registry.push import BlobUploads
     from torchkiln.store.store import Store
@@ -21,8 +21,8 @@ class Ahead:
     def __init__(self, store: Store, uploads: BlobUploads | None = None) -> None:
         self._store, self._uploads = store, uploads
 
-    def take(self, layer: BuiltLayer) -> None:
-        """Send *layer*'s blob, from now on and beside what else goes on."""
+    def take(self, layer: Blob) -> None:
+        """Send *layer*, from now on and beside what else goes on."""
         if self._uploads:
             self._uploads.submit(layer.digest, self._store.blob(layer.digest), layer.size)
 

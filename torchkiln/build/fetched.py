@@ -1,0 +1,32 @@
+"""A locked wheel or program -> its file in the store, fetched and held against its hash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchkiln.build.environment import Environment
+from torchkiln.index.download import fetch_verified
+from torchkiln.model.lock import LockedWheel
+from torchkiln.util.files import private_folder
+
+
+def fetched(file: LockedWheel, environment: Environment) -> Path:
+    """*file* in the store, held against its hash; fetched if it is not there.
+
+    :raises BuildFailed: it is not the locked one, or cannot be had.
+    """
+    store, observer = environment.store, environment.observer
+    with store.lock(f"wheel-{file.sha256}", f"fetches {file.filename}"):
+        if store.has_wheel(file):
+            return store.wheel(file)
+        part = store.part(file)
+        private_folder(part.parent)
+        observer.begin("download", file.filename, file.size)
+        fetch_verified(
+            environment.fetcher.fetch,
+            file,
+            part,
+            on_progress=lambda count: observer.advance("download", file.filename, count),
+        )
+        observer.end("download", file.filename)
+        return store.adopt(part, store.wheel(file))
