@@ -23,7 +23,6 @@ from tests.keys import ED, P256, pem, public_pem
 from tests.reports import TAG, TIERS, report
 from tests.smoke_suites import suite_with
 from tests.unpublished import FakeIndex
-from torchkiln.attest.smoke_report import attest
 from torchkiln.build import image as image_build
 from torchkiln.cli import torchkiln
 from torchkiln.cli.shared.smoke_history import Kept
@@ -37,6 +36,7 @@ from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.plan.load import plan_locked
 from torchkiln.plan.plan import IMAGE_JSON
+from torchkiln.smoke.attestation import attest
 from torchkiln.smoke.report import to_json
 from torchkiln.smoke.suite import suite_digest
 from torchkiln.store.store import Store

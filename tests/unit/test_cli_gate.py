@@ -17,12 +17,12 @@ from tests.reports import TAG, TIERS, found, report
 from tests.smoke_suites import suite_with
 from tests.validated import BASE
 from torchkiln.attest.dsse import fingerprint
-from torchkiln.attest.smoke_report import attest
 from torchkiln.cli.gate import gate
 from torchkiln.cli.shared.smoke_history import Kept
 from torchkiln.errors import ConfigError, GateRefused, Stale, VerificationFailed
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.layout import open_layout, write_image
+from torchkiln.smoke.attestation import attest
 from torchkiln.smoke.report import to_json
 from torchkiln.smoke.suite import suite_digest
 from torchkiln.store.store import Store

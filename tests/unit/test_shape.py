@@ -27,12 +27,11 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("lock",),
     ("plan",),
     ("build",),
-    ("docker", "cache"),
+    ("docker", "cache", "attest"),
     ("runtimes",),
     ("compare", "scan"),
     ("smoke",),
     ("gate",),
-    ("attest",),
     ("sbom",),
     ("publish",),
     ("cli", "__main__"),
@@ -54,9 +53,10 @@ PURE_FILES = frozenset(
     {
         "cache/policy.py", "compare/allowed.py", "compare/files.py", "compare/layers.py", "compare/locks.py",
         "compare/sharing.py", "compare/sharing_svg.py", "cuda/tree.py", "docker/bake.py",
-        "docker/dockerfile.py", "scan/allowances.py", "scan/judge.py", "scan/report.py", "smoke/expected.py",
-        "smoke/hosts.py", "smoke/report.py", "smoke/reuse.py", "smoke/run.py", "smoke/snapshot.py",
-        "smoke/suite.py", "smoke/suite_source.py", "smoke/verdict.py", "util/located_yaml.py",
+        "docker/dockerfile.py", "scan/allowances.py", "scan/judge.py", "scan/report.py",
+        "smoke/attestation.py", "smoke/expected.py", "smoke/hosts.py", "smoke/report.py", "smoke/reuse.py",
+        "smoke/run.py", "smoke/snapshot.py", "smoke/suite.py", "smoke/suite_source.py", "smoke/verdict.py",
+        "util/located_yaml.py",
     }
 )
 # fmt: on

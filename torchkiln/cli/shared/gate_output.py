@@ -75,16 +75,16 @@ class Inputs:
 
     def _read(self, path: Path, image: Digest) -> Iterator[SignedReport]:
         """The report in the file *path*; of a folder, those that tell of *image*."""
-        from torchkiln.attest import smoke_report
         from torchkiln.attest.roles import keys_for
+        from torchkiln.smoke import attestation
 
         keys = keys_for("laboratory", self.trusted)
         if not path.is_dir():
-            yield smoke_report.read(path, keys)
+            yield attestation.read(path, keys)
             return
-        for file in smoke_report.files(path):
+        for file in attestation.files(path):
             try:
-                there = smoke_report.filed(file)
+                there = attestation.filed(file)
                 told = there.signed_report().report.image
             except KilnError:  # not each file in a folder is a report
                 continue

@@ -87,9 +87,9 @@ def trust(command: F) -> F:
 @click.option("--json", "as_json", is_flag=True, help="verdict, stated verdict, faults, signers as JSON")
 def show(report_file: Path, trust_files: tuple[NamedKey, ...], as_json: bool) -> None:
     """Print a report, plain or signed, and compute its verdict again from the raw values in it."""
-    from torchkiln.attest import smoke_report
     from torchkiln.attest.roles import keys_for
     from torchkiln.matrix import facts
+    from torchkiln.smoke import attestation
     from torchkiln.smoke import report as forms
     from torchkiln.smoke.verdict import faults, verdict
 
@@ -98,7 +98,7 @@ def show(report_file: Path, trust_files: tuple[NamedKey, ...], as_json: bool) ->
         raise ConfigError(
             "--trust: none of the keys counts for reports", hint="--trust laboratory=PUBLIC.pem"
         )
-    signed_report = smoke_report.read(report_file, trusted)
+    signed_report = attestation.read(report_file, trusted)
     report, again = signed_report.report, verdict(signed_report.report.findings)
     if as_json:
         told = {finding.id: faults(finding) for finding in report.findings if faults(finding)}
@@ -110,7 +110,7 @@ def show(report_file: Path, trust_files: tuple[NamedKey, ...], as_json: bool) ->
         click.echo(f"\n{signature_line(signed_report)}\n{again}")
     if trusted and not signed_report.signed:
         raise VerificationFailed(
-            f"{report_file.name} is not signed: {smoke_report.beside(report_file).name} is not beside it",
+            f"{report_file.name} is not signed: {attestation.beside(report_file).name} is not beside it",
             hint="run the checks again with --key, or leave --trust out to look at it as it is",
         )
     if again != report.verdict:
@@ -162,7 +162,7 @@ def publish(report: SmokeReport, to: Forms, key: PrivateKey | None = None) -> No
     from torchkiln.util.files import write_atomic
 
     if to.report and key:
-        from torchkiln.attest.smoke_report import attest, beside
+        from torchkiln.smoke.attestation import attest, beside
 
         write_atomic(beside(to.report), attest(report, key))
     if to.report:
