@@ -65,6 +65,7 @@ IMPURE: Mapping[str, str] = {
     "attest/machine_key.py": "reads and makes the key in the cache",
     "attest/signers.py": "asks for keys and signs with them",
     "attest/trust.py": "reads the keys that are trusted",
+    "gate/inputs.py": "reads reports and this machine's own runs, at this moment",
     "plan/load.py": "reads the checkout's own files",
     "plan/rootfs.py": "reads the files of rootfs/",
     "sbom/image.py": "reads the layers of an image",
