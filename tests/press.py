@@ -23,11 +23,9 @@ from tests.keys import ED, P256, pem, public_pem
 from tests.reports import TAG, TIERS, report
 from tests.smoke_suites import suite_with
 from tests.unpublished import FakeIndex
-from torchkiln.attest.smoke_report import attest
 from torchkiln.build import image as image_build
 from torchkiln.build.environment import Environment
 from torchkiln.cli import torchkiln
-from torchkiln.cli.shared.smoke_history import Kept
 from torchkiln.lock.lock import save
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.digest import Digest, LayerFormat
@@ -38,7 +36,10 @@ from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.plan.load import plan_locked
 from torchkiln.plan.plan import IMAGE_JSON
+from torchkiln.smoke.attestation import attest
+from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.report import to_json
+from torchkiln.smoke.session import Unheard
 from torchkiln.smoke.suite import suite_digest
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
@@ -99,7 +100,7 @@ class Press:
 
     def keep(self, told: SmokeReport) -> None:
         """As a run of this machine's own."""
-        Kept(store=self.store, days=0).keep(told)
+        KeptRuns(store=self.store, listener=Unheard()).keep(told)
 
     def write(self, told: SmokeReport | bytes, name: str) -> str:
         """The path of the file."""

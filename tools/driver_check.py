@@ -70,20 +70,23 @@ def inside() -> dict[str, Any]:
 
 def main(root: Path, program: str) -> int:
     """Run the above in *root* by *program*, "" is the rootfs runtime, and nvidia-smi."""
+    from torchkiln.runtimes.command import Bind, Exited, Program
     from torchkiln.runtimes.driver import driver_for
     from torchkiln.runtimes.oci import OciRuntime
-    from torchkiln.runtimes.rootfs import Bind, RootfsRuntime
+    from torchkiln.runtimes.rootfs import RootfsRuntime
 
     driver = driver_for({}, "all")
     assert driver is not None
     runtime = OciRuntime(program=program, driver=driver) if program else RootfsRuntime(driver=driver)
     here = Bind(source=Path(__file__).resolve(), target=_INSIDE)
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-    checked = runtime.run(root, ["python3", _INSIDE, "--inside"], env=env, binds=[here], timeout_s=120)
-    smi = runtime.run(
-        root, ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], env=env
-    )
-    loader = runtime.run(root, ["sh", "-c", "/sbin/ldconfig -p | grep -c /usr/local/nvidia/"], env=env)
+
+    def run(*argv: str) -> Exited:
+        return runtime.run(root, Program(argv=argv, env=env, binds=(here,)), timeout_s=120)
+
+    checked = run("python3", _INSIDE, "--inside")
+    smi = run("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    loader = run("sh", "-c", "/sbin/ldconfig -p | grep -c /usr/local/nvidia/")
     told = {
         "handed on": {
             "nodes": [name for name, _ in driver.nodes],
@@ -101,16 +104,17 @@ def main(root: Path, program: str) -> int:
 
 def in_engine(image: str) -> int:
     """The same in containers of the engine that DOCKER_HOST names."""
-    from torchkiln.cli.shared.docker_images import gpus_on
     from torchkiln.docker.daemon import find_engine
+    from torchkiln.runtimes.command import Bind
     from torchkiln.runtimes.docker import captured
     from torchkiln.runtimes.docker_args import Container
-    from torchkiln.runtimes.rootfs import Bind
+    from torchkiln.runtimes.engine_images import gpus_on
+    from torchkiln.runtimes.runtime import Unheard
 
     engine = find_engine(builds=False)
     told: dict[str, Any] = {"engine": f"{engine.kind} {engine.version}"}
     for asked in (None, "device=0", "none"):
-        gpus, cdi = gpus_on(engine, asked)
+        gpus, cdi = gpus_on(engine, asked, Unheard())
         container = Container(
             image=image,
             command=("python3", _INSIDE, "--inside"),

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchkiln.attest import dsse, smoke_report
+from torchkiln.attest import dsse
 from torchkiln.build.predicted_digest import predicted_digest
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts as facts_of
@@ -25,7 +25,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport, SmokeReport
 from torchkiln.plan.load import plan_cell
-from torchkiln.smoke import hosts
+from torchkiln.smoke import attestation, hosts
 from torchkiln.util.places import ROOT
 
 IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
@@ -38,7 +38,7 @@ def proofs(folder: Path) -> list[SignedReport]:
     for key in sorted(folder.glob("*.pub.pem")):
         trusted = [dsse.public_key(key.read_bytes(), where=key.name)]
         for path in sorted(folder.glob(f"{key.name.removesuffix('.pub.pem')}*.dsse.json")):
-            signed_report = smoke_report.read(path, trusted)
+            signed_report = attestation.read(path, trusted)
             if hosts.gpus(json.loads(signed_report.report.host)):
                 found.append(signed_report)
     return found
@@ -46,7 +46,7 @@ def proofs(folder: Path) -> list[SignedReport]:
 
 def without_gpus(folder: Path) -> list[SignedReport]:
     """The reports in *folder* of runs without a GPU in an image; nobody signs those."""
-    found = [smoke_report.read(path, ()) for path in sorted(folder.glob("*-tier0.json"))]
+    found = [attestation.read(path, ()) for path in sorted(folder.glob("*-tier0.json"))]
     return [one for one in found if one.report.tag and not hosts.gpus(json.loads(one.report.host))]
 
 

@@ -18,7 +18,6 @@ import orjson
 from tests.document_strategies import json_bytes, places
 from tests.fuzz.source import Decisions
 from tests.scans import by_grype, by_trivy
-from torchkiln.attest.clearance import decision_of
 from torchkiln.attest.dsse import decode
 from torchkiln.attest.provenance import origin
 from torchkiln.attest.retraction import reason_of
@@ -27,6 +26,7 @@ from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, certificate
 from torchkiln.attest.statement import PAYLOAD_TYPE, parse
 from torchkiln.base import artefact
 from torchkiln.errors import KilnError, printable
+from torchkiln.gate.clearance import decision_of
 from torchkiln.lock import file as lock_file
 from torchkiln.oci.documents import descriptors, diff_ids
 from torchkiln.oci.spelling import misspelt

@@ -16,9 +16,9 @@ from tests.fake_driver import fake_driver
 from tests.needs import needs_gcc, needs_ldconfig, tool
 from tests.roots import tiny_root
 from torchkiln.errors import ToolMissing
+from torchkiln.runtimes.command import Bind, Exited, Program
 from torchkiln.runtimes.driver import Driver
 from torchkiln.runtimes.oci import PROGRAMS, OciRuntime
-from torchkiln.runtimes.rootfs import Bind, Exited
 
 ENV = {"PATH": "/bin"}
 
@@ -43,7 +43,8 @@ def runtime(request: pytest.FixtureRequest, root: Path) -> OciRuntime:
 
 
 def shell(runtime: OciRuntime, root: Path, script: str, *binds: Bind, timeout_s: float = 60) -> Exited:
-    return runtime.run(root, ["sh", "-c", script], env=ENV, binds=binds, timeout_s=timeout_s)
+    program = Program(argv=("sh", "-c", script), env=ENV, binds=binds)
+    return runtime.run(root, program, timeout_s=timeout_s)
 
 
 def left() -> tuple[list[str], list[str]]:
@@ -90,7 +91,7 @@ def test_a_signal_a_missing_command_and_a_limit(runtime: OciRuntime, root: Path)
     """The last is killed with all that it started, and what it had said is kept."""
     assert shell(runtime, root, "sh -c 'kill -9 $$'; exit $?").code == 137
     with pytest.raises(ToolMissing, match="nowhere"):
-        runtime.run(root, ["nowhere"], env=ENV)
+        runtime.run(root, Program(argv=("nowhere",), env=ENV))
 
     mark = f"{os.getpid()}7"
     began = time.monotonic()

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,9 @@ from tests.needs import needs_gcc, needs_ldconfig
 from tests.roots import tiny_root
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.runtimes import enter
+from torchkiln.runtimes.command import Bind, Exited, Program
 from torchkiln.runtimes.driver import Driver
-from torchkiln.runtimes.rootfs import Bind, Exited, RootfsRuntime
+from torchkiln.runtimes.rootfs import RootfsRuntime
 
 ENV = {"PATH": "/bin"}
 
@@ -30,14 +32,25 @@ ENV = {"PATH": "/bin"}
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tiny_root(tmp_path_factory.mktemp("image") / "root")
     try:
-        RootfsRuntime().run(root, ["id"], env=ENV)
+        run(root, ["id"])
     except ToolMissing as error:
         pytest.skip(f"no namespaces here: {error}")
     return root
 
 
-def sh(image: Path, script: str, runtime: RootfsRuntime | None = None, **more: object) -> Exited:
-    return (runtime or RootfsRuntime()).run(image, ["sh", "-c", script], env=ENV, **more)  # type: ignore[arg-type]
+def run(image: Path, argv: Sequence[str], *, stdin: bytes | None = None, **more: Any) -> Exited:
+    return RootfsRuntime().run(image, Program(argv=tuple(argv), **{"env": ENV} | more), stdin=stdin)
+
+
+def sh(
+    image: Path,
+    script: str,
+    runtime: RootfsRuntime | None = None,
+    timeout_s: float | None = None,
+    **more: Any,
+) -> Exited:
+    program = Program(argv=("sh", "-c", script), env=ENV, **more)
+    return (runtime or RootfsRuntime()).run(image, program, timeout_s=timeout_s)
 
 
 def lines(ended: Exited) -> list[str]:
@@ -65,10 +78,10 @@ def test_only_the_given_environment_and_a_home_are_there(
     image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LEAK", "1")
-    got = RootfsRuntime().run(image, ["env"], env={"PATH": "/bin", "A": "b c"}, user=(1234, 1234))
+    got = run(image, ["env"], env={"PATH": "/bin", "A": "b c"}, user=(1234, 1234))
 
     assert sorted(lines(got)) == ["A=b c", "HOME=/home/kim", "PATH=/bin"]
-    assert "HOME=/mine" in lines(RootfsRuntime().run(image, ["env"], env={"PATH": "/bin", "HOME": "/mine"}))
+    assert "HOME=/mine" in lines(run(image, ["env"], env={"PATH": "/bin", "HOME": "/mine"}))
 
 
 def test_user_group_folder_and_umask_are_as_asked(image: Path) -> None:
@@ -112,16 +125,16 @@ def test_a_signal_from_outside_is_128_and_its_number(image: Path) -> None:
 
 
 def test_commands_that_cannot_start_end_as_in_a_shell(image: Path) -> None:
-    missing = RootfsRuntime().run(image, ["nosuch"], env=ENV)
+    missing = run(image, ["nosuch"])
 
     assert (missing.code, missing.stderr) == (127, b"nosuch: No such file or directory\n")
-    assert RootfsRuntime().run(image, ["/etc/passwd"], env=ENV).code == 126
+    assert run(image, ["/etc/passwd"]).code == 126
 
 
 def test_input_goes_in_and_much_output_comes_out(image: Path) -> None:
     data = os.urandom(3 << 20)
 
-    assert RootfsRuntime().run(image, ["cat"], env=ENV, stdin=data).stdout == data
+    assert run(image, ["cat"], stdin=data).stdout == data
 
 
 def test_the_time_limit_ends_everything_and_keeps_what_was_said(image: Path) -> None:
@@ -136,7 +149,9 @@ def test_when_the_caller_is_killed_everything_ends(image: Path) -> None:
     mark = f"8{os.getpid()}.5"
     code = (
         "import sys; from pathlib import Path; from torchkiln.runtimes.rootfs import RootfsRuntime;"
-        "RootfsRuntime().run(Path(sys.argv[1]), ['sleep', sys.argv[2]], env={'PATH': '/bin'}, user=(5, 5))"
+        "from torchkiln.runtimes.command import Program;"
+        "program = Program(argv=('sleep', sys.argv[2]), env={'PATH': '/bin'}, user=(5, 5));"
+        "RootfsRuntime().run(Path(sys.argv[1]), program)"
     )
     caller = subprocess.Popen([sys.executable, "-c", code, str(image), mark])
     eventually(lambda: ["sleep", mark] in [line[-2:] for line in running(mark) if line[0] == "sleep"])
@@ -229,7 +244,7 @@ def test_the_loader_of_the_image_knows_the_driver(tmp_path: Path) -> None:
 def test_faults_are_told_at_once(tmp_path: Path) -> None:
     binds = [Bind(source=tmp_path / "no", target="/x"), Bind(source=tmp_path, target="/")]
     with pytest.raises(ConfigError) as caught:
-        RootfsRuntime().run(tmp_path / "none", [], env={}, binds=binds, workdir="rel")
+        run(tmp_path / "none", [], env={}, binds=binds, workdir="rel")
 
     assert len(caught.value.message.splitlines()) == 5
 

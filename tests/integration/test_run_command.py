@@ -10,6 +10,7 @@ import pytest
 
 from tests.roots import tiny_layout
 from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.runtimes.command import Program
 from torchkiln.runtimes.rootfs import RootfsRuntime
 
 CONFIG = {
@@ -25,7 +26,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     layout = tiny_layout(folder, CONFIG, "2.7-test")
     try:
-        RootfsRuntime().run(folder / "root", ["id"], env={"PATH": "/bin"})
+        RootfsRuntime().run(folder / "root", Program(argv=("id",), env={"PATH": "/bin"}))
     except ToolMissing as error:
         pytest.skip(f"no namespaces here: {error}")
     return layout

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from tests.keys import ED, KEYS, P256, SECRET, STRANGER, pem, public_pem
 from tests.reports import IMAGE, OTHER, TAG, report
 from torchkiln.attest.dsse import PASSPHRASE, fingerprint, seal
-from torchkiln.attest.smoke_report import PAYLOAD_TYPE, attest, beside, read
 from torchkiln.cli.shared import reports
 from torchkiln.cli.smoke import smoke
 from torchkiln.errors import ConfigError, KilnError, VerificationFailed
+from torchkiln.smoke.attestation import PAYLOAD_TYPE, attest, beside, read
 from torchkiln.smoke.report import document, to_json
 
 # --- statements -------------------------------------------------------------------------------------

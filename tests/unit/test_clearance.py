@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.reports import IMAGE, LOCKED, SUITE, report, signed_report
-from torchkiln.attest.clearance import clearance, decision_of, prevailing
 from torchkiln.errors import VerificationFailed
+from torchkiln.gate.clearance import clearance, decision_of, prevailing
 from torchkiln.gate.gate import clear, judge, override
 from torchkiln.matrix.policy import Policy
 

@@ -17,13 +17,14 @@ from tests.reports import TAG, TIERS, found, report
 from tests.smoke_suites import suite_with
 from tests.validated import BASE
 from torchkiln.attest.dsse import fingerprint
-from torchkiln.attest.smoke_report import attest
 from torchkiln.cli.gate import gate
-from torchkiln.cli.shared.smoke_history import Kept
 from torchkiln.errors import ConfigError, GateRefused, Stale, VerificationFailed
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.layout import open_layout, write_image
+from torchkiln.smoke.attestation import attest
+from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.report import to_json
+from torchkiln.smoke.session import Unheard
 from torchkiln.smoke.suite import suite_digest
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
@@ -53,7 +54,7 @@ class Scene:
     def file(self, told: SmokeReport | bytes, name: str = "report.json", *, own: bool = True) -> str:
         """Its path. A report is of this machine's *own* runs, unless that is denied."""
         if isinstance(told, SmokeReport) and own:
-            Kept(store=Store(self.folder / "cache"), days=0).keep(told)
+            KeptRuns(store=Store(self.folder / "cache"), listener=Unheard()).keep(told)
         (self.folder / name).write_bytes(told if isinstance(told, bytes) else to_json(told))
         return str(self.folder / name)
 

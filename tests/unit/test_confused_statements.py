@@ -13,12 +13,12 @@ import pytest
 from tests.keys import ED, P256, STRANGER
 from tests.published import KIND, Scene, a_built_press, a_scene
 from tests.reports import OTHER, TAG
-from torchkiln.attest.clearance import CLEARANCE
 from torchkiln.attest.dsse import fingerprint, pae, seal
 from torchkiln.attest.provenance import PROVENANCE, provenance
 from torchkiln.attest.signers import ByKey, bundled
-from torchkiln.attest.smoke_report import attest
 from torchkiln.attest.statement import PAYLOAD_TYPE, payload, statement
+from torchkiln.gate.clearance import CLEARANCE
+from torchkiln.smoke.attestation import attest
 
 __all__ = ["a_built_press", "a_scene"]
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchkiln.errors import ConfigError
+from torchkiln.runtimes.command import Bind
 from torchkiln.runtimes.docker_args import Container, client_command, parse_port
-from torchkiln.runtimes.rootfs import Bind
 
 
 def test_the_shortest_line() -> None:

@@ -31,12 +31,12 @@ from tests.reports import (
     suite_of,
     without,
 )
-from tests.smoke_suites import FACTS, findings, run_suite, suite_with
+from tests.smoke_suites import findings, run_suite, suite_with
 from torchkiln.errors import GateRefused
 from torchkiln.gate.gate import ClearedImage, clear, judge
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.report import Finding, SmokeReport
-from torchkiln.smoke.run import smoke
+from torchkiln.smoke.run import Checks, smoke
 from torchkiln.smoke.suite import load_suite
 from torchkiln.smoke.verdict import verdict
 
@@ -363,8 +363,7 @@ def test_a_check_that_proves_nothing_is_refused_from_end_to_end(body: str, tmp_p
     told = smoke(
         BUILT,
         FakeInside(Done(stdout=said(*events))),
-        suite,
-        FACTS,
+        Checks(suite=suite),
         wheels=tmp_path,
         when="2026-11-21T00:00:00Z",
     )

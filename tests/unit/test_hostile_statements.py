@@ -16,19 +16,19 @@ from tests.published import Scene, a_built_press
 from tests.scans import by_grype, by_trivy
 from tests.standin.registry_server import RegistryServer
 from torchkiln.attest import sigstore_bundle
-from torchkiln.attest.clearance import CLEARANCE, decision_of
 from torchkiln.attest.dsse import decode, private_key, public_key
 from torchkiln.attest.provenance import PROVENANCE, origin
 from torchkiln.attest.retraction import RETRACTION, reason_of, retraction
 from torchkiln.attest.roles import KeyInRole
 from torchkiln.attest.signers import opened
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
-from torchkiln.attest.smoke_report import PREDICATE, report_of
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import KilnError, VerificationFailed
+from torchkiln.gate.clearance import CLEARANCE, decision_of
 from torchkiln.sbom.listed import listed
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.scan import report as scan_report
+from torchkiln.smoke.attestation import PREDICATE, report_of
 
 __all__ = ["a_built_press"]
 

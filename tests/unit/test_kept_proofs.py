@@ -16,7 +16,6 @@ import pytest
 from smoke_tests.allowed import allowed_unresolved
 from tools import tier0
 from tools.kept import ACCOUNTS, IMAGES, PROOFS, present, proofs, short, without_gpus
-from torchkiln.attest import smoke_report
 from torchkiln.errors import GateRefused
 from torchkiln.gate.gate import clear, judge
 from torchkiln.lock.lock import load_locked
@@ -25,6 +24,7 @@ from torchkiln.matrix.policy import Policy
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import Finding, SignedReport
+from torchkiln.smoke import attestation
 from torchkiln.smoke.suite import load_suite
 from torchkiln.smoke.verdict import verdict
 from torchkiln.util.places import ROOT
@@ -88,7 +88,7 @@ def test_a_report_is_of_a_locked_cell_and_says_the_same_in_both_its_forms(
 ) -> None:
     """Current or earlier; the verdict that it states is what its values give."""
     assert digest_of(signed_report.report.tag or "")
-    plain = smoke_report.read(PROOFS / signed_report.name.replace(".dsse", ""), ())
+    plain = attestation.read(PROOFS / signed_report.name.replace(".dsse", ""), ())
     assert plain.report == signed_report.report
     assert verdict(signed_report.report.findings) == signed_report.report.verdict
 

@@ -17,9 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests import reports
 from torchkiln.attest.dsse import seal
 from torchkiln.attest.machine_key import signed, verified
-from torchkiln.cli.shared.smoke_history import Kept, own_runs
+from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.errors import ConfigError
 from torchkiln.model.report import SmokeReport
+from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.report import document, to_json
 from torchkiln.smoke.reuse import Question, key_of
 from torchkiln.store.store import Store
@@ -40,13 +41,13 @@ def question(told: SmokeReport) -> Question:
     )
 
 
-def kept(tmp_path: Path) -> Kept:
-    return Kept(store=Store(tmp_path / "cache"), days=365)
+def kept(tmp_path: Path) -> KeptRuns:
+    return KeptRuns(store=Store(tmp_path / "cache"), listener=SmokeLines())
 
 
 def own(tmp_path: Path, told: SmokeReport = REPORT) -> list[SmokeReport]:
     assert told.image
-    return [signed_report.report for signed_report in own_runs(Store(tmp_path / "cache"), told.image)]
+    return [signed_report.report for signed_report in kept(tmp_path).of(told.image)]
 
 
 def key_file(tmp_path: Path) -> Path:
@@ -60,7 +61,7 @@ def record_file(tmp_path: Path, told: SmokeReport = REPORT) -> Path:
 def test_a_run_that_was_kept_here_is_our_own(tmp_path: Path) -> None:
     kept(tmp_path).keep(REPORT)
     assert own(tmp_path) == [REPORT]
-    assert kept(tmp_path).answer(question(REPORT), AT) == REPORT
+    assert kept(tmp_path).answer(question(REPORT), AT, days=365) == REPORT
 
 
 def test_the_key_is_made_once_and_is_ours_alone(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_what_our_key_did_not_sign_does_not_count(
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1
     assert "not signed by this machine's key" in told[0]
-    assert kept(tmp_path).answer(question(REPORT), AT) is None
+    assert kept(tmp_path).answer(question(REPORT), AT, days=365) is None
 
 
 def test_a_signed_run_under_another_name_does_not_count(tmp_path: Path) -> None:

@@ -219,14 +219,14 @@ def test_a_report_in_a_folder_is_read_once(
     desk: Press, server: RegistryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was read to see of which image it tells, and again to be judged."""
-    from torchkiln.attest import smoke_report
+    from torchkiln.smoke import attestation
 
     image = open_layout(desk.layout).image(TAG)
     (desk.folder / "reports").mkdir()
     desk.signed(desk.report(image), "reports/ours.dsse.json")
     read: list[str] = []
-    data = smoke_report._data
-    monkeypatch.setattr(smoke_report, "_data", lambda path: read.append(path.name) or data(path))
+    data = attestation._data
+    monkeypatch.setattr(attestation, "_data", lambda path: read.append(path.name) or data(path))
     reports = str(desk.folder / "reports")
     done = desk.publish(f"{server.host}/{NAME}", "--report", reports, "--dated", DAY)
 

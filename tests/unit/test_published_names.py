@@ -10,10 +10,10 @@ import pytest
 from tests.keys import P256, STRANGER
 from tests.published import Scene, a_built_press, a_scene
 from tests.reports import TAG
-from torchkiln.attest.clearance import CLEARANCE
 from torchkiln.attest.publication import PUBLICATION, publication
 from torchkiln.attest.signers import ByKey
 from torchkiln.attest.statement import statement
+from torchkiln.gate.clearance import CLEARANCE
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.tags import misfit
 from torchkiln.util.places import ROOT

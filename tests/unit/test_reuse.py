@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from tests import reports
-from torchkiln.cli.shared.checks import Checks, _question
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.runtimes import driver
 from torchkiln.runtimes.driver import Driver, models
 from torchkiln.smoke.reuse import Question, key_of, reusable_report
+from torchkiln.smoke.run import Checks
+from torchkiln.smoke.session import Request, _question
 
 AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 
@@ -133,8 +134,9 @@ def test_where_nobody_knows_the_gpus_nothing_is_asked(
         config={},
         layers=(),
     )
-    checks = Checks(suite=reports.SUITE)
+    asked_for = Request(checks=Checks(suite=reports.SUITE))
+    of_somebody = replace(asked_for, checks=replace(asked_for.checks, nonce="a-nonce-of-ours"))
 
-    assert (_question(image, checks) is not None) is asked
-    assert _question(image, replace(checks, force=True)) is None
-    assert _question(image, replace(checks, nonce="a-nonce-of-ours")) is None
+    assert (_question(image, asked_for) is not None) is asked
+    assert _question(image, replace(asked_for, force=True)) is None
+    assert _question(image, of_somebody) is None

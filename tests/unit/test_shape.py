@@ -32,9 +32,10 @@ PURE_FILES = frozenset(
     {
         "cache/policy.py", "compare/allowed.py", "compare/files.py", "compare/layers.py", "compare/locks.py",
         "compare/sharing.py", "compare/sharing_svg.py", "cuda/tree.py", "docker/bake.py",
-        "docker/dockerfile.py", "scan/allowances.py", "scan/judge.py", "scan/report.py", "smoke/expected.py",
-        "smoke/hosts.py", "smoke/report.py", "smoke/reuse.py", "smoke/run.py", "smoke/snapshot.py",
-        "smoke/suite.py", "smoke/suite_source.py", "smoke/verdict.py", "util/located_yaml.py",
+        "docker/dockerfile.py", "scan/allowances.py", "scan/judge.py", "scan/report.py",
+        "smoke/attestation.py", "smoke/expected.py", "smoke/hosts.py", "smoke/report.py", "smoke/reuse.py",
+        "smoke/run.py", "smoke/snapshot.py", "smoke/suite.py", "smoke/suite_source.py", "smoke/verdict.py",
+        "util/located_yaml.py",
     }
 )
 # fmt: on
@@ -43,6 +44,7 @@ IMPURE: Mapping[str, str] = {
     "attest/machine_key.py": "reads and makes the key in the cache",
     "attest/signers.py": "asks for keys and signs with them",
     "attest/trust.py": "reads the keys that are trusted",
+    "gate/inputs.py": "reads reports and this machine's own runs, at this moment",
     "plan/load.py": "reads the checkout's own files",
     "plan/rootfs.py": "reads the files of rootfs/",
     "sbom/image.py": "reads the layers of an image",

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from tests.keys import ED, KEYS, P256, SECRET, pem, public_pem
 from tests.reports import report
 from torchkiln.attest.dsse import PASSPHRASE, decode, fingerprint, pae, private_key, public_key, seal, verify
-from torchkiln.attest.smoke_report import attest
 from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.smoke.attestation import attest
 from torchkiln.util.places import ROOT
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,12 @@ from tests.needs import needs_gcc
 from tests.smoke_suites import CLAIMS, FACTS, suite_with
 from torchkiln.matrix.facts import load
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltImage
 from torchkiln.model.report import SmokeReport
-from torchkiln.smoke.run import smoke
+from torchkiln.smoke.run import Checks, Subject, smoke
 from torchkiln.smoke.suite import load_suite
 
 DIGEST = Digest("sha256:" + "ab" * 32)
-IMAGE = BuiltImage(
-    tag=CLAIMS["tag"], manifest=DIGEST, config=DIGEST, layout="dist", ref=CLAIMS["tag"], layers=()
-)
+IMAGE = Subject(image=DIGEST, tag=CLAIMS["tag"], facts=FACTS)
 # One check a tier, and the one that looks at shared memory. None may start where the host cannot carry it.
 CHECKS = "\n".join(
     f"@pytest.mark.tier({tier})\ndef test_{name}(measure):\n    measure('ran', True, equals=True)\n\n"
@@ -73,7 +70,8 @@ def report(
     suite = load_suite(suite_with(tmp_path / "suite", {"test_checks.py": CHECKS}))
     inside = Here(os.environ | {"LD_LIBRARY_PATH": str(fake_driver())} | env, before)
     facts = FACTS | {"claims": claims}
-    return smoke(IMAGE, inside, suite, facts, wheels=tmp_path, when="2026-11-21T17:05:16Z", tier=3)
+    checks, subject = Checks(suite=suite, tier=3), replace(IMAGE, facts=facts)
+    return smoke(subject, inside, checks, wheels=tmp_path, when="2026-11-21T17:05:16Z")
 
 
 def told(found: SmokeReport) -> dict[str, str]:

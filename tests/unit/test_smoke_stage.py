@@ -15,7 +15,7 @@ from tests.smoke_suites import CLAIMS, FACTS, SUITE
 from torchkiln.errors import ConfigError
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.smoke import report as forms
-from torchkiln.smoke.run import smoke
+from torchkiln.smoke.run import Checks, smoke
 from torchkiln.smoke.suite import load_suite, suite_digest
 from torchkiln.smoke.verdict import faults, host_fault, verdict
 
@@ -41,8 +41,9 @@ def finding(**other: Any) -> Finding:
 
 
 def report_of(ending: Done, facts: Mapping[str, Any] = FACTS, **options: Any) -> SmokeReport:
-    options = {"wheels": Path("/wheels"), "when": WHEN} | options
-    return smoke(BUILT, FakeInside(ending), load_suite(SUITE), facts, **options)
+    checks = Checks(suite=load_suite(SUITE), **options)
+    subject = replace(BUILT, facts=facts)
+    return smoke(subject, FakeInside(ending), checks, wheels=Path("/wheels"), when=WHEN)
 
 
 EVERY = [check.id for check in load_suite(SUITE).checks if check.tier == 0]
@@ -58,9 +59,8 @@ def test_all_passed_is_a_pass_bound_to_image_and_suite() -> None:
 
 def test_the_image_is_told_nothing_but_the_facts_the_suite_and_pytest() -> None:
     inside = FakeInside(Done())
-    smoke(
-        BUILT, inside, load_suite(SUITE), FACTS, wheels=Path("/wheels"), when=WHEN, only=["lock"], limit_s=7
-    )
+    checks = Checks(suite=load_suite(SUITE), only=("lock",), limit_s=7)
+    smoke(BUILT, inside, checks, wheels=Path("/wheels"), when=WHEN)
     argv, binds, facts = inside.asked[0]
     assert argv[:4] == ["/opt/venv/bin/python", "-I", "-B", "/opt/torchkiln/smoke_tests/runner.py"]
     assert argv[4:] == [
@@ -109,7 +109,7 @@ def test_who_was_killed_for_memory_is_told_where_something_failed(kills: int, to
     """Of what the kernel did before the run, and beside what passed, nothing is said."""
     lines = said(passed(EVERY[0]), passed(EVERY[1]) | {"outcome": "failed", "message": "killed by SIGKILL"})
     inside = FakeInside(Done(stdout=lines), kills=kills)
-    report = smoke(BUILT, inside, load_suite(SUITE), FACTS, wheels=Path("/wheels"), when=WHEN)
+    report = smoke(BUILT, inside, Checks(suite=load_suite(SUITE)), wheels=Path("/wheels"), when=WHEN)
     good, bad = report.findings[:2]
 
     assert ("want of memory" in bad.message) == bool(kills)

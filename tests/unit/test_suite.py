@@ -17,19 +17,11 @@ import pytest
 from tests.smoke_suites import FACTS, SUITE, suite_with
 from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
-from torchkiln.model.image import BuiltImage
-from torchkiln.smoke.run import smoke
+from torchkiln.smoke.run import Checks, Subject, smoke
 from torchkiln.smoke.suite import load_suite, suite_digest
 
 CHECK = {"test_one.py": "@pytest.mark.tier(0)\ndef test_one():\n    assert False, 'the real check ran'\n"}
-IMAGE = BuiltImage(
-    tag="t",
-    manifest=Digest("sha256:" + "1" * 64),
-    config=Digest("sha256:" + "2" * 64),
-    layout="dist",
-    ref="t",
-    layers=(),
-)
+IMAGE = Subject(image=Digest("sha256:" + "1" * 64), tag="t", facts=FACTS)
 
 
 def test_the_committed_suite_has_the_digest_that_reports_name() -> None:
@@ -190,7 +182,9 @@ class Here:
 def run(suite: Path, tmp_path: Path, between: Callable[[], object] = lambda: None) -> tuple[str, Here]:
     """What the one check says when the folder is changed *between* the digest and the run."""
     inside = Here(before=between)
-    report = smoke(IMAGE, inside, load_suite(suite), FACTS, wheels=tmp_path, when="2026-11-23T19:00:00Z")
+    report = smoke(
+        IMAGE, inside, Checks(suite=load_suite(suite)), wheels=tmp_path, when="2026-11-23T19:00:00Z"
+    )
     return report.findings[0].message, inside
 
 

@@ -13,9 +13,9 @@ from tests.published import Scene, a_built_press, a_scene
 from tests.reports import TAG, found
 from torchkiln.attest.provenance import PROVENANCE
 from torchkiln.attest.signers import ByKey
-from torchkiln.attest.smoke_report import attest
 from torchkiln.attest.statement import Statement, statement
 from torchkiln.errors import GateRefused, VerificationFailed
+from torchkiln.smoke.attestation import attest
 from torchkiln.util.places import ROOT
 
 __all__ = ["a_built_press", "a_scene"]

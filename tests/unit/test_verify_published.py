@@ -13,8 +13,8 @@ from tests.press import interpreter
 from tests.published import Scene, a_built_press, a_scene
 from tests.reports import TAG, found
 from torchkiln.attest.signers import ByKey
-from torchkiln.attest.smoke_report import attest
 from torchkiln.attest.statement import statement
+from torchkiln.smoke.attestation import attest
 
 __all__ = ["a_built_press", "a_scene"]
 

@@ -11,10 +11,8 @@ import click
 from click.core import ParameterSource
 
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.checks import Checks, run_checks, suite_of
 from torchkiln.cli.shared.context import Context
 from torchkiln.cli.shared.options import cache_root, images_folder, layout_option
-from torchkiln.cli.shared.reports import end, show_lines
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import KilnError
 from torchkiln.index.lazy import LateIndex
@@ -22,7 +20,6 @@ from torchkiln.model.digest import LayerFormat
 
 if TYPE_CHECKING:
     from torchkiln.model.cell import Cell
-    from torchkiln.model.report import SmokeReport
 
 _FORMATS = ("oci", "oci-archive", "docker-archive")
 _LAYER_FORMATS: tuple[LayerFormat, ...] = ("gzip", "gzip-joined", "zstd")
@@ -128,6 +125,10 @@ def build(
         from torchkiln.cli.shared.on_docker import OnDocker
 
         way = OnDocker(context, builder, cache_from, cache_to)
+    if smoke:
+        from torchkiln.cli.shared import built_smoke
+
+        session = built_smoke.session_of(chosen, images)
     failures: list[KilnError] = []
     for cell in cells:
         try:
@@ -135,10 +136,10 @@ def build(
                 _tell(_forecast(context, cell, layer_format), as_json)
             else:
                 told = way.build(cell)
-                report = _checked(told, images, chosen, tier, alone=len(cells) == 1) if smoke else None
+                report = built_smoke.checked(told, session, tier, alone=len(cells) == 1) if smoke else None
                 click.echo(json.dumps(told) if as_json else told["digest"])
                 if report:
-                    end(report)
+                    built_smoke.demand_pass(report)
         except KilnError as error:
             if len(cells) == 1:
                 raise
@@ -149,31 +150,6 @@ def build(
         click.echo(json.dumps({"built": len(cells) - len(failures), "failed": len(failures), "codes": codes}))
     if failures:
         raise console.worst(failures, len(cells), "cells")
-
-
-def _checked(told: dict[str, Any], images: Path, chosen: Chosen, tier: int, *, alone: bool) -> SmokeReport:
-    """The report on the image that was built, shown and noted in what --json prints.
-
-    Of several images none stays unpacked that was not so before: each takes twice its compressed size.
-    """
-    from torchkiln.cache.prune import forget_root
-    from torchkiln.oci.unpack import root_of
-    from torchkiln.store.store import Store
-
-    store, manifest = Store(cache_root()), told["digest"]
-    stays = alone or root_of(store, manifest).is_dir()
-    checks = Checks(suite=suite_of(None), tier=tier)
-    try:
-        report = run_checks(manifest, Path(told["layout"]), images, chosen.matrix_file, checks)
-    finally:
-        if not stays:
-            forget_root(store, manifest)
-    show_lines(report)
-    told["smoke"] = {
-        "verdict": report.verdict,
-        "checks": {finding.id: finding.outcome for finding in report.findings},
-    }
-    return report
 
 
 class _Way(Protocol):

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.shared.checks import Checks, image_and_lock
 from torchkiln.cli.shared.console import size, waiting
 from torchkiln.cli.shared.options import cache_root
 from torchkiln.errors import ConfigError
+from torchkiln.runtimes.table import RUNTIMES
+from torchkiln.smoke.bundle.contents import contents
+from torchkiln.smoke.bundle.make import parts_of
+from torchkiln.smoke.bundle.write import TAR, write_folder, write_parts, write_tar
+from torchkiln.smoke.session import Request, image_and_lock
+from torchkiln.store.store import Store
 
 _LEAST_PART = 1 << 20
 
@@ -40,26 +45,21 @@ class Target:
 
 
 def make_bundle(
-    ref: str, output: Path, images: Path, matrix_file: Path, checks: Checks, target: Target
+    ref: str, output: Path, images: Path, matrix_file: Path, request: Request, target: Target
 ) -> None:
-    """Write the bundle that runs *checks* in the image *ref* of the layout *output*; its place on stdout.
+    """Write the bundle that runs *request* in the image *ref* of the layout *output*; its place on stdout.
 
-    :raises KilnError: as `run_checks`; *target* is there, or cannot be written.
+    :raises KilnError: as `Session.run`; *target* is there, or cannot be written.
     """
-    from torchkiln.smoke.bundle.contents import contents
-    from torchkiln.smoke.bundle.make import parts_of
-    from torchkiln.smoke.bundle.write import TAR, write_folder, write_parts, write_tar
-    from torchkiln.store.store import Store
-
-    if checks.runtime == "docker":
+    if RUNTIMES[request.runtime].in_engine:
         raise ConfigError(
-            f"--runtime {checks.runtime}: a bundle needs no engine and uses none", hint="leave it out"
+            f"--runtime {request.runtime}: a bundle needs no engine and uses none", hint="leave it out"
         )
     image, tag, locked = image_and_lock(ref, output, images)
     store = Store(cache_root(), on_wait=waiting)
-    arguments = _arguments(checks)
+    arguments, suite = _arguments(request), request.checks.suite
     with parts_of(
-        image, locked, checks.suite, images=images, matrix=matrix_file, arguments=arguments, store=store
+        image, locked, suite, images=images, matrix=matrix_file, arguments=arguments, store=store
     ) as parts:
         files = contents(parts)
         click.echo(
@@ -84,10 +84,11 @@ def make_bundle(
     click.echo(target.place)
 
 
-def _arguments(checks: Checks) -> list[str]:
-    told = ["--tier", str(checks.tier), "--limit", str(checks.limit), "--shm-size", str(checks.shm_size)]
+def _arguments(request: Request) -> list[str]:
+    checks = request.checks
+    told = ["--tier", str(checks.tier), "--limit", str(checks.limit_s), "--shm-size", str(request.shm_size)]
     told += [word for name in checks.only for word in ("--only", name)]
-    told += ["--runtime", checks.runtime]
+    told += ["--runtime", request.runtime]
     told += ["--nonce", checks.nonce] if checks.nonce else []
-    told += ["--gpus", checks.gpus] if checks.gpus else []
-    return told + ["--force"] * checks.force
+    told += ["--gpus", request.gpus] if request.gpus else []
+    return told + ["--force"] * request.force

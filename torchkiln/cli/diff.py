@@ -11,7 +11,8 @@ import click
 
 from torchkiln.cli.shared import diff_output
 from torchkiln.cli.shared.console import say
-from torchkiln.cli.shared.options import DOCKER, layout_option
+from torchkiln.cli.shared.options import layout_option
+from torchkiln.runtimes.engine_images import DOCKER
 
 if TYPE_CHECKING:
     from torchkiln.compare.images import Source

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from torchkiln.cli.shared.checks import image_and_lock
 from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show
 from torchkiln.cli.shared.options import images_folder, layout_option
 from torchkiln.cli.shared.reports import NamedKey, trust
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.cli.shared.trust_options import policy_option, rules_of
 from torchkiln.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torchkiln.gate.gate import Judgement
+from torchkiln.gate.gate import Judgement, clear
+from torchkiln.smoke.session import image_and_lock
 
 
 @click.command("gate", options_metavar="[OPTIONS]")
@@ -50,8 +48,6 @@ def gate(
     Without --report: the runs that this machine made and keeps. Ends with exit 7 and a list of all that is
     missing where it is not cleared, 12 where a signature is bad.
     """
-    from torchkiln.gate.gate import clear
-
     if bool(tag) == chosen.any:
         raise ConfigError("gate takes one image: its TAG, or --torch and --cuda", hint="see: gate --help")
     rules = rules_of(policy_file, chosen.matrix_file, chosen.grid()[0])

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.checks import image_and_lock
-from torchkiln.cli.shared.gate_output import Inputs, inputs_of, reports_option, show
+from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show
 from torchkiln.cli.shared.options import cache_root, images_folder, layout_option
 from torchkiln.cli.shared.registry import history, registry_of
 from torchkiln.cli.shared.reports import NamedKey, trust
@@ -22,6 +21,8 @@ from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.cli.shared.signing_options import sealer_of, sealer_options
 from torchkiln.cli.shared.trust_options import policy_option, rules_of
 from torchkiln.errors import ConfigError, KilnError
+from torchkiln.gate.inputs import Inputs
+from torchkiln.smoke.session import image_and_lock
 
 if TYPE_CHECKING:
     from torchkiln.attest.signers import Sealer

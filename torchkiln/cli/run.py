@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
-from torchkiln.cli.shared.console import waiting
+from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import cache_root, layout_option, parse_size
-from torchkiln.cli.shared.run_request import Asked
+from torchkiln.cli.shared.runtime_options import EngineLines, runtime_option
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import ConfigError
-
-_LAST_ID = (1 << 32) - 2  # the one above means "leave it as it is" to the kernel
-
-_USER = "it is the image's own, or that of --user; --user 1000:1000 sets another"
+from torchkiln.oci.layout import ImageOnDisk
+from torchkiln.runtimes.command import Bind, Command, Settings, Streams
+from torchkiln.runtimes.engine_images import DOCKER
+from torchkiln.runtimes.runtime import Source
+from torchkiln.runtimes.table import RUNTIMES
+from torchkiln.store.store import Store
 
 
 class _WithTail(click.Command):
@@ -40,13 +40,7 @@ class _WithTail(click.Command):
 )
 @selection
 @layout_option()
-@click.option(
-    "--runtime",
-    type=click.Choice(["rootfs", "docker"]),
-    default="rootfs",
-    show_default=True,
-    help="rootfs: without an engine; docker: in the Docker engine",
-)
+@runtime_option(interactive=True)
 @click.option("--user", default=None, metavar="UID[:GID]", help="who runs it; else as the image says")
 @click.option("--bind", "binds", multiple=True, metavar="SRC:DST[:ro]", help="a file or folder of the host")
 @click.option("--env", "-e", "variables", multiple=True, metavar="NAME=VALUE")
@@ -96,67 +90,43 @@ def run(
         if tag is not None:
             raise ConfigError(f"both {tag!r} and a cell are named", hint="put -- before the command")
         tag = chosen.tag("run")
-    if runtime != "docker" and (ports or (tag or "").startswith("docker:")):
+    started_by = RUNTIMES[runtime]
+    if not started_by.in_engine and (ports or (tag or "").startswith(DOCKER)):
         raise click.UsageError("--publish and docker:NAME are for --runtime docker")
-    asked = Asked(
-        command=command,
+    settings = Settings(env=tuple(_variables(variables)), gpus=gpus, shm_size=parse_size(shm_size))
+    asked = Command(
+        argv=command,
         entrypoint=entrypoint,
         user=user,
         workdir=workdir,
-        env=tuple(_variables(variables)),
         binds=parse_binds((*binds, *([f"{workspace}:/workspace"] if workspace else []))),
-        shm_size=parse_size(shm_size),
         ports=ports,
-        gpus=gpus,
     )
-    if runtime == "docker":
-        from torchkiln.cli.shared.run_on_docker import run_on_docker
-
-        sys.exit(run_on_docker(tag, output, chosen.matrix_file, asked))
-    sys.exit(_run_in_rootfs(tag, output, asked))
-
-
-def _run_in_rootfs(tag: str | None, output: Path, asked: Asked) -> int:
-    """Run it in namespaces of its own; the command's own code."""
-    from torchkiln.oci.layout import open_layout
-    from torchkiln.oci.unpack import LayerBlob, unpacked_root
-    from torchkiln.runtimes.driver import driver_for
-    from torchkiln.runtimes.rootfs import RootfsRuntime
-    from torchkiln.store.store import Store
-
-    image = open_layout(output).image(tag)
-    config: Mapping[str, Any] = image.config.get("config") or {}
-    entrypoint = config.get("Entrypoint") or () if asked.entrypoint else ()
-    argv = (*entrypoint, *(asked.command or config.get("Cmd") or ()))
-    env = dict(pair.split("=", 1) for pair in (*(config.get("Env") or ()), *asked.env))
-    driver = driver_for(env, asked.gpus)
-    ids = _ids(asked.user or config.get("User") or "0")
-    store = Store(cache_root(), on_wait=waiting)
-    if not (store.root / "rootfs" / image.manifest.removeprefix("sha256:")).is_dir():
-        click.echo(f"run: unpacking {image.ref} once", err=True)
-    layers = [LayerBlob(path=layer.path, diff_id=layer.diff_id) for layer in image.layers]
-    root = unpacked_root(image.manifest, layers, store)
-    if sys.stdin.isatty():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which has the terminal
-    ended = RootfsRuntime(shm_size=asked.shm_size, driver=driver).run(
-        root,
-        argv,
-        env=env,
-        binds=asked.binds,
-        workdir=asked.workdir or config.get("WorkingDir") or "/",
-        user=ids,
-        capture=False,
+    source = Source(
+        ref=tag,
+        layout=output,
+        store=Store(cache_root(), on_wait=console.waiting),
+        repository=lambda: chosen.grid()[0].repository,
     )
-    return ended.code
+    started_by.check(asked, settings)
+    image = started_by.ready(source, settings, _Listener())
+    streams = Streams(stdin=sys.stdin.buffer, stdout=sys.stdout.buffer, stderr=sys.stderr.buffer)
+    sys.exit(image.passed_through(asked, streams))
 
 
-def parse_binds(texts: Sequence[str]) -> tuple[Any, ...]:
+class _Listener(EngineLines):
+    """As `run` says it."""
+
+    def unpacks(self, image: ImageOnDisk, *, there: bool) -> None:
+        if not there:
+            click.echo(f"run: unpacking {image.ref} once", err=True)
+
+
+def parse_binds(texts: Sequence[str]) -> tuple[Bind, ...]:
     """`SRC:DST[:ro|:rw]` as binds; writable unless `ro`, as Docker's -v.
 
     :raises ConfigError: one has another form; all such are named.
     """
-    from torchkiln.runtimes.rootfs import Bind
-
     faults, found = [], []
     for text in texts:
         match = re.fullmatch(r"([^:]+):(/[^:]*)(?::(ro|rw))?", text)
@@ -168,17 +138,6 @@ def parse_binds(texts: Sequence[str]) -> tuple[Any, ...]:
     if faults:
         raise ConfigError.of(faults)
     return tuple(found)
-
-
-def _ids(text: str) -> tuple[int, int]:
-    """As Docker: a uid alone runs with group 0."""
-    match = re.fullmatch(r"([0-9]{1,10})(?::([0-9]{1,10}))?", text)
-    if not match:
-        raise ConfigError(f"user {text[:80]!r} is not UID or UID:GID in digits", hint=_USER)
-    user, group = int(match[1]), int(match[2] or 0)
-    if max(user, group) > _LAST_ID:
-        raise ConfigError(f"user {text!r}: the kernel knows ids up to {_LAST_ID}", hint=_USER)
-    return user, group
 
 
 def _variables(texts: Sequence[str]) -> Sequence[str]:

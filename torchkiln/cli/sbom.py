@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchkiln.cli.shared.checks import image_and_lock
 from torchkiln.cli.shared.console import say, waiting
 from torchkiln.cli.shared.options import cache_root, images_folder, layout_option, matrix_option
 from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.smoke.session import image_and_lock
 
 if TYPE_CHECKING:
     from torchkiln.oci.layout import ImageOnDisk

@@ -7,21 +7,25 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.bundle import Target, make_bundle
-from torchkiln.cli.shared.checks import Checks, Runtime, run_checks, suite_of
 from torchkiln.cli.shared.options import images_folder, layout_option, parse_size
 from torchkiln.cli.shared.reports import (
     THERE,
     Forms,
     demand,
-    end,
     private_key,
     publish,
     read,
     report_forms,
     show,
 )
+from torchkiln.cli.shared.runtime_options import runtime_option
 from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.cli.shared.smoke_output import session_of
 from torchkiln.errors import ConfigError
+from torchkiln.smoke.report import demand_pass
+from torchkiln.smoke.run import Checks
+from torchkiln.smoke.session import Request
+from torchkiln.smoke.suite import load_suite
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -45,13 +49,7 @@ def smoke() -> None:
 @selection
 @images_folder
 @layout_option()
-@click.option(
-    "--runtime",
-    type=click.Choice(["rootfs", "crun", "runc", "docker"]),
-    default="rootfs",
-    show_default=True,
-    help="rootfs: in namespaces of our own; crun, runc: by that program; docker: in an engine, here or not",
-)
+@runtime_option()
 @click.option(
     "--gpus", metavar="all|none|N|device=ID,ID", help="GPUs; all if there are some; a choice of them: docker"
 )
@@ -80,7 +78,7 @@ def run(
     chosen: Chosen,
     images: Path,
     output: Path,
-    runtime: Runtime,
+    runtime: str,
     gpus: str | None,
     shm_size: str,
     tier: int,
@@ -116,12 +114,8 @@ def run(
     shared = parse_size(shm_size)
     demand(nonce, "nonce")
     key = private_key(key_file) if key_file else None  # before the run: it may take long
-    checks = Checks(
-        suite=suite_of(suite_folder, only),
-        tier=tier,
-        only=only,
-        limit=limit,
-        nonce=nonce,
+    request = Request(
+        checks=Checks(suite=load_suite(suite_folder), tier=tier, only=only, limit_s=limit, nonce=nonce),
         runtime=runtime,
         gpus=gpus,
         shm_size=shared,
@@ -130,11 +124,11 @@ def run(
     ref = tag or chosen.tag("smoke")
     if bundle:
         parts = parse_size(part_size, "--part-size") if part_size else None
-        make_bundle(ref, output, images, chosen.matrix_file, checks, Target(place=bundle, part_size=parts))
+        make_bundle(ref, output, images, chosen.matrix_file, request, Target(place=bundle, part_size=parts))
         return
-    report = run_checks(ref, output, images, chosen.matrix_file, checks)
+    report = session_of(chosen, images).run(ref, output, request)
     publish(report, Forms(report=report_file, junit=junit, markdown=markdown, as_json=as_json), key)
-    end(report)
+    demand_pass(report)
 
 
 smoke.add_command(show)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchkiln.attest.clearance import CLEARANCE, decision_of, prevailing
 from torchkiln.attest.publication import PUBLICATION, published_names
 from torchkiln.attest.retraction import reason_of
 from torchkiln.attest.signers import Opened
 from torchkiln.errors import VerificationFailed
+from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
 from torchkiln.model.digest import Digest
 from torchkiln.publish.attached import Attached, Opener, attached
 from torchkiln.registry.reading import Document, Reading

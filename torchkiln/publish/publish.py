@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.attest.clearance import CLEARANCE, clearance
 from torchkiln.attest.publication import publication
 from torchkiln.attest.retraction import reason_of
 from torchkiln.attest.signers import FORMS, LIMIT, Sealer, of_signed_report
-from torchkiln.attest.smoke_report import PREDICATE, told_of
 from torchkiln.attest.statement import Statement, statement
 from torchkiln.errors import ConfigError, GateRefused, RegistryError, VerificationFailed
+from torchkiln.gate.clearance import CLEARANCE, clearance
 from torchkiln.gate.gate import ClearedImage
 from torchkiln.matrix.tags import undated
 from torchkiln.model.digest import Digest
@@ -32,6 +31,7 @@ from torchkiln.registry.reading import Reading
 from torchkiln.registry.reference import Repository, parse_tag
 from torchkiln.registry.referrers import LIST, attach, content, referrers
 from torchkiln.registry.session import Registry
+from torchkiln.smoke.attestation import PREDICATE, told_of
 
 SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # says nothing but: this image, by me
 

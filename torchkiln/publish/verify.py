@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from torchkiln.attest.clearance import CLEARANCE, Decision, decision_of, prevailing
 from torchkiln.attest.provenance import PROVENANCE, Origin, origin
 from torchkiln.attest.publication import PUBLICATION, published_names
 from torchkiln.attest.retraction import reason_of
 from torchkiln.attest.signers import Opened
-from torchkiln.attest.smoke_report import PREDICATE, report_of
 from torchkiln.build.predicted_digest import predicted_blobs
 from torchkiln.errors import KilnError
+from torchkiln.gate.clearance import CLEARANCE, Decision, decision_of, prevailing
 from torchkiln.gate.gate import judge
 from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.matrix import Matrix
@@ -36,6 +35,7 @@ from torchkiln.recipe import RECIPE
 from torchkiln.registry.reading import Reading
 from torchkiln.sbom.matches import matches_lock
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
+from torchkiln.smoke.attestation import PREDICATE, report_of
 from torchkiln.smoke.suite import Suite
 
 _VERSION = "org.opencontainers.image.version"

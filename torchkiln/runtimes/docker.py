@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 from torchkiln.docker.daemon import Engine, connected
 from torchkiln.errors import ConfigError, KilnError, ToolMissing
 from torchkiln.runtimes import podman
+from torchkiln.runtimes.command import Bind, Exited
 from torchkiln.runtimes.docker_args import Container, cdi_devices, parse_port
-from torchkiln.runtimes.rootfs import Bind, Exited
 
 _SILENCE = 60  # seconds until an order must be answered; streams may be silent for ever
 _PIECE = 1 << 16

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchkiln.docker.daemon import CDI_KIND
 from torchkiln.errors import ConfigError
-from torchkiln.runtimes.rootfs import Bind
+from torchkiln.runtimes.command import Bind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,16 +17,17 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torchkiln.errors import ToolMissing
 from torchkiln.runtimes import enter
+from torchkiln.runtimes.command import Bind, Exited, Program
 from torchkiln.runtimes.driver import Driver
 from torchkiln.runtimes.machine_files import machine_files
-from torchkiln.runtimes.rootfs import Bind, Exited, using
+from torchkiln.runtimes.rootfs import using
 
 PROGRAMS = ("crun", "runc")
 _CGROUPS = "/sys/fs/cgroup"
@@ -61,18 +62,14 @@ class OciRuntime:
     driver: Driver | None = None  # of GPUs, which commands then see
 
     def run(
-        self,
-        image_root: Path,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        binds: Sequence[Bind] = (),
-        timeout_s: float | None = None,
+        self, image_root: Path, program: Program, *, timeout_s: float | None = None, capture: bool = True
     ) -> Exited:
-        """Run *argv* as root in / with exactly *env*, and keep what it says; killed after *timeout_s*.
+        """Run *program* in *image_root* and keep what it says; killed after *timeout_s* seconds.
 
-        :raises ToolMissing: the program is not there, cannot do it, or we are not root.
+        :raises ToolMissing: the runtime's program is not there, cannot do it, or we are not root.
         """
+        if not capture:
+            raise ToolMissing(f"{self.program} is used for checks alone", hint="take --runtime rootfs")
         place = shutil.which(self.program)
         if place is None or os.geteuid() != 0:
             why = "is not installed" if place is None else "is used as root alone"
@@ -80,8 +77,8 @@ class OciRuntime:
         name = f"torchkiln-{secrets.token_hex(6)}"
         with using(image_root), tempfile.TemporaryDirectory(prefix=f"{name}-") as scratch:
             if self.driver and self.driver.libraries:
-                argv, env = _with_loader(image_root, argv, env)
-            config = self._config(name, argv, env, [*self._files(Path(scratch)), *binds])
+                program = _with_loader(image_root, program)
+            config = self._config(name, program, [*self._files(Path(scratch)), *program.binds])
             Path(scratch, "config.json").write_text(json.dumps(config))
             command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
             command += ["--propagation", "private", "sh", "-c", _SCRIPT, "sh"]
@@ -113,9 +110,7 @@ class OciRuntime:
             found += [Bind(source=path, target=f"/usr/bin/{name}") for name, path in self.driver.tools]
         return found
 
-    def _config(
-        self, name: str, argv: Sequence[str], env: Mapping[str, str], binds: Sequence[Bind]
-    ) -> dict[str, Any]:
+    def _config(self, name: str, program: Program, binds: Sequence[Bind]) -> dict[str, Any]:
         """config.json of the OCI runtime specification, version 1.0."""
         nodes = [_node(name, path) for name, path in (self.driver.nodes if self.driver else ())]
         allowed = [
@@ -126,10 +121,10 @@ class OciRuntime:
         return {
             "ociVersion": "1.0.2",
             "process": {
-                "user": {"uid": 0, "gid": 0},
-                "args": list(argv),
-                "env": [f"{key}={value}" for key, value in env.items()],
-                "cwd": "/",
+                "user": dict(zip(("uid", "gid"), program.user, strict=True)),
+                "args": list(program.argv),
+                "env": [f"{key}={value}" for key, value in program.env.items()],
+                "cwd": program.workdir,
                 "capabilities": dict.fromkeys(kinds, _CAPABILITIES.split()),
             },
             "root": {"path": "root"},
@@ -144,14 +139,12 @@ class OciRuntime:
         }
 
 
-def _with_loader(
-    image_root: Path, argv: Sequence[str], env: Mapping[str, str]
-) -> tuple[Sequence[str], Mapping[str, str]]:
+def _with_loader(image_root: Path, program: Program) -> Program:
     """The image's loader is told first; one without a cache is told by the environment."""
     if any(os.path.lexists(image_root / place / "ldconfig") for place in ("sbin", "usr/sbin")):
-        return ["/bin/sh", "-c", _TELL_LOADER, "sh", *argv], env
-    told = ":".join(filter(None, (enter.DRIVER, env.get("LD_LIBRARY_PATH"))))
-    return argv, {**env, "LD_LIBRARY_PATH": told}
+        return replace(program, argv=("/bin/sh", "-c", _TELL_LOADER, "sh", *program.argv))
+    told = ":".join(filter(None, (enter.DRIVER, program.env.get("LD_LIBRARY_PATH"))))
+    return replace(program, env={**program.env, "LD_LIBRARY_PATH": told})
 
 
 def _mounts(shm_size: int) -> list[dict[str, Any]]:

@@ -13,37 +13,19 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.runtimes.command import Exited, Program
 from torchkiln.runtimes.driver import Driver
 from torchkiln.runtimes.machine_files import machine_files
 from torchkiln.util.files import remove_tree
 
 _ENTER = Path(__file__).with_name("enter.py")
 _PATIENCE = 10.0  # seconds from the order to end until force
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exited:
-    """How a command ended. `code` is 128 and the signal's number where a signal ended it."""
-
-    code: int
-    stdout: bytes  # empty where it was passed through
-    stderr: bytes
-    timed_out: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bind:
-    """A file or folder of the host at a path inside."""
-
-    source: Path
-    target: str
-    writable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,17 +40,13 @@ class RootfsRuntime:
     def run(
         self,
         image_root: Path,
-        argv: Sequence[str],
+        program: Program,
         *,
-        env: Mapping[str, str],
-        binds: Sequence[Bind] = (),
-        workdir: str = "/",
-        user: tuple[int, int] = (0, 0),
         timeout_s: float | None = None,
         capture: bool = True,
         stdin: bytes | None = None,
     ) -> Exited:
-        """Run *argv* as *user* (uid, gid) with exactly *env*; HOME is added where *env* has none.
+        """Run *program* in *image_root*.
 
         With *capture* its output comes back and its input is *stdin*, else all three are the caller's own.
         After *timeout_s* seconds everything it started is killed.
@@ -76,18 +54,20 @@ class RootfsRuntime:
         :raises ConfigError: a path or bind is not usable.
         :raises ToolMissing: this host does not let us make the namespaces.
         """
-        _check(image_root, argv, binds, workdir)
+        _check(image_root, program)
         spec_read, spec_write = os.pipe()
         fault_read, fault_write = os.pipe()
         with using(image_root), self._scratch() as scratch, os.fdopen(fault_read, "rb") as faults:
             spec = {
                 "root": str(image_root.absolute()),
-                "argv": list(argv),
-                "env": dict(env),
-                "binds": [(str(bind.source.absolute()), bind.target, bind.writable) for bind in binds],
+                "argv": list(program.argv),
+                "env": dict(program.env),
+                "binds": [
+                    (str(bind.source.absolute()), bind.target, bind.writable) for bind in program.binds
+                ],
                 **_served(self.driver),
-                "workdir": workdir,
-                "user": user,
+                "workdir": program.workdir,
+                "user": program.user,
                 "hostname": self.hostname,
                 "files": machine_files(self.hostname),
                 "shm_size": self.shm_size,
@@ -157,13 +137,13 @@ def using(image_root: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _check(image_root: Path, argv: Sequence[str], binds: Sequence[Bind], workdir: str) -> None:
-    faults = [] if argv else ["no command was given"]
+def _check(image_root: Path, program: Program) -> None:
+    faults = [] if program.argv else ["no command was given"]
     if not image_root.is_dir():
         faults.append(f"{image_root}: no such folder, so no unpacked image")
-    if not workdir.startswith("/"):
-        faults.append(f"the working folder must be absolute: {workdir!r}")
-    for bind in binds:
+    if not program.workdir.startswith("/"):
+        faults.append(f"the working folder must be absolute: {program.workdir!r}")
+    for bind in program.binds:
         if not bind.source.exists():
             faults.append(f"bind {bind.source}: no such file or folder")
         if not bind.target.startswith("/") or bind.target.rstrip("/") == "":

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from xml.etree import ElementTree as Xml
 
-from torchkiln.errors import ConfigError, printable
+from torchkiln.errors import ConfigError, KilnError, SmokeFailed, SmokeInconclusive, printable
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.smoke import hosts
 from torchkiln.smoke.verdict import faults, host_fault
@@ -102,6 +102,18 @@ def _meaning_faults(told: dict[str, Any], where: str) -> Iterator[str]:
 def subject(report: SmokeReport) -> str:
     """What was tested, for people: a tag, or the environment."""
     return report.tag or "this environment"
+
+
+def demand_pass(report: SmokeReport) -> None:
+    """That the checks passed.
+
+    :raises SmokeFailed: the image failed.
+    :raises SmokeInconclusive: the host did.
+    """
+    errors: dict[str, type[KilnError]] = {"fail": SmokeFailed, "inconclusive": SmokeInconclusive}
+    if error := errors.get(report.verdict):
+        told = [finding.id for finding in report.findings if finding.outcome in ("failed", "skipped")]
+        raise error(f"{subject(report)}: {report.verdict}: {', '.join(told) or 'nothing was proved'}")
 
 
 def to_junit(report: SmokeReport) -> bytes:

@@ -1,4 +1,4 @@
-"""BuiltImage -> SmokeReport: run the suite inside the image, keep what every check saw.
+"""Subject -> SmokeReport: run the suite inside the image, keep what every check saw.
 
 `of_environment` makes the same of what a runner said elsewhere, where there was no image.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from torchkiln import __version__
 from torchkiln.errors import ConfigError
-from torchkiln.model.image import BuiltImage
+from torchkiln.model.digest import Digest
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.smoke import hosts
 from torchkiln.smoke.report import finding_of
@@ -54,6 +54,44 @@ class Inside(Protocol):
         """How many processes its kernel has killed for want of memory so far; 0 where nobody knows."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checks:
+    """What of a suite is to run.
+
+    :raises ConfigError: the suite has no check of a name in *only*.
+    """
+
+    suite: Suite
+    tier: int = 0  # and those below
+    only: tuple[str, ...] = ()  # of these, the named ones
+    limit_s: float = SUITE_LIMIT
+    nonce: str | None = None  # a word of whoever asks; it stands in the report
+
+    def __post_init__(self) -> None:
+        ids = [check.id for check in self.suite.checks]
+        if unknown := sorted(set(self.only) - set(ids)):
+            faults = [f"no check named {name}" for name in unknown]
+            raise ConfigError.of(faults, hint=f"there are: {', '.join(ids)}")
+
+    @property
+    def selected(self) -> list[SuiteCheck]:
+        """The checks that it means."""
+        return [
+            check
+            for check in self.suite.checks
+            if check.tier <= self.tier and (not self.only or check.id in self.only)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """The image that is checked, and what the outside says of it (see `expected.facts_of`)."""
+
+    image: Digest
+    tag: str
+    facts: Mapping[str, Any] = field(hash=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Heard:
     """What the runner said, line by line."""
@@ -71,55 +109,43 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(known)}
 
 
-def smoke(
-    image: BuiltImage,
-    inside: Inside,
-    suite: Suite,
-    facts: Mapping[str, Any],
-    *,
-    wheels: Path,
-    when: str,
-    nonce: str | None = None,
-    tier: int = 0,
-    only: Collection[str] = (),
-    limit_s: float = SUITE_LIMIT,
-) -> SmokeReport:
-    """Run the checks of *suite* up to *tier* (of them *only* the named ones) in *image*, all, whatever fails.
+def smoke(subject: Subject, inside: Inside, checks: Checks, *, wheels: Path, when: str) -> SmokeReport:
+    """Run *checks* in the image of *subject*, all, whatever fails.
 
-    *facts* is what the outside says of the image (see claims), *wheels* the folder of pytest, *when* the
-    time of this call. Every selected check has its finding: one that left no word is a failed one.
+    *wheels* is the folder of pytest, *when* the time of this call. Every selected check has its finding: one
+    that left no word is a failed one.
     """
-    with scratch("smoke") as folder, copied(suite.runnable(), "smoke_tests") as checks:
+    suite, facts = checks.suite, subject.facts
+    with scratch("smoke") as folder, copied(suite.runnable(), "smoke_tests") as folder_of_suite:
         told = folder / "facts.json"
         told.write_text(json.dumps(facts))
         told.chmod(0o444)
         argv = [inside.python, "-I", "-B", "/opt/torchkiln/smoke_tests/runner.py"]
         argv += ["--facts", "/opt/torchkiln/smoke-facts.json", "--wheels", "/opt/torchkiln/pytest-wheels"]
-        argv += ["--tier", str(tier), "--limit", str(limit_s)]
-        argv += [word for check in sorted(only) for word in ("--only", check)]
+        argv += ["--tier", str(checks.tier), "--limit", str(checks.limit_s)]
+        argv += [word for check in sorted(checks.only) for word in ("--only", check)]
         binds = {
-            "/opt/torchkiln/smoke_tests": checks,
+            "/opt/torchkiln/smoke_tests": folder_of_suite,
             "/opt/torchkiln/pytest-wheels": wheels,
             "/opt/torchkiln/smoke-facts.json": told,
         }
         before = inside.killed_for_memory()
-        ended = inside.run(argv, binds=binds, timeout_s=limit_s + _PATIENCE)
+        ended = inside.run(argv, binds=binds, timeout_s=checks.limit_s + _PATIENCE)
         killed = inside.killed_for_memory() - before
     heard = hear(ended.stdout)
-    selected = [check for check in suite.checks if check.tier <= tier and (not only or check.id in only)]
     findings = tuple(
         _for_memory(_checked(found, suite, facts, heard.host), killed)
-        for check in selected
+        for check in checks.selected
         for found in [heard.findings.get(check.id) or _silent(check, heard, _how(ended))]
     )
     return SmokeReport(
-        image=image.manifest,
-        tag=image.tag,
+        image=subject.image,
+        tag=subject.tag,
         suite=suite.digest,
         runtime=inside.name,
         tool=__version__,
         when=when,
-        nonce=nonce,
+        nonce=checks.nonce,
         findings=findings,
         verdict=verdict(findings),
         host=json.dumps(heard.host, sort_keys=True),

@@ -18,6 +18,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
 from torchkiln.smoke.snapshot import copied, read_tree
 from torchkiln.smoke.suite_source import canonical, stripped
+from torchkiln.util.places import ROOT
 
 REQUIREMENTS = "requirements.txt"  # pytest and what it needs, with hashes
 
@@ -57,13 +58,15 @@ class Suite:
             raise ConfigError(f"{self.folder}: no {REQUIREMENTS}", hint="see --suite") from None
 
 
-def load_suite(folder: Path) -> Suite:
-    """The suite in *folder*. Its two torch-free modules are run here, so that no image has a say in them.
+def load_suite(folder: Path | None = None) -> Suite:
+    """The suite in *folder*, else ours.
 
-    They are compiled from the bytes that were digested: no byte-code beside them is loaded.
+    Its two torch-free modules are run here, so that no image has a say in them. They are compiled from the
+    bytes that were digested: no byte-code beside them is loaded.
 
     :raises ConfigError: there is no suite, or a check without a tier, or a file that is not source or data.
     """
+    folder = folder or ROOT / "smoke_tests"
     try:
         files = read_tree(folder)
         with copied(files, "smoke_tests") as copy:

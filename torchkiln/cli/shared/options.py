@@ -13,9 +13,6 @@ import click
 from torchkiln.errors import ConfigError
 from torchkiln.util.places import ROOT
 
-DOCKER = "docker:"
-"""Before the name of an image that is in an engine, and perhaps in no layout."""
-
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 F = TypeVar("F", bound=Callable[..., Any])
 

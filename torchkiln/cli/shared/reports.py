@@ -8,17 +8,25 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from torchkiln.errors import ConfigError, KilnError, SmokeFailed, SmokeInconclusive, VerificationFailed
-
-if TYPE_CHECKING:
-    from torchkiln.attest.dsse import PrivateKey
-    from torchkiln.attest.roles import KeyInRole
-    from torchkiln.model.report import SignedReport, SmokeReport
-    from torchkiln.model.roles import Role
+from torchkiln.attest import dsse
+from torchkiln.attest.dsse import PrivateKey
+from torchkiln.attest.roles import KeyInRole, keys_for, role_named
+from torchkiln.errors import ConfigError
+from torchkiln.matrix import facts
+from torchkiln.model.report import SignedReport, SmokeReport
+from torchkiln.model.roles import Role
+from torchkiln.smoke import attestation
+from torchkiln.smoke import report as forms
+from torchkiln.smoke.run import of_environment
+from torchkiln.smoke.suite import load_suite
+from torchkiln.smoke.verdict import faults, verdict
+from torchkiln.util.files import write_atomic
+from torchkiln.util.schema import sentences, shipped
+from torchkiln.util.strict_json import read_file, read_with_mode
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -38,7 +46,6 @@ def named_keys(
     context: click.Context, parameter: click.Parameter, values: Sequence[str]
 ) -> tuple[NamedKey, ...]:
     """`PUBLIC.pem`, `publisher=PUBLIC.pem` or `laboratory=PUBLIC.pem`, each a file that must be there."""
-    from torchkiln.attest.roles import role_named
 
     found = []
     for value in values:
@@ -87,18 +94,12 @@ def trust(command: F) -> F:
 @click.option("--json", "as_json", is_flag=True, help="verdict, stated verdict, faults, signers as JSON")
 def show(report_file: Path, trust_files: tuple[NamedKey, ...], as_json: bool) -> None:
     """Print a report, plain or signed, and compute its verdict again from the raw values in it."""
-    from torchkiln.attest import smoke_report
-    from torchkiln.attest.roles import keys_for
-    from torchkiln.matrix import facts
-    from torchkiln.smoke import report as forms
-    from torchkiln.smoke.verdict import faults, verdict
-
     trusted = keys_for("laboratory", public_keys(trust_files))
     if trust_files and not trusted:
         raise ConfigError(
             "--trust: none of the keys counts for reports", hint="--trust laboratory=PUBLIC.pem"
         )
-    signed_report = smoke_report.read(report_file, trusted)
+    signed_report = attestation.read(report_file, trusted)
     report, again = signed_report.report, verdict(signed_report.report.findings)
     if as_json:
         told = {finding.id: faults(finding) for finding in report.findings if faults(finding)}
@@ -108,17 +109,8 @@ def show(report_file: Path, trust_files: tuple[NamedKey, ...], as_json: bool) ->
         for line in forms.to_lines(report, facts.load().reasons()):
             click.echo(line)
         click.echo(f"\n{signature_line(signed_report)}\n{again}")
-    if trusted and not signed_report.signed:
-        raise VerificationFailed(
-            f"{report_file.name} is not signed: {smoke_report.beside(report_file).name} is not beside it",
-            hint="run the checks again with --key, or leave --trust out to look at it as it is",
-        )
-    if again != report.verdict:
-        raise SmokeFailed(
-            f"{report_file.name} states {report.verdict!r}, and its own values give {again!r}",
-            hint="the report was changed, or made by another version: run the checks again",
-        )
-    end(report)
+    attestation.demand_sound(signed_report, signed=bool(trusted))
+    forms.demand_pass(report)
 
 
 @click.command("read")
@@ -139,32 +131,23 @@ def read(
 
     Such a report tells of an environment, and no gate clears an image for it. Exit codes are `smoke run`'s.
     """
-    from torchkiln.smoke.report import LIMIT
-    from torchkiln.smoke.run import of_environment
-    from torchkiln.smoke.suite import load_suite
-    from torchkiln.util.places import ROOT
-    from torchkiln.util.strict_json import read_file
 
     demand(when, "when")
     try:
-        told = read_file(run_file, LIMIT)
+        told = read_file(run_file, forms.LIMIT)
     except OSError as error:
         raise ConfigError(f"{run_file}: {error.strerror}", hint="give runner.py's stdout") from None
-    suite = load_suite(suite_folder or ROOT / "smoke_tests")
+    suite = load_suite(suite_folder)
     report = of_environment(told, suite, when=when, name=run_file.name)
     publish(report, Forms(report=report_file, junit=junit, markdown=markdown, as_json=as_json))
-    end(report)
+    forms.demand_pass(report)
 
 
 def publish(report: SmokeReport, to: Forms, key: PrivateKey | None = None) -> None:
     """Write *report* in the wanted forms, signed with *key*; lines for people, then JSON or the verdict."""
-    from torchkiln.smoke import report as forms
-    from torchkiln.util.files import write_atomic
 
     if to.report and key:
-        from torchkiln.attest.smoke_report import attest, beside
-
-        write_atomic(beside(to.report), attest(report, key))
+        write_atomic(attestation.beside(to.report), attestation.attest(report, key))
     if to.report:
         write_atomic(to.report, forms.to_json(report))
     if to.junit:
@@ -177,8 +160,6 @@ def publish(report: SmokeReport, to: Forms, key: PrivateKey | None = None) -> No
 
 def show_lines(report: SmokeReport) -> None:
     """*report* for people, on stderr."""
-    from torchkiln.matrix import facts
-    from torchkiln.smoke import report as forms
 
     for line in forms.to_lines(report, facts.load().reasons()):
         click.echo(line, err=True)
@@ -189,7 +170,6 @@ def demand(value: str | None, name: str) -> None:
 
     :raises ConfigError: it cannot.
     """
-    from torchkiln.util.schema import sentences, shipped
 
     if wrong := sentences(value, shipped("smoke-report")["properties"][name], f"--{name}"):
         raise ConfigError.of(wrong, hint="see --help")
@@ -202,7 +182,6 @@ def private_key(path: Path) -> PrivateKey:
 
     :raises ConfigError: it is none, or others may read it.
     """
-    from torchkiln.attest import dsse
 
     data, mode = _pem(path)
     if mode & 0o077:
@@ -218,9 +197,6 @@ def public_keys(named: Sequence[NamedKey]) -> list[KeyInRole]:
     """The keys in the files, each read once."""
     if not named:
         return []
-    from torchkiln.attest import dsse
-    from torchkiln.attest.roles import KeyInRole
-
     return [
         KeyInRole(key=dsse.public_key(_pem(one.path)[0], where=str(one.path)), roles=one.roles)
         for one in named
@@ -234,23 +210,8 @@ def signature_line(signed_report: SignedReport) -> str:
     return "signed, not looked at: name the signer's key with --trust" if signed_report.signed else "unsigned"
 
 
-def end(report: SmokeReport) -> None:
-    """The exit code of the verdict."""
-    from torchkiln.smoke.report import subject
-
-    error: type[KilnError] | None = {"fail": SmokeFailed, "inconclusive": SmokeInconclusive}.get(
-        report.verdict
-    )
-    if error:
-        told = ", ".join(
-            finding.id for finding in report.findings if finding.outcome in ("failed", "skipped")
-        )
-        raise error(f"{subject(report)}: {report.verdict}: {told or 'nothing was proved'}")
-
-
 def _pem(path: Path) -> tuple[bytes, int]:
     """The file's bytes and mode."""
-    from torchkiln.util.strict_json import read_with_mode
 
     try:
         return read_with_mode(path, _PEM)

@@ -51,12 +51,12 @@ def verify_published(reference: Reference, wish: Wish) -> None:
 
     :raises VerificationFailed: something is wrong; all of it.
     """
-    from torchkiln.cli.shared.checks import suite_of
     from torchkiln.matrix import facts, matrix
     from torchkiln.plan.load import plan_locked
     from torchkiln.publish.verify import Rules, verify
     from torchkiln.registry import pulling
     from torchkiln.registry.reading import Reading
+    from torchkiln.smoke.suite import load_suite
 
     known = facts.load()
     matrix_file = wish.policy_file or here_or_checkout("matrix.yaml")
@@ -65,7 +65,7 @@ def verify_published(reference: Reference, wish: Wish) -> None:
     trust = trust_of(named, wish.keys, wish.identity, wish.issuer)
     rules = Rules(
         policy=named.policy,
-        suite=suite_of(wish.suite_folder),
+        suite=load_suite(wish.suite_folder),
         matrix=named.matrix,
         at=datetime.now(timezone.utc),
         planned=lambda lock: plan_locked(lock, grid, known),

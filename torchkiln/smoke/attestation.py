@@ -12,9 +12,10 @@ from pathlib import Path
 
 from torchkiln.attest.dsse import PrivateKey, PublicKey, decode, seal, verify
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload, statement
-from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.errors import ConfigError, SmokeFailed, VerificationFailed
 from torchkiln.model.report import SignedReport, SmokeReport
 from torchkiln.smoke.report import LIMIT, SCHEMA, document, from_document, from_json
+from torchkiln.smoke.verdict import verdict
 from torchkiln.util.strict_json import json_of, read_file
 
 PREDICATE = f"urn:torchkiln:smoke-report:{SCHEMA}"
@@ -118,6 +119,25 @@ def read(path: Path, trusted: Sequence[PublicKey] = ()) -> SignedReport:
     :raises VerificationFailed: there is a signature, and it is by none of *trusted*, or of something else.
     """
     return filed(path).signed_report(trusted)
+
+
+def demand_sound(report: SignedReport, *, signed: bool) -> None:
+    """That *report* states the verdict that its own values give, and bears a signature where that is wanted.
+
+    :raises VerificationFailed: it is not *signed*.
+    :raises SmokeFailed: it states another verdict.
+    """
+    if signed and not report.signed:
+        raise VerificationFailed(
+            f"{report.name} is not signed: {beside(Path(report.name))} is not beside it",
+            hint="run the checks again with --key, or leave --trust out to look at it as it is",
+        )
+    stated, again = report.report.verdict, verdict(report.report.findings)
+    if again != stated:
+        raise SmokeFailed(
+            f"{report.name} states {stated!r}, and its own values give {again!r}",
+            hint="the report was changed, or made by another version: run the checks again",
+        )
 
 
 def _opened(data: bytes, trusted: Sequence[PublicKey], name: str) -> tuple[SmokeReport, tuple[str, ...]]:

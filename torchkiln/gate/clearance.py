@@ -10,12 +10,12 @@ from typing import Any
 
 from torchkiln import __version__
 from torchkiln.attest.publication import PUBLICATION
-from torchkiln.attest.smoke_report import told_of
 from torchkiln.attest.statement import Statement, payload, statement
 from torchkiln.errors import VerificationFailed
 from torchkiln.gate.gate import ClearedImage
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.smoke import hosts
+from torchkiln.smoke.attestation import told_of
 from torchkiln.smoke.suite import SuiteCheck
 from torchkiln.util.schema import sentences
 

@@ -1,0 +1,32 @@
+"""The runtimes that there are, for `run` and `smoke` alike. Another one is a module, and a row here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from torchkiln.runtimes.command import Settings
+from torchkiln.runtimes.driver import Driver
+from torchkiln.runtimes.engine import EngineRuntime
+from torchkiln.runtimes.oci import OciRuntime
+from torchkiln.runtimes.rootfs import RootfsRuntime
+from torchkiln.runtimes.runtime import Runtime
+from torchkiln.runtimes.unpacked import UnpackedRuntime
+
+
+def _rootfs(settings: Settings, driver: Driver | None) -> RootfsRuntime:
+    return RootfsRuntime(shm_size=settings.shm_size, driver=driver)
+
+
+def _oci(program: str, settings: Settings, driver: Driver | None) -> OciRuntime:
+    return OciRuntime(program=program, shm_size=settings.shm_size, driver=driver)
+
+
+RUNTIMES: Mapping[str, Runtime] = {
+    "rootfs": UnpackedRuntime(
+        name="rootfs", what="in namespaces of our own", starter=_rootfs, interactive=True
+    ),
+    "crun": UnpackedRuntime(name="crun", what="by that program", starter=partial(_oci, "crun")),
+    "runc": UnpackedRuntime(name="runc", what="by that program", starter=partial(_oci, "runc")),
+    "docker": EngineRuntime(what="in an engine, here or not"),
+}
