@@ -19,7 +19,7 @@ from tests.trees import Thing, Tree, file, folders_of
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import worker
-from torchkiln.model.digest import Digest, LayerFormat
+from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.layer import Blob
 from torchkiln.model.plan import ImagePlan, WheelLayer
@@ -76,41 +76,28 @@ SPECS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Conformance:
-    """The image in both formats, and its files."""
+    """The image, as we built it and as its readers see it, and its files."""
 
-    plain: Image
-    joined: Image
-    plain_built: BuiltImage
-    joined_built: BuiltImage
+    image: Image
+    built: BuiltImage
     tree: Tree
 
 
 def make(folder: Path) -> Conformance:
-    """Build it in *folder*: with many gzip members a layer, and with one."""
+    """Build it in *folder*."""
     wheels = [write_wheel(spec, folder / "wheels") for spec in SPECS]
     base_tar = tar_of(BASE)
     base_blob, _ = encode_bytes(base_tar)
     with patch("tests.cells.base_of", lambda _salt="": (base_tar, base_blob)):
         cell = planned_cell(wheels)
-        made: dict[LayerFormat, BuiltImage] = {}
-        form: LayerFormat
-        for form in ("gzip", "gzip-joined"):
-            index = FakeIndex(wheels)
-            built = build(cell, folder / "cache", folder / form, index, layer_format=form)
-            made[form] = built.image
+        built = build(cell, folder / "cache", folder / "layout", FakeIndex(wheels)).image
     tree = {member.name.rstrip("/"): _of_base(member) for member in BASE}
-    for spec, layer in zip(cell.layers, made["gzip"].layers, strict=True):
+    for spec, layer in zip(cell.layers, built.layers, strict=True):
         tree |= _told(spec, cell, wheels, layer.blob.diff_id, folder) if isinstance(spec, WheelLayer) else {}
     for overlaid in cell.overlay.files:
         tree |= folders_of(overlaid.path, cell.epoch)
         tree[overlaid.path] = file(overlaid.data, mode=overlaid.mode, mtime=cell.epoch)
-    return Conformance(
-        plain=_image(made["gzip"], folder / "gzip.tar"),
-        joined=_image(made["gzip-joined"], folder / "gzip-joined.tar"),
-        plain_built=made["gzip"],
-        joined_built=made["gzip-joined"],
-        tree=tree,
-    )
+    return Conformance(image=_image(built, folder / "image.tar"), built=built, tree=tree)
 
 
 def _image(built: BuiltImage, archive: Path) -> Image:

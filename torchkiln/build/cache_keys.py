@@ -51,13 +51,16 @@ def _key(**decides: Any) -> str:
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
-FORMAT_RECORDS = ("joined", "zstd")
+FORMAT_RECORDS = ("zstd",)
 """The kinds of records that name another form of a layer."""
+
+FORMER_RECORDS = "joined"
+"""Records of layers of one gzip member, which earlier versions made; nothing reads them."""
 
 
 def format_key(layer: Digest, encoder: str) -> str:
-    """Of *layer* as *encoder* writes it; one that only copies is "", and takes no part."""
-    return "-".join(filter(None, (layer.removeprefix("sha256:"), encoder)))
+    """Of *layer* as *encoder* writes it."""
+    return f"{layer.removeprefix('sha256:')}-{encoder}"
 
 
 def source_of(key: str) -> str:

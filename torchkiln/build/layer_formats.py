@@ -1,7 +1,7 @@
-"""Layers of many gzip members → the same layers in another form: of one member each, or of one zstd frame.
+"""gzip layers → the same layers in another format.
 
-Such blobs are kept in the store by what they were made from, so that each is made once. Two layers at a time
-on two cores: zlib, libzstd and the hashes run without the GIL.
+Such blobs are kept in the store by what they were made from, so that each is made once. Several layers are
+made side by side: libzstd and the hashes run without the GIL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.progress import Observer
 from torchkiln.oci import zstd
-from torchkiln.oci.join import NotJoinable, join
 from torchkiln.oci.opening import open_gzip
 from torchkiln.store.store import Store
 
@@ -32,18 +31,13 @@ _Told = Callable[[int], None]
 class TargetFormat:
     """One of the forms that a finished layer can be brought into."""
 
-    work: Literal["join", "compress"]
-    done: str  # "joined"
+    work: Literal["compress"]
+    done: str  # "compressed"
     records: str  # what the store calls the records of such layers; in cache_keys.FORMAT_RECORDS
-    encoder: str  # what decides the bytes beside the source; "" where nothing does
+    encoder: str  # what decides the bytes beside the source
     length: Callable[[ImageLayer], int]  # of what `make` reads
     make: Callable[[ImageLayer, Path, BinaryIO, _Told], Blob]
     side_by_side: int  # at most, which bounds memory
-
-
-def _join(layer: ImageLayer, source: Path, out: BinaryIO, advanced: _Told) -> Blob:
-    with source.open("rb", buffering=0) as blob:
-        return join(blob, out, advanced=advanced)
 
 
 def _compress(layer: ImageLayer, source: Path, out: BinaryIO, advanced: _Told) -> Blob:
@@ -51,17 +45,7 @@ def _compress(layer: ImageLayer, source: Path, out: BinaryIO, advanced: _Told) -
         return zstd.compress(tar, out, unpacked=layer.blob.unpacked, advanced=advanced)
 
 
-# A change of what `join` writes needs another name for its records.
-FORMATS: Mapping[Literal["gzip-joined", "zstd"], TargetFormat] = {
-    "gzip-joined": TargetFormat(
-        work="join",
-        done="joined",
-        records="joined",
-        encoder="",
-        length=lambda layer: layer.blob.size,
-        make=_join,
-        side_by_side=64,
-    ),
+FORMATS: Mapping[Literal["zstd"], TargetFormat] = {
     "zstd": TargetFormat(
         work="compress",
         done="compressed",
@@ -88,7 +72,7 @@ def convert(
     """*layers*, whose blobs are in *store*, in another *target*: other digests, the same diff_ids.
 
     :raises BuildFailed: a blob is damaged, or the cache cannot be written.
-    :raises ToolMissing: the system has no zlib, or this Python another libzstd.
+    :raises ToolMissing: this Python has another libzstd.
     """
     cancelled = threading.Event()
 
@@ -157,7 +141,7 @@ def _make(
         if (written.diff_id, written.unpacked) != (layer.blob.diff_id, layer.blob.unpacked):
             raise _Another("it does not hold what its digest promised")
         store.adopt(out, store.blob(written.digest))
-    except (NotJoinable, zstd.NotCompressible, _Another) as error:
+    except (zstd.NotCompressible, _Another) as error:
         raise BuildFailed(
             f"layer {layer.title!r}: {source}: {error}",
             hint="the cache is damaged: delete that file and build again",

@@ -17,7 +17,7 @@ from typing import Any
 
 from torchkiln.base import artefact, keeping
 from torchkiln.build.cache_claims import blob_path, interpreter_path, record_path, source_paths, wheel_path
-from torchkiln.build.cache_keys import FORMAT_RECORDS, source_of
+from torchkiln.build.cache_keys import FORMAT_RECORDS, FORMER_RECORDS, source_of
 from torchkiln.cache.policy import Item, Kind, Root
 from torchkiln.errors import KilnError
 from torchkiln.lock.file import from_json
@@ -299,7 +299,8 @@ class _Scan:
             yield Item(kind="leftovers", path=name, size=size, used=_mtime(path), title=path.name)
 
     def _dangling(self) -> Iterator[Path]:
-        """Records of layouts, images and blobs that are gone."""
+        """Records of layouts, images and blobs that are gone, and of a format that is gone."""
+        yield from (self._root / "records" / FORMER_RECORDS).glob("[!.]*.json")
         for key, found in self._store.records("layouts"):
             if not Path(str(found.get("path", ""))).is_dir():
                 yield self._root / record_path("layouts", key)

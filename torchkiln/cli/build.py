@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from torchkiln.model.cell import Cell
 
 _FORMATS = ("oci", "oci-archive", "docker-archive")
-_LAYER_FORMATS: tuple[LayerFormat, ...] = ("gzip", "gzip-joined", "zstd")
-_THEN = {"gzip-joined": "joined into one gzip member", "zstd": "compressed by zstd"}
+_LAYER_FORMATS: tuple[LayerFormat, ...] = ("gzip", "zstd")
 _ONLY = {
     "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
     "docker": ("builder", "cache_from", "cache_to"),
@@ -68,8 +67,7 @@ _ONLY = {
     type=click.Choice(_LAYER_FORMATS),
     default="gzip",
     show_default=True,
-    help="zstd: smaller, pulled faster; gzip-joined: for readers that take only a layer's first gzip member; "
-    "both: other digests, same content",
+    help="zstd: smaller, pulled faster; other digests, same content",
 )
 @click.option(
     "--base",
@@ -247,5 +245,5 @@ def _tell(told: dict[str, Any], as_json: bool) -> None:
     click.echo(
         f"  to download: {console.size(told['download_bytes'])} in {told['downloads']} wheels{unknown}"
     )
-    if told["layer_format"] in _THEN:
-        click.echo(f"  then each layer is {_THEN[told['layer_format']]}, but for those that the cache has so")
+    if (layer_format := told["layer_format"]) != "gzip":
+        click.echo(f"  then each layer is compressed by {layer_format}, but for those that the cache has so")

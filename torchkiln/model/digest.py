@@ -7,7 +7,7 @@ from typing import Literal, NewType
 
 Digest = NewType("Digest", str)
 Flavor = Literal["runtime", "devel"]
-LayerFormat = Literal["gzip", "gzip-joined", "zstd"]  # many gzip members a layer, one, or a zstd frame
+LayerFormat = Literal["gzip", "zstd"]  # many gzip members a layer, or one zstd frame
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 

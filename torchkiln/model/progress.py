@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from torchkiln.model.lock import LockedArchive, LockedWheel
 
-Work = Literal["download", "convert", "toolkit", "join", "compress", "base", "write", "step", "load", "push"]
+Work = Literal["download", "convert", "toolkit", "compress", "base", "write", "step", "load", "push"]
 
 
 class Observer(Protocol):

@@ -15,10 +15,8 @@ from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan
 
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
-_GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
 LAYER_TYPES: Mapping[LayerFormat, str] = {
-    "gzip": _GZIP,
-    "gzip-joined": _GZIP,
+    "gzip": "application/vnd.oci.image.layer.v1.tar+gzip",
     "zstd": "application/vnd.oci.image.layer.v1.tar+zstd",
 }
 PLATFORM = {"architecture": "amd64", "os": "linux"}

@@ -22,7 +22,6 @@ _LABELS: dict[Work, str] = {
     "download": "download",
     "convert": "convert",
     "toolkit": "toolkit",
-    "join": "join",
     "compress": "compress",
     "load": "load",
     "push": "push",

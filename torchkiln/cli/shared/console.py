@@ -55,8 +55,6 @@ class Plain:
             say(f"layer {name}: {size(total)} of wheels")
         elif work == "toolkit":
             say(f"layer {name}: from {size(total)} of archives")
-        elif work == "join":
-            say(f"layer {name}: {size(total)} joined")
         elif work == "compress":
             say(f"layer {name}: {size(total)} compressed by zstd")
         elif work == "push":
