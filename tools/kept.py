@@ -55,12 +55,13 @@ def present(tag: str) -> Digest | None:
     """Of the image that the committed lock of *tag* gives today; None: no lock, or only a build can tell."""
     if not (IMAGES / tag / "lock.json").is_file():
         return None
-    matrix, facts = _tables()
+    matrix, facts = tables()
     return predicted_digest(plan_cell(load_locked(IMAGES, tag).resolution.cell, matrix, facts, images=IMAGES))
 
 
 @cache
-def _tables() -> tuple[Matrix, Facts]:
+def tables() -> tuple[Matrix, Facts]:
+    """The checkout's matrix and the facts."""
     facts = facts_of.load()
     return matrix_of.read(ROOT / "matrix.yaml", facts), facts
 

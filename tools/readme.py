@@ -16,15 +16,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench import markdown  # noqa: E402
 from bench.markdown import table  # noqa: E402
-from tools import layout  # noqa: E402
+from tools import kept, layout, sharing_svg  # noqa: E402
 from tools.grid import grid  # noqa: E402
+from torchkiln.compare.sharing import share  # noqa: E402
+from torchkiln.compare.stacks import stacks_of  # noqa: E402
+from torchkiln.lock.lock import load_locked  # noqa: E402
+from torchkiln.matrix.resolve import resolve  # noqa: E402
+from torchkiln.matrix.select import all_cells  # noqa: E402
+from torchkiln.matrix.tags import tag_of  # noqa: E402
+from torchkiln.plan.load import plan_locked  # noqa: E402
 from torchkiln.util.files import write_atomic  # noqa: E402
 
 PAGES = (
@@ -75,12 +81,13 @@ def output(command: str, count: int | None) -> str:
 
 
 def sharing() -> str:
-    """The picture that `python build.py sharing --svg` writes of the committed locks."""
-    with TemporaryDirectory() as folder:
-        file = Path(folder, "sharing.svg")
-        argv = [sys.executable, str(ROOT / "build.py"), "sharing", "--svg", str(file)]
-        _stdout(argv)
-        return file.read_text()
+    """The picture of what the committed locks share."""
+    matrix, facts = kept.tables()
+    answers = [resolve(cell, matrix, facts) for cell in all_cells(matrix)]
+    tags = [tag_of(answer) for answer in answers if answer.build]
+    locks = [load_locked(kept.IMAGES, tag) for tag in tags if (kept.IMAGES / tag / "lock.json").exists()]
+    plans = [plan_locked(lock, matrix, facts) for lock in locks if not lock.by_record]
+    return sharing_svg.picture(share(stacks_of(plans)))
 
 
 def _stdout(argv: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,16 +176,6 @@ def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
     at = [layer["title"] for layer in seven["layers"]].index("torch 2.7.1")
     assert {key: value for key, value in seven["layers"][at].items() if value} == {"title": "torch 2.7.1"}
     assert [layer["chain_id"] is None for layer in seven["layers"]] == [False] * at + [True] * (11 - at)
-
-
-def test_the_picture_is_written(two: Path) -> None:
-    """Beside the tables."""
-    done = run("--images", str(two), "--svg", str(two / "a.svg"))
-    text = (two / "a.svg").read_text()
-
-    assert lines(done)[-1].startswith("host's disk")
-    assert ET.fromstring(text).tag.endswith("}svg")
-    assert all(what in text for what in (SEVEN, EIGHT, "3.2 GB kept for 4.7 GB of images = 0.673"))
 
 
 @pytest.mark.parametrize(

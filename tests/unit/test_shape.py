@@ -31,7 +31,7 @@ PURE_FOLDERS = frozenset({"matrix", "lock", "plan", "gate", "attest", "sbom"})
 PURE_FILES = frozenset(
     {
         "cache/policy.py", "compare/allowed.py", "compare/files.py", "compare/layers.py", "compare/locks.py",
-        "compare/sharing.py", "compare/sharing_svg.py", "cuda/tree.py", "docker/bake.py",
+        "compare/sharing.py", "cuda/tree.py", "docker/bake.py",
         "docker/dockerfile.py", "scan/allowances.py", "scan/judge.py", "scan/report.py",
         "smoke/attestation.py", "smoke/expected.py", "smoke/hosts.py", "smoke/report.py", "smoke/reuse.py",
         "smoke/run.py", "smoke/snapshot.py", "smoke/suite.py", "smoke/suite_source.py", "smoke/verdict.py",

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.test_sharing import DRAWN, Drawn, compressed, stacks, unpacked
+from tools.sharing_svg import COLOURS, GROUNDS, picture
 from torchkiln.compare.sharing import Level, Place, Stack, share
-from torchkiln.compare.sharing_svg import COLOURS, GROUNDS, picture
 from torchkiln.util.places import ROOT
 from torchkiln.util.sizes import size
 

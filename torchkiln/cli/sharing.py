@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 @layout_option(
     "count the images of this OCI layout as they were built, not what the locks record", default=None
 )
-@click.option(
-    "--svg", "picture", type=click.Path(path_type=Path, dir_okay=False), help="write a picture of it there"
-)
 @click.option("--json", "as_json", is_flag=True, help="every figure as one object on stdout")
-def sharing(chosen: Chosen, images: Path, output: Path | None, picture: Path | None, as_json: bool) -> None:
+def sharing(chosen: Chosen, images: Path, output: Path | None, as_json: bool) -> None:
     """Show which layers which images share, and what that saves in a registry and on a host's disk.
 
     Without a selection: every cell that has a lock, or every image of the layout. A registry keeps a blob
@@ -39,14 +36,10 @@ def sharing(chosen: Chosen, images: Path, output: Path | None, picture: Path | N
     from torchkiln.cli.shared import sharing_tables
     from torchkiln.cli.shared.sharing_json import to_json
     from torchkiln.compare.sharing import share
-    from torchkiln.compare.sharing_svg import picture as draw
-    from torchkiln.util.files import write_atomic
 
     found = share(_of_locks(chosen, images) if output is None else _of_layout(chosen, output))
     for title, count in Counter(title for stack in found.stacks for title in stack.unrecorded).items():
         say(f"not known, for no lock records it: {title} (in {count} of {len(found.stacks)} images)")
-    if picture:
-        write_atomic(picture, draw(found).encode())
     if as_json:
         click.echo(json.dumps(to_json(found), indent=2))
     else:
