@@ -117,6 +117,6 @@ def build(
     """Build *cell* with the base in *cache* and the host's Python."""
     store = Store(cache)
     put_base(cell.locked.base, store)
-    with patch("torchkiln.build.image.interpreter", lambda _base, _store: HostPython()):
+    with patch("torchkiln.build.wheel_layers.interpreter", lambda _base, _store: HostPython()):
         environment = Environment(store=store, fetcher=fetcher, observer=Silent())
         return image_build.build(cell, layout, environment, layer_format=layer_format)

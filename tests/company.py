@@ -36,7 +36,7 @@ def small_scale(wheels: Sequence[Path]) -> Iterator[None]:
         for target, value in {
             "torchkiln.plan.layers.BIG_WHEEL": 100_000,
             "torchkiln.build.build.plan_locked": lambda *_: cells.planned_cell(wheels),
-            "torchkiln.build.image.interpreter": lambda *_: cells.HostPython(),
+            "torchkiln.build.wheel_layers.interpreter": lambda *_: cells.HostPython(),
         }.items():
             patches.enter_context(patch(target, value))
         yield

@@ -171,7 +171,7 @@ def press(folder: Path) -> Press:
 
 def interpreter() -> AbstractContextManager[object]:
     """Builds compile with this Python meanwhile: the base of generated cells has none."""
-    return patch("torchkiln.build.image.interpreter", lambda _base, _store: HostPython())
+    return patch("torchkiln.build.wheel_layers.interpreter", lambda _base, _store: HostPython())
 
 
 def account_of(image: ImageOnDisk) -> str:

@@ -17,7 +17,7 @@ from tests.planned import LOCK_DIGEST
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build.cache_claims import build_needs
-from torchkiln.build.image import forecast, known_layers
+from torchkiln.build.known import forecast, known_layers
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, select

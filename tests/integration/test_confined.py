@@ -289,7 +289,7 @@ def test_a_strangers_python_does_not_run_without_namespaces(
     wheels = small_wheels(tmp_path / "wheels")
     cell, store, said = planned_cell(wheels), Store(tmp_path / "cache"), list[str]()
     put_base(cell.locked.base, store)
-    monkeypatch.setattr("torchkiln.build.image.interpreter", lambda _base, _store: HostPython())
+    monkeypatch.setattr("torchkiln.build.wheel_layers.interpreter", lambda _base, _store: HostPython())
 
     def build(*, stranger: bool) -> None:
         index, layout = FakeIndex(wheels), tmp_path / "layout"

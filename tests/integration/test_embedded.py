@@ -15,7 +15,7 @@ from tests.hostile import KINDS, SPEC
 from tests.layers import tree_of_layer
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import write_wheel
-from torchkiln.build.image import forecast
+from torchkiln.build.known import forecast
 from torchkiln.build.scheduler import Job, Scheduler
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.model.digest import Digest

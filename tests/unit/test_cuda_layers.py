@@ -18,6 +18,7 @@ from torchkiln.build import image as image_build
 from torchkiln.build.cache_claims import remember_image
 from torchkiln.build.cuda_layers import kept_path, lay_out, part_path, toolkit_layers
 from torchkiln.build.environment import Environment
+from torchkiln.build.known import forecast
 from torchkiln.cache.policy import item_usages
 from torchkiln.cache.usage import cache_usage
 from torchkiln.errors import BuildFailed
@@ -123,7 +124,7 @@ def test_the_archive_goes_and_what_is_kept_of_it_stays(place: Place) -> None:
 
 def test_an_image_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built whole: runtime's layers, the toolkit's on them, and on top the links into the wheels."""
-    monkeypatch.setattr("torchkiln.build.image.interpreter", lambda _base, _store: HostPython())
+    monkeypatch.setattr("torchkiln.build.wheel_layers.interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
     built = _built(place.plan, store, place)
@@ -136,7 +137,7 @@ def test_an_image_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert [str(fault) for fault in validate(place.folder / "layout", None)] == []
     assert _built(place.plan, store, place).image.manifest == built.image.manifest
-    assert image_build.forecast(place.plan, store)["downloads"] == 0
+    assert forecast(place.plan, store)["downloads"] == 0
 
 
 def _built(plan: ImagePlan, store: Store, place: Place) -> image_build.Build:
@@ -148,7 +149,7 @@ def _built(plan: ImagePlan, store: Store, place: Place) -> image_build.Build:
 
 def test_the_cache_knows_what_is_kept_of_archives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a tag, to make its layers again; an archive that was cut on its way is rubbish."""
-    monkeypatch.setattr("torchkiln.build.image.interpreter", lambda _base, _store: HostPython())
+    monkeypatch.setattr("torchkiln.build.wheel_layers.interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
     built = _built(place.plan, store, place)

@@ -16,9 +16,10 @@ from tests.engine.registry import free_port
 from tests.standin.index_server import IndexServer
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index import download
-from torchkiln.index.download import Downloads, verify
+from torchkiln.index.download import Downloads
 from torchkiln.index.pages import Pages
 from torchkiln.index.settings import index_settings
+from torchkiln.index.verified import verify
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store

@@ -12,7 +12,7 @@ import pytest
 from tests import reports
 from tests.gridcase import FACTS, MATRIX, answer
 from torchkiln.build.environment import Environment
-from torchkiln.build.image import forecast
+from torchkiln.build.known import forecast
 from torchkiln.build.prefetch import measured, unfetched
 from torchkiln.build.prerequisites import Sources
 from torchkiln.docker import build as docker_build

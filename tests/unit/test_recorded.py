@@ -19,7 +19,8 @@ from tests.cells import build, planned_cell, small_wheels
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import worker as build_worker
-from torchkiln.build.image import Build, known_layers
+from torchkiln.build.image import Build
+from torchkiln.build.known import known_layers
 from torchkiln.build.worker import Input, Task, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.digest import Digest

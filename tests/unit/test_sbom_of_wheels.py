@@ -52,7 +52,7 @@ class Scene:
 
     @property
     def made(self) -> dict[Digest, MadeOf]:
-        return made_of(self.plan.locked, self.plan.layers, Store(self.folder / "cache"))
+        return made_of(self.plan, Store(self.folder / "cache"))
 
     def read(self, cache: str, made: dict[Digest, MadeOf]) -> Evidence:
         return read_evidence(self.image, Store(self.folder / cache), made_of=made)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -297,6 +299,38 @@ def test_what_runs_inside_an_image_knows_nothing_of_torchkiln() -> None:
     ]
     assert len(files) > 5
     assert {file.name: names for file in files if (names := parts_imported(parsed(file)))} == {}
+
+
+def parameters(tree: ast.AST) -> Mapping[str, int]:
+    """How many each function has; `self` does not count."""
+    return {
+        node.name: sum(
+            one.arg not in ("self", "cls")
+            for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        )
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+@pytest.mark.parametrize("folder", ["plan", "build", "docker", "base"])
+def test_no_function_has_over_seven_parameters(folder: str) -> None:
+    """What always travels together is one value."""
+    assert parameters(ast.parse("def f(self, a, /, b, *, c): ...")) == {"f": 3}
+    found = {
+        f"{name_of(file)}: {name}": count
+        for file in (PACKAGE / folder).glob("*.py")
+        for name, count in parameters(parsed(file)).items()
+    }
+    assert {name: count for name, count in found.items() if count > 7} == {}
+    assert len(found) > 20
+
+
+def test_a_build_that_changes_nothing_loads_no_http_client() -> None:
+    """An HTTP client and readers of indexes take longer to load than such a build takes."""
+    slow = ("bs4", "pydantic", "pypi_simple", "requests", "urllib3", "multiprocessing", "jinja2")
+    program = f"import sys, torchkiln.build.build; print([one for one in {slow} if one in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True) == "[]\n"
 
 
 def test_no_file_is_longer_than_400_lines() -> None:

@@ -77,7 +77,7 @@ def toolkit_layers(
 
 def unmade(plan: ImagePlan, store: Store) -> tuple[LockedArchive, ...]:
     """The archives that a build of *plan* will ask for."""
-    return _unkept([spec for spec in _of_toolkit(plan) if there(spec, store) is None], store)
+    return _unkept([spec for spec in plan.of(ToolkitLayer) if there(spec, store) is None], store)
 
 
 def lay_out(
@@ -89,7 +89,7 @@ def lay_out(
     """
     from torchkiln.oci.unpack import LayerBlob, unpack
 
-    specs = _of_toolkit(plan)
+    specs = plan.of(ToolkitLayer)
     if not specs:
         return None
     layers = toolkit_layers(specs, store, archives, observer)
@@ -97,10 +97,6 @@ def lay_out(
         [LayerBlob(path=store.blob(layers[one].digest), diff_id=layers[one].diff_id) for one in specs], into
     )
     return into
-
-
-def _of_toolkit(plan: ImagePlan) -> list[ToolkitLayer]:
-    return [layer for layer in plan.made if isinstance(layer, ToolkitLayer)]
 
 
 def _made(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchkiln.build.environment import Environment
-from torchkiln.index.download import fetch_verified
+from torchkiln.index.verified import fetch_verified
 from torchkiln.model.lock import LockedWheel
 from torchkiln.util.files import private_folder
 

@@ -30,8 +30,14 @@ def predicted_blobs(plan: ImagePlan) -> list[Blob | None]:
 
 def _blob(layer: PlannedLayer, plan: ImagePlan, recorded: Mapping[str, Blob]) -> Blob | None:
     """As recorded; our own files are few, and made anew."""
-    if isinstance(layer, OverlayLayer):
-        return encode_bytes(tar.archive((*layer.files, *layer.links), mtime=plan.epoch))[1]
-    if isinstance(layer, ArtefactLayer):
-        return layer.blob
+    match layer:
+        case ArtefactLayer():
+            return layer.blob
+        case OverlayLayer():
+            return encoded(layer, plan.epoch)[1]
     return recorded.get(layer.title)
+
+
+def encoded(layer: OverlayLayer, epoch: int) -> tuple[bytes, Blob]:
+    """The bytes of *layer*, and what they are."""
+    return encode_bytes(tar.archive((*layer.files, *layer.links), mtime=epoch))

@@ -225,7 +225,7 @@ class _Embedded:
 
 
 def _forecast(context: Context, cell: Cell, layer_format: LayerFormat) -> dict[str, Any]:
-    from torchkiln.build.image import forecast
+    from torchkiln.build.known import forecast
     from torchkiln.plan.load import plan_locked
     from torchkiln.store.store import Store
 

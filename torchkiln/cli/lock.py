@@ -128,7 +128,7 @@ def _check(
 
 def _record(resolutions: tuple[Resolution, ...], images: Path, *, sweeping: bool) -> None:
     """Write the layers' digests into the locks they were built from; builds then hold to them."""
-    from torchkiln.build.image import known_layers
+    from torchkiln.build.known import known_layers
     from torchkiln.lock.lock import load_locked, save
     from torchkiln.matrix.tags import tag_of
     from torchkiln.store.store import Store

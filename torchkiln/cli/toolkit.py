@@ -75,7 +75,7 @@ def _told(plan: ImagePlan, store: Store) -> dict[str, Any]:
     from torchkiln.plan.cuda_toolkit import libraries_of
 
     locked = plan.locked
-    layers = [(spec, there(spec, store)) for spec in plan.made if isinstance(spec, ToolkitLayer)]
+    layers = [(spec, there(spec, store)) for spec in plan.of(ToolkitLayer)]
     weighs = [made.blob.size for _, made in layers if made]
     return {
         "tag": plan.tag,

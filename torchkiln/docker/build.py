@@ -114,8 +114,7 @@ def build(
         if options.base is None:
             contexts |= {
                 _CONTEXTS[layer.kind]: _as_image(work / layer.kind, layer, plan, store)
-                for layer in plan.layers
-                if isinstance(layer, ArtefactLayer)
+                for layer in plan.of(ArtefactLayer)
             }
         request = buildx.Request(
             folder=_folder(work / "context", files),

@@ -98,7 +98,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             toolkit=_tree(plan),
             links=plan.overlay.links,
             link_folders=sorted({str(PurePosixPath(link.path).parent) for link in plan.overlay.links}),
-            programs=[_program(layer) for layer in plan.made if isinstance(layer, ProgramLayer)],
+            programs=[_program(layer) for layer in plan.of(ProgramLayer)],
             generated=[PurePosixPath(path).name for path in GENERATED],
             user=USER,
         )
@@ -118,12 +118,7 @@ def render_folder(
         "Dockerfile": render(plan, templates, os_packages).encode(),
         **generated,
         **{f"requirements/{name}": _requirements(layer) for name, layer in _requirement_files(plan)},
-        **{
-            f"{_BESIDE}/{file.path}": file.data
-            for layer in plan.made
-            if isinstance(layer, ProgramLayer)
-            for file in layer.files
-        },
+        **{f"{_BESIDE}/{file.path}": file.data for layer in plan.of(ProgramLayer) for file in layer.files},
     }
 
 
@@ -153,8 +148,7 @@ def _tree(plan: ImagePlan) -> str:
 
 def _requirement_files(plan: ImagePlan) -> Iterator[tuple[str, WheelLayer]]:
     """Each wheel layer with the name of its requirements file, in order."""
-    layers = (layer for layer in plan.made if isinstance(layer, WheelLayer))
-    for number, layer in enumerate(layers, start=1):
+    for number, layer in enumerate(plan.of(WheelLayer), start=1):
         told = layer.wheels[0].name if len(layer.wheels) == 1 else re.split(r":| \(", layer.title)[0]
         yield f"{number:02}-{re.sub(r'[^a-z0-9]+', '-', told.lower())}.txt", layer
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchkiln.errors import BadArchive, BadWheel, BuildFailed, ConfigError
-from torchkiln.index.download import Fetching, fetch_verified, verify
-from torchkiln.index.session import Session
 from torchkiln.index.settings import index_settings, with_address
-from torchkiln.model.index import FileAt
+from torchkiln.index.verified import fetch_verified, verify
 from torchkiln.model.lock import LockedArchive
+
+if TYPE_CHECKING:
+    from torchkiln.index.mirror import Mirror
 
 VARIABLE = "TORCHKILN_CUDA_ARCHIVES"
 _HOW = (
@@ -30,7 +32,7 @@ class CudaArchives:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._place = environ.get(VARIABLE, "")
-        self._mirror: _Mirror | None = None
+        self._mirror: Mirror | None = None
         self._opening = threading.Lock()
 
     def require(self, archives: Collection[LockedArchive]) -> None:
@@ -92,25 +94,11 @@ class CudaArchives:
                 return path
         raise BuildFailed(f"not in {folder}", hint="")
 
-    def _opened(self) -> _Mirror:
+    def _opened(self) -> Mirror:
+        from torchkiln.index.mirror import Mirror  # only here: most builds ask no server
+
         with self._opening:
             if self._mirror is None:
                 settings, address = with_address(index_settings(self._environ), self._place, VARIABLE)
-                self._mirror = _Mirror(Session(settings), address)
+                self._mirror = Mirror(settings, address)
             return self._mirror
-
-
-class _Mirror(Fetching[LockedArchive]):
-    """A server in NVIDIA's layout: where a file lies follows from its path."""
-
-    def __init__(self, session: Session, address: str) -> None:
-        super().__init__(session)
-        self._address = address
-
-    def _place(self, wheel: LockedArchive, *, fresh: bool) -> FileAt:
-        return FileAt(
-            filename=wheel.filename,
-            url=f"{self._address}/{wheel.path}",
-            size=wheel.size,
-            sha256=wheel.sha256,
-        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import threading
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import requests
 from urllib3.exceptions import HTTPError
@@ -21,6 +20,7 @@ from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index.pages import Pages
 from torchkiln.index.session import ask, lost, refused
 from torchkiln.index.settings import index_settings
+from torchkiln.index.verified import F, LockedFile, fetch_verified
 from torchkiln.model.index import FileAt
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
@@ -31,40 +31,9 @@ _CHUNK = 1 << 20  # one read of the socket; larger ones only cost memory
 # From this size on a range is asked for even at the start: a mirror that has to fetch the file itself may
 # pass a range on as it comes, and hold a plain answer back until it has all (seen: 13 s for torch's wheel).
 _LARGE = 16 << 20
-_OTHER = "the index serves another file than the lock names: its sha256 is {}, the lock has {}"
 _LOOK = 0.2  # seconds between two looks whether the work was called off
 _RANGE = re.compile(r"bytes (?P<start>\d+)-\d+/(?P<total>\d+|\*)")
 T = TypeVar("T")
-
-
-class LockedFile(Protocol):
-    """What is fetched: a wheel, or an archive."""
-
-    @property
-    def filename(self) -> str: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def sha256(self) -> str: ...
-
-
-F = TypeVar("F", bound=LockedFile)
-F_contra = TypeVar("F_contra", bound=LockedFile, contravariant=True)
-
-
-class Fetch(Protocol[F_contra]):
-    """`Fetching.fetch`, or what stands for it in a test."""
-
-    def __call__(
-        self,
-        wheel: F_contra,
-        path: Path,
-        *,
-        on_progress: Callable[[int], None],
-        cancelled: Callable[[], bool],
-    ) -> None: ...
 
 
 class Fetching(Generic[F]):
@@ -231,47 +200,6 @@ class Downloads(Fetching[LockedWheel]):
     def _place(self, wheel: LockedWheel, *, fresh: bool) -> FileAt:
         at = wheel.at or wheel.filename
         return self.pages.find(at, wheel.sha256, wheel.name, wheel.index, fresh=fresh)
-
-
-def fetch_verified(
-    fetch: Fetch[F],
-    wheel: F,
-    part: Path,
-    *,
-    on_progress: Callable[[int], None],
-    cancelled: Callable[[], bool] = lambda: False,
-) -> bool:
-    """*fetch* the file to *part*, and verify it; False: it was cancelled.
-
-    :raises BadWheel: what is served is not what was locked; nothing is kept of it.
-    """
-    for resumed in (part.exists(), False):
-        fetch(wheel, part, on_progress=on_progress, cancelled=cancelled)
-        if cancelled():
-            return False
-        try:
-            verify(wheel, part)
-            break
-        except BadWheel:
-            part.unlink()
-            if not resumed:  # what an earlier run left may be at fault: the server gets one more chance
-                raise
-    return True
-
-
-def verify(wheel: LockedFile, path: Path) -> None:
-    """Check size and SHA-256 of the file at *path*.
-
-    :raises BadWheel: it is not the locked one.
-    """
-    with path.open("rb") as file:
-        if (size := os.fstat(file.fileno()).st_size) != wheel.size:
-            raise BadWheel(wheel.filename, f"{size} bytes, locked are {wheel.size}")
-        digest = hashlib.sha256()
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    if digest.hexdigest() != wheel.sha256:
-        raise BadWheel(wheel.filename, _OTHER.format(digest.hexdigest(), wheel.sha256))
 
 
 def open_downloads(environ: Mapping[str, str], store: Store) -> Downloads:

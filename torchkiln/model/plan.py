@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools, LockedWheel
@@ -130,6 +130,7 @@ class OverlayLayer:
 MadeLayer = WheelLayer | ToolkitLayer | ProgramLayer
 """Made of files that a lock names, and kept in the cache by a key (`build.cache_keys`)."""
 PlannedLayer = ArtefactLayer | MadeLayer | OverlayLayer
+L = TypeVar("L", bound=PlannedLayer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,6 +159,10 @@ class ImagePlan:
     config: ImageConfig
     epoch: int
     recipe: int  # numbered behaviour: raise it when the same lock would give other bytes
+
+    def of(self, kind: type[L]) -> tuple[L, ...]:
+        """The layers of one *kind*, in order."""
+        return tuple(layer for layer in self.layers if isinstance(layer, kind))
 
     @property
     def made(self) -> tuple[MadeLayer, ...]:

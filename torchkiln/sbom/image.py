@@ -23,11 +23,11 @@ def bill_of_image(image: ImageOnDisk, locked: LockedCell, images: Path, store: S
     :raises VerificationFailed: a layer is damaged, or the image is not what the lock says.
     :raises ConfigError: the committed note of the base's files is broken.
     """
-    specs = plan(locked, (), aliases=(), lock_digest=lock_digest(locked)).layers
+    planned = plan(locked, (), aliases=(), lock_digest=lock_digest(locked))
     return bill_of(
         locked,
         image.manifest,
-        read_evidence(image, store, made_of=made_of(locked, specs, store)),
+        read_evidence(image, store, made_of=made_of(planned, store)),
         files=files_of(images, locked, store),
         name=name,
         tool=__version__,

@@ -20,10 +20,9 @@ from torchkiln.compare.packages import links_of, texts_of
 from torchkiln.errors import KilnError
 from torchkiln.model.contents import LayerContents
 from torchkiln.model.digest import Digest
-from torchkiln.model.lock import LockedCell
-from torchkiln.model.plan import PlannedLayer, WheelLayer
+from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
-from torchkiln.recipe import PREFIX
+from torchkiln.recipe import PREFIX, minor
 from torchkiln.sbom.evidence import Evidence, evidence_of, is_evidence, shortened
 from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme, destination, parse_name
@@ -54,14 +53,11 @@ class MadeOf:
     scheme: Scheme
 
 
-def made_of(locked: LockedCell, specs: Sequence[PlannedLayer], store: Store) -> dict[Digest, MadeOf]:
-    """The layers among *specs* which *store* made, or got by the lock's word, of wheels that it still has."""
-    python = locked.base.python
-    scheme = Scheme(prefix=PREFIX, python=".".join(python.split(".")[:2]))
+def made_of(plan: ImagePlan, store: Store) -> dict[Digest, MadeOf]:
+    """The layers of *plan* which *store* made, or got by the lock's word, of wheels that it still has."""
+    scheme = Scheme(prefix=PREFIX, python=minor(plan.locked.base.python))
     found = {}
-    for spec in specs:
-        if not isinstance(spec, WheelLayer):
-            continue
+    for spec in plan.of(WheelLayer):
         record = record_of(spec, store)
         if record and all(map(store.has_wheel, spec.wheels)):
             wheels = tuple(map(store.wheel, spec.wheels))
