@@ -91,6 +91,10 @@ def test_a_name_that_is_no_arch_serves_nothing() -> None:
 
 
 def test_the_probe_of_the_driver_is_the_smoke_suites() -> None:
-    """Changed on one side: cp smoke_tests/probes/driver.py rootfs/opt/torchkiln/workplace/driver_probe.py"""
+    """Changed on one side: cp smoke_tests/probes/driver.py rootfs/opt/torchkiln/workplace/driver_probe.py
+
+    Both folders are used as they lie: rootfs/ as a context of committed Dockerfiles and docker-bake.json,
+    smoke_tests/ by its runner where there is no torchkiln; neither takes a link.
+    """
     here, there = PACKAGE / "driver_probe.py", SUITE / "probes/driver.py"
     assert here.read_bytes() == there.read_bytes(), f"cp {there} {here}, or the other way round"

@@ -9,9 +9,14 @@ from pathlib import Path
 
 import click
 
+from torchkiln.base import archive, artefact, keeping, tools
+from torchkiln.base.keeping import moved
+from torchkiln.base.mmdebstrap import ask_archive
+from torchkiln.base.recipe import recipe
 from torchkiln.cli.shared.console import waiting
 from torchkiln.cli.shared.options import cache_root, images_folder
 from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.matrix.os_tools import is_tools, packages_of
 from torchkiln.model.lock import LockedBase, LockedTools
 from torchkiln.store.store import Store
 
@@ -43,8 +48,6 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
 
     The first base of an OS becomes its lock. Later ones are only compared, unless --lock is given.
     """
-    from torchkiln.base.keeping import moved
-
     store = Store(cache_root(), on_wait=waiting)
     locked, built = _rebuilt(images, os_name, name, store)
     if built.stand_in:
@@ -69,10 +72,6 @@ def files(os_name: str, name: str | None, images: Path) -> None:
     The archive is asked as it is now: what it has no more, and what was not noted before, stays without a
     hash. A base that is built here is noted by itself.
     """
-    from torchkiln.base import archive
-    from torchkiln.base.mmdebstrap import ask_archive
-    from torchkiln.base.recipe import recipe
-
     locked = _locked(images, os_name, name)
     noted = archive.read_files(images, locked, Store(cache_root(), on_wait=waiting))
     found = archive.together(noted, ask_archive(recipe(os_name), locked, environ=os.environ, say=_say))
@@ -90,8 +89,6 @@ def files(os_name: str, name: str | None, images: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="the whole lock")
 def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
     """Show the locked base and whether it is in the cache."""
-    from torchkiln.base import keeping
-
     locked = _locked(images, os_name, name)
     if as_json:
         click.echo(keeping.to_json(locked), nl=False)
@@ -160,16 +157,11 @@ def build_tools(
     name: str, below: LockedBase, store: Store, say: Callable[[str], None], *, locked: LockedTools | None
 ) -> LockedTools:
     """The tools *name* on *below* from the archive's present state."""
-    from torchkiln.base import tools
-    from torchkiln.matrix.os_tools import packages_of
-
     return tools.rebuild(name, packages_of(name), below, store, environ=os.environ, locked=locked, say=say)
 
 
 def write(images: Path, found: LockedBase | LockedTools) -> Path:
     """Make *found* the lock's; returns where."""
-    from torchkiln.base import artefact, tools
-
     if isinstance(found, LockedTools):
         return tools.write_lock(images, found)
     return artefact.write_lock(images, found)
@@ -177,8 +169,6 @@ def write(images: Path, found: LockedBase | LockedTools) -> Path:
 
 def note_beside(images: Path, found: LockedBase | LockedTools, store: Store) -> None:
     """What was noted of the files of *found* when it was built, beside its lock."""
-    from torchkiln.base import archive
-
     if noted := archive.read_files(images, found, store):
         archive.write_files(images, found, noted)
 
@@ -190,9 +180,6 @@ _Either = LockedBase | LockedTools
 
 def _rebuilt(images: Path, os_name: str, name: str | None, store: Store) -> tuple[_Either | None, _Either]:
     """What is locked, and what the archive gives now."""
-    from torchkiln.base import artefact, tools
-    from torchkiln.base.recipe import recipe
-
     if name is None:
         base = artefact.read_lock(images, os_name)
         return base, artefact.rebuild(recipe(os_name), store, environ=os.environ, locked=base, say=_say)
@@ -206,8 +193,6 @@ def _taken(
     file: Path, images: Path, os_name: str, name: str | None, store: Store
 ) -> tuple[_Either | None, _Either]:
     """What was locked, and the same out of *file*."""
-    from torchkiln.base import artefact, tools
-
     if name is None:
         base = artefact.read_lock(images, os_name)
         return base, artefact.adopt(file, store, os_name=os_name, locked=base)
@@ -217,8 +202,6 @@ def _taken(
 
 
 def _locked(images: Path, os_name: str, name: str | None) -> _Either:
-    from torchkiln.base import tools
-
     if name is None:
         return _locked_base(images, os_name)
     _check(name)
@@ -232,8 +215,6 @@ def _locked(images: Path, os_name: str, name: str | None) -> _Either:
 
 
 def _locked_base(images: Path, os_name: str) -> LockedBase:
-    from torchkiln.base import artefact
-
     locked = artefact.read_lock(images, os_name)
     if locked is None:
         raise ConfigError(
@@ -244,7 +225,5 @@ def _locked_base(images: Path, os_name: str) -> LockedBase:
 
 
 def _check(name: str) -> None:
-    from torchkiln.matrix.os_tools import is_tools
-
     if not is_tools(name):
         raise ConfigError(f"--tools {name}: no tools have that name", hint="devel, or devel-gcc11")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torchkiln.build.environment import Environment
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.context import Context
+from torchkiln.docker import build as docker_build
+from torchkiln.docker.build_locked import build_on_docker
+from torchkiln.docker.daemon import Engine, find_engine, load
 from torchkiln.index.lazy import LateIndex
-
-if TYPE_CHECKING:
-    from torchkiln.docker.daemon import Engine
-    from torchkiln.model.cell import Cell
-    from torchkiln.model.image import BuiltImage
-    from torchkiln.model.progress import Observer
+from torchkiln.matrix.tags import aliases_of
+from torchkiln.model.cell import Cell
+from torchkiln.model.image import BuiltImage
+from torchkiln.model.progress import Observer
+from torchkiln.oci.layout import open_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,6 @@ class OnDocker:
 
     def build(self, cell: Cell) -> dict[str, Any]:
         """Build, show what came out, give what --json prints."""
-        from torchkiln.build.environment import Environment
-        from torchkiln.docker import build as docker_build
-        from torchkiln.docker.build_locked import build_on_docker
-        from torchkiln.docker.daemon import find_engine
-
         context, store = self.context, self.context.store()
         reference = context.base if context.base and not Path(context.base).is_file() else None
         engine = find_engine()
@@ -69,8 +67,6 @@ class OnDocker:
 
 def engine_to_load_into() -> Engine:
     """The engine that DOCKER_HOST or the client's context names; it need not build."""
-    from torchkiln.docker.daemon import find_engine
-
     return find_engine(builds=False)
 
 
@@ -78,10 +74,6 @@ def load_into(
     engine: Engine, built: BuiltImage, cell: Cell, context: Context, observer: Observer
 ) -> tuple[str, ...]:
     """Put *built* into *engine* under its tag and aliases, which are given back."""
-    from torchkiln.docker.daemon import load
-    from torchkiln.matrix.tags import aliases_of
-    from torchkiln.oci.layout import open_layout
-
     aliases = aliases_of(context.locked(cell).resolution, context.matrix, context.facts)
     names = tuple(f"{context.matrix.repository}:{tag}" for tag in (built.tag, *aliases))
     load(open_layout(Path(built.layout)).image(built.ref), names, engine, observer)
