@@ -20,6 +20,7 @@ from tests.standin.index_server import IndexServer
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.errors import KilnError, Stale, Unresolvable
 from torchkiln.index.package_index import open_index
+from torchkiln.lock.freshness import staleness
 from torchkiln.lock.lock import (
     EVERYTHING,
     from_json,
@@ -29,7 +30,6 @@ from torchkiln.lock.lock import (
     lock_digest,
     requirements_txt,
     save,
-    staleness,
     to_json,
 )
 from torchkiln.matrix.resolve import resolve

@@ -100,8 +100,8 @@ def _check(
     sweeping: bool,
 ) -> None:
     from torchkiln.base import artefact, tools
-    from torchkiln.lock.components import left_behind
-    from torchkiln.lock.lock import how_to_lock, staleness
+    from torchkiln.lock.freshness import staleness
+    from torchkiln.lock.lock import how_to_lock
     from torchkiln.matrix.tags import tag_of
 
     stale, fresh = [], 0
@@ -115,9 +115,10 @@ def _check(
             continue
         os_name = resolution.cell.os
         on_top = tools.read_lock(images, os_name, resolution.tools) if resolution.tools else None
-        reasons = staleness(images, resolution, bound, artefact.read_lock(images, os_name), on_top)
-        if resolution.components and not reasons:
-            reasons = left_behind(images, resolution, below[resolution.cell])
+        under = below[resolution.cell] if resolution.components else None
+        reasons = staleness(
+            images, resolution, bound, artefact.read_lock(images, os_name), on_top, below=under
+        )
         stale += [f"{tag}: {reason}" for reason in reasons]
         fresh += not reasons
     if stale:

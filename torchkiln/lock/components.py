@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Protocol
 
-from torchkiln.errors import ConfigError, Stale, Unresolvable
-from torchkiln.lock.lock import EVERYTHING, Index, glibc_of, how_to_lock, inputs_digest, load_locked
+from torchkiln.errors import ConfigError, Unresolvable
+from torchkiln.lock.freshness import require_fresh
+from torchkiln.lock.lock import EVERYTHING, Index, glibc_of, inputs_digest
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Component, OwnFile, Resolution, Source
 from torchkiln.model.index import Wanted
 from torchkiln.model.lock import LockedCell, LockedComponent, LockedWheel
-
-_SHOWN = 5  # packages that are named
 
 
 class WideIndex(Index, Protocol):
@@ -58,7 +56,7 @@ def lock_beside(
     :raises ConfigError: a component brings nothing that *plain* lacks.
     :raises Unresolvable: a component does not fit on *plain*, or a file of it cannot be had.
     """
-    _demand_fresh(below, plain, bound)
+    require_fresh(plain, below, bound, role=", on which the components go,", run="first run")
     date = as_of or max([plain.as_of, *([previous.as_of] if previous else [])])
     wheels = {wheel.name: wheel for wheel in plain.wheels}
     asked = list(resolution.requirements)
@@ -97,21 +95,6 @@ def lock_beside(
     return locked
 
 
-def left_behind(images: Path, resolution: Resolution, below: Resolution) -> tuple[str, ...]:
-    """Why the lock of *resolution* no longer stands on that of *below*, a phrase each; empty: it does."""
-    locked = load_locked(images, tag_of(resolution))
-    try:
-        plain = load_locked(images, tag_of(below))
-    except Stale as error:
-        return (error.message,)
-    above = {name for component in locked.components for name in component.wheels}
-    lower = {wheel.name: wheel for wheel in locked.wheels if wheel.name not in above}
-    there = {wheel.name: wheel for wheel in plain.wheels}
-    moved = sorted(name for name in lower.keys() | there if lower.get(name) != there.get(name))
-    more = f" and {len(moved) - _SHOWN} more" if len(moved) > _SHOWN else ""
-    return (f"{tag_of(below)} has other {', '.join(moved[:_SHOWN])}{more}",) if moved else ()
-
-
 def _new(
     component: Component, plain: LockedCell, index: Index, wanted: Wanted, there: Collection[str]
 ) -> tuple[LockedWheel, ...]:
@@ -145,12 +128,3 @@ def _kept(
             if wheel.name not in upgrade:
                 pins.setdefault(wheel.name, wheel.version)
     return tuple(sorted(pins.items()))
-
-
-def _demand_fresh(below: Resolution, plain: LockedCell, bound: tuple[str, ...]) -> None:
-    if plain.inputs != inputs_digest(below, bound):
-        raise Stale(
-            f"the lock of {tag_of(below)}, on which the components go, was made from another matrix or"
-            " other facts",
-            hint=f"first run: {how_to_lock(below.cell)}",
-        )

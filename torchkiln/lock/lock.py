@@ -56,7 +56,6 @@ __all__ = [
     "lock_digest",
     "requirements_txt",
     "save",
-    "staleness",
     "to_json",
 ]
 
@@ -258,35 +257,6 @@ def save(images: Path, locked: LockedCell) -> Path:
     write_atomic(folder / "requirements.txt", requirements_txt(locked))
     write_atomic(folder / "lock.json", to_json(locked))
     return folder
-
-
-def staleness(
-    images: Path,
-    resolution: Resolution,
-    bound: tuple[str, ...],
-    base: LockedBase | None,
-    tools: LockedTools | None = None,
-) -> tuple[str, ...]:
-    """Why the committed lock of *resolution* no longer fits, a phrase each; empty: it is fresh."""
-    try:
-        locked = load_locked(images, tag_of(resolution))
-    except Stale as error:
-        return (error.message,)
-    reasons = []
-    if locked.inputs != inputs_digest(resolution, bound):
-        was, now = plain(locked.resolution), plain(resolution)
-        differing = sorted(name for name in now.keys() | was if was.get(name) != now.get(name))
-        reasons.append(f"made from other {', '.join(differing)}" if differing else "made by other rules")
-    if base is not None and base.digest != locked.base.digest:
-        reasons.append(f"its base is {locked.base.digest[:19]}…, base.json has {base.digest[:19]}…")
-    elif base is not None and base != locked.base:
-        reasons.append("its base has base.json's digest, and other words about it")
-    elif tools is not None and tools != locked.tools:
-        reasons.append(f"its tools are not those of {tools.name}.json")
-    file = images / tag_of(resolution) / "requirements.txt"
-    if not file.is_file() or file.read_bytes() != requirements_txt(locked):
-        reasons.append("requirements.txt does not fit lock.json")
-    return tuple(reasons)
 
 
 def _check_record(torch: LockedWheel, recorded: str) -> None:

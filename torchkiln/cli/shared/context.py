@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import cache_root
-from torchkiln.errors import ConfigError, Stale, Unresolvable
+from torchkiln.errors import ConfigError, Unresolvable
 from torchkiln.model.lock import LockedCell
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class Context:
     def locked(self, cell: Cell) -> LockedCell:
         """The cell's lock, if it still fits matrix and facts."""
         from torchkiln.index.settings import PYTORCH_VARIABLE
-        from torchkiln.lock.lock import how_to_lock, inputs_digest, load_locked
+        from torchkiln.lock.freshness import require_fresh
+        from torchkiln.lock.lock import how_to_lock, load_locked
         from torchkiln.matrix.resolve import require_buildable, resolve
         from torchkiln.matrix.tags import tag_of
         from torchkiln.model.cell import Source
@@ -83,11 +84,7 @@ class Context:
         bound = next(
             (index.packages for index in self.matrix.indexes if index.name == Source.PYTORCH.value), ()
         )
-        if found.inputs != inputs_digest(resolution, bound):
-            raise Stale(
-                f"the lock of {tag} was made from another matrix or other facts",
-                hint=f"run: {how_to_lock(cell, by_record=bool(found.by_record))}",
-            )
+        require_fresh(found, resolution, bound)
         return found
 
 
