@@ -21,6 +21,7 @@ from torchkiln.base.mmdebstrap import Onto, Scratch, command, dev_folder, runnin
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.sources import sources_of, variables
 from torchkiln.errors import BuildFailed
+from torchkiln.matrix.os_tools import packages_of
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools, OsPackage
 from torchkiln.oci.encode import ENCODER, Encoded, encode
 from torchkiln.oci.opening import open_gzip
@@ -74,7 +75,6 @@ def ensure(
 
 def rebuild(
     name: str,
-    packages: Iterable[str],
     base: LockedBase,
     store: Store,
     *,
@@ -83,7 +83,8 @@ def rebuild(
     say: Callable[[str], None] = lambda _: None,
 ) -> LockedTools:
     """Ask the archive now, whatever the cache holds; from here on the result stands in for *locked*."""
-    return keeping.rebuild(_way(name, packages, base, store, environ, say), store, locked=locked)
+    way = _way(name, packages_of(name), base, store, environ, say)
+    return keeping.rebuild(way, store, locked=locked)
 
 
 def adopt(

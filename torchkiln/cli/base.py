@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
+from torchkiln.base import archive, artefact, keeping, mmdebstrap, tools
+from torchkiln.base.keeping import moved
+from torchkiln.base.recipe import recipe
 from torchkiln.cli.shared.console import waiting
 from torchkiln.cli.shared.options import cache_root, images_folder
 from torchkiln.errors import BuildFailed, ConfigError
+from torchkiln.matrix.os_tools import is_tools
 from torchkiln.model.lock import LockedBase, LockedTools
 from torchkiln.store.store import Store
 
@@ -43,15 +46,13 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
 
     The first base of an OS becomes its lock. Later ones are only compared, unless --lock is given.
     """
-    from torchkiln.base.keeping import moved
-
     store = Store(cache_root(), on_wait=waiting)
     locked, built = _rebuilt(images, os_name, name, store)
     if built.stand_in:
         _say(f"made from a stand-in for the archive of {os_name}, and its lock says so")
     if locked is None or (relock and built != locked):
-        _say(f"locked in {write(images, built)}")
-        note_beside(images, built, store)
+        _say(f"locked in {_write(images, built)}")
+        archive.keep_files(images, built, store)
     if locked is not None and built.digest != locked.digest:
         _say(f"differs from the lock ({locked.digest})")
         for change in moved(locked.packages, built.packages):
@@ -69,13 +70,11 @@ def files(os_name: str, name: str | None, images: Path) -> None:
     The archive is asked as it is now: what it has no more, and what was not noted before, stays without a
     hash. A base that is built here is noted by itself.
     """
-    from torchkiln.base import archive
-    from torchkiln.base.mmdebstrap import ask_archive
-    from torchkiln.base.recipe import recipe
-
     locked = _locked(images, os_name, name)
     noted = archive.read_files(images, locked, Store(cache_root(), on_wait=waiting))
-    found = archive.together(noted, ask_archive(recipe(os_name), locked, environ=os.environ, say=_say))
+    found = archive.together(
+        noted, mmdebstrap.ask_archive(recipe(os_name), locked, environ=os.environ, say=_say)
+    )
     for package in archive.without_file(locked, found):
         _say(f"the archive no longer has {package}: no hash of it")
     path = archive.write_files(images, locked, found)
@@ -90,8 +89,6 @@ def files(os_name: str, name: str | None, images: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="the whole lock")
 def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
     """Show the locked base and whether it is in the cache."""
-    from torchkiln.base import keeping
-
     locked = _locked(images, os_name, name)
     if as_json:
         click.echo(keeping.to_json(locked), nl=False)
@@ -149,38 +146,8 @@ def import_(file: Path, os_name: str, name: str | None, images: Path) -> None:
     store = Store(cache_root(), on_wait=waiting)
     locked, taken = _taken(file, images, os_name, name, store)
     if locked is None:
-        _say(f"locked in {write(images, taken)}")
+        _say(f"locked in {_write(images, taken)}")
     click.echo(taken.digest)
-
-
-# --- for `lock` too ---------------------------------------------------------------------------------
-
-
-def build_tools(
-    name: str, below: LockedBase, store: Store, say: Callable[[str], None], *, locked: LockedTools | None
-) -> LockedTools:
-    """The tools *name* on *below* from the archive's present state."""
-    from torchkiln.base import tools
-    from torchkiln.matrix.os_tools import packages_of
-
-    return tools.rebuild(name, packages_of(name), below, store, environ=os.environ, locked=locked, say=say)
-
-
-def write(images: Path, found: LockedBase | LockedTools) -> Path:
-    """Make *found* the lock's; returns where."""
-    from torchkiln.base import artefact, tools
-
-    if isinstance(found, LockedTools):
-        return tools.write_lock(images, found)
-    return artefact.write_lock(images, found)
-
-
-def note_beside(images: Path, found: LockedBase | LockedTools, store: Store) -> None:
-    """What was noted of the files of *found* when it was built, beside its lock."""
-    from torchkiln.base import archive
-
-    if noted := archive.read_files(images, found, store):
-        archive.write_files(images, found, noted)
 
 
 # --- the base, or the tools -------------------------------------------------------------------------
@@ -188,26 +155,28 @@ def note_beside(images: Path, found: LockedBase | LockedTools, store: Store) -> 
 _Either = LockedBase | LockedTools
 
 
+def _write(images: Path, found: LockedBase | LockedTools) -> Path:
+    """Make *found* the lock's; returns where."""
+    if isinstance(found, LockedTools):
+        return tools.write_lock(images, found)
+    return artefact.write_lock(images, found)
+
+
 def _rebuilt(images: Path, os_name: str, name: str | None, store: Store) -> tuple[_Either | None, _Either]:
     """What is locked, and what the archive gives now."""
-    from torchkiln.base import artefact, tools
-    from torchkiln.base.recipe import recipe
-
     if name is None:
         base = artefact.read_lock(images, os_name)
         return base, artefact.rebuild(recipe(os_name), store, environ=os.environ, locked=base, say=_say)
     _check(name)
     below, locked = _locked_base(images, os_name), tools.read_lock(images, os_name, name)
     artefact.ensure(below, store, os_name=os_name, locked_only=True, say=_say)
-    return locked, build_tools(name, below, store, _say, locked=locked)
+    return locked, tools.rebuild(name, below, store, environ=os.environ, locked=locked, say=_say)
 
 
 def _taken(
     file: Path, images: Path, os_name: str, name: str | None, store: Store
 ) -> tuple[_Either | None, _Either]:
     """What was locked, and the same out of *file*."""
-    from torchkiln.base import artefact, tools
-
     if name is None:
         base = artefact.read_lock(images, os_name)
         return base, artefact.adopt(file, store, os_name=os_name, locked=base)
@@ -217,8 +186,6 @@ def _taken(
 
 
 def _locked(images: Path, os_name: str, name: str | None) -> _Either:
-    from torchkiln.base import tools
-
     if name is None:
         return _locked_base(images, os_name)
     _check(name)
@@ -232,8 +199,6 @@ def _locked(images: Path, os_name: str, name: str | None) -> _Either:
 
 
 def _locked_base(images: Path, os_name: str) -> LockedBase:
-    from torchkiln.base import artefact
-
     locked = artefact.read_lock(images, os_name)
     if locked is None:
         raise ConfigError(
@@ -244,7 +209,5 @@ def _locked_base(images: Path, os_name: str) -> LockedBase:
 
 
 def _check(name: str) -> None:
-    from torchkiln.matrix.os_tools import is_tools
-
     if not is_tools(name):
         raise ConfigError(f"--tools {name}: no tools have that name", hint="devel, or devel-gcc11")

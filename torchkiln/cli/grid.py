@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchkiln.cli.shared.lock_notes import by_record_in, stand_ins_in
 from torchkiln.cli.shared.options import images_folder, split
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.cli.shared.tables import table
 from torchkiln.errors import ConfigError, NothingSelected
+from torchkiln.lock.notes import by_record_in, stand_ins_in
 
 if TYPE_CHECKING:
     from torchkiln.matrix.explain import Explanation

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import cache_root
-from torchkiln.errors import ConfigError, Unresolvable
+from torchkiln.errors import ConfigError
 from torchkiln.model.lock import LockedCell
 
 if TYPE_CHECKING:
@@ -64,28 +64,9 @@ class Context:
 
     def locked(self, cell: Cell) -> LockedCell:
         """The cell's lock, if it still fits matrix and facts."""
-        from torchkiln.index.settings import PYTORCH_VARIABLE
-        from torchkiln.lock.freshness import require_fresh
-        from torchkiln.lock.lock import how_to_lock, load_locked
-        from torchkiln.matrix.resolve import require_buildable, resolve
-        from torchkiln.matrix.tags import tag_of
-        from torchkiln.model.cell import Source
+        from torchkiln.lock.folder import LockFolder
 
-        resolution = resolve(cell, self.matrix, self.facts)
-        source = require_buildable(resolution).source
-        tag = tag_of(resolution)
-        if source is Source.PYTORCH and not os.environ.get(PYTORCH_VARIABLE):
-            then = "" if (self.images / tag / "lock.json").exists() else f", then: {how_to_lock(cell)}"
-            raise Unresolvable(
-                f"{tag}: its torch is only on PyTorch's own index, which is not configured",
-                hint=f"set {PYTORCH_VARIABLE} to that index's address{then}",
-            )
-        found = load_locked(self.images, tag, how=how_to_lock(cell))
-        bound = next(
-            (index.packages for index in self.matrix.indexes if index.name == Source.PYTORCH.value), ()
-        )
-        require_fresh(found, resolution, bound)
-        return found
+        return LockFolder(self.images, self.matrix, self.facts).fresh(cell, os.environ)
 
 
 def _file(name: str | None, option: str) -> Path | None:
