@@ -11,6 +11,10 @@ from torchkiln.cli.shared.checks import Checks, image_and_lock
 from torchkiln.cli.shared.console import size, waiting
 from torchkiln.cli.shared.options import cache_root
 from torchkiln.errors import ConfigError
+from torchkiln.smoke.bundle.contents import contents
+from torchkiln.smoke.bundle.make import parts_of
+from torchkiln.smoke.bundle.write import TAR, write_folder, write_parts, write_tar
+from torchkiln.store.store import Store
 
 _LEAST_PART = 1 << 20
 
@@ -46,11 +50,6 @@ def make_bundle(
 
     :raises KilnError: as `run_checks`; *target* is there, or cannot be written.
     """
-    from torchkiln.smoke.bundle.contents import contents
-    from torchkiln.smoke.bundle.make import parts_of
-    from torchkiln.smoke.bundle.write import TAR, write_folder, write_parts, write_tar
-    from torchkiln.store.store import Store
-
     if checks.runtime == "docker":
         raise ConfigError(
             f"--runtime {checks.runtime}: a bundle needs no engine and uses none", hint="leave it out"

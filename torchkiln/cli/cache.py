@@ -8,19 +8,27 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from torchkiln.cache import prune as pruning
+from torchkiln.cache.policy import (
+    KINDS,
+    ItemUsage,
+    Policy,
+    expendable,
+    item_usages,
+    parse_age,
+    parse_bytes,
+    together,
+)
+from torchkiln.cache.usage import CacheUsage, cache_usage
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import cache_root, images_folder
 from torchkiln.errors import ConfigError, VerificationFailed
-
-if TYPE_CHECKING:
-    from torchkiln.cache.policy import ItemUsage
-    from torchkiln.cache.usage import CacheUsage
-    from torchkiln.model.lock import LockedWheel
-    from torchkiln.store.store import Store
+from torchkiln.model.lock import LockedWheel
+from torchkiln.store.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FEW = 3  # things with the same fault that are named; more are counted
@@ -59,8 +67,6 @@ def _common(command: F) -> F:
 @click.option("--each", is_flag=True, help="a line for each thing, not for each kind and reason")
 def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> None:
     """What is in the cache, by kind: count, size, last use, why it is kept, and what would take it."""
-    from torchkiln.cache.policy import KINDS, Policy, expendable, item_usages, together
-
     store = _store()
     found = _look(store, layouts, images)
     usages = sorted(item_usages(found.items, found.roots), key=lambda one: KINDS.index(one.item.kind))
@@ -116,9 +122,6 @@ def prune(
     used for 7 days, index pages and what layers say of packages for 30, and what interrupted runs left. Never
     what a tag needs, nor what a running build needs; builds go on meanwhile.
     """
-    from torchkiln.cache import prune as pruning
-    from torchkiln.cache.policy import KINDS, Policy, parse_age, parse_bytes, together
-
     policy = Policy(
         everything=everything,
         older_than=parse_age(older_than) if older_than else None,
@@ -167,8 +170,6 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
     Ends with exit 12 where faults remain. --repair takes what is broken out of the cache; the next build
     makes it again, and replaces it in its layout.
     """
-    from torchkiln.cache import prune as pruning
-
     store = _store()
     started = time.monotonic()
     read: list[int] = []
@@ -210,8 +211,6 @@ def verify(layouts: tuple[Path, ...], images: Path, as_json: bool, repair: bool)
 
 
 def _store() -> Store:
-    from torchkiln.store.store import Store
-
     root = cache_root()
     if root.exists() and not root.is_dir():
         raise ConfigError(f"{root} is a file, not a cache", hint="set TORCHKILN_CACHE to a folder")
@@ -221,8 +220,6 @@ def _store() -> Store:
 
 
 def _look(store: Store, layouts: Iterable[Path], images: Path) -> CacheUsage:
-    from torchkiln.cache.usage import cache_usage
-
     found = cache_usage(store, layouts, images)
     for reason in found.unread:
         console.say(f"cannot be read, so all that it holds is kept: {reason}")
@@ -233,7 +230,7 @@ def _late_fetch(store: Store) -> Callable[[LockedWheel], object]:
     """The index is opened when a wheel is wanted of it."""
 
     def fetch(wheel: LockedWheel) -> object:
-        from torchkiln.index.download import open_downloads
+        from torchkiln.index.download import open_downloads  # slow to import, and seldom needed
 
         return open_downloads(os.environ, store).fetch_wheel(wheel, store)
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from torchkiln.cli.shared import diff_output
 from torchkiln.cli.shared.console import say
 from torchkiln.cli.shared.options import DOCKER, layout_option
-
-if TYPE_CHECKING:
-    from torchkiln.compare.images import Source
+from torchkiln.compare import allowed
+from torchkiln.compare.files import differences
+from torchkiln.compare.images import InEngine, InLayout, Source, layered_images, whole_images
+from torchkiln.compare.layers import contrast
+from torchkiln.docker.daemon import find_engine
+from torchkiln.oci.layout import open_layout
 
 
 @click.command("diff")
@@ -49,9 +51,6 @@ def diff(
 
 def _by_layers(a: str, b: str, left: Source, right: Source, as_json: bool) -> bool:
     """Show it; whether they are the same."""
-    from torchkiln.compare.images import layered_images
-    from torchkiln.compare.layers import contrast
-
     images = layered_images(left, right)
     found = contrast(*images)
     names = (f"{a} ({images[0].digest[:19]})", f"{b} ({images[1].digest[:19]})")
@@ -65,10 +64,6 @@ def _by_layers(a: str, b: str, left: Source, right: Source, as_json: bool) -> bo
 
 def _by_files(a: str, b: str, left: Source, right: Source, allow: Path | None, as_json: bool) -> bool:
     """Show it; whether they are the same but for what may differ."""
-    from torchkiln.compare import allowed
-    from torchkiln.compare.files import differences
-    from torchkiln.compare.images import whole_images
-
     allowances = allowed.read(allow) if allow else ()
     images = whole_images(left, right, partial(allowed.by_lines, allowances=allowances))
     found = allowed.sift(differences(*images), allowances)
@@ -90,12 +85,6 @@ def _source(name: str, output: Path) -> Source:
     :raises ConfigError: the layout has no such image.
     :raises ToolMissing: the engine does not answer.
     """
-    from torchkiln.compare.images import InEngine, InLayout
-
     if name.startswith(DOCKER):
-        from torchkiln.docker.daemon import find_engine
-
         return InEngine(name.removeprefix(DOCKER), find_engine(builds=False))
-    from torchkiln.oci.layout import open_layout
-
     return InLayout(open_layout(output).image(name))

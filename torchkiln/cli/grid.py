@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,14 +17,23 @@ from torchkiln.cli.shared.options import images_folder, split
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.cli.shared.tables import table
 from torchkiln.errors import ConfigError, NothingSelected
+from torchkiln.lock.ci_matrix import CiJob, changed, digest_in, github_matrix
+from torchkiln.lock.lock import load_locked
 from torchkiln.lock.notes import by_record_in, stand_ins_in
-
-if TYPE_CHECKING:
-    from torchkiln.matrix.explain import Explanation
-    from torchkiln.matrix.facts import Facts
-    from torchkiln.matrix.pick import Choice, Offer
-    from torchkiln.model.cell import Build, Resolution
-
+from torchkiln.matrix import facts
+from torchkiln.matrix.explain import Explanation, needs, to_json
+from torchkiln.matrix.explain import explain as explanation_of
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.gpu_archs import served_classes
+from torchkiln.matrix.pick import Choice, Offer, parse_driver, parse_gpus
+from torchkiln.matrix.pick import pick as choose
+from torchkiln.matrix.public_record import recorded, told_of_record
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.sentences import reason
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Build, Resolution
+from torchkiln.model.stand_in import resolved_against
+from torchkiln.util.git import open_revision
 
 _STYLES = {"native": "green", "minor-compat": "yellow", "unavailable": "red"}
 
@@ -44,8 +53,6 @@ as_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout")
 @images_folder
 def list_command(as_json: bool, github: bool, since: str | None, images: Path, chosen: Chosen) -> None:
     """Show the grid: what each cell of the matrix is, and what it runs on."""
-    from torchkiln.matrix.resolve import resolve
-
     if github and as_json:
         raise click.UsageError("--github is JSON of its own: one of --json and --github")
     if since is not None and not github:
@@ -75,9 +82,6 @@ def list_command(as_json: bool, github: bool, since: str | None, images: Path, c
 @images_folder
 def explain(as_json: bool, images: Path, chosen: Chosen) -> None:
     """Tell the whole reasoning for the chosen cells: what, why, where it runs, its limits, the sources."""
-    from torchkiln.matrix.explain import explain as explanation_of
-    from torchkiln.matrix.explain import to_json
-
     cells, matrix, facts = chosen.cells(must_name=True)
     told = [explanation_of(cell, matrix, facts) for cell in cells]
     if as_json:
@@ -98,11 +102,6 @@ def explain(as_json: bool, images: Path, chosen: Chosen) -> None:
 @as_json
 def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: Chosen) -> None:
     """Say which tags run on a host with this driver and these GPUs, best first, and why others do not."""
-    from torchkiln.matrix import facts
-    from torchkiln.matrix.pick import parse_driver, parse_gpus
-    from torchkiln.matrix.pick import pick as choose
-    from torchkiln.matrix.resolve import resolve
-
     faults: list[str] = []
     parsed_driver, gpus, found = None, None, None
     for attempt in ("driver", "gpu", "cells"):
@@ -131,12 +130,6 @@ def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: Chosen) -> No
 
 def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
     """One cell as others script against it (issue 3, section 7): keys are only ever added."""
-    from torchkiln.matrix.explain import needs
-    from torchkiln.matrix.gpu_archs import served_classes
-    from torchkiln.matrix.public_record import recorded
-    from torchkiln.matrix.sentences import reason
-    from torchkiln.matrix.tags import tag_of
-
     cell, build = resolution.cell, resolution.build
     classes = served_classes(build.archs, facts.gpus) if build else ()
     return {
@@ -165,8 +158,6 @@ def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
 
 
 def _columns(resolution: Resolution, images: Path) -> list[str]:
-    from torchkiln.matrix.tags import tag_of
-
     cell, build = resolution.cell, resolution.build
     if build is None:
         return [
@@ -215,9 +206,6 @@ def _of_lock(explanation: Explanation, images: Path) -> dict[str, Any]:
 
 
 def _explained(explanation: Explanation, images: Path) -> str:
-    from torchkiln.matrix.public_record import told_of_record
-    from torchkiln.model.stand_in import resolved_against
-
     resolution = explanation.resolution
     cell, build = resolution.cell, resolution.build
     lines = [
@@ -291,8 +279,6 @@ def _chosen(choice: Choice) -> list[str]:
 
 
 def _name(offer: Offer) -> str:
-    from torchkiln.matrix.tags import tag_of
-
     resolution = offer.resolution
     cell = resolution.cell
     return (
@@ -301,8 +287,6 @@ def _name(offer: Offer) -> str:
 
 
 def _choice_json(choice: Choice) -> dict[str, Any]:
-    from torchkiln.matrix.tags import tag_of
-
     def offered(offer: Offer) -> dict[str, Any]:
         resolution = offer.resolution
         cell = resolution.cell
@@ -335,10 +319,6 @@ def matrix_line(resolutions: Sequence[Resolution], images: Path, since: str | No
     :raises ConfigError: git does not know *since*.
     :raises Stale: a lock is broken.
     """
-    from torchkiln.lock.ci_matrix import CiJob, changed, github_matrix
-    from torchkiln.lock.lock import load_locked
-    from torchkiln.matrix.tags import tag_of
-
     tags = [tag_of(one) for one in resolutions if one.build is not None]
     locks = [load_locked(images, tag) for tag in tags if (images / tag / "lock.json").exists()]
     if since is None:
@@ -347,9 +327,6 @@ def matrix_line(resolutions: Sequence[Resolution], images: Path, since: str | No
 
 
 def _then(tags: Sequence[str], images: Path, since: str) -> dict[str, str | None]:
-    from torchkiln.lock.ci_matrix import digest_in
-    from torchkiln.util.git import open_revision
-
     if _NO_COMMIT.fullmatch(since):
         return {}
     revision = open_revision(since, images)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from torchkiln.cli.shared.console import waiting
 from torchkiln.cli.shared.options import cache_root, matrix_option
 from torchkiln.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torchkiln.matrix.add_release.propose import Told
-    from torchkiln.matrix.facts import Facts
+from torchkiln.index.offered import open_offered
+from torchkiln.matrix import facts
+from torchkiln.matrix import matrix as matrix_of
+from torchkiln.matrix.add_release.compat_block import block, toolkit_line
+from torchkiln.matrix.add_release.edit import with_pair, with_version
+from torchkiln.matrix.add_release.propose import Told, look_up
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.matrix import load
+from torchkiln.store.store import Store
+from torchkiln.util.files import write_atomic
+from torchkiln.util.strict_json import read_file, text_of
 
 _FACTS = "torchkiln/data/compat.yaml"
 _LIMIT = 1 << 20  # bytes; it was read as a matrix before
@@ -35,12 +41,6 @@ def add(package: str, version: str, write: bool, matrix_file: Path) -> None:
 
     All of it is read from the index's metadata. Nothing is written without --write, and facts never are.
     """
-    from torchkiln.index.offered import open_offered
-    from torchkiln.matrix import facts
-    from torchkiln.matrix import matrix as matrix_of
-    from torchkiln.matrix.add_release.propose import look_up
-    from torchkiln.store.store import Store
-
     known = facts.load()
     grid = matrix_of.read(matrix_file, known)
     if version in grid.releases:
@@ -56,8 +56,6 @@ def add(package: str, version: str, write: bool, matrix_file: Path) -> None:
 
 
 def _print(told: Told, known: Facts, *, beyond: bool) -> None:
-    from torchkiln.matrix.add_release.compat_block import block, toolkit_line
-
     if beyond:
         click.echo(f'# matrix.yaml, under beyond:\n  - {{torch: "{told.version}", cuda: "{told.cuda}"}}')
     else:
@@ -73,11 +71,6 @@ def _write(matrix_file: Path, told: Told, known: Facts, *, beyond: bool) -> None
 
     :raises ConfigError: the facts lack what the matrix would name, or its text has no place for a line.
     """
-    from torchkiln.matrix.add_release.edit import with_pair, with_version
-    from torchkiln.matrix.matrix import load
-    from torchkiln.util.files import write_atomic
-    from torchkiln.util.strict_json import read_file, text_of
-
     missing = [f"torch {told.version}"] if told.version not in known.releases else []
     missing += [f"CUDA {told.cuda}"] if told.cuda not in known.cuda else []
     if missing:

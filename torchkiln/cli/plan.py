@@ -10,6 +10,8 @@ import click
 from torchkiln.cli.shared.options import images_folder
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.model.plan import ImagePlan
+from torchkiln.plan.load import plan_cell
+from torchkiln.plan.plan import layer_bytes, to_json
 
 
 @click.command("plan")
@@ -22,9 +24,6 @@ def plan(
     as_json: bool,
 ) -> None:
     """Show the layers of an image with their sizes, or the whole plan."""
-    from torchkiln.plan.load import plan_cell
-    from torchkiln.plan.plan import to_json
-
     cells, grid, known = chosen.cells(must_name=True)
     plans = [plan_cell(cell, grid, known, images=images) for cell in cells]
     for one in plans:
@@ -36,8 +35,6 @@ def plan(
 
 def table(plan: ImagePlan) -> str:
     """The layers of *plan* from the bottom up: number, megabytes that go in, what is in it."""
-    from torchkiln.plan.plan import layer_bytes
-
     sizes = [layer_bytes(layer) for layer in plan.layers]
     rows = [
         f"{number:3}  {'?' if size is None else format(size / 1e6, ',.1f'):>9} MB  {layer.title}"

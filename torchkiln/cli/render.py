@@ -6,9 +6,18 @@ from pathlib import Path
 
 import click
 
+from torchkiln.base.recipe import recipe
 from torchkiln.cli.shared.options import images_folder
 from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.docker import bake
+from torchkiln.docker.dockerfile import load_templates, render_folder
 from torchkiln.errors import NothingSelected, Stale
+from torchkiln.matrix.resolve import resolve
+from torchkiln.matrix.select import all_cells, select
+from torchkiln.matrix.tags import tag_of
+from torchkiln.plan.load import plan_cell
+from torchkiln.util.files import write_atomic
+from torchkiln.util.places import TEMPLATES
 
 
 @click.command("render")
@@ -25,15 +34,6 @@ def render(
     Without a selection: every cell that has a lock, and images/docker-bake.json, which names them all. The
     tags go to stdout.
     """
-    from torchkiln.base.recipe import recipe
-    from torchkiln.docker import bake
-    from torchkiln.docker.dockerfile import load_templates, render_folder
-    from torchkiln.matrix.resolve import resolve
-    from torchkiln.matrix.select import all_cells, select
-    from torchkiln.matrix.tags import tag_of
-    from torchkiln.plan.load import plan_cell
-    from torchkiln.util.places import TEMPLATES
-
     grid, known = chosen.grid()
     cells = select(chosen.selection(), grid) if chosen.any else all_cells(grid)
     sweeping = chosen.every or not chosen.any
@@ -68,8 +68,6 @@ def render(
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
-    from torchkiln.util.files import write_atomic
-
     for name, data in files.items():
         write_atomic(folder / name, data)
     for path in _strays(folder, files):

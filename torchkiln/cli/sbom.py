@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,10 +11,16 @@ from torchkiln.cli.shared.checks import image_and_lock
 from torchkiln.cli.shared.console import say, waiting
 from torchkiln.cli.shared.options import cache_root, images_folder, layout_option, matrix_option
 from torchkiln.errors import ConfigError, VerificationFailed
-
-if TYPE_CHECKING:
-    from torchkiln.oci.layout import ImageOnDisk
-    from torchkiln.store.store import Store
+from torchkiln.matrix import facts, matrix
+from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.sbom.cyclonedx import cyclonedx
+from torchkiln.sbom.image import bill_of_image
+from torchkiln.sbom.listed import LIMIT
+from torchkiln.sbom.matches import items_of, matches
+from torchkiln.sbom.read_image import read_evidence
+from torchkiln.sbom.spdx import spdx
+from torchkiln.store.store import Store
+from torchkiln.util.strict_json import read_file
 
 
 @click.command("sbom")
@@ -43,16 +48,10 @@ def sbom(tag: str, form: str, document: Path | None, matrix_file: Path, images: 
     From the lock and from what the image's layers say; a layer that was read once is not read again. Ends
     with 12 where the image is not what its lock says, or --check's document not what the image is.
     """
-    from torchkiln.oci.layout import open_layout
-    from torchkiln.store.store import Store
-
     store = Store(cache_root(), on_wait=waiting)
     if document is not None:
         _check(document, open_layout(output).image(tag), store)
         return
-    from torchkiln.matrix import facts, matrix
-    from torchkiln.sbom.image import bill_of_image
-
     start = time.monotonic()
     found, _, locked = image_and_lock(tag, output, images)
     name = matrix.read(matrix_file, facts.load()).repository
@@ -60,11 +59,7 @@ def sbom(tag: str, form: str, document: Path | None, matrix_file: Path, images: 
     for note in bill.notes:
         say(f"sbom: {note}")
     say(f"sbom: {tag}: {len(bill.components)} components, read in {time.monotonic() - start:.1f} s")
-    if form == "spdx":
-        from torchkiln.sbom.spdx import spdx as write
-    else:
-        from torchkiln.sbom.cyclonedx import cyclonedx as write
-    click.echo(write(bill), nl=False)
+    click.echo((spdx if form == "spdx" else cyclonedx)(bill), nl=False)
 
 
 def _check(document: Path, image: ImageOnDisk, store: Store) -> None:
@@ -72,11 +67,6 @@ def _check(document: Path, image: ImageOnDisk, store: Store) -> None:
 
     :raises VerificationFailed: it does not, or cannot be read; every difference.
     """
-    from torchkiln.sbom.listed import LIMIT
-    from torchkiln.sbom.matches import items_of, matches
-    from torchkiln.sbom.read_image import read_evidence
-    from torchkiln.util.strict_json import read_file
-
     try:
         data = read_file(document, LIMIT)
     except OSError as error:

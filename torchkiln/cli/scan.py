@@ -6,18 +6,31 @@ import json
 import os
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from torchkiln.cli.shared.console import say
 from torchkiln.cli.shared.options import layout_option
 from torchkiln.cli.shared.reports import THERE
-from torchkiln.errors import ConfigError, GateRefused
-
-if TYPE_CHECKING:
-    from torchkiln.oci.layout import ImageOnDisk
-    from torchkiln.scan.judge import Allowance, Judgement, Scan, Threshold, Tool, Vulnerability
+from torchkiln.cli.verify import split_target
+from torchkiln.errors import ConfigError, GateRefused, printable
+from torchkiln.oci.layout import ImageOnDisk, open_layout
+from torchkiln.scan import allowances as allowance_list
+from torchkiln.scan import run as run_scanner
+from torchkiln.scan.judge import (
+    Allowance,
+    Judgement,
+    Scan,
+    Severity,
+    Threshold,
+    Tool,
+    Vulnerability,
+    confirm,
+    judge,
+)
+from torchkiln.scan.report import LIMIT, read
+from torchkiln.util.strict_json import read_file
 
 LIST = Path("vulnerabilities.yaml")
 _TOLD = 20  # refused findings in the error; stdout has them all
@@ -56,9 +69,6 @@ def scan(
     Prints what counts, a line each: refused, or allowed until when. Ends with exit 7 where one is refused, 8
     where neither tool is there or it fails, 12 where a report is of another image.
     """
-    from torchkiln.scan import allowances as allowance_list
-    from torchkiln.scan.judge import Severity, Threshold, confirm, judge
-
     if report and tool:
         raise click.UsageError("--tool is for a scan that is run; --report says itself whose it is")
     today = datetime.now(timezone.utc).date()
@@ -82,17 +92,11 @@ def scan(
 
 def _image(target: str, output: Path) -> ImageOnDisk:
     """A tag of the layout *output*, or `DIR:REF`."""
-    from torchkiln.cli.verify import split_target
-    from torchkiln.oci.layout import open_layout
-
     folder, ref = split_target(target)
     return open_layout(folder).image(ref) if folder.is_dir() else open_layout(output).image(target)
 
 
 def _read(report: Path) -> Scan:
-    from torchkiln.scan.report import LIMIT, read
-    from torchkiln.util.strict_json import read_file
-
     try:
         data = read_file(report, LIMIT)
     except OSError as error:
@@ -101,8 +105,6 @@ def _read(report: Path) -> Scan:
 
 
 def _run(image: ImageOnDisk, tool: Tool | None, timeout: float) -> Scan:
-    from torchkiln.scan import run as run_scanner
-
     chosen = run_scanner.find(tool, os.environ)
     say(f"{chosen.tool} looks at {image.ref}")
     return run_scanner.scan(image, chosen, os.environ, timeout_s=timeout)
@@ -117,8 +119,6 @@ def _lines(judgement: Judgement) -> list[str]:
 
 
 def _cells(found: Vulnerability) -> tuple[str, ...]:
-    from torchkiln.errors import printable
-
     mended = f"-> {found.fixed}" if found.fixed else "no fix"
     cells = (found.severity.word, found.id, found.package, found.installed, mended)
     return tuple(printable(cell) for cell in cells)

@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from torchkiln.cli.shared import sharing_tables
 from torchkiln.cli.shared.console import say, size
 from torchkiln.cli.shared.options import images_folder, layout_option
 from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.cli.shared.sharing_json import to_json
+from torchkiln.compare.sharing import Stack, share
+from torchkiln.compare.sharing_svg import picture as draw
+from torchkiln.compare.stacks import names_in, stacks_in, stacks_of
 from torchkiln.errors import NothingSelected
-
-if TYPE_CHECKING:
-    from torchkiln.compare.sharing import Stack
-    from torchkiln.model.cell import Resolution
+from torchkiln.lock.lock import load_locked
+from torchkiln.matrix.resolve import require_buildable, resolve
+from torchkiln.matrix.select import all_cells
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Resolution
+from torchkiln.oci.layout import open_layout
+from torchkiln.plan.load import plan_locked
+from torchkiln.util.files import write_atomic
 
 
 @click.command("sharing")
@@ -36,12 +44,6 @@ def sharing(chosen: Chosen, images: Path, output: Path | None, picture: Path | N
     once, wherever it stands in an image; a host's engine shares an unpacked layer only where all layers below
     it are the same. Manifests and configurations, a few kilobytes each, are not counted.
     """
-    from torchkiln.cli.shared import sharing_tables
-    from torchkiln.cli.shared.sharing_json import to_json
-    from torchkiln.compare.sharing import share
-    from torchkiln.compare.sharing_svg import picture as draw
-    from torchkiln.util.files import write_atomic
-
     found = share(_of_locks(chosen, images) if output is None else _of_layout(chosen, output))
     for title, count in Counter(title for stack in found.stacks for title in stack.unrecorded).items():
         say(f"not known, for no lock records it: {title} (in {count} of {len(found.stacks)} images)")
@@ -59,11 +61,6 @@ def _of_locks(chosen: Chosen, images: Path) -> tuple[Stack, ...]:
     :raises NothingSelected: none of them has one.
     :raises Stale: a lock is broken; or one cell alone was chosen, and has none.
     """
-    from torchkiln.compare.stacks import stacks_of
-    from torchkiln.lock.lock import load_locked
-    from torchkiln.matrix.tags import tag_of
-    from torchkiln.plan.load import plan_locked
-
     matrix, facts = chosen.grid()
     tags = [tag_of(one) for one in _answers(chosen)]
     locked = [tag for tag in tags if (images / tag / "lock.json").exists() or len(tags) == 1]
@@ -86,10 +83,6 @@ def _of_layout(chosen: Chosen, output: Path) -> tuple[Stack, ...]:
     :raises NothingSelected: it holds no such image.
     :raises VerificationFailed: it is no layout, or damaged.
     """
-    from torchkiln.compare.stacks import names_in, stacks_in
-    from torchkiln.matrix.tags import tag_of
-    from torchkiln.oci.layout import open_layout
-
     layout = open_layout(output)
     names = names_in(layout, {tag_of(one) for one in _answers(chosen)} if chosen.any else None)
     if not names:
@@ -103,9 +96,6 @@ def _answers(chosen: Chosen) -> list[Resolution]:
 
     :raises Unresolvable: one is chosen, and cannot.
     """
-    from torchkiln.matrix.resolve import require_buildable, resolve
-    from torchkiln.matrix.select import all_cells
-
     matrix, facts = chosen.grid()
     cells = chosen.cells()[0] if chosen.any else all_cells(matrix)
     found = [resolve(cell, matrix, facts) for cell in cells]

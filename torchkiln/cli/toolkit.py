@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from torchkiln.build.cuda_layers import known_layer, lay_out
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import cache_root, images_folder
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torchkiln.model.plan import ImagePlan
-    from torchkiln.store.store import Store
+from torchkiln.index.archives import CudaArchives
+from torchkiln.model.plan import ImagePlan
+from torchkiln.plan.cuda_toolkit import libraries_of
+from torchkiln.plan.load import plan_cell
+from torchkiln.store.store import Store
 
 
 @click.command("toolkit")
@@ -36,9 +38,6 @@ def toolkit(chosen: Chosen, images: Path, folder: Path | None, as_json: bool, qu
     What the layers weigh is known once they were made here: by a build, or by --to. Libraries are those of
     torch's wheels, to which it links.
     """
-    from torchkiln.plan.load import plan_cell
-    from torchkiln.store.store import Store
-
     cells, grid, known = chosen.cells(must_name=True)
     if len(cells) != 1:
         raise ConfigError("toolkit takes one image", hint="name one --torch and one --cuda")
@@ -60,9 +59,6 @@ def toolkit(chosen: Chosen, images: Path, folder: Path | None, as_json: bool, qu
 
 
 def _lay_out(plan: ImagePlan, store: Store, folder: Path, *, quiet: bool) -> None:
-    from torchkiln.build.cuda_layers import lay_out
-    from torchkiln.index.archives import CudaArchives
-
     if folder.exists():
         raise ConfigError(f"--to {folder}: is there already", hint="name a folder that is not")
     with console.progress(quiet=quiet) as observer:
@@ -70,9 +66,6 @@ def _lay_out(plan: ImagePlan, store: Store, folder: Path, *, quiet: bool) -> Non
 
 
 def _told(plan: ImagePlan, store: Store) -> dict[str, Any]:
-    from torchkiln.build.cuda_layers import known_layer
-    from torchkiln.plan.cuda_toolkit import libraries_of
-
     locked = plan.locked
     layers = [(spec, known_layer(spec, locked, store)) for spec in plan.layers if spec.kind == "toolkit"]
     weighs = [layer.size for _, layer in layers if layer]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from torchkiln.build.prerequisites import Sources
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import cache_root
 from torchkiln.errors import ConfigError
+from torchkiln.lock.folder import LockFolder
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.matrix import Matrix
+from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedCell
-
-if TYPE_CHECKING:
-    from torchkiln.build.prerequisites import Sources
-    from torchkiln.matrix.facts import Facts
-    from torchkiln.matrix.matrix import Matrix
-    from torchkiln.model.cell import Cell
-    from torchkiln.store.store import Store
+from torchkiln.model.stand_in import resolved_against, stand_ins
+from torchkiln.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,6 @@ class Context:
 
     def store(self) -> Store:
         """The cache; who waits for another process says so."""
-        from torchkiln.store.store import Store
-
         return Store(cache_root(), on_wait=(lambda _: None) if self.quiet else console.waiting)
 
     def say(self, line: str) -> None:
@@ -45,8 +42,6 @@ class Context:
 
     def real_or_not(self, locked: LockedCell) -> dict[str, list[str]]:
         """Says what *locked* was resolved against a stand-in of; what --json prints of it, if anything."""
-        from torchkiln.model.stand_in import resolved_against, stand_ins
-
         names = stand_ins(locked)
         if names:
             self.say(f"the lock was {resolved_against(names)}: this image shows nothing of the real one")
@@ -57,15 +52,11 @@ class Context:
 
         :raises ConfigError: --base or --tools names no file.
         """
-        from torchkiln.build.prerequisites import Sources
-
         base = None if none_of_ours else _file(self.base, "--base")
         return Sources(base_file=base, tools_file=_file(self.tools, "--tools"), locked_only=self.locked_only)
 
     def locked(self, cell: Cell) -> LockedCell:
         """The cell's lock, if it still fits matrix and facts."""
-        from torchkiln.lock.folder import LockFolder
-
         return LockFolder(self.images, self.matrix, self.facts).fresh(cell, os.environ)
 
 

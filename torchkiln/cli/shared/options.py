@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import platformdirs
 
 from torchkiln.errors import ConfigError
+from torchkiln.util.ownership import demand_own
 from torchkiln.util.places import ROOT
 
 DOCKER = "docker:"
@@ -24,8 +26,6 @@ def cache_root() -> Path:
     """The cache folder: $TORCHKILN_CACHE, else the platform's cache folder for torchkiln."""
     if set_by_user := os.environ.get("TORCHKILN_CACHE"):
         return Path(set_by_user).absolute()
-    import platformdirs
-
     return Path(platformdirs.user_cache_dir("torchkiln"))
 
 
@@ -65,8 +65,6 @@ def _own(_: click.Context, __: click.Parameter, layout: Path | None) -> Path | N
 
     :raises ConfigError: other users can change what is in it.
     """
-    from torchkiln.util.ownership import demand_own
-
     if layout is not None:
         names = ("blobs", "blobs/sha256", "index.json", "oci-layout", ".lock")
         demand_own(

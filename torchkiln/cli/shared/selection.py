@@ -7,18 +7,19 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from torchkiln.cli.shared.options import matrix_option
 from torchkiln.errors import ConfigError, NothingSelected
-
-if TYPE_CHECKING:
-    from torchkiln.matrix.facts import Facts
-    from torchkiln.matrix.matrix import Matrix
-    from torchkiln.matrix.select import Selection
-    from torchkiln.model.cell import Cell
+from torchkiln.matrix import cuda_redist, facts, matrix
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.matrix import Matrix
+from torchkiln.matrix.resolve import require_buildable, resolve
+from torchkiln.matrix.select import Selection, everywhere, select
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,6 @@ class Chosen:
 
     def selection(self) -> Selection:
         """The same for `select`."""
-        from torchkiln.matrix.select import Selection
-
         return Selection(
             torch=self.torch,
             cuda=self.cuda,
@@ -59,8 +58,6 @@ class Chosen:
 
         :raises ConfigError: one of the files is missing, or wrong.
         """
-        from torchkiln.matrix import cuda_redist, facts, matrix
-
         if self._read:
             return self._read[0]
         known = facts.load()
@@ -76,9 +73,6 @@ class Chosen:
         :raises ConfigError: a value that the matrix does not have; all such values.
         :raises NothingSelected: an option without a value, or *must_name*; --lockable, and none is.
         """
-        from torchkiln.matrix.resolve import resolve
-        from torchkiln.matrix.select import everywhere, select
-
         matrix, facts = self.grid()
         found = select(self.selection(), matrix, must_name=must_name and not self.lockable)
         for name in everywhere(self.selection(), matrix):
@@ -98,9 +92,6 @@ class Chosen:
 
         :raises Unresolvable: one cell is chosen, and cannot.
         """
-        from torchkiln.matrix.resolve import require_buildable, resolve
-        from torchkiln.matrix.tags import tag_of
-
         cells, matrix, facts = self.cells(must_name=True)
         found = [resolve(cell, matrix, facts) for cell in cells]
         if len(found) == 1:
