@@ -13,12 +13,10 @@ from torchkiln.cli.shared.options import cache_root, images_folder, layout_optio
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.matrix import facts, matrix
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.sbom.cyclonedx import cyclonedx
 from torchkiln.sbom.image import bill_of_image
 from torchkiln.sbom.listed import LIMIT
 from torchkiln.sbom.matches import items_of, matches
 from torchkiln.sbom.read_image import read_evidence
-from torchkiln.sbom.spdx import spdx
 from torchkiln.store.store import Store
 from torchkiln.util.strict_json import read_file
 
@@ -59,7 +57,11 @@ def sbom(tag: str, form: str, document: Path | None, matrix_file: Path, images: 
     for note in bill.notes:
         say(f"sbom: {note}")
     say(f"sbom: {tag}: {len(bill.components)} components, read in {time.monotonic() - start:.1f} s")
-    click.echo((spdx if form == "spdx" else cyclonedx)(bill), nl=False)
+    if form == "spdx":  # each library takes half a second to import
+        from torchkiln.sbom.spdx import spdx as write
+    else:
+        from torchkiln.sbom.cyclonedx import cyclonedx as write
+    click.echo(write(bill), nl=False)
 
 
 def _check(document: Path, image: ImageOnDisk, store: Store) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError, KilnError, Stale
+from torchkiln.index.package_index import open_index
 from torchkiln.lock.choice import record_of
 from torchkiln.lock.components import lock_beside
 from torchkiln.lock.folder import LockFolder
@@ -74,8 +75,6 @@ class Session:
         environ: Mapping[str, str],
         observer: Observer,
     ) -> None:
-        from torchkiln.index.package_index import open_index  # half a second, and `lock --check` needs none
-
         self._folder, self._request, self._observer = folder, request, observer
         self._date = date_of(request.as_of)
         self._index = open_index(environ, store)
