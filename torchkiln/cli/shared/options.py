@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import platformdirs
 
 from torchkiln.errors import ConfigError
 from torchkiln.util.ownership import demand_own
@@ -26,6 +25,8 @@ def cache_root() -> Path:
     """The cache folder: $TORCHKILN_CACHE, else the platform's cache folder for torchkiln."""
     if set_by_user := os.environ.get("TORCHKILN_CACHE"):
         return Path(set_by_user).absolute()
+    import platformdirs  # a bundle of smoke tests has none, and sets the variable
+
     return Path(platformdirs.user_cache_dir("torchkiln"))
 
 
