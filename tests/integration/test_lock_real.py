@@ -11,6 +11,7 @@ import pytest
 
 from torchkiln.index.package_index import open_index
 from torchkiln.lock.lock import load_locked, lock, requirements_txt, to_json
+from torchkiln.lock.request import System, Versions
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
@@ -22,7 +23,12 @@ TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 def test_locked_again_with_its_versions_it_is_the_same_bytes(tmp_path: Path) -> None:
     committed = load_locked(IMAGES, TAG)
     index = open_index(os.environ, Store(tmp_path))
-    again = lock(committed.resolution, index, committed.base, as_of="2999-01-01", previous=committed)
+    again = lock(
+        committed.resolution,
+        index,
+        System(base=committed.base),
+        Versions(as_of="2999-01-01", previous=committed),
+    )
 
     assert to_json(again) == to_json(committed)
 

@@ -17,6 +17,7 @@ import pytest
 from tests.standin.two_indexes import House, furnished, with_another_cache
 from torchkiln.base import artefact
 from torchkiln.lock.lock import load_locked, lock, save
+from torchkiln.lock.request import PublicRecord, System, Versions
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.public_record import on_record
@@ -157,8 +158,10 @@ def both(house: House) -> tuple[LockedCell, LockedCell]:
     assert base
     given = on_record(of_stand_in(house), answer.build, "3.11")
     bound = next(index.packages for index in MATRIX.indexes)
-    first = lock(answer, house.index(index=None), base, as_of="2026-11-21", bound=bound, given=given)
-    then = lock(answer, house.index(), base, as_of="2026-11-21", bound=bound)
+    system, versions = System(base=base), Versions(as_of="2026-11-21")
+    record = PublicRecord(given=given)
+    first = lock(answer, house.index(index=None), system, versions, bound=bound, record=record)
+    then = lock(answer, house.index(), system, versions, bound=bound)
     return first, then
 
 

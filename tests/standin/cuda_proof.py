@@ -24,7 +24,7 @@ from tests.gridcase import FACTS, MATRIX
 from tests.standin.cuda_archives import mirror, put_up
 from tests.standin.index_server import IndexServer
 from torchkiln.base.artefact import read_lock
-from torchkiln.cli.base import build_tools
+from torchkiln.base.tools import rebuild as rebuild_tools
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import cache_root
 from torchkiln.index.package_index import open_index
@@ -170,7 +170,7 @@ def lock_it(archives: Path, images: Path) -> LockedCell:
     base = read_lock(ROOT / "images", CELL.os)
     assert isinstance(base, LockedBase)
     assert resolution.tools is not None
-    tools = build_tools(resolution.tools, base, Store(cache_root()), console.say, locked=None)
+    tools = rebuild_tools(resolution.tools, base, Store(cache_root()), environ=os.environ, say=console.say)
     wanted = Wanted(
         requirements=WHEELS, constraints=(), python="3.11", glibc=(2, 36), as_of=AS_OF, keep=(), bound=()
     )

@@ -20,8 +20,8 @@ from tests.standin.index_server import IndexServer
 from torchkiln.cli.lock import lock as lock_command
 from torchkiln.errors import KilnError, Stale, Unresolvable
 from torchkiln.index.package_index import open_index
+from torchkiln.lock.freshness import staleness
 from torchkiln.lock.lock import (
-    EVERYTHING,
     from_json,
     inputs_digest,
     load_locked,
@@ -29,9 +29,9 @@ from torchkiln.lock.lock import (
     lock_digest,
     requirements_txt,
     save,
-    staleness,
     to_json,
 )
+from torchkiln.lock.request import EVERYTHING, System, Versions
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.digest import Digest
@@ -55,6 +55,7 @@ BASE = LockedBase(
     encoder="none",
     packages=(OsPackage(name="apt", version="2.6.2"),),
 )
+ON, TODAY = System(base=BASE), Versions(as_of="2026-11-21")
 LAYER = ImageLayer(title="torch", blob=Blob(digest=ONES, diff_id=ZEROS, size=1, unpacked=2))
 
 
@@ -81,12 +82,12 @@ class Shelf:
 
 def locked(*more: LockedWheel, previous: LockedCell | None = None, **options: object) -> LockedCell:
     shelf = Shelf(*more, wheel("torch", "2.7.1"))
-    return lock(resolution(), shelf, BASE, as_of="2026-11-21", previous=previous, **options)  # type: ignore[arg-type]
+    return lock(resolution(), shelf, ON, Versions(as_of="2026-11-21", previous=previous), **options)  # type: ignore[arg-type]
 
 
 def test_the_image_and_not_the_host_decides_what_is_asked() -> None:
     shelf = Shelf(wheel("torch", "2.1.2"))
-    lock(resolution("2.1.2"), shelf, BASE, as_of="2026-11-21", bound=BOUND)
+    lock(resolution("2.1.2"), shelf, ON, TODAY, bound=BOUND)
     (wanted,) = shelf.asked
 
     assert (wanted.python, wanted.glibc, wanted.as_of, wanted.bound) == ("3.11", (2, 36), "2026-11-21", ())
@@ -97,7 +98,7 @@ def test_the_image_and_not_the_host_decides_what_is_asked() -> None:
 def test_a_second_lock_keeps_versions_and_date() -> None:
     first = locked(wheel("numpy", "2.4.6"))
     shelf = Shelf(*first.wheels)
-    second = lock(resolution(), shelf, BASE, as_of="2030-01-01", previous=first)
+    second = lock(resolution(), shelf, ON, Versions(as_of="2030-01-01", previous=first))
 
     assert shelf.asked[0].keep == (("numpy", "2.4.6"), ("torch", "2.7.1"))
     assert to_json(second) == to_json(first)
@@ -109,7 +110,7 @@ def test_a_second_lock_keeps_versions_and_date() -> None:
 def test_an_upgrade_lets_go_and_moves_the_date(upgrade: tuple[str, ...], kept: tuple[object, ...]) -> None:
     first = locked(wheel("numpy", "2.4.6"))
     shelf = Shelf(*first.wheels)
-    second = lock(resolution(), shelf, BASE, as_of="2030-01-01", previous=first, upgrade=upgrade)
+    second = lock(resolution(), shelf, ON, Versions(as_of="2030-01-01", previous=first, upgrade=upgrade))
 
     assert shelf.asked[0].keep == kept
     assert shelf.asked[0].as_of == second.as_of == "2030-01-01"
@@ -137,8 +138,8 @@ def test_another_base_leaves_them_unless_its_python_moved() -> None:
         ((python,), (moved[0],), False),
         ((python,), (python, moved[1]), False),
     ):
-        base = replace(BASE, packages=after)
-        again = lock(resolution(), Shelf(*locked().wheels), base, as_of="2026-11-21", previous=on(*before))
+        system = System(base=replace(BASE, packages=after))
+        again = lock(resolution(), Shelf(*locked().wheels), system, replace(TODAY, previous=on(*before)))
         assert again.layers == ((LAYER,) if kept else ())
 
 
@@ -147,12 +148,12 @@ def test_another_base_leaves_them_unless_its_python_moved() -> None:
 )
 def test_an_index_that_gives_another_torch_is_refused(given: LockedWheel) -> None:
     with pytest.raises(Unresolvable, match=r"torch 2\.7\.1 was asked"):
-        lock(resolution(), Shelf(given), BASE, as_of="2026-11-21")
+        lock(resolution(), Shelf(given), ON, TODAY)
 
 
 def test_an_unavailable_cell_is_not_locked() -> None:
     with pytest.raises(Unresolvable, match="CUDA 12"):
-        lock(resolution("2.0.1"), Shelf(), BASE, as_of="2026-11-21")
+        lock(resolution("2.0.1"), Shelf(), ON, TODAY)
 
 
 @settings(max_examples=30)

@@ -23,6 +23,7 @@ from torchkiln.errors import BuildFailed, Stale
 from torchkiln.gate.cell_state import Kept, State, state
 from torchkiln.lock.file import how_to_mend
 from torchkiln.lock.lock import from_json, how_to_lock, load_locked, lock, lock_digest, to_json
+from torchkiln.lock.request import PublicRecord, System, Versions
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.public_record import on_record, recorded
 from torchkiln.matrix.resolve import resolve
@@ -71,13 +72,13 @@ def locked(shelf: Shelf, *record: Given, previous: LockedCell | None = None) -> 
     return lock(
         BUNDLED,
         shelf,
-        KEPT.base,
-        as_of="2026-11-21",
+        System(base=KEPT.base),
+        Versions(as_of="2026-11-21", previous=previous),
         bound=("torch", "torchvision", "torchaudio", "triton"),
-        given=record,
-        previous=previous,
         stand_ins=[Source.PYTORCH],
-        recorded=recorded(FACTS, BUNDLED.build, "3.11") if BUNDLED.build else None,
+        record=PublicRecord(
+            torch=recorded(FACTS, BUNDLED.build, "3.11") if BUNDLED.build else None, given=record
+        ),
     )
 
 

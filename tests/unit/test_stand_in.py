@@ -19,6 +19,7 @@ from torchkiln.errors import BuildFailed, ConfigError, GateRefused, Stale
 from torchkiln.gate.gate import clear, judge, override
 from torchkiln.index.settings import index_settings
 from torchkiln.lock.lock import from_json, load_locked, lock, save, to_json
+from torchkiln.lock.request import PublicRecord, System, Versions
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.public_record import recorded
 from torchkiln.model.cell import Limit, Source
@@ -36,6 +37,7 @@ DEVEL = load_locked(ROOT / "images", "2.11.0-cuda13.0-cudnn9-devel")
 assert DEVEL.tools
 OF_TOOLS = replace(DEVEL, tools=replace(DEVEL.tools, stand_in=True))
 OF_BASE = replace(reports.LOCKED, base=replace(reports.LOCKED.base, stand_in=True))
+ON, TODAY = System(base=reports.LOCKED.base), Versions(as_of="2026-11-21")
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Z", "C"])))
@@ -140,9 +142,7 @@ def test_the_gate_refuses_whatever_passed_unless_it_is_told_why(locked: LockedCe
 def test_a_stand_in_that_gave_nothing_is_not_told() -> None:
     wheels = reports.LOCKED.wheels
     shelf = type("Given", (), {"wheels": lambda self, wanted: wheels})()
-    told = lock(
-        reports.LOCKED.resolution, shelf, reports.LOCKED.base, as_of="2026-11-21", stand_ins=[Source.PYTORCH]
-    )
+    told = lock(reports.LOCKED.resolution, shelf, ON, TODAY, stand_ins=[Source.PYTORCH])
     assert told.stand_ins == ()
 
 
@@ -187,10 +187,9 @@ def test_a_wheel_that_is_not_the_recorded_one_is_refused_but_of_a_stand_in() -> 
     assert CU118.build
     known = recorded(FACTS, CU118.build, "3.11")
     assert known
-    base = reports.LOCKED.base
 
     def locked(sha256: str, *of: Source, record: str | None = known) -> LockedCell:
-        return lock(CU118, Shelf(sha256), base, as_of="2026-11-21", stand_ins=of, recorded=record)
+        return lock(CU118, Shelf(sha256), ON, TODAY, stand_ins=of, record=PublicRecord(torch=record))
 
     assert locked(known).stand_ins == ()
     assert locked("1" * 64, record=None).stand_ins == ()

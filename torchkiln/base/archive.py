@@ -170,6 +170,12 @@ def write_files(images: Path, found: LockedBase | LockedTools, files: BaseFiles)
     return path
 
 
+def keep_files(images: Path, found: LockedBase | LockedTools, store: Store) -> None:
+    """What was noted of the files of *found* when it was built, beside its lock."""
+    if noted := read_files(images, found, store):
+        write_files(images, found, noted)
+
+
 def _deb(fields: dict[str, str]) -> DebFile:
     return DebFile(
         name=fields["package"],

@@ -77,7 +77,6 @@ def ensure(
 
 def rebuild(
     name: str,
-    packages: Iterable[str],
     base: LockedBase,
     store: Store,
     *,
@@ -86,7 +85,8 @@ def rebuild(
     say: Callable[[str], None] = lambda _: None,
 ) -> LockedTools:
     """Ask the archive now, whatever the cache holds; from here on the result stands in for *locked*."""
-    return keeping.rebuild(_way(name, packages, base, store, environ, say), store, locked=locked)
+    way = _way(name, packages_of(name), base, store, environ, say)
+    return keeping.rebuild(way, store, locked=locked)
 
 
 def adopt(

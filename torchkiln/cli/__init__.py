@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import errno
 import importlib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -69,6 +71,17 @@ class Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does, but without an import of all commands, which takes two seconds."""
+        limit = formatter.width - 6 - max(map(len, COMMANDS))
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, click.Command(name, help=_docstring(*place)).get_short_help_str(limit))
+                    for name, place in COMMANDS.items()
+                ]
+            )
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ("--help", "-h", "--version")):
             args = ["build", *args]
@@ -82,6 +95,13 @@ class Commands(click.Group):
             meant = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(COMMANDS)}"
             raise click.UsageError(f"no command {args[0]!r}{meant}")
         return super().resolve_command(ctx, args)
+
+
+def _docstring(module: str, function: str) -> str | None:
+    file = Path(__file__).with_name(f"{module.rpartition('.')[2]}.py")
+    body = ast.parse(file.read_bytes()).body
+    defined = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == function)
+    return ast.get_docstring(next(defined))
 
 
 @click.command(

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from torchkiln.base import archive, artefact, keeping, tools
+from torchkiln.base import archive, artefact, keeping, mmdebstrap, tools
 from torchkiln.base.keeping import moved
-from torchkiln.base.mmdebstrap import ask_archive
 from torchkiln.base.recipe import recipe
 from torchkiln.cli.shared.console import waiting
 from torchkiln.cli.shared.options import cache_root, images_folder
 from torchkiln.errors import BuildFailed, ConfigError
-from torchkiln.matrix.os_tools import is_tools, packages_of
+from torchkiln.matrix.os_tools import is_tools
 from torchkiln.model.lock import LockedBase, LockedTools
 from torchkiln.store.store import Store
 
@@ -53,8 +51,8 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
     if built.stand_in:
         _say(f"made from a stand-in for the archive of {os_name}, and its lock says so")
     if locked is None or (relock and built != locked):
-        _say(f"locked in {write(images, built)}")
-        note_beside(images, built, store)
+        _say(f"locked in {_write(images, built)}")
+        archive.keep_files(images, built, store)
     if locked is not None and built.digest != locked.digest:
         _say(f"differs from the lock ({locked.digest})")
         for change in moved(locked.packages, built.packages):
@@ -74,7 +72,9 @@ def files(os_name: str, name: str | None, images: Path) -> None:
     """
     locked = _locked(images, os_name, name)
     noted = archive.read_files(images, locked, Store(cache_root(), on_wait=waiting))
-    found = archive.together(noted, ask_archive(recipe(os_name), locked, environ=os.environ, say=_say))
+    found = archive.together(
+        noted, mmdebstrap.ask_archive(recipe(os_name), locked, environ=os.environ, say=_say)
+    )
     for package in archive.without_file(locked, found):
         _say(f"the archive no longer has {package}: no hash of it")
     path = archive.write_files(images, locked, found)
@@ -146,36 +146,20 @@ def import_(file: Path, os_name: str, name: str | None, images: Path) -> None:
     store = Store(cache_root(), on_wait=waiting)
     locked, taken = _taken(file, images, os_name, name, store)
     if locked is None:
-        _say(f"locked in {write(images, taken)}")
+        _say(f"locked in {_write(images, taken)}")
     click.echo(taken.digest)
-
-
-# --- for `lock` too ---------------------------------------------------------------------------------
-
-
-def build_tools(
-    name: str, below: LockedBase, store: Store, say: Callable[[str], None], *, locked: LockedTools | None
-) -> LockedTools:
-    """The tools *name* on *below* from the archive's present state."""
-    return tools.rebuild(name, packages_of(name), below, store, environ=os.environ, locked=locked, say=say)
-
-
-def write(images: Path, found: LockedBase | LockedTools) -> Path:
-    """Make *found* the lock's; returns where."""
-    if isinstance(found, LockedTools):
-        return tools.write_lock(images, found)
-    return artefact.write_lock(images, found)
-
-
-def note_beside(images: Path, found: LockedBase | LockedTools, store: Store) -> None:
-    """What was noted of the files of *found* when it was built, beside its lock."""
-    if noted := archive.read_files(images, found, store):
-        archive.write_files(images, found, noted)
 
 
 # --- the base, or the tools -------------------------------------------------------------------------
 
 _Either = LockedBase | LockedTools
+
+
+def _write(images: Path, found: LockedBase | LockedTools) -> Path:
+    """Make *found* the lock's; returns where."""
+    if isinstance(found, LockedTools):
+        return tools.write_lock(images, found)
+    return artefact.write_lock(images, found)
 
 
 def _rebuilt(images: Path, os_name: str, name: str | None, store: Store) -> tuple[_Either | None, _Either]:
@@ -186,7 +170,7 @@ def _rebuilt(images: Path, os_name: str, name: str | None, store: Store) -> tupl
     _check(name)
     below, locked = _locked_base(images, os_name), tools.read_lock(images, os_name, name)
     artefact.ensure(below, store, os_name=os_name, locked_only=True, say=_say)
-    return locked, build_tools(name, below, store, _say, locked=locked)
+    return locked, tools.rebuild(name, below, store, environ=os.environ, locked=locked, say=_say)
 
 
 def _taken(

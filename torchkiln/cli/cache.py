@@ -231,6 +231,7 @@ def _late_fetch(store: Store) -> Callable[[LockedWheel], object]:
     """The index is opened when a wheel is wanted of it."""
 
     def fetch(wheel: LockedWheel) -> object:
+
         return open_downloads(os.environ, store).fetch_wheel(wheel, store)
 
     return fetch

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import click
 
+from torchkiln.build.doctor import examine
 from torchkiln.cli.shared.options import cache_root
 
 
@@ -15,8 +16,6 @@ from torchkiln.cli.shared.options import cache_root
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
     """Look at this host. Exit 0 when the default engine has all it needs, else 1."""
-    from torchkiln.build.doctor import examine
-
     probes = examine(cache_root())
     if as_json:
         click.echo(json.dumps([asdict(probe) for probe in probes]))

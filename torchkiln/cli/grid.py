@@ -13,13 +13,13 @@ from typing import Any
 
 import click
 
-from torchkiln.cli.shared.lock_notes import by_record_in, stand_ins_in
 from torchkiln.cli.shared.options import images_folder, split
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.cli.shared.tables import table
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.lock.ci_matrix import CiJob, changed, digest_in, github_matrix
 from torchkiln.lock.lock import load_locked
+from torchkiln.lock.notes import by_record_in, stand_ins_in
 from torchkiln.matrix import facts
 from torchkiln.matrix.explain import Explanation, needs, to_json
 from torchkiln.matrix.explain import explain as explanation_of

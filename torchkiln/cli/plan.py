@@ -10,6 +10,8 @@ import click
 from torchkiln.cli.shared.options import images_folder
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.model.plan import ImagePlan
+from torchkiln.plan.load import plan_cell
+from torchkiln.plan.plan import to_json
 
 
 @click.command("plan")
@@ -22,9 +24,6 @@ def plan(
     as_json: bool,
 ) -> None:
     """Show the layers of an image with their sizes, or the whole plan."""
-    from torchkiln.plan.load import plan_cell
-    from torchkiln.plan.plan import to_json
-
     cells, grid, known = chosen.cells(must_name=True)
     plans = [plan_cell(cell, grid, known, images=images) for cell in cells]
     for one in plans:

@@ -57,7 +57,7 @@ def sbom(tag: str, form: str, document: Path | None, matrix_file: Path, images: 
     for note in bill.notes:
         say(f"sbom: {note}")
     say(f"sbom: {tag}: {len(bill.components)} components, read in {time.monotonic() - start:.1f} s")
-    if form == "spdx":  # each comes with a large library
+    if form == "spdx":  # each library takes half a second to import
         from torchkiln.sbom.spdx import spdx as write
     else:
         from torchkiln.sbom.cyclonedx import cyclonedx as write

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from datetime import datetime, timezone
-from pathlib import Path
 from typing import Protocol
 
-from torchkiln.errors import ConfigError, Stale, Unresolvable
-from torchkiln.lock.lock import EVERYTHING, Index, glibc_of, how_to_lock, inputs_digest, load_locked
+from torchkiln.errors import ConfigError, Unresolvable
+from torchkiln.lock.freshness import require_fresh
+from torchkiln.lock.lock import Index, epoch_of, glibc_of, inputs_digest
+from torchkiln.lock.request import Versions
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Component, OwnFile, Resolution, Source
 from torchkiln.model.index import Wanted
 from torchkiln.model.lock import LockedCell, LockedComponent, LockedWheel
-
-_SHOWN = 5  # packages that are named
 
 
 class WideIndex(Index, Protocol):
@@ -40,26 +38,24 @@ class WideIndex(Index, Protocol):
 
 def lock_beside(
     resolution: Resolution,
-    below: Resolution,
-    plain: LockedCell,
     index: WideIndex,
+    plain: LockedCell,
+    versions: Versions,
     *,
-    as_of: str | None,
+    below: Resolution,
     bound: tuple[str, ...] = (),
-    previous: LockedCell | None = None,
-    upgrade: Collection[str] = (),
 ) -> LockedCell:
     """*plain* with the components of *resolution*.
 
+    :param versions: those of components; *plain*'s stay.
     :param below: what *plain*'s cell, the same without components, resolves to now.
-    :param as_of: ISO date; None: the day of *plain*, or of *previous* where that is later.
-    :param upgrade: packages of components that need not keep *previous*'s version.
     :raises Stale: *plain* was made from another matrix or other facts.
     :raises ConfigError: a component brings nothing that *plain* lacks.
     :raises Unresolvable: a component does not fit on *plain*, or a file of it cannot be had.
     """
-    _demand_fresh(below, plain, bound)
-    date = as_of or max([plain.as_of, *([previous.as_of] if previous else [])])
+    require_fresh(plain, below, bound, role=", on which the components go,", run="first run")
+    previous = versions.previous
+    keep = versions.kept | {wheel.name: wheel.version for wheel in plain.wheels}
     wheels = {wheel.name: wheel for wheel in plain.wheels}
     asked = list(resolution.requirements)
     found: list[LockedComponent] = []
@@ -75,8 +71,8 @@ def lock_beside(
             ),
             python=resolution.cell.python,
             glibc=glibc_of(resolution.cell.os),
-            as_of=date,
-            keep=_kept(previous, plain, upgrade),
+            as_of=versions.as_of,
+            keep=tuple(sorted(keep.items())),
             bound=bound if resolution.build and resolution.build.source is Source.PYTORCH else (),
         )
         new = _new(component, plain, index, wanted, {*wheels, *(wheel.name for wheel in own)})
@@ -87,29 +83,14 @@ def lock_beside(
         plain,
         resolution=resolution,
         wheels=tuple(sorted(wheels.values(), key=lambda wheel: wheel.name)),
-        as_of=date,
-        epoch=int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp()),
+        as_of=versions.as_of,
+        epoch=epoch_of(versions.as_of),
         inputs=inputs_digest(resolution, bound),
         components=tuple(found),
     )
     if previous and (previous.wheels, previous.components) == (locked.wheels, locked.components):
         return replace(locked, layers=previous.layers or plain.layers)
     return locked
-
-
-def left_behind(images: Path, resolution: Resolution, below: Resolution) -> tuple[str, ...]:
-    """Why the lock of *resolution* no longer stands on that of *below*, a phrase each; empty: it does."""
-    locked = load_locked(images, tag_of(resolution))
-    try:
-        plain = load_locked(images, tag_of(below))
-    except Stale as error:
-        return (error.message,)
-    above = {name for component in locked.components for name in component.wheels}
-    lower = {wheel.name: wheel for wheel in locked.wheels if wheel.name not in above}
-    there = {wheel.name: wheel for wheel in plain.wheels}
-    moved = sorted(name for name in lower.keys() | there if lower.get(name) != there.get(name))
-    more = f" and {len(moved) - _SHOWN} more" if len(moved) > _SHOWN else ""
-    return (f"{tag_of(below)} has other {', '.join(moved[:_SHOWN])}{more}",) if moved else ()
 
 
 def _new(
@@ -133,24 +114,3 @@ def _new(
             hint=f"leave it out, or name under `components: {component.name}` in matrix.yaml what is to come",
         )
     return new
-
-
-def _kept(
-    previous: LockedCell | None, plain: LockedCell, upgrade: Collection[str]
-) -> tuple[tuple[str, str], ...]:
-    """What the resolver stays with: all of *plain*, and of *previous* what is not to move."""
-    pins = {wheel.name: wheel.version for wheel in plain.wheels}
-    if previous and not set(EVERYTHING) & set(upgrade):
-        for wheel in previous.wheels:
-            if wheel.name not in upgrade:
-                pins.setdefault(wheel.name, wheel.version)
-    return tuple(sorted(pins.items()))
-
-
-def _demand_fresh(below: Resolution, plain: LockedCell, bound: tuple[str, ...]) -> None:
-    if plain.inputs != inputs_digest(below, bound):
-        raise Stale(
-            f"the lock of {tag_of(below)}, on which the components go, was made from another matrix or"
-            " other facts",
-            hint=f"first run: {how_to_lock(below.cell)}",
-        )

@@ -28,16 +28,15 @@ from torchkiln.lock.file import (
     requirements_txt,
     to_json,
 )
+from torchkiln.lock.request import NO_RECORD, PublicRecord, System, Versions
 from torchkiln.matrix.cuda_redist import digest_of
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Build, Cell, Resolution, Source
 from torchkiln.model.digest import Digest, parse_digest
-from torchkiln.model.index import Given, Wanted
+from torchkiln.model.index import Wanted
 from torchkiln.model.lock import (
     LockedArchive,
-    LockedBase,
     LockedCell,
-    LockedTools,
     LockedWheel,
     OsPackage,
     artefact_json,
@@ -47,7 +46,6 @@ from torchkiln.util.files import write_atomic
 from torchkiln.util.strict_json import json_of, read_file, text_of
 
 __all__ = [
-    "EVERYTHING",
     "Index",
     "from_json",
     "inputs_digest",
@@ -56,12 +54,10 @@ __all__ = [
     "lock_digest",
     "requirements_txt",
     "save",
-    "staleness",
     "to_json",
 ]
 
 RULES = 1  # raise it when the same question would be answered by other wheels
-EVERYTHING = ("*",)
 _LIMIT = 4 << 20  # bytes; a lock has fifty thousand
 _SHOWN = 5
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")  # as registries have it
@@ -83,41 +79,29 @@ class Index(Protocol):
 def lock(
     resolution: Resolution,
     index: Index,
-    base: LockedBase,
+    system: System,
+    versions: Versions,
     *,
-    as_of: str,
-    tools: LockedTools | None = None,
     bound: tuple[str, ...] = (),
-    previous: LockedCell | None = None,
-    upgrade: Collection[str] = (),
     stand_ins: Collection[Source] = (),
-    recorded: str | None = None,
-    given: Collection[Given] = (),
-    archives: Collection[LockedArchive] = (),
+    record: PublicRecord = NO_RECORD,
 ) -> LockedCell:
     """Name every byte of *resolution*.
 
-    :param as_of: ISO date; what was uploaded on that day or later (UTC) does not take part. A *previous*
-        lock's own date goes on to hold, unless something is upgraded.
-    :param tools: those that the resolution names, on *base*.
+    The date of a previous lock goes on to hold, unless something is upgraded.
+
     :param bound: the packages that the matrix binds to the index `pytorch`; they go there only if the
         resolution's torch does.
-    :param upgrade: names of packages that need not keep *previous*'s version; `EVERYTHING` for all.
     :param stand_ins: the indexes that are no more than stand-ins; the lock says so of those that it used.
-    :param recorded: hex sha256 of the cell's torch wheel, by public record (`public_record.recorded`).
-    :param given: wheels that no index is asked for: all that the cell takes from PyTorch's own.
-    :param archives: what is known of the archives of the toolkit's release.
     :raises Unresolvable: the cell is unavailable, or its packages cannot be had.
     :raises BuildFailed: the index gave another torch wheel than the recorded one.
     """
     cell = resolution.cell
-    build = resolution.build
+    build, previous, given = resolution.build, versions.previous, record.given
     if build is None:
         raise Unresolvable(f"torch {cell.torch} with CUDA {cell.cuda}: {resolution.why_unavailable}")
     by_record = tuple(sorted(one.name for one in given))
-    moving = {*by_record, *(canonicalize_name(name) for name in upgrade)}
-    kept = () if previous is None or "*" in upgrade else previous.wheels
-    date = previous.as_of if previous and not upgrade else as_of
+    date = previous.as_of if previous and not versions.upgrade else versions.as_of
     wheels = index.wheels(
         Wanted(
             requirements=tuple(text for text in resolution.requirements if _name(text) not in by_record),
@@ -125,31 +109,36 @@ def lock(
             python=cell.python,
             glibc=glibc_of(cell.os),
             as_of=date,
-            keep=tuple((wheel.name, wheel.version) for wheel in kept if wheel.name not in moving),
+            keep=tuple(one for one in versions.kept.items() if one[0] not in by_record),
             bound=bound if build.source is Source.PYTORCH and not given else (),
-            given=tuple(given),
+            given=given,
         )
     )
     asked = {wheel.index for wheel in wheels if wheel.name not in by_record}
     torch = _check(build, cell.torch, wheels)
-    if recorded and torch.index not in stand_ins:
-        _check_record(torch, recorded)
+    if record.torch and torch.index not in stand_ins:
+        _check_record(torch, record.torch)
     locked = LockedCell(
         resolution=resolution,
         wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
-        base=base,
+        base=system.base,
         as_of=date,
-        epoch=int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp()),
+        epoch=epoch_of(date),
         inputs=inputs_digest(resolution, bound),
         layers=(),
         stand_ins=tuple(source for source in Source if source in asked & {*stand_ins}),
         by_record=by_record,
-        tools=tools,
-        archives=_archives(resolution, archives),
+        tools=system.tools,
+        archives=_archives(resolution, system.archives),
     )
     if previous and previous.wheels == locked.wheels and _interpreter(previous) == _interpreter(locked):
         return replace(locked, layers=previous.layers)
     return locked
+
+
+def epoch_of(date: str) -> int:
+    """The seconds that stand for an ISO date in an image: its midnight, UTC."""
+    return int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp())
 
 
 def _name(requirement: str) -> str:
@@ -258,35 +247,6 @@ def save(images: Path, locked: LockedCell) -> Path:
     write_atomic(folder / "requirements.txt", requirements_txt(locked))
     write_atomic(folder / "lock.json", to_json(locked))
     return folder
-
-
-def staleness(
-    images: Path,
-    resolution: Resolution,
-    bound: tuple[str, ...],
-    base: LockedBase | None,
-    tools: LockedTools | None = None,
-) -> tuple[str, ...]:
-    """Why the committed lock of *resolution* no longer fits, a phrase each; empty: it is fresh."""
-    try:
-        locked = load_locked(images, tag_of(resolution))
-    except Stale as error:
-        return (error.message,)
-    reasons = []
-    if locked.inputs != inputs_digest(resolution, bound):
-        was, now = plain(locked.resolution), plain(resolution)
-        differing = sorted(name for name in now.keys() | was if was.get(name) != now.get(name))
-        reasons.append(f"made from other {', '.join(differing)}" if differing else "made by other rules")
-    if base is not None and base.digest != locked.base.digest:
-        reasons.append(f"its base is {locked.base.digest[:19]}…, base.json has {base.digest[:19]}…")
-    elif base is not None and base != locked.base:
-        reasons.append("its base has base.json's digest, and other words about it")
-    elif tools is not None and tools != locked.tools:
-        reasons.append(f"its tools are not those of {tools.name}.json")
-    file = images / tag_of(resolution) / "requirements.txt"
-    if not file.is_file() or file.read_bytes() != requirements_txt(locked):
-        reasons.append("requirements.txt does not fit lock.json")
-    return tuple(reasons)
 
 
 def _check_record(torch: LockedWheel, recorded: str) -> None:

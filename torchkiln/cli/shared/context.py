@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from torchkiln.build.prerequisites import Sources
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import cache_root
-from torchkiln.errors import ConfigError, Stale, Unresolvable
+from torchkiln.errors import ConfigError
+from torchkiln.lock.folder import LockFolder
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.matrix import Matrix
+from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedCell
-
-if TYPE_CHECKING:
-    from torchkiln.build.prerequisites import Sources
-    from torchkiln.matrix.facts import Facts
-    from torchkiln.matrix.matrix import Matrix
-    from torchkiln.model.cell import Cell
-    from torchkiln.store.store import Store
+from torchkiln.model.stand_in import resolved_against, stand_ins
+from torchkiln.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,6 @@ class Context:
 
     def store(self) -> Store:
         """The cache; who waits for another process says so."""
-        from torchkiln.store.store import Store
-
         return Store(cache_root(), on_wait=(lambda _: None) if self.quiet else console.waiting)
 
     def say(self, line: str) -> None:
@@ -45,8 +42,6 @@ class Context:
 
     def real_or_not(self, locked: LockedCell) -> dict[str, list[str]]:
         """Says what *locked* was resolved against a stand-in of; what --json prints of it, if anything."""
-        from torchkiln.model.stand_in import resolved_against, stand_ins
-
         names = stand_ins(locked)
         if names:
             self.say(f"the lock was {resolved_against(names)}: this image shows nothing of the real one")
@@ -57,38 +52,12 @@ class Context:
 
         :raises ConfigError: --base or --tools names no file.
         """
-        from torchkiln.build.prerequisites import Sources
-
         base = None if none_of_ours else _file(self.base, "--base")
         return Sources(base_file=base, tools_file=_file(self.tools, "--tools"), locked_only=self.locked_only)
 
     def locked(self, cell: Cell) -> LockedCell:
         """The cell's lock, if it still fits matrix and facts."""
-        from torchkiln.index.settings import PYTORCH_VARIABLE
-        from torchkiln.lock.lock import how_to_lock, inputs_digest, load_locked
-        from torchkiln.matrix.resolve import require_buildable, resolve
-        from torchkiln.matrix.tags import tag_of
-        from torchkiln.model.cell import Source
-
-        resolution = resolve(cell, self.matrix, self.facts)
-        source = require_buildable(resolution).source
-        tag = tag_of(resolution)
-        if source is Source.PYTORCH and not os.environ.get(PYTORCH_VARIABLE):
-            then = "" if (self.images / tag / "lock.json").exists() else f", then: {how_to_lock(cell)}"
-            raise Unresolvable(
-                f"{tag}: its torch is only on PyTorch's own index, which is not configured",
-                hint=f"set {PYTORCH_VARIABLE} to that index's address{then}",
-            )
-        found = load_locked(self.images, tag, how=how_to_lock(cell))
-        bound = next(
-            (index.packages for index in self.matrix.indexes if index.name == Source.PYTORCH.value), ()
-        )
-        if found.inputs != inputs_digest(resolution, bound):
-            raise Stale(
-                f"the lock of {tag} was made from another matrix or other facts",
-                hint=f"run: {how_to_lock(cell, by_record=bool(found.by_record))}",
-            )
-        return found
+        return LockFolder(self.images, self.matrix, self.facts).fresh(cell, os.environ)
 
 
 def _file(name: str | None, option: str) -> Path | None:

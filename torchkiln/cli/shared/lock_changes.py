@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
+from torchkiln.cli.shared.lock_output import say
 from torchkiln.compare.layers import PackageChange
-from torchkiln.compare.locks import LockChange, kind_of, lock_changes
-from torchkiln.errors import Stale
-from torchkiln.model.lock import LockedCell
+from torchkiln.compare.lock_history import changes_since
+from torchkiln.compare.locks import LockChange, kind_of
 from torchkiln.util.git import Revision, open_revision
 
 _NAMED = 3  # images that a row names; of more it gives the number, --json has all
@@ -25,30 +25,8 @@ def show_changes(name: str, images: Path, tags: Sequence[str], *, as_json: bool)
     :raises Stale: a lock of today is broken.
     """
     revision = open_revision(name, images)
-    chosen = list(tags) or sorted(
-        revision.names() | {path.parent.name for path in images.glob("*/lock.json")}
-    )
-    then = {tag: locked for tag in chosen if (locked := _then(revision, tag))}
-    found = lock_changes(then, {tag: locked for tag in chosen if (locked := _now(images, tag))}, chosen)
+    found = changes_since(revision, images, tags, say)
     click.echo(_json(revision, found) if as_json else "\n".join(markdown(found)))
-
-
-def _now(images: Path, tag: str) -> LockedCell | None:
-    from torchkiln.lock.lock import load_locked
-
-    return load_locked(images, tag) if (images / tag / "lock.json").exists() else None
-
-
-def _then(revision: Revision, tag: str) -> LockedCell | None:
-    """One that this torchkiln cannot read is as good as none; a line says so."""
-    from torchkiln.lock.file import from_json
-
-    data = revision.read(f"{tag}/lock.json")
-    try:
-        return from_json(data, where=f"{revision.name}:{tag}/lock.json") if data is not None else None
-    except Stale as error:
-        click.echo(f"lock: taken as not there: {error.message}", err=True)
-        return None
 
 
 def markdown(found: Sequence[LockChange]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from torchkiln.errors import ConfigError
+from torchkiln.util.ownership import demand_own
 from torchkiln.util.places import ROOT
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -21,7 +22,7 @@ def cache_root() -> Path:
     """The cache folder: $TORCHKILN_CACHE, else the platform's cache folder for torchkiln."""
     if set_by_user := os.environ.get("TORCHKILN_CACHE"):
         return Path(set_by_user).absolute()
-    import platformdirs
+    import platformdirs  # a bundle of smoke tests has none, and sets the variable
 
     return Path(platformdirs.user_cache_dir("torchkiln"))
 
@@ -62,8 +63,6 @@ def _own(_: click.Context, __: click.Parameter, layout: Path | None) -> Path | N
 
     :raises ConfigError: other users can change what is in it.
     """
-    from torchkiln.util.ownership import demand_own
-
     if layout is not None:
         names = ("blobs", "blobs/sha256", "index.json", "oci-layout", ".lock")
         demand_own(

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchkiln.errors import Stale
+from torchkiln.lock.lock import load_locked
+from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Resolution
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.stand_in import TOOLKIT, stand_ins
 
 
 def stand_ins_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
     """What the lock of *resolution* was resolved against stand-ins of; without a sound lock, nothing."""
-    from torchkiln.model.stand_in import TOOLKIT, stand_ins
-
     locked = _that_says(images, resolution, b'"stand_in', TOOLKIT.encode())
     return stand_ins(locked) if locked else ()
 
@@ -25,9 +26,6 @@ def by_record_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
 
 def _that_says(images: Path, resolution: Resolution, *words: bytes) -> LockedCell | None:
     """The lock, if one of *words* stands in it: to read it whole takes its time, and `list` has a hundred."""
-    from torchkiln.lock.lock import load_locked
-    from torchkiln.matrix.tags import tag_of
-
     if resolution.build is None:
         return None
     tag = tag_of(resolution)

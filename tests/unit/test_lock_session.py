@@ -1,0 +1,167 @@
+"""`lock/session.py` as a library calls it: the real resolver against a local index, no command."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gridcase import FACTS
+from tests.standin.index_server import IndexServer
+from torchkiln.errors import ConfigError, KilnError, Stale, Unresolvable
+from torchkiln.lock.choice import lockable
+from torchkiln.lock.folder import LockFolder
+from torchkiln.lock.lock import load_locked
+from torchkiln.lock.session import Locked, Request, Session
+from torchkiln.matrix.matrix import read
+from torchkiln.model.cell import Cell, Flavor
+from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
+
+OLD, LATER = "2026-06-01T00:00:00Z", "2026-11-21T00:00:00Z"
+MATRIX = """\
+torch: ["2.6.0", "2.7.1"]
+cuda: ["12.1"]
+flavors: [runtime, devel]
+os:
+  debian12: {python: "3.11"}
+packages: [numpy, pip]
+repository: pytorch-cuda
+components:
+  transformers: {suffix: tf, requires: [transformers]}
+"""
+
+
+class Heard:
+    """An observer that notes what it hears."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.results: list[Locked] = []
+        self.failures: list[tuple[str, KilnError]] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def locked(self, result: Locked) -> None:
+        self.results.append(result)
+
+    def failed(self, tag: str, error: KilnError) -> None:
+        self.failures.append((tag, error))
+
+
+class House:
+    """An index, and a folder of images with the committed base and tools."""
+
+    def __init__(self, server: IndexServer, root: Path) -> None:
+        shutil.copytree(ROOT / "images" / "base-debian12", root / "images" / "base-debian12")
+        (root / "matrix.yaml").write_text(MATRIX)
+        self.server, self.store, self.heard = server, Store(root / "cache"), Heard()
+        self.folder = LockFolder(root / "images", read(root / "matrix.yaml", FACTS), FACTS)
+        self.environ = {
+            "UV_DEFAULT_INDEX": server.url("default"),
+            "UV_CACHE_DIR": str(root / "uv"),
+            "UV_HTTP_RETRIES": "0",
+            "PIP_CONFIG_FILE": "/dev/null",
+        }
+
+    def session(self, as_of: str | None = None, upgrade: tuple[str, ...] = ()) -> Session:
+        request = Request(as_of=as_of, upgrade=upgrade)
+        return Session(self.folder, request, self.store, environ=self.environ, observer=self.heard)
+
+
+def cell(torch: str = "2.7.1", flavor: Flavor = "runtime", *components: str) -> Cell:
+    return Cell(torch=torch, cuda="12.1", flavor=flavor, os="debian12", python="3.11", components=components)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with IndexServer() as server:
+        for name in ("numpy", "pip", "filelock"):
+            server.add("default", name, "1.0", date=OLD)
+        server.add("default", "transformers", "1.0", requires=["numpy", "torch>=2"], date=OLD)
+        server.add("default", "torch", "2.7.1", requires=["filelock"], date=OLD)
+        server.add("default", "torchvision", "0.22.1", requires=["torch==2.7.1", "numpy"], date=OLD)
+        server.add("default", "torchaudio", "2.7.1", requires=["torch==2.7.1"], date=OLD)
+        server.add("default", "numpy", "2.0", date=LATER)
+        yield House(server, tmp_path)
+
+
+def test_a_cell_is_locked_on_its_base_and_checked(house: House) -> None:
+    found = house.session("2026-11-01").lock(cell())
+
+    assert (found.previous, found.yanked) == (None, ())
+    assert load_locked(house.folder.path, found.tag) == found.lock == house.folder.fresh(cell(), {})
+    assert found.lock.base.os == "debian12"
+    assert {one.name: one.version for one in found.lock.wheels}["numpy"] == "1.0"
+    assert house.folder.check([cell()], sweeping=False).fresh == 1
+    assert "not locked yet" in house.folder.check([cell("2.6.0")], sweeping=False).stale[0]
+
+
+def test_devel_has_the_tools_of_the_base_and_the_archives(house: House) -> None:
+    found = house.session("2026-11-01").lock(cell("2.7.1", "devel")).lock
+
+    assert found.tools is not None
+    assert found.tools.base == found.base.digest
+    assert found.resolution.toolkit is not None
+    assert len(found.archives) == len(FACTS.redist.releases[found.resolution.toolkit.release])
+    assert house.folder.check([cell("2.7.1", "devel")], sweeping=False).stale == ()
+
+
+def test_a_component_goes_on_the_plain_lock_whose_day_holds(house: House) -> None:
+    plain = house.session("2026-11-01").lock(cell()).lock
+    found = house.session().lock(cell("2.7.1", "runtime", "transformers")).lock
+
+    assert set(plain.wheels) < set(found.wheels)
+    assert [one.wheels for one in found.components] == [("transformers",)]
+    assert found.as_of == plain.as_of == "2026-11-01"
+
+
+def test_a_second_run_keeps_what_is_not_upgraded(house: House) -> None:
+    first = house.session("2026-11-01").lock(cell())
+    house.server.yanked["numpy-2.0-py3-none-any.whl"] = ""
+    second = house.session("2026-11-22").lock(cell())
+    assert second.previous == second.lock == first.lock
+
+    house.server.yanked = {"filelock-1.0-py3-none-any.whl": "data loss"}
+    moved = house.session("2026-11-22", ("NumPy",)).lock(cell())
+    assert {one.name: one.version for one in moved.lock.wheels}["numpy"] == "2.0"
+    assert moved.yanked == (("filelock", "1.0", "data loss"),)
+    with pytest.raises(ConfigError, match="nothing-of-the-kind: not in the lock"):
+        house.session(None, ("nothing-of-the-kind",)).lock(cell())
+
+
+def test_a_sweep_goes_on_and_the_observer_hears_of_all(house: House) -> None:
+    cells = (cell("2.6.0"), cell())
+    with pytest.raises(Unresolvable, match="1 of 2 cells could not be locked"):
+        house.session("2026-11-01").run(cells, sweeping=True)
+    assert [tag for tag, _ in house.heard.failures] == ["2.6.0-cuda12.1-cudnn9-runtime"]
+    assert [one.tag for one in house.heard.results] == ["2.7.1-cuda12.1-cudnn9-runtime"]
+
+    (house.folder.path / "2.7.1-cuda12.1-cudnn9-runtime" / "lock.json").write_text("{}")
+    house.session("2026-11-01").run((cell(),), sweeping=False)
+    assert "made anew, no version is kept" in house.heard.lines[-1]
+
+
+def test_another_matrix_makes_a_lock_stale_for_all_who_ask(house: House, tmp_path: Path) -> None:
+    house.session("2026-11-01").lock(cell())
+    (tmp_path / "matrix.yaml").write_text(MATRIX.replace("[numpy, pip]", "[numpy, pip, filelock]"))
+    house.folder = LockFolder(house.folder.path, read(tmp_path / "matrix.yaml", FACTS), FACTS)
+
+    (reason,) = house.folder.check([cell()], sweeping=False).stale
+    assert reason.endswith("made from other requirements")
+    with pytest.raises(Stale, match="was made from another matrix"):
+        house.folder.fresh(cell(), {})
+    with pytest.raises(Stale, match="on which the components go, was made from another matrix"):
+        house.session().lock(cell("2.7.1", "runtime", "transformers"))
+
+
+def test_only_what_can_be_locked_here_is_chosen(house: House) -> None:
+    """torch 2.3.1 for CUDA 11.8 is only on PyTorch's own index, which is not configured."""
+    elsewhere = Cell(torch="2.3.1", cuda="11.8", flavor="runtime", os="debian12", python="3.11")
+    assert lockable(
+        house.folder, (cell(), elsewhere), house.heard.say, environ=house.environ, sweeping=True
+    ) == (cell(),)
+    assert "is only on PyTorch's own index" in house.heard.lines[-1]
