@@ -14,8 +14,9 @@ from tests.planned import LOCK_DIGEST, locked
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import image as image_build
-from torchkiln.model.digest import Digest, LayerFormat
+from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer_format import LayerFormat
 from torchkiln.model.lock import LockedBase, LockedLayer
 from torchkiln.model.plan import ImagePlan, OverlayFile
 from torchkiln.model.progress import Fetcher, Silent

@@ -82,9 +82,7 @@ def test_prune_and_another_form_of_layers(scene: Scene) -> None:
     """The tag needs its own blobs; the plain ones only make them again, and go with --all."""
     index = FakeIndex(scene.wheels)
     built = company.build(scene.wheels, scene.cache, scene.layout, index, ref="t", layer_format="zstd").image
-    former = (
-        scene.cache / "records" / "joined" / "a.json"
-    )  # of an earlier version
+    former = scene.cache / "records" / "joined" / "a.json"  # of an earlier version
     former.parent.mkdir()
     former.write_text("{}")
     for path in scene.cache.rglob("*"):

@@ -16,7 +16,7 @@ from pathlib import Path
 from torchkiln.base.extraction import Refused, extract
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase
-from torchkiln.oci.opening import open_gzip
+from torchkiln.oci.compression import GZIP
 from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.oci.tar_header import DamagedTar
 from torchkiln.store.store import Store
@@ -109,7 +109,7 @@ def extract_python(blob: Path, base: LockedBase, into: Path, *, also: str = "") 
         re.DOTALL,
     )
     try:
-        with open_gzip(blob) as stream:
+        with GZIP.open(blob) as stream:
             found = extract(stream, into, lambda path: wanted.fullmatch(path) is not None)
     except (Refused, DamagedTar) as error:
         raise BuildFailed(f"the base's Python cannot be taken out: {error}") from error

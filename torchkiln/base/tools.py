@@ -22,8 +22,8 @@ from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.sources import sources_of, variables
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools, OsPackage
+from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import ENCODER, Encoded, encode
-from torchkiln.oci.opening import open_gzip
 from torchkiln.oci.upper import write_upper
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
@@ -122,7 +122,7 @@ def build(
             try:
                 whole = _installed(tuple(packages), base, store, wanted, environ, place, say)
                 with (
-                    open_gzip(store.blob(base.digest)) as lower,
+                    GZIP.open(store.blob(base.digest)) as lower,
                     whole.open("rb") as upper,
                     layer.open("wb") as out,
                 ):

@@ -18,8 +18,8 @@ from torchkiln.index.archives import CudaArchives
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.digest import LayerFormat
 from torchkiln.model.image import BuiltLayer
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Fetcher, Observer
 from torchkiln.model.stand_in import resolved_against, stand_ins
@@ -33,7 +33,7 @@ class Options:
 
     sources: Sources = field(default_factory=Sources)  # of base and tools
     refs: tuple[str, ...] = ()  # names in the layout; none: the plan's tag
-    layer_format: LayerFormat = "gzip"
+    layer_format: LayerFormat = DEFAULT_FORMAT
     stranger: bool = False  # the lock is not the user's own: nothing of its base runs without a sandbox
 
 

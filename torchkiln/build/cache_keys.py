@@ -14,6 +14,7 @@ from torchkiln.cuda.tree import RULE
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive, LockedCell, LockedWheel
 from torchkiln.model.plan import LayerSpec
+from torchkiln.oci.compression import TARGETS
 from torchkiln.oci.encode import ENCODER
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.recipe import PREFIX, RECIPE
@@ -71,7 +72,7 @@ def key_of(spec: LayerSpec, locked: LockedCell) -> str:
     return layer_key(spec.wheels, locked.base.python)
 
 
-FORMAT_RECORDS = ("zstd",)
+FORMAT_RECORDS = tuple(TARGETS)
 """The kinds of records that name another form of a layer."""
 
 FORMER_RECORDS = "joined"

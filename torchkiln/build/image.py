@@ -19,12 +19,14 @@ from torchkiln.build.confined import demand_sandbox, interpreter, sandbox_fault
 from torchkiln.build.cuda_layers import kept_path, toolkit_layers
 from torchkiln.build.dependencies import demand_agreement
 from torchkiln.errors import BuildFailed
-from torchkiln.model.digest import Digest, LayerFormat
+from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltImage, BuiltLayer
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.lock import LockedArchive, LockedCell, LockedLayer, LockedWheel
 from torchkiln.model.plan import ImagePlan, LayerSpec
 from torchkiln.model.progress import ArchiveSource, Fetcher, Observer
 from torchkiln.oci import tar
+from torchkiln.oci.compression import TARGETS
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layer import Written
 from torchkiln.oci.layout import write_image
@@ -42,7 +44,7 @@ class Build:
     image: BuiltImage
     seconds: tuple[tuple[str, float], ...]
     reused: tuple[str, ...]  # titles
-    layer_format: LayerFormat = "gzip"
+    layer_format: LayerFormat = DEFAULT_FORMAT
 
 
 def build(
@@ -55,7 +57,7 @@ def build(
     archives: ArchiveSource | None = None,
     refs: Sequence[str] = (),
     base_moved: tuple[str, ...] = (),
-    layer_format: LayerFormat = "gzip",
+    layer_format: LayerFormat = DEFAULT_FORMAT,
     on_layer: Callable[[BuiltLayer], None] = lambda _: None,
     stranger: bool = False,
     say: Callable[[str], None] = lambda _: None,
@@ -80,7 +82,8 @@ def build(
         if known is not None:
             built[spec] = known
             reused.append(spec.title)
-    tell: Callable[[BuiltLayer], None] = on_layer if layer_format == "gzip" else (lambda _: None)
+    target = TARGETS.get(layer_format)
+    tell: Callable[[BuiltLayer], None] = (lambda _: None) if target else on_layer
     for layer in built.values():
         tell(layer)
     missing = [spec for spec in plan.layers if spec not in built]
@@ -106,16 +109,16 @@ def build(
     _compare_with_lock(layers, plan)
     demand_agreement(plan.locked, store)
     with ExitStack() as claims:
-        if layer_format != "gzip":
-            from torchkiln.build.layer_formats import FORMATS, convert, records_of  # only here: slow to load
+        if target:
+            from torchkiln.build.layer_formats import convert, records_of  # only here: slow to load
 
-            began, form = time.monotonic(), FORMATS[layer_format]
-            what = f"wants the layers of {plan.tag} {form.done}"
-            claims.enter_context(store.claim(what, records_of(layers, form)))
-            layers = convert(form, layers, store, observer)
+            began = time.monotonic()
+            what = f"wants the layers of {plan.tag} compressed"
+            claims.enter_context(store.claim(what, records_of(layers, target)))
+            layers = convert(target, layers, store, observer)
             for layer in layers:
                 on_layer(layer)
-            seconds = {**seconds, form.work: time.monotonic() - began}
+            seconds = {**seconds, "compress": time.monotonic() - began}
         writing = time.monotonic()
         observer.begin("write", "layout", len(layers))
         image = write_image(layout, plan, layers, store.blob, refs=refs, layer_format=layer_format)

@@ -32,6 +32,10 @@ class Written:
     unpacked: int
 
 
+class NotCompressible(Exception):
+    """The source of a layer cannot be read to its end, or has another length than was said."""
+
+
 class Collision(Exception):
     """Two files of different content at one path."""
 

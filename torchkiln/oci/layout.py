@@ -20,9 +20,11 @@ from typing import Any
 from filelock import FileLock
 
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
-from torchkiln.model.digest import Digest, LayerFormat, parse_digest
+from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.image import BuiltImage, BuiltLayer
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.plan import ImagePlan
+from torchkiln.oci.compression import format_of
 from torchkiln.oci.documents import descriptors, diff_ids, plain_file, plain_folder, read_document
 from torchkiln.oci.image import (
     MANIFEST_TYPE,
@@ -63,6 +65,11 @@ class ImageOnDisk:
     config: Mapping[str, Any] = field(hash=False)
     layers: tuple[LayerOnDisk, ...]
 
+    @property
+    def layer_format(self) -> LayerFormat:
+        """By the media types of its layers."""
+        return format_of(layer.media_type for layer in self.layers)
+
 
 def write_image(
     layout: Path,
@@ -71,7 +78,7 @@ def write_image(
     blob_path: Callable[[Digest], Path],
     *,
     refs: Sequence[str] = (),
-    layer_format: LayerFormat = "gzip",
+    layer_format: LayerFormat = DEFAULT_FORMAT,
 ) -> BuiltImage:
     """Put the image into *layout* (made when missing) under each of *refs*; none: under the plan's tag.
 
