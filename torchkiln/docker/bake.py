@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchkiln.model.plan import ImagePlan
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.recipe import DOCKER_BASES
 from torchkiln.util.files import pretty_json
 from torchkiln.util.versions import minor_of
@@ -56,7 +57,7 @@ def _built(plan: ImagePlan) -> dict[str, Any]:
             "SOURCE_DATE_EPOCH": str(plan.epoch),
         },
         "tags": [f"${{REPOSITORY}}:{tag}" for tag in (plan.tag, *plan.aliases)],
-        "platforms": ["linux/amd64"],
+        "platforms": [LINUX_AMD64.name],
     }
 
 

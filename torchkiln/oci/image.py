@@ -13,11 +13,11 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltLayer
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import of_format
 
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
-PLATFORM = {"architecture": "amd64", "os": "linux"}
 
 _ANNOTATED = "org.opencontainers.image."
 _NANOSECONDS = 1_000_000_000
@@ -78,7 +78,7 @@ def digest_of(data: bytes) -> Digest:
 def _config(plan: ImagePlan, layers: Sequence[BuiltLayer]) -> dict[str, Any]:
     created = _rfc3339(plan.epoch)
     return {
-        **PLATFORM,
+        **LINUX_AMD64.oci,
         "created": created,
         "config": _runtime_config(plan.config),
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},

@@ -24,11 +24,11 @@ from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.image import BuiltImage, BuiltLayer
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.plan import ImagePlan
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import format_of
 from torchkiln.oci.documents import descriptors, diff_ids, plain_file, plain_folder, read_document
 from torchkiln.oci.image import (
     MANIFEST_TYPE,
-    PLATFORM,
     canonical_json,
     describe,
     descriptor,
@@ -233,7 +233,7 @@ class Layout:
         ours = [
             {
                 **descriptor(MANIFEST_TYPE, manifest, size),
-                "platform": PLATFORM,
+                "platform": LINUX_AMD64.oci,
                 "annotations": {REF_NAME: name},
             }
             for name in dict.fromkeys(names)
