@@ -14,6 +14,7 @@ from torchkiln.cli.shared.options import cache_root, images_folder
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import ConfigError, KilnError, NothingSelected, Stale
 from torchkiln.model.cell import Cell, Resolution, Source
+from torchkiln.model.operating_system import DEFAULT_OS
 
 if TYPE_CHECKING:
     from torchkiln.matrix.facts import Facts
@@ -110,7 +111,7 @@ def _check(
             continue
         tag = tag_of(resolution)
         # Only what the default index serves must be committed; other locks are checked where they are.
-        committed = resolution.lockable and resolution.cell.os == "debian12" and not resolution.components
+        committed = resolution.lockable and resolution.cell.os == DEFAULT_OS and not resolution.components
         if sweeping and not committed and not (images / tag).is_dir():
             continue
         os_name = resolution.cell.os

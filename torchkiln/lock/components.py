@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Protocol
 
 from torchkiln.errors import ConfigError, Stale, Unresolvable
-from torchkiln.lock.lock import EVERYTHING, Index, glibc_of, how_to_lock, inputs_digest, load_locked
+from torchkiln.lock.lock import EVERYTHING, Index, how_to_lock, inputs_digest, load_locked
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Component, OwnFile, Resolution, Source
 from torchkiln.model.index import Wanted
 from torchkiln.model.lock import LockedCell, LockedComponent, LockedWheel
+from torchkiln.model.operating_system import operating_system
 
 _SHOWN = 5  # packages that are named
 
@@ -74,7 +75,7 @@ def lock_beside(
                 *(f"{wheel.name}=={wheel.version}" for wheel in wheels.values()),
             ),
             python=resolution.cell.python,
-            glibc=glibc_of(resolution.cell.os),
+            glibc=operating_system(resolution.cell.os).glibc,
             as_of=date,
             keep=_kept(previous, plain, upgrade),
             bound=bound if resolution.build and resolution.build.source is Source.PYTORCH else (),

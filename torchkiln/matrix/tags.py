@@ -13,13 +13,11 @@ from torchkiln.matrix.matrix import Matrix, Pair
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell, Resolution, Status
 from torchkiln.model.layer_format import NAMED_FORMATS, split_format, tag_suffix
-from torchkiln.recipe import DOCKER_BASES
+from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.util.versions import major_of, minor_of, numbers
 
-#: The system whose images bear no ending. It is part of what a published tag means, so no matrix sets it.
-DEFAULT_OS = "debian12"
 _DAY = re.compile(r"[0-9]{8}[a-z0-9]*")
-_SYSTEMS = "|".join(re.escape(name) for name in DOCKER_BASES)
+_SYSTEMS = "|".join(re.escape(name) for name in SYSTEMS)
 _FORMATS = "|".join(NAMED_FORMATS)
 _TAG = re.compile(
     r"(?P<torch>[0-9.]+)-cuda(?P<cuda>[0-9.]+)-cudnn[0-9]+-(?P<flavor>runtime|devel)"

@@ -13,12 +13,16 @@ import click
 
 from torchkiln.cli.shared.options import matrix_option
 from torchkiln.errors import ConfigError, NothingSelected
+from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 
 if TYPE_CHECKING:
     from torchkiln.matrix.facts import Facts
     from torchkiln.matrix.matrix import Matrix
     from torchkiln.matrix.select import Selection
     from torchkiln.model.cell import Cell
+
+
+_SYSTEMS = ", ".join(f"{name} (default)" if name == DEFAULT_OS else name for name in SYSTEMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,7 @@ def selection(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--torch", "torch", multiple=True, metavar="X[,Y]", help="torch releases: 2.7 or 2.7.1"),
         click.option("--cuda", "cuda", multiple=True, metavar="X[,Y]", help="CUDA versions: 12.1"),
         click.option("--flavor", "flavor", multiple=True, metavar="F", help="runtime (default), devel"),
-        click.option("--os", "os_names", multiple=True, metavar="OS", help="debian12 (default), ubuntu22.04"),
+        click.option("--os", "os_names", multiple=True, metavar="OS", help=_SYSTEMS),
         click.option(
             "--with",
             "beside",
