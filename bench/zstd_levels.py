@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from torchkiln.oci.opening import open_gzip
+from torchkiln.oci.compression import GZIP
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -35,7 +35,7 @@ def measure(layer: Path, level: str) -> dict[str, object]:
     reader = zstd.ZstdDecompressor()
     unpacked = size = back = 0
     writing = reading = 0.0
-    with open_gzip(layer) as tar:
+    with GZIP.open(layer) as tar:
         while piece := tar.read(_PIECE):
             unpacked += len(piece)
             began = time.thread_time()

@@ -10,8 +10,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from torchkiln.oci.compression import ZSTD
 from torchkiln.oci.image import (
-    LAYER_TYPES,
     MANIFEST_TYPE,
     PLATFORM,
     canonical_json,
@@ -43,6 +43,6 @@ def index_of(manifests: Sequence[bytes]) -> bytes:
 
 def _entry(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
     entry = {**descriptor(MANIFEST_TYPE, digest_of(data), len(data)), "platform": PLATFORM}
-    if any(layer["mediaType"] == LAYER_TYPES["zstd"] for layer in manifest["layers"]):
+    if any(layer["mediaType"] == ZSTD.media_type for layer in manifest["layers"]):
         entry["annotations"] = {_PREFERRED: "true"}
     return entry

@@ -15,8 +15,9 @@ from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import image as image_build
 from torchkiln.build.environment import Environment
-from torchkiln.model.digest import Digest, LayerFormat
+from torchkiln.model.digest import Digest
 from torchkiln.model.layer import ImageLayer
+from torchkiln.model.layer_format import LayerFormat
 from torchkiln.model.lock import LockedBase
 from torchkiln.model.plan import ImagePlan, OverlayFile
 from torchkiln.model.progress import Fetcher, Silent

@@ -23,7 +23,7 @@ from torchkiln.build.cache_claims import build_needs
 from torchkiln.build.environment import Environment
 from torchkiln.build.image import Build
 from torchkiln.matrix import facts, matrix
-from torchkiln.model.digest import LayerFormat
+from torchkiln.model.layer_format import LayerFormat
 from torchkiln.model.progress import Fetcher, Silent
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT

@@ -19,9 +19,3 @@ def site(python: str) -> str:
 def minor(python: str) -> str:
     """`"3.11"` of `"3.11.2"`."""
     return ".".join(python.split(".")[:2])
-
-
-DOCKER_BASES = {
-    "debian12": "debian:12-slim",
-    "ubuntu22.04": "ubuntu:22.04",
-}  # what a Dockerfile starts from by hand

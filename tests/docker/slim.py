@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchkiln.model.lock import LockedBase
+from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import encode
-from torchkiln.oci.opening import open_gzip
 from torchkiln.store.store import Store
 
 _LIB = "usr/lib/x86_64-linux-gnu"
@@ -30,7 +30,7 @@ def slim_base(base: LockedBase, kept: Store, store: Store) -> LockedBase:
     with tempfile.TemporaryDirectory() as folder:
         tar, blob = Path(folder, "base.tar"), Path(folder, "base.tar.gz")
         with (
-            open_gzip(kept.blob(base.digest)) as stream,
+            GZIP.open(kept.blob(base.digest)) as stream,
             tarfile.open(fileobj=stream, mode="r|") as whole,
             tarfile.open(tar, "w", format=tarfile.PAX_FORMAT) as slimmed,
         ):

@@ -25,8 +25,8 @@ from torchkiln.docker.dockerfile import load_templates, render
 from torchkiln.errors import BuildFailed
 from torchkiln.lock.lock import load_locked
 from torchkiln.model.lock import OsPackage
+from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import encode_bytes
-from torchkiln.oci.opening import open_gzip
 from torchkiln.plan.load import plan_locked
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT, TEMPLATES
@@ -42,7 +42,7 @@ NAME = f"pytorch-cuda:{DEVEL}"
 def entries(found: Fresh) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
     """Each entry of the layer with its content."""
     with (
-        open_gzip(found.store.blob(found.tools.digest)) as stream,
+        GZIP.open(found.store.blob(found.tools.digest)) as stream,
         tarfile.open(fileobj=stream, mode="r|") as tar,
     ):
         for member in tar:

@@ -28,7 +28,7 @@ from torchkiln.build.confined import Confined
 from torchkiln.cli.shared.options import cache_root
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase
-from torchkiln.oci.opening import open_gzip
+from torchkiln.oci.compression import GZIP
 from torchkiln.runtimes import sandbox
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
@@ -95,7 +95,7 @@ def test_nothing_of_the_build_host_is_inside(fresh: tuple[LockedBase, Store]) ->
     hints += [address.encode() for address in resolvers if len(address) > 9]
     found: list[tuple[str, bytes]] = []
     names = set()
-    with open_gzip(store.blob(base.digest)) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+    with GZIP.open(store.blob(base.digest)) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             names.add(member.name.removeprefix("./").rstrip("/"))
             assert member.mtime <= EPOCH, member.name
@@ -121,7 +121,7 @@ def test_nothing_of_the_build_host_is_inside(fresh: tuple[LockedBase, Store]) ->
 def test_its_empty_environment_belongs_to_its_own_python(fresh: tuple[LockedBase, Store]) -> None:
     base, store = fresh
     inside: dict[str, tarfile.TarInfo] = {}
-    with open_gzip(store.blob(base.digest)) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+    with GZIP.open(store.blob(base.digest)) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
             name = member.name.removeprefix("./")
             if name.startswith("opt/venv/"):

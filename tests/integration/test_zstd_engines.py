@@ -28,8 +28,8 @@ from tests.faultproxy import FaultProxy
 from tests.needs import give_up
 from tests.pushing import push_to
 from tests.roots import LayerBlob, entry, layer, minimal_layout, tiny_layers
+from torchkiln.oci.compression import GZIP
 from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, open_layout
-from torchkiln.oci.opening import open_gzip
 from torchkiln.oci.zstd import compress
 from torchkiln.util.places import ROOT
 
@@ -112,7 +112,7 @@ def offer(tmp_path_factory: pytest.TempPathFactory, registry: RunningRegistry) -
 
 
 def _by_zstd(blob: LayerBlob) -> LayerBlob:
-    with open_gzip(blob.path) as stream:
+    with GZIP.open(blob.path) as stream:
         tar = stream.read()
     out = io.BytesIO()
     written = compress(io.BytesIO(tar), out, unpacked=len(tar))

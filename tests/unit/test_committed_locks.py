@@ -12,8 +12,9 @@ from torchkiln.lock.lock import load_locked, requirements_txt, to_json
 from torchkiln.matrix.public_record import on_record
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import all_cells
-from torchkiln.matrix.tags import DEFAULT_OS, tag_of
+from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Source
+from torchkiln.model.operating_system import DEFAULT_OS
 from torchkiln.model.stand_in import stand_ins
 from torchkiln.util.places import ROOT
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smoke_tests.tag import DEFAULT_OS as DEFAULT_OF_THE_SUITE
 from smoke_tests.tag import parse_tag
 from tests.gridcase import FACTS, MATRIX
 from tests.planned import LOCK_DIGEST, PROFILE, locked, wheel
@@ -25,10 +26,10 @@ from torchkiln.matrix.sentences import limit_text
 from torchkiln.matrix.tags import aliases_of, dated, names_of, parse_name, tag_of, undated
 from torchkiln.model.cell import Resolution, Source, Status
 from torchkiln.model.lock import LockedCell, LockedComponent, LockedWheel
+from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.model.plan import ImagePlan
 from torchkiln.plan.layers import made_layers
 from torchkiln.plan.plan import plan
-from torchkiln.recipe import DOCKER_BASES
 from torchkiln.util.schema import shipped
 
 HEAD = """\
@@ -132,13 +133,13 @@ def test_such_an_image_has_its_own_name_alone() -> None:
 
 
 _SUFFIX = st.from_regex(r"[a-z][a-z0-9]{0,19}", fullmatch=True).filter(
-    lambda text: text not in ("runtime", "devel", "zstd", *DOCKER_BASES)
+    lambda text: text not in ("runtime", "devel", "zstd", *SYSTEMS)
 )
 
 
 @given(
     suffixes=st.lists(_SUFFIX, max_size=4),
-    os=st.sampled_from(sorted(DOCKER_BASES)),
+    os=st.sampled_from(sorted(SYSTEMS)),
     day=st.sampled_from(["", "20261122", "20261122b"]),
 )
 def test_a_tag_tells_what_it_was_made_of(suffixes: list[str], os: str, day: str) -> None:
@@ -328,3 +329,9 @@ def test_the_smoke_suite_reads_such_a_tag(components: Sequence[str], os: str) ->
     assert told == {"torch": "2.7.1", "cuda": "12.1", "cudnn": "9", "flavor": "runtime", "os": os}
     assert parse_tag("2.7.1-cuda12.1-cudnn9-runtime-").keys() == told.keys()
     assert set(parse_tag("2.7.1-cuda12.1-cudnn9-runtime-").values()) == {None}
+
+
+def test_the_schema_and_the_suite_know_each_system() -> None:
+    """They cannot ask the table: the one is JSON, the other runs without torchkiln."""
+    assert set(shipped("matrix")["properties"]["os"]["properties"]) == set(SYSTEMS)
+    assert DEFAULT_OF_THE_SUITE == DEFAULT_OS

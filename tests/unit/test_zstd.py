@@ -19,11 +19,14 @@ from tests.oci_samples import digest, files, tar_of
 from tests.zstd_frames import SHAPES, program, run_frame
 from torchkiln.errors import ToolMissing
 from torchkiln.model.layer import Blob
+from torchkiln.model.layer_format import LAYER_FORMATS
 from torchkiln.oci import zstd
+from torchkiln.oci.compression import COMPRESSIONS, format_of, of_format
+from torchkiln.oci.layer import NotCompressible
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.validate import layer as inspect_module
-from torchkiln.oci.validate.layer import GZIP_TYPE, TAR_TYPE, ZSTD_TYPE, inspect_layer
-from torchkiln.oci.zstd import NotCompressible, compress, open_zstd
+from torchkiln.oci.validate.layer import GZIP_TYPE, LAYER_TYPES, TAR_TYPE, ZSTD_TYPE, inspect_layer
+from torchkiln.oci.zstd import compress, open_zstd
 from torchkiln.util.places import ROOT
 
 NOISE = random.Random(7).randbytes(1_500_000)
@@ -206,3 +209,10 @@ def test_a_bomb_takes_little_memory(tmp_path: Path) -> None:
     assert read == unpacked == 1 << 27
     assert max(opened, inspected) < 16, told  # MiB
     assert made < 100, told
+
+
+def test_the_oracle_knows_each_compression() -> None:
+    """It shares no table with the writers; so the two are compared here."""
+    assert {one.media_type for one in COMPRESSIONS} == set(LAYER_TYPES)
+    assert [of_format(name).media_type for name in LAYER_FORMATS] == [GZIP_TYPE, ZSTD_TYPE]
+    assert [format_of([TAR_TYPE, kind]) for kind in (GZIP_TYPE, ZSTD_TYPE)] == list(LAYER_FORMATS)

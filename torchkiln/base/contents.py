@@ -11,8 +11,8 @@ from typing import BinaryIO
 from torchkiln.errors import BuildFailed
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase, OsPackage
+from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import ENCODER
-from torchkiln.oci.opening import open_gzip
 from torchkiln.oci.tar_reader import Entry, TarReader, pieces_of
 from torchkiln.util.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
 
@@ -50,7 +50,7 @@ def inspect(blob: Path, *, name: str = "") -> Contents:
     called, status = name or blob.name, ""
     faults = []
     try:
-        with open_gzip(blob) as stream:
+        with GZIP.open(blob) as stream:
             for entry, data in _walk(stream):
                 faults += [f"{called}: {fault}" for fault in _faults(entry)]
                 if entry.path == _STATUS and data is not None:

@@ -16,13 +16,14 @@ from pathlib import Path
 from torchkiln.base.extraction import Refused, extract
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase
-from torchkiln.oci.opening import open_gzip
+from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.oci.compression import GZIP
 from torchkiln.oci.read_tar import DAMAGED
 from torchkiln.oci.tar_header import DamagedTar
 from torchkiln.store.store import Store
 
-LIBRARIES = "usr/lib/x86_64-linux-gnu"
-LOADER = f"{LIBRARIES}/ld-linux-x86-64.so.2"
+LIBRARIES = LINUX_AMD64.libraries
+LOADER = f"{LIBRARIES}/{LINUX_AMD64.loader}"
 
 
 def python_name(version: str) -> str:
@@ -104,12 +105,12 @@ def extract_python(blob: Path, base: LockedBase, into: Path, *, also: str = "") 
     name = python_name(base.python)
     wanted = re.compile(
         rf"usr/bin/{re.escape(name)}|usr/lib/{re.escape(name)}/(?!config-|test/).+|"
-        rf"{LIBRARIES}/(ld-linux-x86-64\.so\.2|lib(c|m|dl|pthread|util|rt|z|expat|ffi|crypto|ssl|lzma|bz2|uuid)\.so\.[^/]+)"
+        rf"{re.escape(LOADER)}|{LIBRARIES}/(lib(c|m|dl|pthread|util|rt|z|expat|ffi|crypto|ssl|lzma|bz2|uuid)\.so\.[^/]+)"
         + (f"|{also}" if also else ""),
         re.DOTALL,
     )
     try:
-        with open_gzip(blob) as stream:
+        with GZIP.open(blob) as stream:
             found = extract(stream, into, lambda path: wanted.fullmatch(path) is not None)
     except (Refused, DamagedTar) as error:
         raise BuildFailed(f"the base's Python cannot be taken out: {error}") from error

@@ -17,8 +17,9 @@ from typing import Any, BinaryIO, Generic, TypeVar
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase, LockedTools, OsPackage, artefact_fields, artefact_json
+from torchkiln.oci.compression import GZIP, IDENTITY
 from torchkiln.oci.encode import encode
-from torchkiln.oci.opening import bounded, open_gzip
+from torchkiln.oci.opening import bounded
 from torchkiln.store.store import Store
 from torchkiln.util import codec
 from torchkiln.util.files import pretty_json
@@ -117,9 +118,9 @@ def adopt(way: Way[Artefact], file: Path, store: Store, *, locked: Artefact | No
         if not file.is_file():  # a pipe would hang, and a device may have no end
             raise BuildFailed(f"{file} is no file", hint=f"name what `{way.export}` wrote")
         with file.open("rb") as stream:
-            gzipped = stream.read(2) == b"\x1f\x8b"
+            compression = GZIP if stream.read(len(GZIP.magic)) == GZIP.magic else IDENTITY
         # Encoded anew in any case: what another tool compressed has the same tar and gives the locked blob.
-        with open_gzip(file) if gzipped else file.open("rb") as tar:
+        with compression.open(file) as tar:
             encoded = encode(_bounded(way, tar, file, locked), temporary)
         if locked is not None and encoded.digest != locked.digest:
             raise BuildFailed(

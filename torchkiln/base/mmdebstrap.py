@@ -24,6 +24,7 @@ from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe
 from torchkiln.base.sources import Sources, edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.encode import encode
 from torchkiln.store.store import Store
 from torchkiln.util.scratch import held
@@ -169,7 +170,7 @@ def command(
         f"--mode={'unshare' if unprivileged else 'root'}",
         f"--variant={variant}",
         *((f"--include={','.join(packages)}",) if packages else ()),
-        "--architectures=amd64",
+        f"--architectures={LINUX_AMD64.architecture}",
         "--format=tar",
         f"--keyring={place.keyring if place else sources.keyring}",
         f"--components={','.join(recipe.components)}",

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
-from torchkiln.errors import ConfigError
+from torchkiln.model.operating_system import operating_system
 from torchkiln.recipe import PREFIX, USER
 
 EPOCH = 1_735_689_600
@@ -94,45 +94,21 @@ class BaseRecipe:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()
 
 
-_RECIPES = {
-    recipe.os: recipe
-    for recipe in (
-        BaseRecipe(
-            os="debian12",
-            suite="bookworm",
-            components=("main",),
-            keyring=PurePosixPath("/usr/share/keyrings/debian-archive-keyring.gpg"),
-            keyring_package="debian-archive-keyring",
-            python="3.11",
-            packages=_PACKAGES,
-            dpkg_options=_DPKG_OPTIONS,
-            hooks=(*_MAKING, *CLEANING),
-            epoch=EPOCH,
-        ),
-        BaseRecipe(
-            os="ubuntu22.04",
-            suite="jammy",
-            components=("main", "universe"),  # tini and python3-venv are in universe
-            keyring=PurePosixPath("/usr/share/keyrings/ubuntu-archive-keyring.gpg"),
-            keyring_package="ubuntu-keyring",
-            python="3.10",
-            packages=_PACKAGES,
-            dpkg_options=_DPKG_OPTIONS,
-            hooks=(*_MAKING, *CLEANING),
-            epoch=EPOCH,
-        ),
-    )
-}
-
-
 def recipe(os_name: str) -> BaseRecipe:
     """The recipe of *os_name*.
 
     :raises ConfigError: there is none.
     """
-    try:
-        return _RECIPES[os_name]
-    except KeyError:
-        raise ConfigError(
-            f"no base is known for os {os_name!r}", hint=f"known: {', '.join(_RECIPES)}"
-        ) from None
+    system = operating_system(os_name)
+    return BaseRecipe(
+        os=system.name,
+        suite=system.suite,
+        components=system.components,
+        keyring=system.keyring,
+        keyring_package=system.keyring_package,
+        python=system.python,
+        packages=_PACKAGES,
+        dpkg_options=_DPKG_OPTIONS,
+        hooks=(*_MAKING, *CLEANING),
+        epoch=EPOCH,
+    )

@@ -9,12 +9,9 @@ from pathlib import PurePosixPath
 
 from torchkiln.base.recipe import BaseRecipe
 from torchkiln.errors import ConfigError
+from torchkiln.model.operating_system import operating_system
 from torchkiln.model.stand_in import declared
 
-_VARIABLES = {
-    "debian": ("TORCHKILN_DEBIAN_MIRROR", "TORCHKILN_DEBIAN_SECURITY_MIRROR", "TORCHKILN_DEBIAN_KEYRING"),
-    "ubuntu": ("TORCHKILN_UBUNTU_MIRROR", "TORCHKILN_UBUNTU_SECURITY_MIRROR", "TORCHKILN_UBUNTU_KEYRING"),
-}
 _ADDRESS = re.compile(r"(https?|file|copy)://[^\s'\"|&\\]+")
 _SNAPSHOT = re.compile(r"/\d{8}T\d{6}Z/?$")
 
@@ -31,7 +28,7 @@ class Sources:
 
 def variables(recipe: BaseRecipe) -> tuple[str, str, str]:
     """The names of those that say so: mirror, security mirror, keyring. Each distribution has its own."""
-    return _VARIABLES[recipe.distribution]
+    return operating_system(recipe.os).variables
 
 
 def sources_of(recipe: BaseRecipe, environ: Mapping[str, str]) -> Sources:

@@ -24,8 +24,8 @@ from torchkiln.errors import BuildFailed
 from torchkiln.matrix.os_tools import packages_of
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools, OsPackage
+from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import ENCODER, encode
-from torchkiln.oci.opening import open_gzip
 from torchkiln.oci.upper import write_upper
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
@@ -125,7 +125,7 @@ def build(
             try:
                 whole = _installed(tuple(packages), base, store, wanted, environ, place, say)
                 with (
-                    open_gzip(store.blob(base.digest)) as lower,
+                    GZIP.open(store.blob(base.digest)) as lower,
                     whole.open("rb") as upper,
                     layer.open("wb") as out,
                 ):

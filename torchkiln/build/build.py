@@ -13,7 +13,7 @@ from torchkiln.errors import BuildFailed
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.digest import LayerFormat
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.stand_in import resolved_against, stand_ins
 from torchkiln.plan.load import plan_locked
@@ -25,7 +25,7 @@ class Options:
 
     sources: Sources = field(default_factory=Sources)  # of base and tools
     refs: tuple[str, ...] = ()  # names in the layout; none: the plan's tag
-    layer_format: LayerFormat = "gzip"
+    layer_format: LayerFormat = DEFAULT_FORMAT
     stranger: bool = False  # the lock is not the user's own: nothing of its base runs without a sandbox
 
 

@@ -15,6 +15,7 @@ from torchkiln.cuda.tree import RULE
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import MadeLayer, ProgramLayer, ToolkitLayer, WheelLayer
+from torchkiln.oci.compression import TARGETS
 from torchkiln.oci.encode import ENCODER
 from torchkiln.recipe import PREFIX, RECIPE
 
@@ -51,7 +52,7 @@ def _key(**decides: Any) -> str:
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
-FORMAT_RECORDS = ("zstd",)
+FORMAT_RECORDS = tuple(TARGETS)
 """The kinds of records that name another form of a layer."""
 
 FORMER_RECORDS = "joined"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from torchkiln.base.recipe import recipe
+from torchkiln.model.operating_system import DEFAULT_OS
 
 Part = Literal["embedded engine", "docker engine", "rootfs runtime", "tests"]
 _SPACE = 12_000_000_000  # bytes: wheels, layers and an unpacked image of one cell
@@ -48,13 +49,14 @@ def _python(_: Path) -> Iterator[Probe]:
 
 def _base_tools(_: Path) -> Iterator[Probe]:
     yield _program("embedded engine", "mmdebstrap", "builds the base")
-    keyring = Path(recipe("debian12").keyring)
+    wanted = recipe(DEFAULT_OS)
+    keyring = Path(wanted.keyring)
     yield Probe(
         part="embedded engine",
-        what="Debian's archive keys",
+        what=f"{wanted.distribution.capitalize()}'s archive keys",
         ok=keyring.exists(),
         found=str(keyring) if keyring.exists() else "missing",
-        cure="apt-get install debian-archive-keyring",
+        cure=f"apt-get install {wanted.keyring_package}",
     )
 
 

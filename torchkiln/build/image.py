@@ -18,13 +18,14 @@ from torchkiln.build.dependencies import demand_agreement
 from torchkiln.build.environment import Environment
 from torchkiln.build.known import known_blob
 from torchkiln.errors import BuildFailed
-from torchkiln.model.digest import LayerFormat
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.plan import (
     ImagePlan,
     ToolkitLayer,
 )
+from torchkiln.oci.compression import TARGETS
 from torchkiln.oci.layout import write_image
 
 
@@ -35,7 +36,7 @@ class Build:
     image: BuiltImage
     seconds: tuple[tuple[str, float], ...]
     reused: tuple[str, ...]  # titles
-    layer_format: LayerFormat = "gzip"
+    layer_format: LayerFormat = DEFAULT_FORMAT
 
 
 def build(
@@ -44,7 +45,7 @@ def build(
     environment: Environment,
     *,
     refs: Sequence[str] = (),
-    layer_format: LayerFormat = "gzip",
+    layer_format: LayerFormat = DEFAULT_FORMAT,
     stranger: bool = False,
 ) -> Build:
     """Build *plan* into *layout* under *refs* (the plan's tag when none); base and tools are in the store.
@@ -57,21 +58,22 @@ def build(
     :raises ToolMissing: it is a stranger's, and this host can make no sandbox.
     """
     started, store, observer = time.monotonic(), environment.store, environment.observer
-    making = environment if layer_format == "gzip" else replace(environment, on_layer=lambda _: None)
+    target = TARGETS.get(layer_format)
+    making = replace(environment, on_layer=lambda _: None) if target else environment
     layers, reused, seconds = _layers(plan, making, stranger=stranger)
     _compare_with_lock(layers, plan)
     demand_agreement(plan.locked, store)
     with ExitStack() as claims:
-        if layer_format != "gzip":
-            from torchkiln.build.layer_formats import FORMATS, convert, records_of  # only here: slow to load
+        if target:
+            from torchkiln.build.layer_formats import convert, records_of  # only here: slow to load
 
-            began, form = time.monotonic(), FORMATS[layer_format]
-            what = f"wants the layers of {plan.tag} {form.done}"
-            claims.enter_context(store.claim(what, records_of(layers, form)))
-            layers = convert(form, layers, store, observer)
+            began = time.monotonic()
+            what = f"wants the layers of {plan.tag} compressed"
+            claims.enter_context(store.claim(what, records_of(layers, target)))
+            layers = convert(target, layers, store, observer)
             for layer in layers:
                 environment.on_layer(layer.blob)
-            seconds[form.work] = time.monotonic() - began
+            seconds["compress"] = time.monotonic() - began
         writing = time.monotonic()
         observer.begin("write", "layout", len(layers))
         image = write_image(layout, plan, layers, store.blob, refs=refs, layer_format=layer_format)

@@ -16,9 +16,10 @@ from torchkiln.cli.shared.options import cache_root, images_folder
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.matrix.os_tools import is_tools
 from torchkiln.model.lock import LockedBase, LockedTools
+from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.store.store import Store
 
-_os = click.option("--os", "os_name", default="debian12", show_default=True, help="debian12, ubuntu22.04")
+_os = click.option("--os", "os_name", default=DEFAULT_OS, show_default=True, help=", ".join(SYSTEMS))
 _tools = click.option(
     "--tools", "name", metavar="NAME", help="not the base: devel's tools on top of it, devel or devel-gcc11"
 )

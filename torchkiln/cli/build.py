@@ -16,13 +16,12 @@ from torchkiln.cli.shared.options import cache_root, images_folder, layout_optio
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import KilnError
 from torchkiln.index.lazy import LateIndex
-from torchkiln.model.digest import LayerFormat
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFormat
 
 if TYPE_CHECKING:
     from torchkiln.model.cell import Cell
 
 _FORMATS = ("oci", "oci-archive", "docker-archive")
-_LAYER_FORMATS: tuple[LayerFormat, ...] = ("gzip", "zstd")
 _ONLY = {
     "embedded": ("output", "form", "layer_format", "dry_run", "load", "ahead", "plain_http", "smoke", "tier"),
     "docker": ("builder", "cache_from", "cache_to"),
@@ -64,8 +63,8 @@ _ONLY = {
 )
 @click.option(
     "--layer-format",
-    type=click.Choice(_LAYER_FORMATS),
-    default="gzip",
+    type=click.Choice(LAYER_FORMATS),
+    default=DEFAULT_FORMAT,
     show_default=True,
     help="zstd: smaller, pulled faster; other digests, same content",
 )
@@ -245,5 +244,5 @@ def _tell(told: dict[str, Any], as_json: bool) -> None:
     click.echo(
         f"  to download: {console.size(told['download_bytes'])} in {told['downloads']} wheels{unknown}"
     )
-    if (layer_format := told["layer_format"]) != "gzip":
+    if (layer_format := told["layer_format"]) != DEFAULT_FORMAT:
         click.echo(f"  then each layer is compressed by {layer_format}, but for those that the cache has so")

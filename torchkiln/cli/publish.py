@@ -241,19 +241,20 @@ class _Way:
 
     def _names(self, tag: str, image: ImageOnDisk, locked: LockedCell) -> Names:
         """As they follow from the lock; of those that were asked for, none that is another image's."""
-        from torchkiln.matrix.tags import ZSTD, aliases_of, dated, misfit
+        from torchkiln.matrix.tags import aliases_of, dated, misfit
+        from torchkiln.model.layer_format import tag_suffix
         from torchkiln.publish.publish import Names, demand_movable
 
-        form = ZSTD if any(layer.media_type.endswith("+zstd") for layer in image.layers) else ""
+        suffix = tag_suffix(image.layer_format)
         if self.names:
             found = Names(dated=None, moving=self.names)
         else:
             names = (tag, *aliases_of(locked.resolution, *self.chosen.grid()))
-            moving = tuple(f"{name}{form}" for name in names)
-            found = Names(dated=dated(f"{tag}{form}", self.day), moving=moving)
+            moving = tuple(f"{name}{suffix}" for name in names)
+            found = Names(dated=dated(f"{tag}{suffix}", self.day), moving=moving)
         demand_movable(found)
         for name in found.moving:
-            if why := misfit(name, f"{tag}{form}", self.chosen.grid()[0]):
+            if why := misfit(name, f"{tag}{suffix}", self.chosen.grid()[0]):
                 raise ConfigError(
                     f"{name} is another image's name: {why}",
                     hint="choose one that reads as no other image's: --tag trial",
@@ -266,9 +267,10 @@ def _demand_same(ref: str, tag: str, locked: LockedCell) -> None:
 
     :raises ConfigError: the layout, or the folder of locks, has another one under that name.
     """
-    from torchkiln.matrix.tags import ZSTD, parse_name, tag_of
+    from torchkiln.matrix.tags import parse_name, tag_of
+    from torchkiln.model.layer_format import split_format
 
-    asked = ref.removesuffix(ZSTD)
+    asked, _ = split_format(ref)
     if parse_name(asked) and asked != tag:
         raise ConfigError(f"{ref}: the layout has {tag} under this name", hint="build the image again")
     if (cell := tag_of(locked.resolution)) != tag:

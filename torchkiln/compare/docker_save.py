@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from torchkiln.model.contents import Layer, LayerContents
-from torchkiln.oci.opening import GZIP_MAGIC, ZSTD_MAGIC, opened
+from torchkiln.oci.compression import IDENTITY, of_head
 from torchkiln.oci.read_tar import Wanted, layer_contents
 from torchkiln.oci.tar_reader import TarReader, pieces_of
 from torchkiln.util.strict_json import json_of
@@ -47,8 +47,8 @@ def read_saved(stream: BinaryIO, wanted: Wanted) -> list[Layer]:
             continue
         with io.BufferedReader(_Pieces(archive.content()), 1 << 20) as blob:
             head = blob.peek(_HEAD)[:_HEAD]
-            if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
-                with opened(cast(BinaryIO, blob), head) as inflated:
+            if (compression := of_head(head)) is not IDENTITY:
+                with compression.open(cast(BinaryIO, blob)) as inflated:
                     layers[entry.path] = (entry.size, layer_contents(inflated, wanted))
             elif head[257:262] == _TAR:
                 layers[entry.path] = (None, layer_contents(cast(BinaryIO, blob), wanted))

@@ -10,9 +10,10 @@ from torchkiln.compare.docker_save import titles_of
 from torchkiln.compare.images import unpacked_of
 from torchkiln.compare.sharing import Level, Stack
 from torchkiln.errors import VerificationFailed
-from torchkiln.matrix.tags import ZSTD, parse_name
+from torchkiln.matrix.tags import parse_name
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
+from torchkiln.model.layer_format import split_format
 from torchkiln.model.plan import ImagePlan, MadeLayer
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk, Layout
 
@@ -57,7 +58,7 @@ def names_in(layout: Layout, tags: Collection[str] | None = None) -> tuple[str, 
     return tuple(
         _own(found) or digest
         for digest, found in names.items()
-        if tags is None or any(name.removesuffix(ZSTD) in tags for name in found)
+        if tags is None or any(split_format(name)[0] in tags for name in found)
     )
 
 
@@ -111,5 +112,5 @@ def _demand_size(layer: LayerOnDisk) -> None:
 
 def _own(names: Sequence[str]) -> str | None:
     """Of an image's *names* the one that says most for its length; None: it has no name."""
-    fitting = [name for name in names if parse_name(name.removesuffix(ZSTD))]
+    fitting = [name for name in names if parse_name(split_format(name)[0])]
     return min(fitting or names, key=len, default=None)

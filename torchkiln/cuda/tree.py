@@ -10,8 +10,10 @@ hundreds of megabytes), documents and samples, and programs for 32-bit systems.
 
 from __future__ import annotations
 
+from torchkiln.model.platform import LINUX_AMD64
+
 RULE = 1  # raise it when the same archive would give other files
-TARGET = "targets/x86_64-linux"
+TARGET = f"targets/{LINUX_AMD64.cuda}-linux"
 
 # Whole folders, by where they go.
 _FOLDERS = {

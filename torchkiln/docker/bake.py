@@ -9,8 +9,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.model.plan import ImagePlan
-from torchkiln.recipe import DOCKER_BASES
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.files import pretty_json
 from torchkiln.util.versions import minor_of
 
@@ -35,7 +36,7 @@ def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
             groups.setdefault(_target(group), []).append(_target(plan.tag))
     systems = sorted({plan.locked.resolution.cell.os for plan in plans})
     variables = {"REPOSITORY": repository, "WHEELS": "wheels"}
-    variables |= {_base(system): DOCKER_BASES[system] for system in systems}
+    variables |= {_base(system): SYSTEMS[system].docker_base for system in systems}
     with_archives = [plan for plan in plans if plan.locked.archives]
     variables |= {_folder(plan): f"toolkit-{plan.locked.resolution.cell.cuda}" for plan in with_archives}
     return pretty_json(
@@ -56,7 +57,7 @@ def _built(plan: ImagePlan) -> dict[str, Any]:
             "SOURCE_DATE_EPOCH": str(plan.epoch),
         },
         "tags": [f"${{REPOSITORY}}:{tag}" for tag in (plan.tag, *plan.aliases)],
-        "platforms": ["linux/amd64"],
+        "platforms": [LINUX_AMD64.name],
     }
 
 

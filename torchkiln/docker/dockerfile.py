@@ -11,11 +11,12 @@ from pathlib import Path, PurePosixPath
 
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.os_tools import packages_of
+from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.model.plan import ImagePlan, OverlayFile, OverlayLink, ProgramLayer, WheelLayer
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.micromamba import program_path
 from torchkiln.plan.plan import GENERATED
-from torchkiln.recipe import DOCKER_BASES, PREFIX, USER, site
+from torchkiln.recipe import PREFIX, USER, site
 
 ENTRY = "Dockerfile.j2"
 _BESIDE = "components"  # the folder of what components bring that is neither wheel nor program
@@ -84,7 +85,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             plan=plan,
             cell=cell,
             config=plan.config,
-            docker_base=DOCKER_BASES[cell.os],
+            docker_base=SYSTEMS[cell.os].docker_base,
             os_packages=sorted(os_packages),
             tools=sorted(packages_of(plan.locked.tools.name)) if plan.locked.tools else (),
             prefix=PREFIX,

@@ -9,20 +9,18 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from torchkiln.errors import Unresolvable
 from torchkiln.model.index import FileAt
-
-# PEP 600 made these names aliases of the glibc they stand for.
-_ALIASES = {17: "manylinux2014_x86_64", 12: "manylinux2010_x86_64", 5: "manylinux1_x86_64"}
+from torchkiln.model.platform import LINUX_AMD64
 
 
 def tags_of(python: str, glibc: tuple[int, int]) -> tuple[Tag, ...]:
-    """The wheel tags that CPython *python* on x86_64 with *glibc* takes, best first, as pip orders them."""
+    """The wheel tags that CPython *python* with *glibc* takes, best first, as pip orders them."""
     major, minor = (int(part) for part in python.split(".")[:2])
-    platforms: list[str] = []
+    kinds: list[str] = []
     for level in range(glibc[1], 4, -1):
-        platforms.append(f"manylinux_2_{level}_x86_64")
-        if level in _ALIASES:
-            platforms.append(_ALIASES[level])
-    platforms.append("linux_x86_64")
+        kinds.append(f"manylinux_2_{level}")
+        if level in LINUX_AMD64.manylinux:
+            kinds.append(LINUX_AMD64.manylinux[level])
+    platforms = [LINUX_AMD64.wheel_tag(kind) for kind in (*kinds, "linux")]
     interpreter = f"cp{major}{minor}"
     return (
         *cpython_tags((major, minor), abis=[interpreter], platforms=platforms),

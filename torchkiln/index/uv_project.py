@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from torchkiln.model.index import Given, Wanted
+from torchkiln.model.platform import LINUX_AMD64
 
-PLATFORM = "x86_64-manylinux_2_28"
+PLATFORM = f"{LINUX_AMD64.machine}-manylinux_2_28"
 PINS = "pins.txt"
 
 

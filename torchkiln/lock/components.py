@@ -13,12 +13,13 @@ from typing import Protocol
 
 from torchkiln.errors import ConfigError, Unresolvable
 from torchkiln.lock.freshness import require_fresh
-from torchkiln.lock.lock import Index, epoch_of, glibc_of, inputs_digest
+from torchkiln.lock.lock import Index, epoch_of, inputs_digest
 from torchkiln.lock.request import Versions
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Component, OwnFile, Resolution, Source
 from torchkiln.model.index import Wanted
 from torchkiln.model.lock import LockedCell, LockedComponent, LockedWheel
+from torchkiln.model.operating_system import operating_system
 
 
 class WideIndex(Index, Protocol):
@@ -70,7 +71,7 @@ def lock_beside(
                 *(f"{wheel.name}=={wheel.version}" for wheel in wheels.values()),
             ),
             python=resolution.cell.python,
-            glibc=glibc_of(resolution.cell.os),
+            glibc=operating_system(resolution.cell.os).glibc,
             as_of=versions.as_of,
             keep=tuple(sorted(keep.items())),
             bound=bound if resolution.build and resolution.build.source is Source.PYTORCH else (),

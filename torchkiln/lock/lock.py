@@ -41,6 +41,7 @@ from torchkiln.model.lock import (
     OsPackage,
     artefact_json,
 )
+from torchkiln.model.operating_system import DEFAULT_OS, operating_system
 from torchkiln.recipe import RECIPE
 from torchkiln.util.files import write_atomic
 from torchkiln.util.strict_json import json_of, read_file, text_of
@@ -62,7 +63,6 @@ _LIMIT = 4 << 20  # bytes; a lock has fifty thousand
 _SHOWN = 5
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")  # as registries have it
 _PINNED = re.compile(r"^(\S+)==(\S+) --hash=sha256:(\S+)\r?$", re.MULTILINE)
-_GLIBC = {"debian12": (2, 36), "ubuntu22.04": (2, 35)}
 
 
 class Index(Protocol):
@@ -107,7 +107,7 @@ def lock(
             requirements=tuple(text for text in resolution.requirements if _name(text) not in by_record),
             constraints=tuple(bound.requirement for bound in resolution.constraints),
             python=cell.python,
-            glibc=glibc_of(cell.os),
+            glibc=operating_system(cell.os).glibc,
             as_of=date,
             keep=tuple(one for one in versions.kept.items() if one[0] not in by_record),
             bound=bound if build.source is Source.PYTORCH and not given else (),
@@ -174,7 +174,7 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
         "recipe": RECIPE,
         "resolution": plain(resolution),
         "bound": bound if build and build.source is Source.PYTORCH else (),
-        "glibc": glibc_of(resolution.cell.os),
+        "glibc": operating_system(resolution.cell.os).glibc,
     }
     canonical = json.dumps(inputs, sort_keys=True, separators=(",", ":")).encode()
     return parse_digest("sha256:" + hashlib.sha256(canonical).hexdigest())
@@ -184,7 +184,7 @@ def how_to_lock(cell: Cell, *, by_record: bool = False) -> str:
     """The command that locks *cell*; *by_record*: by what is on public record."""
     words = ["torchkiln lock", f"--torch {cell.torch}", f"--cuda {cell.cuda}"]
     words += [f"--flavor {cell.flavor}"] if cell.flavor != "runtime" else []
-    words += [f"--os {cell.os}"] if cell.os != "debian12" else []
+    words += [f"--os {cell.os}"] if cell.os != DEFAULT_OS else []
     words += [f"--with {','.join(cell.components)}"] if cell.components else []
     words += ["--public-record"] if by_record else []
     return " ".join(words)
@@ -270,11 +270,3 @@ def _check(build: Build, release: str, wheels: tuple[LockedWheel, ...]) -> Locke
             hint="look at the requirements in matrix.yaml and at the index's pages",
         )
     return torch
-
-
-def glibc_of(os_name: str) -> tuple[int, int]:
-    """The version of the C library that *os_name* has; with it a wheel's manylinux tag is judged."""
-    try:
-        return _GLIBC[os_name]
-    except KeyError:
-        raise ConfigError(f"no glibc is known for {os_name}", hint=f"known: {', '.join(_GLIBC)}") from None

@@ -14,11 +14,13 @@ from typing import Any
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from torchkiln.model.cell import Build, Cell, Component, OwnFile
+from torchkiln.model.layer_format import NAMED_FORMATS
+from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.util.versions import major_of, minor_of
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 #: What stands in tags already; a date begins with a digit, which no suffix does.
-_TAKEN = ("runtime", "devel", "zstd", "debian12", "ubuntu22")
+_TAKEN = ("runtime", "devel", *NAMED_FORMATS, *(name.partition(".")[0] for name in SYSTEMS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.located_yaml import parse as parse_yaml
 from torchkiln.util.schema import shipped, wrongs
 from torchkiln.util.strict_json import read_file, text_of
@@ -88,4 +89,5 @@ def digest_of(archives: Iterable[LockedArchive]) -> Digest:
 
 
 def _path(component: str, version: str) -> str:
-    return f"{component}/linux-x86_64/{component}-linux-x86_64-{version}-archive.tar.xz"
+    platform = f"linux-{LINUX_AMD64.cuda}"
+    return f"{component}/{platform}/{component}-{platform}-{version}-archive.tar.xz"

@@ -12,8 +12,9 @@ from torchkiln.matrix.matrix import Matrix, Prefer
 from torchkiln.matrix.public_record import recorded
 from torchkiln.matrix.resolve import require_cuda, resolve
 from torchkiln.matrix.sentences import limit_text, reason
-from torchkiln.matrix.tags import DEFAULT_OS, aliases_of, tag_of
+from torchkiln.matrix.tags import aliases_of, tag_of
 from torchkiln.model.cell import Cell, Resolution, Source
+from torchkiln.model.operating_system import DEFAULT_OS
 from torchkiln.util.versions import major_of
 
 _PREFERENCES: tuple[Prefer, ...] = ("default-index", "native")

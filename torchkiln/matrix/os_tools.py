@@ -11,11 +11,11 @@ import re
 
 from torchkiln.matrix.facts import Facts
 from torchkiln.model.cell import Cell
+from torchkiln.model.operating_system import operating_system
 from torchkiln.util.versions import numbers
 
 TOOLS = ("cmake", "ninja-build", "g++", "gdb", "pkg-config", "git-lfs")
 
-_OWN_GCC = {"debian12": 12, "ubuntu22.04": 11}
 _NAME = re.compile(r"devel(?:-gcc(?P<gcc>\d+))?")
 
 
@@ -26,7 +26,7 @@ def tools_of(cell: Cell, facts: Facts) -> str | None:
     # Of a CUDA that the facts do not name, the one before it tells: none took back a gcc.
     known = [cuda for cuda in facts.host_gcc if numbers(cuda) <= numbers(cell.cuda)]
     newest = facts.host_gcc[max(known, key=numbers)] if known else min(facts.host_gcc.values())
-    return "devel" if _OWN_GCC[cell.os] <= newest else f"devel-gcc{newest}"
+    return "devel" if operating_system(cell.os).gcc <= newest else f"devel-gcc{newest}"
 
 
 def is_tools(name: str) -> bool:

@@ -15,6 +15,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix.facts import Facts, GpuClass
 from torchkiln.matrix.gpu_archs import how_served
 from torchkiln.model.cell import Resolution, Source
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import major_of, nearest, numbers
 
 _BRAND = {"nvidia", "geforce", "tesla"}  # words that drivers put before a name and people leave out
@@ -125,7 +126,7 @@ def _worth(
 def _host_faults(driver: Driver, gpu: Gpu) -> Iterable[str]:
     kind = gpu.kind
     if gpu.name in kind.aarch64:
-        yield f"{gpu.name} sits beside an aarch64 host; the images are for x86_64"
+        yield f"{gpu.name} sits beside an aarch64 host; the images are for {LINUX_AMD64.machine}"
     if kind.first_branch and driver.branch < kind.first_branch:
         yield f"driver {driver.version} does not know {_called(gpu)}: the first to do is {kind.first_branch}"
     if kind.last_branch and driver.branch > kind.last_branch:

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from torchkiln.matrix.facts import Facts, Release, Variant
 from torchkiln.model.cell import Build, Source
 from torchkiln.model.index import Given
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import numbers
 
 _CUDA_11 = "cu118"  # of the other variants' wheels the facts do not tell what they ask for
-_PLATFORM = "linux_x86_64"  # so PyTorch's index names them, before torch 2.7
+_PLATFORM = LINUX_AMD64.wheel_tag("linux")  # so PyTorch's index names them, before torch 2.7
 
 
 def recorded(facts: Facts, build: Build, python: str) -> str | None:

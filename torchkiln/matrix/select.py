@@ -9,8 +9,8 @@ from itertools import product
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.matrix import components
 from torchkiln.matrix.matrix import Matrix, Pair
-from torchkiln.matrix.tags import DEFAULT_OS
 from torchkiln.model.cell import Cell
+from torchkiln.model.operating_system import DEFAULT_OS
 from torchkiln.util.versions import DOTTED, nearest, newest, numbers
 
 DEFAULT_FLAVOR = "runtime"

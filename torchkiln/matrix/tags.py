@@ -12,17 +12,16 @@ from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix, Pair
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell, Resolution, Status
-from torchkiln.recipe import DOCKER_BASES
+from torchkiln.model.layer_format import NAMED_FORMATS, split_format, tag_suffix
+from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
 from torchkiln.util.versions import major_of, minor_of, numbers
 
-#: The system whose images bear no ending. It is part of what a published tag means, so no matrix sets it.
-DEFAULT_OS = "debian12"
-ZSTD = "-zstd"  # behind each name of an image whose layers are zstd's: older engines cannot read those
 _DAY = re.compile(r"[0-9]{8}[a-z0-9]*")
-_SYSTEMS = "|".join(re.escape(name) for name in DOCKER_BASES)
+_SYSTEMS = "|".join(re.escape(name) for name in SYSTEMS)
+_FORMATS = "|".join(NAMED_FORMATS)
 _TAG = re.compile(
     r"(?P<torch>[0-9.]+)-cuda(?P<cuda>[0-9.]+)-cudnn[0-9]+-(?P<flavor>runtime|devel)"
-    rf"(?P<suffixes>(?:-(?!(?:{_SYSTEMS})(?:-|$)|zstd(?:-|$))[a-z][a-z0-9]*)*)(?:-(?P<os>{_SYSTEMS}))?"
+    rf"(?P<suffixes>(?:-(?!(?:{_SYSTEMS})(?:-|$)|(?:{_FORMATS})(?:-|$))[a-z][a-z0-9]*)*)(?:-(?P<os>{_SYSTEMS}))?"
 )
 
 _LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # what people take for an image's own tag
@@ -128,7 +127,7 @@ def misfit(tag: str, own: str, matrix: Matrix) -> str | None:
 
     A name that no rule reads, "trial", says nothing, and so nothing untrue.
 
-    :param own: with `ZSTD` behind it where the layers are zstd's.
+    :param own: with the suffix of its layer format.
     """
     if re.fullmatch(r"sha[0-9]+[-_:.].*", tag.lower()):
         return "such tags are for lists of what goes with an image"
@@ -142,19 +141,19 @@ def misfit(tag: str, own: str, matrix: Matrix) -> str | None:
         return f"only {own} has dated forms" if day else None
     if _LIKE.match(read):
         return f"the image is {own}, and only that may begin with a torch and a CUDA version"
-    if any(pattern.fullmatch(read.removesuffix(ZSTD)) for pattern in _alias_patterns(matrix)):
+    if any(pattern.fullmatch(split_format(read)[0]) for pattern in _alias_patterns(matrix)):
         return f"the image is {own}, of which that is no alias"
     return None
 
 
 def aliases_for(own: str, matrix: Matrix) -> tuple[str, ...]:
     """Every alias that the image with the tag *own* could bear, in its own form of layers."""
-    named, form = _named(own), ZSTD if own.endswith(ZSTD) else ""
-    return tuple(f"{name}{form}" for name in names_of(named, matrix)) if named else ()
+    named, suffix = _named(own), tag_suffix(split_format(own)[1])
+    return tuple(f"{name}{suffix}" for name in names_of(named, matrix)) if named else ()
 
 
 def _named(tag: str) -> Named | None:
-    return parse_name(tag.removesuffix(ZSTD))
+    return parse_name(split_format(tag)[0])
 
 
 def _differing(tag: str, own: str) -> str:
@@ -170,15 +169,11 @@ def _differing(tag: str, own: str) -> str:
             ("flavor", theirs.flavor, ours.flavor),
             ("OS", theirs.os, ours.os),
             ("components", "-".join(theirs.suffixes), "-".join(ours.suffixes)),
-            ("layers", _form(tag), _form(own)),
+            ("layers", split_format(tag)[1], split_format(own)[1]),
         )
         if a != b
     ]
     return f": the tag says {', '.join(parts)}" if parts else ""
-
-
-def _form(tag: str) -> str:
-    return "zstd" if tag.endswith(ZSTD) else "gzip"
 
 
 def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:

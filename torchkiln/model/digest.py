@@ -1,4 +1,4 @@
-"""Digests, flavors and layer formats: the basic types of the other data classes."""
+"""Digests and flavors: the basic types of the other data classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Literal, NewType
 
 Digest = NewType("Digest", str)
 Flavor = Literal["runtime", "devel"]
-LayerFormat = Literal["gzip", "zstd"]  # many gzip members a layer, or one zstd frame
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 

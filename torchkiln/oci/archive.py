@@ -22,7 +22,8 @@ from typing import Any, BinaryIO, Literal, Protocol
 from torchkiln.errors import BuildFailed
 from torchkiln.model.digest import Digest
 from torchkiln.model.image import BuiltImage
-from torchkiln.oci.image import MANIFEST_TYPE, PLATFORM, canonical_json, descriptor
+from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor
 from torchkiln.oci.layout import INDEX_TYPE, REF_NAME, VERSION, ImageOnDisk, open_layout
 from torchkiln.util.files import replacing
 
@@ -118,7 +119,7 @@ def put(out: Sink, info: tarfile.TarInfo, source: Source) -> None:
 def index_of(image: ImageOnDisk, names: Sequence[str] = ()) -> dict[str, Any]:
     entry = {
         **descriptor(MANIFEST_TYPE, image.manifest, image.manifest_path.stat().st_size),
-        "platform": PLATFORM,
+        "platform": LINUX_AMD64.oci,
     }
     # containerd imports by the first annotation and wants the name in full; others read the second.
     annotations = [
@@ -173,7 +174,7 @@ def alone(image: ImageOnDisk, folder: Path) -> None:
     index = {
         "schemaVersion": 2,
         "mediaType": INDEX_TYPE,
-        "manifests": [{**entry, "platform": PLATFORM}],
+        "manifests": [{**entry, "platform": LINUX_AMD64.oci}],
     }
     (folder / "index.json").write_bytes(canonical_json(index))
     (folder / "oci-layout").write_bytes(canonical_json(VERSION))

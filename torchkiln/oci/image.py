@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from torchkiln.model.digest import Digest, LayerFormat
+from torchkiln.model.digest import Digest
 from torchkiln.model.layer import ImageLayer
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan
+from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.oci.compression import of_format
 
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
-LAYER_TYPES: Mapping[LayerFormat, str] = {
-    "gzip": "application/vnd.oci.image.layer.v1.tar+gzip",
-    "zstd": "application/vnd.oci.image.layer.v1.tar+zstd",
-}
-PLATFORM = {"architecture": "amd64", "os": "linux"}
 
 _ANNOTATED = "org.opencontainers.image."
 _NANOSECONDS = 1_000_000_000
@@ -44,20 +42,19 @@ class ImageDocuments:
 
 
 def describe(
-    plan: ImagePlan, layers: Sequence[ImageLayer], layer_format: LayerFormat = "gzip"
+    plan: ImagePlan, layers: Sequence[ImageLayer], layer_format: LayerFormat = DEFAULT_FORMAT
 ) -> ImageDocuments:
     """Config and manifest of *plan* with its *layers*, lowest first, all of them in one format.
 
     Neither tag nor alias goes in: a re-tag moves no byte.
     """
     config = canonical_json(_config(plan, layers))
+    layer_type = of_format(layer_format).media_type
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "config": descriptor(CONFIG_TYPE, digest_of(config), len(config)),
-        "layers": [
-            descriptor(LAYER_TYPES[layer_format], layer.blob.digest, layer.blob.size) for layer in layers
-        ],
+        "layers": [descriptor(layer_type, layer.blob.digest, layer.blob.size) for layer in layers],
         "annotations": _annotations(plan),
     }
     return ImageDocuments(config=config, manifest=canonical_json(manifest))
@@ -81,7 +78,7 @@ def digest_of(data: bytes) -> Digest:
 def _config(plan: ImagePlan, layers: Sequence[ImageLayer]) -> dict[str, Any]:
     created = _rfc3339(plan.epoch)
     return {
-        **PLATFORM,
+        **LINUX_AMD64.oci,
         "created": created,
         "config": _runtime_config(plan.config),
         "rootfs": {"type": "layers", "diff_ids": [layer.blob.diff_id for layer in layers]},

@@ -22,6 +22,10 @@ from torchkiln.oci import gzip, tar
 _GATHER = 1 << 20  # flush gathered plain bytes beyond this many: bounds memory
 
 
+class NotCompressible(Exception):
+    """The source of a layer cannot be read to its end, or has another length than was said."""
+
+
 class Collision(Exception):
     """Two files of different content at one path."""
 

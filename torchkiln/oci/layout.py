@@ -20,14 +20,16 @@ from typing import Any
 from filelock import FileLock
 
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
-from torchkiln.model.digest import Digest, LayerFormat, parse_digest
+from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.layer import ImageLayer
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.plan import ImagePlan
+from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.oci.compression import format_of
 from torchkiln.oci.documents import descriptors, diff_ids, plain_file, plain_folder, read_document
 from torchkiln.oci.image import (
     MANIFEST_TYPE,
-    PLATFORM,
     canonical_json,
     describe,
     descriptor,
@@ -64,6 +66,11 @@ class ImageOnDisk:
     config: Mapping[str, Any] = field(hash=False)
     layers: tuple[LayerOnDisk, ...]
 
+    @property
+    def layer_format(self) -> LayerFormat:
+        """By the media types of its layers."""
+        return format_of(layer.media_type for layer in self.layers)
+
 
 def write_image(
     layout: Path,
@@ -72,7 +79,7 @@ def write_image(
     blob_path: Callable[[Digest], Path],
     *,
     refs: Sequence[str] = (),
-    layer_format: LayerFormat = "gzip",
+    layer_format: LayerFormat = DEFAULT_FORMAT,
 ) -> BuiltImage:
     """Put the image into *layout* (made when missing) under each of *refs*; none: under the plan's tag.
 
@@ -227,7 +234,7 @@ class Layout:
         ours = [
             {
                 **descriptor(MANIFEST_TYPE, manifest, size),
-                "platform": PLATFORM,
+                "platform": LINUX_AMD64.oci,
                 "annotations": {REF_NAME: name},
             }
             for name in dict.fromkeys(names)

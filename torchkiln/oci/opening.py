@@ -1,8 +1,6 @@
 """A layer's blob → its tar as a stream, whichever way it is compressed: the first bytes tell.
 
 Engines do the same, whatever the manifest calls it; whoever reads compares the diff_id.
-
-tar+gzip file → its tar as a stream; any number of gzip members.
 """
 
 from __future__ import annotations
@@ -12,41 +10,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
-from isal import igzip, igzip_threaded
-
+from torchkiln.oci.compression import HEAD, of_head
 from torchkiln.oci.tar_reader import RATIO, most_unpacked
-
-GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 def open_layer(blob: Path, *, ahead: bool = False) -> BinaryIO:
     """The tar in *blob*. Reading raises ValueError with a sentence where it is damaged or much too large.
 
-    :param ahead: a thread of its own inflates gzip ahead of the reader; zstd is fast enough without.
+    :param ahead: a thread of its own may decompress ahead of the reader.
     :raises OSError: it is not there.
     :raises ValueError: it is damaged at its beginning.
     """
     with blob.open("rb") as file:
-        head = file.read(len(ZSTD_MAGIC))
+        compression = of_head(file.read(HEAD))
     try:
-        stream = open_gzip_ahead(blob) if ahead and head.startswith(GZIP_MAGIC) else opened(blob, head)
+        stream = compression.open_ahead(blob) if ahead else compression.open(blob)
     except EOFError as error:
         raise ValueError(f"is damaged: {error}") from error
     most = most_unpacked(blob.stat().st_size)
     return bounded(
         stream, most, lambda: ValueError(f"unpacks to more than {most} bytes, {RATIO} times its size")
     )
-
-
-def opened(blob: Path | BinaryIO, head: bytes) -> BinaryIO:
-    """The tar in *blob*, which begins with *head*; as long as it may be."""
-    if head.startswith(ZSTD_MAGIC):
-        from torchkiln.oci.zstd import open_zstd  # only here: few layers want it
-
-        return open_zstd(blob)
-    if head.startswith(GZIP_MAGIC):
-        return open_gzip(blob)
-    return blob.open("rb") if isinstance(blob, Path) else blob
 
 
 def bounded(stream: BinaryIO, limit: int, over: Callable[[], Exception]) -> BinaryIO:
@@ -81,15 +65,3 @@ class _Bounded:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def open_gzip(blob: Path | BinaryIO) -> BinaryIO:
-    """*blob* inflated while it is read, ~0.5 GB/s. Reading raises OSError or EOFError where it is damaged."""
-    if isinstance(blob, Path):
-        return cast(BinaryIO, igzip.IGzipFile(str(blob), "rb"))  # type: ignore[no-untyped-call]
-    return cast(BinaryIO, igzip.IGzipFile(fileobj=blob, mode="rb"))  # type: ignore[no-untyped-call]
-
-
-def open_gzip_ahead(blob: Path) -> BinaryIO:
-    """`open_gzip` with a thread of its own that inflates ahead of the reader."""
-    return cast(BinaryIO, igzip_threaded.open(str(blob), "rb", threads=1))  # type: ignore[no-untyped-call]

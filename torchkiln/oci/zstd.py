@@ -16,6 +16,7 @@ from typing import BinaryIO, cast
 from torchkiln.errors import ToolMissing
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
+from torchkiln.oci.layer import NotCompressible
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -43,10 +44,6 @@ _OPTIONS: Mapping[int, int] = {
     zstd.CompressionParameter.window_log: WINDOW_LOG,
     zstd.CompressionParameter.checksum_flag: 1,
 }
-
-
-class NotCompressible(Exception):
-    """The source cannot be read to its end, or has another length than was told."""
 
 
 def compress(

@@ -24,8 +24,8 @@ from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.lock import LockedBase, LockedCell, LockedTools
 from torchkiln.model.progress import Fetcher, Observer
+from torchkiln.oci.compression import format_of
 from torchkiln.oci.encode import encode
-from torchkiln.oci.image import LAYER_TYPES
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
 from torchkiln.oci.opening import bounded, open_layer
 from torchkiln.publish.verify import Point
@@ -76,7 +76,7 @@ def rebuilt(
             return _bad(f"one of its layers cannot be read: {error}")
         options = build.Options(
             sources=Sources(base_file=blobs[0], tools_file=blobs[1], locked_only=True),
-            layer_format="zstd" if base.media_type == LAYER_TYPES["zstd"] else "gzip",
+            layer_format=format_of([base.media_type]),
             stranger=True,
         )
         try:

@@ -12,8 +12,9 @@ from torchkiln.attest.publication import publication
 from torchkiln.attest.retraction import retraction
 from torchkiln.attest.signers import Sealer
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.matrix.tags import ZSTD, Named, aliases_for, parse_name, undated
+from torchkiln.matrix.tags import Named, aliases_for, parse_name, undated
 from torchkiln.model.digest import Digest
+from torchkiln.model.layer_format import split_format
 from torchkiln.oci.image import MANIFEST_TYPE, descriptor
 from torchkiln.publish.attached import Opener
 from torchkiln.publish.catalog import Listed, catalog
@@ -93,7 +94,7 @@ def _move(reading: Reading, tag: str, others: Sequence[Listed], matrix: Matrix, 
     [there] = (one for one in others if one.digest == digest)
     if there.names is not None and tag not in there.names:
         subject = descriptor(MANIFEST_TYPE, digest, len(manifest))
-        said = sealer.seal(publication(own.removesuffix(ZSTD), digest, [tag]))
+        said = sealer.seal(publication(split_format(own)[0], digest, [tag]))
         attach(reading.registry, reading.repository, subject, [said])
     put(reading.registry, reading.repository, manifest, tag)
     return Moved(tag=tag, to=dated)
@@ -107,6 +108,6 @@ def _dated(one: Listed) -> list[tuple[str, str, Named, str]]:
     found = []
     for tag in sorted(set(one.tags) - set(one.misnamed)):
         parts = undated(tag)
-        if parts and (named := parse_name(parts[0].removesuffix(ZSTD))):
+        if parts and (named := parse_name(split_format(parts[0])[0])):
             found.append((tag, parts[0], named, parts[1]))
     return found

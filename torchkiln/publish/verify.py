@@ -21,9 +21,10 @@ from torchkiln.gate.gate import judge
 from torchkiln.lock.lock import lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.policy import Policy
-from torchkiln.matrix.tags import ZSTD, aliases_for, misfit, tag_of, undated
+from torchkiln.matrix.tags import aliases_for, misfit, tag_of, undated
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer
+from torchkiln.model.layer_format import tag_suffix
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.report import SignedReport
@@ -136,7 +137,7 @@ def _of_name(
     tag: str, statements: Mapping[str, Sequence[Opened]], cell: str, image: ImageOnDisk, matrix: Matrix
 ) -> Point:
     """The tag by which it was asked for, held against its lock, its form, and the names that were signed."""
-    own = cell + (ZSTD if any(one.media_type.endswith("+zstd") for one in image.layers) else "")
+    own = cell + tag_suffix(image.layer_format)
     if (called := (image.config.get("config", {}).get("Labels") or {}).get(_VERSION, cell)) != cell:
         return Point(what="name", good=False, text=f"the image calls itself {called}, and its lock {cell}")
     if why := misfit(tag, own, matrix):

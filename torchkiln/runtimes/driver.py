@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.model.platform import LINUX_AMD64
 
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _DEFAULT = "compute,utility"
@@ -33,14 +34,14 @@ _TOOLS: Mapping[str, tuple[str, ...]] = {
 }
 _NODES = r"nvidia\d+|nvidiactl|nvidia-uvm|nvidia-uvm-tools"
 _FOLDERS = (
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    LINUX_AMD64.libraries,
+    f"{LINUX_AMD64.libraries}/nvidia/current",
     "usr/lib64",
     "usr/lib/wsl/lib",
     "usr/local/nvidia/lib64",
     "run/opengl-driver/lib",
 )
-_CACHED = re.compile(r"^\s*(\S+) \(libc6,x86-64[^)]*\) => (/\S+)$", re.MULTILINE)
+_CACHED = re.compile(rf"^\s*(\S+) \({LINUX_AMD64.cached}[^)]*\) => (/\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,7 @@ from torchkiln.errors import VerificationFailed
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import BaseFiles, DebFile, LockedArchive, LockedCell, LockedWheel
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.plan.micromamba import program_path
 from torchkiln.sbom.evidence import Distribution, Evidence, Installed
 from torchkiln.sbom.licences import Licence
@@ -84,7 +85,8 @@ class Bill:
     @property
     def purl(self) -> str:
         """The image's own."""
-        return PackageURL("oci", None, self.name, self.image, {"arch": "amd64", "tag": self.tag}).to_string()
+        qualifiers = {"arch": LINUX_AMD64.architecture, "tag": self.tag}
+        return PackageURL("oci", None, self.name, self.image, qualifiers).to_string()
 
     def serial(self, form: str) -> UUID:
         """The name of its document in *form*, one for each image and content."""

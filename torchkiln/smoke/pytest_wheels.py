@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchkiln.errors import BuildFailed
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder, remove_tree
 
 # Only wheels for any platform: the same folder serves every Python of an image, and no host's ABI gets in.
 _PURE = ("--python-version", "3.10", "--implementation", "py", "--abi", "none", "--platform", "any")
-_PLATFORMS = ("--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64")
+_PLATFORMS = (
+    *("--platform", LINUX_AMD64.wheel_tag("manylinux_2_28")),
+    *("--platform", LINUX_AMD64.wheel_tag("manylinux2014")),
+)
 
 
 def pytest_wheels(requirements: bytes, store: Store) -> Path:
@@ -29,7 +33,7 @@ def pytest_wheels(requirements: bytes, store: Store) -> Path:
 
 
 def wheels_for(python: str, requirements: bytes, store: Store) -> Path:
-    """As `pytest_wheels`, with compiled modules for CPython *python* ("3.11") on x86-64 Linux.
+    """As `pytest_wheels`, with compiled modules for CPython *python* ("3.11").
 
     :raises BuildFailed: a wheel cannot be had, or has another hash.
     """

@@ -11,6 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from torchkiln.model.index import WheelMetadata
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.recipe import minor
 
 
@@ -115,19 +116,16 @@ def _applies(requirement: Requirement, extras: set[str], python: str) -> bool:
 
 
 def _environment(python: str) -> dict[str, str]:
-    """What markers ask of an image: CPython on x86-64 Linux."""
+    """What markers ask of an image: CPython on our platform."""
     return {
         "implementation_name": "cpython",
         "implementation_version": python,
-        "os_name": "posix",
-        "platform_machine": "x86_64",
+        **LINUX_AMD64.markers,
         "platform_python_implementation": "CPython",
         "platform_release": "",
-        "platform_system": "Linux",
         "platform_version": "",
         "python_full_version": python,
         "python_version": minor(python),
-        "sys_platform": "linux",
     }
 
 

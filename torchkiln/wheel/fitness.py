@@ -15,9 +15,11 @@ from packaging.tags import Tag, parse_tag
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BadWheel
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.wheel.install import Scheme, WheelName
 
-_PLATFORM = re.compile(r"any|linux_x86_64|manylinux(1|2010|2014|_2_\d+)_x86_64")
+_KINDS = "|".join(("linux", r"manylinux_2_\d+", *LINUX_AMD64.manylinux.values()))
+_PLATFORM = re.compile(f"any|{LINUX_AMD64.wheel_tag(f'(?:{_KINDS})')}")
 _MOST_HEADERS = 10_000  # lines; the most among torch 2.7.1's 127 wheels are 151
 _ONE_LINE = str.maketrans("\r\n", "  ")  # a header may be folded
 _BLANK_LINE = re.compile(r"\n\r?\n|\r\r")
@@ -46,13 +48,14 @@ def _fault(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme)
     if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not wheel.is_of(version):
         return f"METADATA is that of {name} {version}".translate(_ONE_LINE)
     if not _fits(wheel.tags, scheme.python):
-        return f"its tags are not for Python {scheme.python} on x86_64 Linux"
+        return f"its tags are not for Python {scheme.python} on {LINUX_AMD64.machine} Linux"
     try:
         tags = [tag for line in told.get_all("Tag", []) for tag in parse_tag(str(line).strip())]
     except ValueError:
         return "WHEEL has a tag that is none"
     if tags and not _fits(tags, scheme.python):
-        return f"WHEEL's tags are not for Python {scheme.python} on x86_64 Linux: {tags[0]}"
+        here = f"Python {scheme.python} on {LINUX_AMD64.machine} Linux"
+        return f"WHEEL's tags are not for {here}: {tags[0]}"
     requires = _field(fields, "Requires-Python")
     if not _allows(requires, scheme.python):
         return f"it requires Python {requires}, the image has {scheme.python}"
@@ -82,7 +85,7 @@ def _field(message: Message, key: str) -> str:
 
 
 def _fits(tags: Iterable[Tag], python: str) -> bool:
-    """Whether CPython *python* on x86_64 Linux takes one of *tags*."""
+    """Whether CPython *python* on our platform takes one of *tags*."""
     return any(_python_fits(tag, python) and _PLATFORM.fullmatch(tag.platform) for tag in tags)
 
 

@@ -56,7 +56,7 @@ class Plain:
         elif work == "toolkit":
             say(f"layer {name}: from {size(total)} of archives")
         elif work == "compress":
-            say(f"layer {name}: {size(total)} compressed by zstd")
+            say(f"layer {name}: {size(total)} compressed")
         elif work == "push":
             say(f"{name[:19]}: {size(total)} there")
         elif work == "step":

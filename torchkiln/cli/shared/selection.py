@@ -20,6 +20,9 @@ from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.select import Selection, everywhere, select
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
+from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
+
+_SYSTEMS = ", ".join(f"{name} (default)" if name == DEFAULT_OS else name for name in SYSTEMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ def selection(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--torch", "torch", multiple=True, metavar="X[,Y]", help="torch releases: 2.7 or 2.7.1"),
         click.option("--cuda", "cuda", multiple=True, metavar="X[,Y]", help="CUDA versions: 12.1"),
         click.option("--flavor", "flavor", multiple=True, metavar="F", help="runtime (default), devel"),
-        click.option("--os", "os_names", multiple=True, metavar="OS", help="debian12 (default), ubuntu22.04"),
+        click.option("--os", "os_names", multiple=True, metavar="OS", help=_SYSTEMS),
         click.option(
             "--with",
             "beside",

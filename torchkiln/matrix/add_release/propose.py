@@ -16,6 +16,7 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix.add_release.wheel_requires import Asked, exact
 from torchkiln.matrix.facts import DefaultWheel
 from torchkiln.model.index import FileAt, WheelMetadata
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import DOTTED, nearest
 
 _READ_FROM = ("cp311", "cp310", "cp312")  # whose METADATA is read; that of all is the same
@@ -81,7 +82,8 @@ def look_up(version: str, catalogue: Catalogue) -> Told:
     wheels = _by_python(catalogue.wheels("torch", version))
     if not wheels:
         raise ConfigError(
-            f"torch {version}: the index has no wheel of it for Linux x86_64", hint="choose another release"
+            f"torch {version}: the index has no wheel of it for Linux {LINUX_AMD64.machine}",
+            hint="choose another release",
         )
     metadata = catalogue.metadata(_to_read(wheels))
     asked = Asked(metadata.requires)
@@ -128,7 +130,7 @@ def _specifier(text: str, version: str) -> str:
 
 
 def _by_python(wheels: tuple[FileAt, ...]) -> dict[str, FileAt]:
-    """The Linux x86_64 wheels by CPython tag ("cp313t": free-threaded), oldest first; each the last build."""
+    """Our platform's wheels by CPython tag ("cp313t": free-threaded), oldest first; each the last build."""
     best: dict[tuple[int, str], tuple[int, FileAt]] = {}
     for wheel in wheels:
         _, _, build, tags = parse_wheel_filename(wheel.filename)
@@ -143,7 +145,7 @@ def _by_python(wheels: tuple[FileAt, ...]) -> dict[str, FileAt]:
 
 
 def _is_here(platform: str) -> bool:
-    return platform.endswith("_x86_64") and "linux" in platform
+    return platform.endswith(LINUX_AMD64.wheel_tag("")) and "linux" in platform
 
 
 def _platform(wheel: FileAt) -> str:

@@ -12,13 +12,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import ConfigError
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import minor_of
 
 _PYTHONS = tuple(f"3.{minor}" for minor in range(6, 40))
 # Conditions that hold wherever our images run.
-_HERE = re.compile(
-    r"(platform_system == .Linux.|platform_machine == .x86_64.|sys_platform == .linux.|os_name == .posix.)"
-)
+_HERE = re.compile(f"({'|'.join(f'{name} == .{value}.' for name, value in LINUX_AMD64.markers.items())})")
 
 
 class Asked:
@@ -84,10 +83,7 @@ def exact(requirement: Requirement) -> str | None:
 
 def _holds(marker: Marker | None, python: str) -> bool:
     here = {
-        "platform_system": "Linux",
-        "platform_machine": "x86_64",
-        "sys_platform": "linux",
-        "os_name": "posix",
+        **LINUX_AMD64.markers,
         "implementation_name": "cpython",
         "platform_python_implementation": "CPython",
         "python_version": python,

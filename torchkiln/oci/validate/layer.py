@@ -1,8 +1,8 @@
 """A layer blob -> LayerFacts: every digest computed anew, every tar header looked at. An oracle.
 
-It shares no code with the modules that write layers, so that it can judge them; the tar's reader is the one
-that unpacks (`tar_reader`). Bounded memory: pieces of
-the blob, the names of the layer, a score of faults.
+It shares no code with the modules that write layers, not even the table of compressions, so that it can judge
+them; the tar's reader is the one that unpacks (`tar_reader`). Bounded memory: pieces of the blob, the names
+of the layer, a score of faults.
 """
 
 from __future__ import annotations

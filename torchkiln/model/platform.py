@@ -1,0 +1,63 @@
+"""The kinds of machines that images are made for, by the names that others give them.
+
+What is not here: the system call tables of `runtimes/seccomp.py` and `runtimes/enter.py`, and the check of
+`cli/bundle_run.py`, which run without torchkiln or are tables of their own; and facts, which are data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Platform:
+    """One kind of machine."""
+
+    os: str  # OCI's: "linux"
+    architecture: str  # OCI's and Debian's: "amd64"
+    machine: str  # uname's, that of markers and wheel tags: "x86_64"
+    cuda: str  # NVIDIA's: "x86_64", in "linux-x86_64" and "targets/x86_64-linux"
+    loader: str  # of programs: "ld-linux-x86-64.so.2"
+    cached: str  # its libraries in `ldconfig -p`: "libc6,x86-64"
+    manylinux: Mapping[int, str] = field(hash=False)  # by minor of glibc 2: PEP 600's names of older tags
+
+    @property
+    def name(self) -> str:
+        """As Docker writes it: ``linux/amd64``."""
+        return f"{self.os}/{self.architecture}"
+
+    @property
+    def oci(self) -> dict[str, str]:
+        """In an image's config and in indexes."""
+        return {"architecture": self.architecture, "os": self.os}
+
+    @property
+    def libraries(self) -> str:
+        """Debian's folder of libraries."""
+        return f"usr/lib/{self.machine}-linux-gnu"
+
+    @property
+    def markers(self) -> dict[str, str]:
+        """What requirements' markers ask of the machine and its system."""
+        return {
+            "os_name": "posix",
+            "platform_machine": self.machine,
+            "platform_system": self.os.capitalize(),
+            "sys_platform": self.os,
+        }
+
+    def wheel_tag(self, kind: str) -> str:
+        """Of *kind* "manylinux_2_28": ``manylinux_2_28_x86_64``."""
+        return f"{kind}_{self.machine}"
+
+
+LINUX_AMD64 = Platform(
+    os="linux",
+    architecture="amd64",
+    machine="x86_64",
+    cuda="x86_64",
+    loader="ld-linux-x86-64.so.2",
+    cached="libc6,x86-64",
+    manylinux={17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"},
+)
