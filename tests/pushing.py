@@ -15,7 +15,7 @@ from torchkiln.oci.layout import ImageOnDisk, open_layout, write_image
 from torchkiln.registry.connections import Transport
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.history import History
-from torchkiln.registry.push import Pushed, push
+from torchkiln.registry.push import Pushed, PushOptions, push
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 from torchkiln.store.store import Store
@@ -66,11 +66,8 @@ def push_to(
             pushed,
             registry,
             Repository(host=host, name=name),
+            PushOptions(watcher=Silent(), history=History(store), mount_from=tuple(mount_from), jobs=jobs),
             tags=tags,
-            watcher=Silent(),
-            history=History(store),
-            mount_from=mount_from,
-            jobs=jobs,
         )
 
 

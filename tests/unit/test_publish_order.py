@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.press import Press, press
 from tests.reports import TAG
 from tests.standin.registry_server import RegistryServer
+from torchkiln.model.digest import Digest
 from torchkiln.publish import publish as module
-from torchkiln.publish.publish import publish
+from torchkiln.publish.publish import PublishedImage, ReadyImage, publish
 
 NAME = "team/app"
 
@@ -57,9 +59,9 @@ def test_another_image_than_the_one_that_was_cleared(
 ) -> None:
     """The layout's image is another one when it is to be sent: somebody built meanwhile."""
 
-    def late(cleared, image, *others, **more):  # type: ignore[no-untyped-def]
-        other = replace(image, manifest="sha256:" + "5" * 64)
-        return publish(cleared, other, *others, **more)
+    def late(ready: ReadyImage, *more: Any) -> PublishedImage:
+        other = replace(ready.image, manifest=Digest("sha256:" + "5" * 64))
+        return publish(replace(ready, image=other), *more)
 
     monkeypatch.setattr(module, "publish", late)
     report = desk.signed(desk.report(desk.build()))

@@ -12,6 +12,8 @@ from tests.published import INDEX, MANIFEST, Scene, a_built_press, a_scene, sha2
 from tests.reports import TAG
 from torchkiln.publish import fetched
 from torchkiln.registry import exchange, referrers
+from torchkiln.registry.answer import Answer
+from torchkiln.registry.request import HttpRequest
 
 __all__ = ["a_built_press", "a_scene"]
 
@@ -25,9 +27,9 @@ def counted_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     send = exchange.Exchange.send
 
-    def count(self: Any, method: str, url: str, *more: Any, **options: Any) -> Any:
-        asked.append(url)
-        return send(self, method, url, *more, **options)
+    def count(self: exchange.Exchange, request: HttpRequest) -> Answer:
+        asked.append(request.url)
+        return send(self, request)
 
     monkeypatch.setattr(exchange.Exchange, "send", count)
     return asked

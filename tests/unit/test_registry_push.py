@@ -22,7 +22,7 @@ from torchkiln.model.progress import Silent
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.history import History
-from torchkiln.registry.push import BlobUploads
+from torchkiln.registry.push import BlobUploads, PushOptions
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry, Stopped
 from torchkiln.store.store import Store
@@ -256,7 +256,7 @@ def test_where_a_blob_was_pushed_is_remembered(tmp_path: Path) -> None:
 def uploads(registry: Registry, host: str, jobs: int = 2) -> BlobUploads:
     """Into team/app."""
     to = Repository(host=host, name="team/app")
-    return BlobUploads(registry, to, watcher=Silent(), history=History(None), jobs=jobs)
+    return BlobUploads(registry, to, PushOptions(watcher=Silent(), history=History(None), jobs=jobs))
 
 
 def test_blobs_go_ahead_before_there_is_a_manifest(server: RegistryServer, built: ImageOnDisk) -> None:

@@ -204,23 +204,23 @@ class _Way:
 
     def publish(self, ready: _Ready, registry: Registry) -> PublishedImage:
         """It, and what goes with it."""
-        from torchkiln.publish.publish import publish
+        from torchkiln.publish.publish import ReadyImage, publish
+        from torchkiln.registry.push import PushOptions
 
         with console.progress(quiet=self.quiet) as observer:
             published = publish(
-                ready.cleared,
-                ready.image,
-                ready.statements,
-                self.sealer,
+                ReadyImage(
+                    cleared=ready.cleared,
+                    image=ready.image,
+                    statements=tuple(ready.statements),
+                    names=ready.names,
+                ),
                 registry,
                 self.repository,
-                names=ready.names,
-                opener=self.trust,
-                watcher=observer,
-                say=console.say,
-                history=history(),
-                mount_from=self.mount_from,
-                jobs=self.jobs,
+                self.sealer,
+                self.trust,
+                PushOptions(watcher=observer, history=history(), mount_from=self.mount_from, jobs=self.jobs),
+                console.say,
             )
         if not self.quiet:
             console.say(_summary(ready.ref, published))

@@ -24,9 +24,8 @@ from torchkiln.oci.artifact import Artifact, Referrer, manifest_of
 from torchkiln.oci.image import MANIFEST_TYPE, descriptor, digest_of
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publish.attached import Attached, Opener, attached
-from torchkiln.registry.history import History
 from torchkiln.registry.naming import put
-from torchkiln.registry.push import JOBS, Pushed, Watcher, push
+from torchkiln.registry.push import Pushed, PushOptions, push
 from torchkiln.registry.reading import Reading
 from torchkiln.registry.reference import Repository, parse_tag
 from torchkiln.registry.referrers import LIST, attach, content, referrers
@@ -50,6 +49,16 @@ class Names:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReadyImage:
+    """An image that the gate cleared, with all that is to go with it."""
+
+    cleared: ClearedImage
+    image: ImageOnDisk
+    statements: tuple[Statement, ...]  # beside what the gate says
+    names: Names
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedImage:
     """An image in a registry, with all that goes with it."""
 
@@ -64,22 +73,15 @@ class PublishedImage:
 
 
 def publish(
-    cleared: ClearedImage,
-    image: ImageOnDisk,
-    statements: Sequence[Statement],
-    sealer: Sealer,
+    ready: ReadyImage,
     registry: Registry,
     repository: Repository,
-    *,
-    names: Names,
+    sealer: Sealer,
     opener: Opener,
-    watcher: Watcher,
+    options: PushOptions,
     say: Callable[[str], None] = lambda _: None,
-    history: History,
-    mount_from: Sequence[str] = (),
-    jobs: int = JOBS,
 ) -> PublishedImage:
-    """Bring *image*, which is the one that was cleared, into *repository*, with *statements* of it.
+    """Bring the image, which is the one that was cleared, into *repository*, with the statements of it.
 
     The gate's decision, the reports that it rests on, its names and a bare signature go along by themselves.
 
@@ -90,6 +92,7 @@ def publish(
     :raises VerificationFailed: the layout's bytes are not what they are called; no tag was set.
     :raises RegistryError: the registry refuses, cannot be reached, or has another image under the dated tag.
     """
+    cleared, image, names = ready.cleared, ready.image, ready.names
     if image.manifest != cleared.judged.image:
         raise ConfigError(f"{image.ref} is {image.manifest}, and {cleared.judged.image} was cleared")
     demand_movable(names)
@@ -98,19 +101,10 @@ def publish(
     there = referrers(reading, image.manifest, FORMS)
     if there:
         _demand_not_retracted(cleared, attached(reading, image.manifest, opener), say)
-    pushed = push(
-        image,
-        registry,
-        repository,
-        tags=(),
-        watcher=watcher,
-        history=history,
-        mount_from=mount_from,
-        jobs=jobs,
-    )
+    pushed = push(image, registry, repository, options)
     subject = descriptor(MANIFEST_TYPE, image.manifest, len(pushed.manifest))
     named = publication(cleared.judged.tag, image.manifest, names.all)
-    wanted = _artifacts(cleared, [*statements, named])
+    wanted = _artifacts(cleared, [*ready.statements, named])
     going_with = _attached(reading, there, subject, wanted, sealer)
     if names.dated:
         _demand_free(reading, names.dated, image.manifest)  # the push may have taken an hour

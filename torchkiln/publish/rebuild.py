@@ -12,6 +12,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.build import build
@@ -36,23 +37,28 @@ from torchkiln.util.files import remove_tree
 _MOST_LAYER = 8 << 30  # bytes of a base or of tools, packed or not; ours have half a gigabyte
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildMeans:
+    """What a build needs beside the lock."""
+
+    matrix: Matrix
+    facts: Facts
+    store: Store
+    index: Callable[[Store], Fetcher]  # where wheels come from that a cache has not
+    observer: Observer
+    say: Callable[[str], None] = lambda _: None
+
+
 def rebuilt(
     reading: Reading,
     image: ImageOnDisk,
     locked: LockedCell,
-    matrix: Matrix,
-    facts: Facts,
-    *,
-    store: Store,
-    index: Callable[[Store], Fetcher],
-    observer: Observer,
-    say: Callable[[str], None] = lambda _: None,
+    means: BuildMeans,
 ) -> Point:
     """Build *locked* on the image's own lowest layer, with its own layer of tools, and compare the digests.
 
     Where such a layer is in another form than the lock has it, it is compressed anew by the lock's encoder.
 
-    :param index: where the wheels come from that *store* has not, of the cache of this build.
     :raises ToolMissing: this host can make no sandbox.
     :raises RegistryError: the registry refuses, or cannot be reached.
     """
@@ -65,11 +71,11 @@ def rebuilt(
     tools = next((one for one in image.layers if locked.tools and one.diff_id == locked.tools.diff_id), None)
     if locked.tools and tools is None:
         return _bad(f"none of its layers is {locked.tools.diff_id[:19]}, the lock's tools")
-    with _own(store) as (own, folder):
-        _lend(locked, store, own)
+    with _own(means.store) as (own, folder):
+        _lend(locked, means.store, own)
         try:
             blobs = [
-                _taken(reading, layer, artefact, own, folder, observer) if layer and artefact else None
+                _taken(reading, layer, artefact, own, folder, means.observer) if layer and artefact else None
                 for layer, artefact in ((base, locked.base), (tools, locked.tools))
             ]
         except (OSError, EOFError, ValueError) as error:
@@ -82,10 +88,10 @@ def rebuilt(
         try:
             built = build.build(
                 locked,
-                matrix,
-                facts,
+                means.matrix,
+                means.facts,
                 folder / "layout",
-                Environment(store=own, fetcher=index(own), observer=observer, say=say),
+                Environment(store=own, fetcher=means.index(own), observer=means.observer, say=means.say),
                 options=options,
             ).image
         except ToolMissing:

@@ -17,6 +17,7 @@ from torchkiln.errors import RegistryError
 from torchkiln.model.digest import Digest
 from torchkiln.registry.body import Blob, Held
 from torchkiln.registry.reference import Repository
+from torchkiln.registry.request import HttpRequest
 from torchkiln.registry.session import Registry
 from torchkiln.registry.tokens import Scopes
 from torchkiln.registry.upload import Upload
@@ -65,7 +66,9 @@ class Delivery:
         return Delivered(digest=blob.digest, size=blob.size, how="sent", sent=sent)
 
     def _is_there(self, blob: Blob | Held) -> bool:
-        answer = self._registry.persist("HEAD", f"{self._base}/{blob.digest}", blob.what, scopes=self._scopes)
+        address = f"{self._base}/{blob.digest}"
+        request = HttpRequest(method="HEAD", url=address, what=blob.what, scopes=self._scopes)
+        answer = self._registry.persist(request)
         if answer.status == 404:
             return False
         if answer.status != 200:
@@ -78,10 +81,10 @@ class Delivery:
     def _mount(self, blob: Blob | Held, source: str) -> tuple[bool, str | None]:
         """Whether it is mounted; if not, the upload that the registry has begun instead, if it did."""
         query = urlencode({"mount": blob.digest, "from": source})
-        scopes = (*self._scopes, f"repository:{source}:pull")
+        scopes, address = (*self._scopes, f"repository:{source}:pull"), f"{self._base}/uploads/?{query}"
         try:
             answer = self._registry.persist(
-                "POST", f"{self._base}/uploads/?{query}", blob.what, scopes=scopes
+                HttpRequest(method="POST", url=address, what=blob.what, scopes=scopes)
             )
         except RegistryError:  # we may not read there: no reason not to push here
             return False, None

@@ -5,8 +5,8 @@ requests and urllib3 follow redirects, decompress and read chunks without a limi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -14,6 +14,7 @@ import requests
 from torchkiln.errors import RegistryError
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.connections import Session
+from torchkiln.registry.request import Body, HttpRequest
 from torchkiln.registry.watch import Watch
 
 _REDIRECTS = 10
@@ -24,78 +25,54 @@ _SILENCE = 120.0  # seconds for a piece of a blob, and for an answer to one: reg
 _DOCUMENT = 20.0  # seconds for a document, from the request to its last byte
 
 
-class Body(Protocol):
-    """What is sent, a piece at a time; it has a length, so that no server gets it in chunks."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[bytes]: ...
-
-
-#: Takes the body of an answer a piece at a time, with its status: 206 goes on where an earlier one was cut.
-Taker = Callable[[int, Iterator[bytes]], None]
-
-
 class Exchange:
     """Sends requests by one session; any number of threads."""
 
     def __init__(self, session: Session, watch: Watch, verify: Any, host: str) -> None:
         self._session, self._watch, self._verify, self._host = session, watch, verify, host
 
-    def send(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        data: bytes | Body | None,
-        what: str,
-        limit: int,
-        into: Taker | None = None,
-        *,
-        quick: bool = False,
-    ) -> Answer:
-        """The answer, where *url* or a redirect of a GET or HEAD leads.
+    def send(self, request: HttpRequest) -> Answer:
+        """The answer, where the address or a redirect of a GET or HEAD leads.
 
-        :param what: for errors.
-        :param limit: bytes of the body; more of a document is an error, of an error's text is not read.
-        :param quick: what *into* takes is a document too, and has the time of one.
+        More bytes of a document than its limit are an error; of an error's text, no more are read.
+
         :raises RegistryError: a redirect that is not followed; a document that is longer or compressed.
         :raises OSError, HTTPError, RequestException, ValueError: as the libraries do.
         """
-        reads, left = method in ("GET", "HEAD"), dict(headers)
-        seconds = _DOCUMENT if reads and (quick or not into) else _SILENCE
+        url, left, body = request.url, dict(request.headers), request.body
+        seconds = _DOCUMENT if request.reads and (request.quick or not request.into) else _SILENCE
         with self._watch.limit(seconds):
             for _ in range(_REDIRECTS + 1):
                 with self._session.request(
-                    method,
+                    request.method,
                     url,
                     headers=left,
-                    data=data if data is None or isinstance(data, bytes) else self._watched(data),
+                    data=body if body is None or isinstance(body, bytes) else self._watched(body),
                     timeout=(_CONNECT, seconds),
                     verify=self._verify,
                     stream=True,
                     allow_redirects=False,
                 ) as response:
-                    if not (reads and response.status_code in _MOVED and "Location" in response.headers):
-                        return self._answer(response, what, limit, into, quick)
+                    moved = response.status_code in _MOVED and "Location" in response.headers
+                    if not (request.reads and moved):
+                        return self._answer(request, response)
                     answer = _without_body(response)
-                before, url = url, location(self._host, answer, what)
+                before, url = url, location(self._host, answer, request.what)
                 if self._session.should_strip_auth(before, url):  # type: ignore[no-untyped-call]
                     left.pop("Authorization", None)
         raise RegistryError(
-            f"{self._host}: {what}: more than {_REDIRECTS} redirects", hint="the registry is at fault"
+            f"{self._host}: {request.what}: more than {_REDIRECTS} redirects", hint="the registry is at fault"
         )
 
-    def _answer(
-        self, response: requests.Response, what: str, limit: int, into: Taker | None, quick: bool
-    ) -> Answer:
-        if into and response.status_code in (200, 206):
-            into(response.status_code, self._pieces(response, renewed=not quick))
+    def _answer(self, request: HttpRequest, response: requests.Response) -> Answer:
+        limit, what = request.limit, request.what
+        if request.into and response.status_code in (200, 206):
+            request.into(response.status_code, self._pieces(response, renewed=not request.quick))
             return _without_body(response)
         good, body = response.status_code == 200, b""
         if response.headers.get("Content-Encoding", "").strip().lower() in ("", "identity"):
             body = b"".join(_bounded(response, limit + 1))
-        elif good and response.request.method != "HEAD":
+        elif good and request.method != "HEAD":
             raise self._wrong(what, "compressed, which was not asked for")
         if len(body) > limit and good:
             raise self._wrong(what, f"longer than {limit} bytes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.reference import Repository
+from torchkiln.registry.request import HttpRequest
 from torchkiln.registry.session import Registry
 
 
@@ -17,12 +18,14 @@ def put(
     """
     what = f"manifest {name[:19]}" if name.startswith("sha256:") else f"tag {name}"
     answer = registry.persist(
-        "PUT",
-        f"/v2/{repository.name}/manifests/{name}",
-        what,
-        scopes=(f"repository:{repository.name}:pull,push",),
-        headers={"Content-Type": media_type},
-        data=manifest,
+        HttpRequest(
+            method="PUT",
+            url=f"/v2/{repository.name}/manifests/{name}",
+            what=what,
+            scopes=(f"repository:{repository.name}:pull,push",),
+            headers={"Content-Type": media_type},
+            body=manifest,
+        )
     )
     if answer.status not in (200, 201, 202):
         raise registry.refused(what, answer)
@@ -36,10 +39,12 @@ def forget(registry: Registry, repository: Repository, tag: str) -> bool:
     :raises RegistryError: the registry refuses us, or cannot be reached.
     """
     answer = registry.persist(
-        "DELETE",
-        f"/v2/{repository.name}/manifests/{tag}",
-        f"tag {tag}",
-        scopes=(f"repository:{repository.name}:pull,push,delete",),
+        HttpRequest(
+            method="DELETE",
+            url=f"/v2/{repository.name}/manifests/{tag}",
+            what=f"tag {tag}",
+            scopes=(f"repository:{repository.name}:pull,push,delete",),
+        )
     )
     if answer.status in (401, 403):
         raise registry.refused(f"tag {tag}", answer)

@@ -43,6 +43,16 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PushOptions:
+    """How blobs are pushed, and who hears of it."""
+
+    watcher: Watcher
+    history: History
+    mount_from: tuple[str, ...] = ()  # more repositories of the same registry that may have some of them
+    jobs: int = JOBS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed:
     """An image in a registry."""
 
@@ -72,16 +82,12 @@ def push(
     image: ImageOnDisk,
     registry: Registry,
     repository: Repository,
+    options: PushOptions,
     *,
-    tags: Sequence[str],
-    watcher: Watcher,
-    history: History,
-    mount_from: Sequence[str] = (),
-    jobs: int = JOBS,
+    tags: Sequence[str] = (),
 ) -> Pushed:
     """Bring *image* into *repository*, under its digest and *tags*.
 
-    :param mount_from: more repositories of the same registry that may have some of its blobs.
     :raises ConfigError: a tag is none.
     :raises VerificationFailed: the layout's bytes are not what they are called; no tag was set.
     :raises RegistryError: the registry refuses, or cannot be reached; no tag was set, unless it says so.
@@ -89,9 +95,7 @@ def push(
     for tag in tags:
         parse_tag(tag)
     manifest = _manifest(image)
-    with BlobUploads(
-        registry, repository, watcher=watcher, history=history, mount_from=mount_from, jobs=jobs
-    ) as uploads:
+    with BlobUploads(registry, repository, options) as uploads:
         for layer in sorted(image.layers, key=lambda layer: -layer.size):  # the longest is not begun last
             uploads.submit(layer.digest, layer.path, layer.size)
         uploads.submit(image.config_digest, image.config_path)
@@ -117,20 +121,10 @@ def _manifest(image: ImageOnDisk) -> bytes:
 class BlobUploads:
     """Uploads of one image's blobs under way. Leaving the context with an error ends them all at once."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        repository: Repository,
-        *,
-        watcher: Watcher,
-        history: History,
-        mount_from: Sequence[str] = (),
-        jobs: int = JOBS,
-    ) -> None:
-        self._registry, self._repository = registry, repository
-        self._watcher, self._history, self._mount_from = watcher, history, tuple(mount_from)
+    def __init__(self, registry: Registry, repository: Repository, options: PushOptions) -> None:
+        self._registry, self._repository, self._options = registry, repository, options
         self._delivery = Delivery(registry, repository)
-        self._pool = ThreadPoolExecutor(jobs, "push")
+        self._pool = ThreadPoolExecutor(options.jobs, "push")
         self._under_way: dict[Digest, Future[Delivered]] = {}
         self._guard = threading.Lock()
         self._error: Exception | None = None  # the first
@@ -215,16 +209,19 @@ class BlobUploads:
             raise
 
     def _deliver(self, blob: Blob) -> Delivered:
-        self._watcher.begin("push", blob.digest, blob.size)
-        known = self._history.sources(blob.digest, self._repository)
+        watcher, history = self._options.watcher, self._options.history
+        watcher.begin("push", blob.digest, blob.size)
+        known = history.sources(blob.digest, self._repository)
         sources = tuple(
-            name for name in dict.fromkeys((*self._mount_from, *known)) if name != self._repository.name
+            name
+            for name in dict.fromkeys((*self._options.mount_from, *known))
+            if name != self._repository.name
         )
         delivered = self._delivery.deliver(
-            blob, sources, lambda count: self._watcher.advance("push", blob.digest, count)
+            blob, sources, lambda count: watcher.advance("push", blob.digest, count)
         )
-        self._history.note(blob.digest, self._repository)
-        self._watcher.end("push", blob.digest)
+        history.note(blob.digest, self._repository)
+        watcher.end("push", blob.digest)
         return delivered
 
     def _demand_all(self, manifest: bytes) -> None:

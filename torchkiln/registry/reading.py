@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urljoin
@@ -20,6 +20,7 @@ from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.reference import Repository, is_tag
+from torchkiln.registry.request import LIMIT, HttpRequest
 from torchkiln.registry.session import READS, Refused, Registry
 from torchkiln.registry.tokens import Scopes
 from torchkiln.util.files import replacing
@@ -92,7 +93,7 @@ class Reading:
         :raises RegistryError: the registry refuses, or cannot be reached.
         """
         path, what = f"{self._base}/manifests/{tag}", f"tag {tag}"
-        answer = self.registry.persist("HEAD", path, what, scopes=self._scopes, headers={"Accept": _ACCEPT})
+        answer = self.registry.persist(self._request("HEAD", path, what, {"Accept": _ACCEPT}))
         if answer.status == 404:
             return None
         if answer.status == 200 and "Docker-Content-Digest" in answer.headers:
@@ -252,17 +253,9 @@ class Reading:
         began, rested = time.monotonic(), 0.0
         while True:
             at = out.tell()
-            headers = {"Range": f"bytes={at}-"} if at else {}
+            request = self._request("GET", path, what, {"Range": f"bytes={at}-"} if at else {})
             try:
-                answer = self.registry.ask(
-                    "GET",
-                    path,
-                    what,
-                    scopes=self._scopes,
-                    headers=headers,
-                    into=take,
-                    quick=quick,
-                )
+                answer = self.registry.ask(replace(request, into=take, quick=quick))
                 break
             except Transient as error:
                 # A server that gives a byte with each attempt makes no progress.
@@ -281,10 +274,12 @@ class Reading:
                 f"{self.repository}: {what}: other bytes than its digest says", hint=_DAMAGED
             )
 
-    def _get(self, path: str, what: str, headers: dict[str, str], limit: int = 4 << 20) -> Answer | None:
-        answer = self.registry.persist(
-            "GET", path, what, scopes=self._scopes, headers=headers, limit=max(limit, 0)
-        )
+    def _request(self, method: str, path: str, what: str, headers: Mapping[str, str]) -> HttpRequest:
+        return HttpRequest(method=method, url=path, what=what, scopes=self._scopes, headers=headers)
+
+    def _get(self, path: str, what: str, headers: Mapping[str, str], limit: int = LIMIT) -> Answer | None:
+        request = self._request("GET", path, what, headers)
+        answer = self.registry.persist(replace(request, limit=max(limit, 0)))
         if answer.status == 404:
             return None
         if answer.status != 200:

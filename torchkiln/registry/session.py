@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -15,15 +16,15 @@ from torchkiln.model.digest import Digest
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.connections import Open, Session, Transport
 from torchkiln.registry.credentials import Login
-from torchkiln.registry.exchange import Body, Exchange, Taker, location
+from torchkiln.registry.exchange import Exchange, location
 from torchkiln.registry.reference import api_host, is_local
-from torchkiln.registry.tokens import Authority, Scopes
+from torchkiln.registry.request import HttpRequest
+from torchkiln.registry.tokens import Authority
 from torchkiln.registry.watch import Watch
 from torchkiln.util.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
 
 _AT_FIRST = 3  # attempts to reach it at all: most likely the name is wrong
 _RENEWALS = 3  # of a token for one request: of several threads' requests, the last may find it spent again
-_LIMIT = 4 << 20  # bytes of an answer: documents and errors, never a blob
 _ALL = 256 << 20  # bytes of all documents that one registry sends us
 READS = 40.0  # seconds of attempts and pauses after which a document is not tried again
 _WRITES = 300.0  # the same of the rest
@@ -89,60 +90,29 @@ class Registry:
         :raises RegistryError: it is none, or cannot be reached.
         """
         what = "the registry"
-        answer = self._again(what, lambda: self.ask("GET", "/v2/", what, scopes=None), READS, _AT_FIRST)
+        request = HttpRequest(method="GET", url="/v2/", what=what, scopes=None)
+        answer = self._again(what, lambda: self.ask(request), READS, _AT_FIRST)
         if answer.status not in (200, 401, 403):
             raise RegistryError(
                 f"{self.host}: HTTP {answer.status} for /v2/, so it is no registry",
                 hint="look at its name and port",
             )
 
-    def persist(
-        self,
-        method: str,
-        path: str,
-        what: str,
-        *,
-        scopes: Scopes | None = (),
-        headers: Mapping[str, str] | None = None,
-        data: bytes | None = None,
-        limit: int = _LIMIT,
-    ) -> Answer:
+    def persist(self, request: HttpRequest) -> Answer:
         """`ask`, again and again with growing pauses.
 
         :raises RegistryError: no lasting answer, or our credentials are refused.
         """
-        return self._again(
-            what,
-            lambda: self.ask(method, path, what, scopes=scopes, headers=headers, data=data, limit=limit),
-            READS if method in ("GET", "HEAD") else _WRITES,
-        )
+        return self._again(request.what, lambda: self.ask(request), READS if request.reads else _WRITES)
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        what: str,
-        *,
-        scopes: Scopes | None = (),
-        headers: Mapping[str, str] | None = None,
-        data: bytes | Body | None = None,
-        into: Taker | None = None,
-        limit: int = _LIMIT,
-        quick: bool = False,
-    ) -> Answer:
+    def ask(self, request: HttpRequest) -> Answer:
         """One request. Every answer that trying again cannot change is returned, 404 included.
 
-        :param path: on this registry, or the whole address that it gave.
-        :param what: for errors, "blob sha256:…".
-        :param into: takes the body where the status is 200 or 206; may be called again after a cut.
-        :param limit: bytes of an answer that is not taken so.
-        :param quick: what is taken is small, and has a document's time.
-        :param scopes: what a token must allow; None: a 401 is an answer like others, and is learnt from.
         :raises Transient: no connection, 5xx, 429 and the like.
-        :raises Refused: a 401 where *data* cannot be sent twice.
+        :raises Refused: a 401 where the body cannot be sent twice.
         :raises RegistryError: fresh credentials are refused, or a certificate is not trusted.
         """
-        url = urljoin(self.origin, path)
+        url, scopes = urljoin(self.origin, request.url), request.scopes
         ours = _origin(url) == _origin(self.origin)
         used: str | None = None
         for renewals in range(_RENEWALS + 1):
@@ -151,8 +121,7 @@ class Registry:
             if renewals and used == before:  # a password: asking again may lock the account
                 break
             login = {"Authorization": used} if used else {}
-            sent = {**(headers or {}), **login}
-            answer = self._send(method, url, sent, data, what, into, limit=limit, quick=quick)
+            answer = self._send(replace(request, url=url, headers={**request.headers, **login}))
             if answer.status != 401 or not ours:
                 return answer
             if renewals and "insufficient_scope" in answer.headers.get("WWW-Authenticate", ""):
@@ -160,9 +129,9 @@ class Registry:
             self._authority.learn(answer, scopes or (), used)
             if scopes is None:
                 return answer
-            if data is not None and not isinstance(data, bytes):
+            if request.body is not None and not isinstance(request.body, bytes):
                 raise Refused("HTTP 401 in the middle of an upload")
-        raise self.refused(what, answer)
+        raise self.refused(request.what, answer)
 
     def refused(self, what: str, answer: Answer) -> RegistryError:
         """The error for an answer that trying again cannot change."""
@@ -209,7 +178,8 @@ class Registry:
     def _fetch(
         self, method: str, url: str, *, headers: Mapping[str, str], data: bytes | None = None
     ) -> Answer:
-        return self._again("a token", lambda: self._send(method, url, headers, data, "a token"), READS)
+        request = HttpRequest(method=method, url=url, what="a token", headers=headers, body=data)
+        return self._again(request.what, lambda: self._send(request), READS)
 
     def _again(
         self, what: str, step: Callable[[], Answer], patience: float, attempts: int = ATTEMPTS
@@ -226,21 +196,11 @@ class Registry:
                 self.rest(attempt, error.wait)
         raise AssertionError("unreachable")
 
-    def _send(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        data: bytes | Body | None,
-        what: str,
-        into: Taker | None = None,
-        *,
-        limit: int = _LIMIT,
-        quick: bool = False,
-    ) -> Answer:
+    def _send(self, request: HttpRequest) -> Answer:
+        what = request.what
         self._check()
         try:
-            answer = self._exchange.send(method, url, headers, data, what, limit, into, quick=quick)
+            answer = self._exchange.send(request)
         except ValueError as error:  # requests' own kinds of it too
             self._check()
             raise RegistryError(

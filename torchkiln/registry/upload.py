@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from urllib.parse import urlencode
 
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.body import Blob, Held, Rest
+from torchkiln.registry.request import HttpRequest
 from torchkiln.registry.session import Refused, Registry
 from torchkiln.registry.tokens import Scopes
 from torchkiln.util.retry import ATTEMPTS, Transient
@@ -91,9 +93,7 @@ class Upload:
         self._complete(None)
 
     def _begin(self) -> str:
-        answer = self._registry.persist(
-            "POST", f"{self._base}/uploads/", self._blob.what, scopes=self._scopes
-        )
+        answer = self._registry.persist(self._request("POST", f"{self._base}/uploads/"))
         if answer.status != 202:
             raise self._registry.refused(self._blob.what, answer)
         return self._registry.location(answer, self._blob.what)
@@ -103,13 +103,9 @@ class Upload:
         assert self._place is not None
         blob, start = self._blob, self._have
         part = {"Content-Range": f"{start}-{blob.size - 1}"} if start else {}
+        rest = Rest(blob.size - start, lambda: self._counted(start))
         answer = self._registry.ask(
-            "PATCH",
-            self._place,
-            blob.what,
-            scopes=self._scopes,
-            headers={**_BYTES, **part},
-            data=Rest(blob.size - start, lambda: self._counted(start)),
+            replace(self._request("PATCH", self._place), headers={**_BYTES, **part}, body=rest)
         )
         if answer.status in (401, 403, 405, 413):
             raise self._registry.refused(blob.what, answer)
@@ -121,9 +117,8 @@ class Upload:
         assert self._place is not None
         blob = self._blob
         to = f"{self._place}{'&' if '?' in self._place else '?'}{urlencode({'digest': blob.digest})}"
-        answer = self._registry.ask(
-            "PUT", to, blob.what, scopes=self._scopes, headers=_BYTES if data else None, data=data
-        )
+        request = self._request("PUT", to)
+        answer = self._registry.ask(replace(request, headers=_BYTES, body=data) if data else request)
         if answer.status in (401, 403, 405, 413):
             raise self._registry.refused(blob.what, answer)
         if answer.status not in (201, 204):
@@ -136,7 +131,7 @@ class Upload:
         """Ask what the registry holds; where it has forgotten, or is confused, the next try begins anew."""
         if self._place is None:
             return
-        answer = self._registry.persist("GET", self._place, self._blob.what, scopes=self._scopes)
+        answer = self._registry.persist(self._request("GET", self._place))
         if answer.status not in (200, 202, 204):
             self._place = None
             return
@@ -152,9 +147,12 @@ class Upload:
         """Tell the registry to forget it, politely: what it does not forget it will sweep one day."""
         if self._place is not None:
             try:
-                self._registry.ask("DELETE", self._place, self._blob.what, scopes=self._scopes)
+                self._registry.ask(self._request("DELETE", self._place))
             except (Transient, RegistryError):
                 return
+
+    def _request(self, method: str, url: str) -> HttpRequest:
+        return HttpRequest(method=method, url=url, what=self._blob.what, scopes=self._scopes)
 
     def _counted(self, start: int) -> Iterator[bytes]:
         at = start

@@ -47,11 +47,12 @@ def uploads_ahead(target: str | None, plain_http: bool, store: Store, observer: 
     if target is None:
         yield Ahead(store)
         return
-    from torchkiln.registry.push import BlobUploads
+    from torchkiln.registry.push import BlobUploads, PushOptions
     from torchkiln.registry.reference import parse_repository
 
     repository = parse_repository(target)
     with registry_of(repository, plain_http) as registry:
         registry.check()
-        with BlobUploads(registry, repository, watcher=observer, history=history()) as uploads:
+        options = PushOptions(watcher=observer, history=history())
+        with BlobUploads(registry, repository, options) as uploads:
             yield Ahead(store, uploads)

@@ -131,7 +131,7 @@ def _rebuilt(
 ) -> Point:
     """Whether it can be built again; only where all other *points* are good."""
     from torchkiln.index.lazy import LateIndex
-    from torchkiln.publish.rebuild import rebuilt
+    from torchkiln.publish.rebuild import BuildMeans, rebuilt
     from torchkiln.publish.verify import Point
     from torchkiln.store.store import Store
 
@@ -143,11 +143,14 @@ def _rebuilt(
         reading,
         image,
         looked.origin.locked,
-        *known,
-        store=Store(cache_root(), on_wait=console.waiting),
-        index=LateIndex,
-        observer=observer,
-        say=console.say,
+        BuildMeans(
+            matrix=known[0],
+            facts=known[1],
+            store=Store(cache_root(), on_wait=console.waiting),
+            index=LateIndex,
+            observer=observer,
+            say=console.say,
+        ),
     )
 
 
