@@ -50,7 +50,6 @@ check: $(STAMP)  ## lint, types, stale generated files
 	$(RUN) mypy
 	$(VENV)/bin/python build.py lock --check --all
 	$(VENV)/bin/python build.py render --all --check
-	$(VENV)/bin/python tools/schemas.py
 	$(VENV)/bin/python tools/readme.py --check
 	$(VENV)/bin/python tools/gpu_pages.py --check
 
