@@ -60,7 +60,9 @@ class Said:
 def provoke(case: Case, folder: Path) -> Said:
     """Arrange *case* in the empty *folder* and run its command there, as a user would."""
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    out, err, code, before = io.StringIO(), io.StringIO(), 0, Path.cwd()
+    # Text over bytes, as a process has them: `run` hands on the bytes of a container.
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    code, before = 0, Path.cwd()
     os.chdir(folder)
     try:
         case.arrange()
@@ -77,7 +79,8 @@ def provoke(case: Case, folder: Path) -> Said:
         os.chdir(before)
         for number, handler in signals.items():
             signal.signal(number, handler)
-    return Said(code=code, out=out.getvalue(), err=err.getvalue())
+    said, complained = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return Said(code=code, out=said, err=complained)
 
 
 def page_of(said: Mapping[str, Said]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -15,10 +16,11 @@ from torchkiln.cli.shared.runtime_options import EngineLines, runtime_option
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.runtimes.command import Bind, Command, Settings, Streams
+from torchkiln.runtimes.command import Bind, Command, Settings, Streams, parse_user
 from torchkiln.runtimes.engine_images import DOCKER
 from torchkiln.runtimes.runtime import Source
 from torchkiln.runtimes.table import RUNTIMES
+from torchkiln.runtimes.unpacked import image_user
 from torchkiln.store.store import Store
 
 
@@ -109,6 +111,9 @@ def run(
         repository=lambda: chosen.grid()[0].repository,
     )
     started_by.check(asked, settings)
+    if not started_by.in_engine:
+        source = replace(source, image=source.read())
+        parse_user(user or image_user(source.read()))  # before the image is unpacked
     image = started_by.ready(source, settings, _Listener())
     streams = Streams(stdin=sys.stdin.buffer, stdout=sys.stdout.buffer, stderr=sys.stderr.buffer)
     sys.exit(image.passed_through(asked, streams))

@@ -17,6 +17,7 @@ from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, Source
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.operating_system import DEFAULT_OS
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class LockFolder:
             resolution = self.resolution(cell)
             tag = tag_of(resolution) if resolution.build else None
             # Only what the default index serves must be committed; other locks are checked where they are.
-            committed = resolution.lockable and cell.os == "debian12" and not cell.components
+            committed = resolution.lockable and cell.os == DEFAULT_OS and not cell.components
             if tag is None or (sweeping and not committed and not (self.path / tag).is_dir()):
                 continue
             reasons = self._staleness(resolution)

@@ -87,6 +87,11 @@ class UnpackedImage:
         )
 
 
+def image_user(image: ImageOnDisk) -> str:
+    """The user that *image* names, "0" where it names none."""
+    return str((image.config.get("config") or {}).get("User") or "0")
+
+
 def image_env(image: ImageOnDisk) -> dict[str, str]:
     """The variables that the config of *image* sets."""
     return dict(line.split("=", 1) for line in (image.config.get("config") or {}).get("Env") or ())
