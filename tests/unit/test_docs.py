@@ -183,11 +183,8 @@ def _functions(module: str) -> set[str]:
 
 
 def test_every_arrow_of_the_map_is_where_the_map_says() -> None:
-    rows = [
-        line.split("|")[1:-1]
-        for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines()
-        if line[:1] == "|"
-    ][2:]
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## The map")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line[:1] == "|"][2:]
     missing = [
         arrow
         for _, arrows, _, places in rows
@@ -201,3 +198,18 @@ def test_every_arrow_of_the_map_is_where_the_map_says() -> None:
 
     assert len(rows) > 10
     assert missing == []
+
+
+def test_each_of_the_ten_changes_names_at_most_five_files_that_exist() -> None:
+    """NAME is that of a new file; its folder must be there."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Ten changes")[1].split("\n## ")[0]
+    rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ")][2:]
+    files = [re.findall(r"`([\w./-]+\.\w+)`", row) for row in rows]
+
+    assert [len(named) for named in files if not 1 <= len(named) <= 5] == []
+    assert len(rows) == 10
+    assert [name for named in files for name in named if not _there(name)] == []
+
+
+def _there(name: str) -> bool:
+    return (ROOT / name).parent.is_dir() if "NAME" in name else (ROOT / name).is_file()
