@@ -28,13 +28,7 @@ from torchkiln.model.plan import ImagePlan
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import format_of
 from torchkiln.oci.documents import descriptors, diff_ids, plain_file, plain_folder, read_document
-from torchkiln.oci.image import (
-    MANIFEST_TYPE,
-    canonical_json,
-    describe,
-    descriptor,
-    digest_of,
-)
+from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, describe, descriptor, digest_of
 from torchkiln.util.schema import told
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
