@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import ZSTD
 from torchkiln.oci.image import (
     MANIFEST_TYPE,
-    PLATFORM,
     canonical_json,
     descriptor,
     digest_of,
@@ -42,7 +42,7 @@ def index_of(manifests: Sequence[bytes]) -> bytes:
 
 
 def _entry(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
-    entry = {**descriptor(MANIFEST_TYPE, digest_of(data), len(data)), "platform": PLATFORM}
+    entry = {**descriptor(MANIFEST_TYPE, digest_of(data), len(data)), "platform": LINUX_AMD64.oci}
     if any(layer["mediaType"] == ZSTD.media_type for layer in manifest["layers"]):
         entry["annotations"] = {_PREFERRED: "true"}
     return entry
