@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from torchkiln.attest.smoke_report import PREDICATE
 
 from tests.engine.registry import RunningRegistry
 from tests.keys import pem, public_pem
 from tests.proof.conftest import TAG
 from tests.proof.test_kept_reports import kept
 from tools.kept import PROOFS
+from torchkiln.smoke.attestation import PREDICATE
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof

@@ -6,7 +6,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,8 @@ from tests.press import Press, press
 from tests.reports import OTHER, TAG, found
 from tests.standin.registry_server import RegistryServer
 from torchkiln.oci.layout import open_layout
+from torchkiln.registry.answer import Answer
+from torchkiln.registry.request import HttpRequest
 from torchkiln.registry.session import Registry
 from torchkiln.util.places import ROOT
 
@@ -39,9 +40,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     ask = Registry.ask
 
-    def noted(self: Registry, method: str, path: str, *given: Any, **named: Any) -> Any:
-        seen.append(f"{method} {path}")
-        return ask(self, method, path, *given, **named)
+    def noted(self: Registry, request: HttpRequest) -> Answer:
+        seen.append(f"{request.method} {request.url}")
+        return ask(self, request)
 
     monkeypatch.setattr(Registry, "ask", noted)
     return seen
