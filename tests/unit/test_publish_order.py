@@ -14,7 +14,7 @@ from tests.press import Press, press
 from tests.reports import TAG
 from tests.standin.registry_server import RegistryServer
 from torchkiln.model.digest import Digest
-from torchkiln.publish import publish as module
+from torchkiln.publish import session as module
 from torchkiln.publish.publish import PublishedImage, ReadyImage, publish
 
 NAME = "team/app"

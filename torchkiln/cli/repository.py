@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from torchkiln.attest.retraction import demand_reason
+from torchkiln.attest.trust import with_sealer
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import matrix_option
-from torchkiln.cli.shared.registry import registry_of
 from torchkiln.cli.shared.reports import NamedKey
 from torchkiln.cli.shared.signing_options import sealer_of, sealer_options
 from torchkiln.cli.shared.tables import table
 from torchkiln.cli.shared.trust_options import policy_option, rules_of, trust_of, trust_options
 from torchkiln.errors import ConfigError, RegistryError, printable
-
-if TYPE_CHECKING:
-    from torchkiln.publish.catalog import Listed
+from torchkiln.matrix import facts, matrix
+from torchkiln.publish.attached import NOT_VERIFIED
+from torchkiln.publish.catalog import Listed
+from torchkiln.publish.catalog import catalog as listed_in
+from torchkiln.publish.connect import open_registry
+from torchkiln.publish.retract import retract as done
+from torchkiln.registry.reading import Reading
+from torchkiln.registry.reference import parse_reference, parse_repository
+from torchkiln.smoke.reuse import TIME
 
 _plain_http = click.option(
     "--plain-http", is_flag=True, help="no https, though the registry is not this machine"
@@ -44,16 +51,10 @@ def catalog(
     as_json: bool,
 ) -> None:
     """List a repository's images: tags, digest, on which GPUs each was proved, what speaks against it."""
-    from torchkiln.matrix import facts, matrix
-    from torchkiln.publish.attached import NOT_VERIFIED
-    from torchkiln.publish.catalog import catalog as listed_in
-    from torchkiln.registry.reading import Reading
-    from torchkiln.registry.reference import parse_repository
-
     repository = parse_repository(target)
     rules = rules_of(policy_file, matrix_file, matrix.read(matrix_file, facts.load()))
     trust = trust_of(rules, keys, identity, issuer)
-    with registry_of(repository, plain_http) as registry:
+    with open_registry(repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
         listed = listed_in(Reading(registry, repository), trust)
     if as_json:
@@ -127,15 +128,6 @@ def retract(
     The digest and the dated tag stay; `verify` refuses it from then on, `catalog` says why. A tag for which
     no good image is left is deleted, where the registry can; where it cannot, that is told (exit 9).
     """
-    from torchkiln.attest.retraction import demand_reason
-    from torchkiln.attest.trust import with_sealer
-    from torchkiln.matrix import facts, matrix
-    from torchkiln.publish.attached import NOT_VERIFIED
-    from torchkiln.publish.retract import retract as done
-    from torchkiln.registry.reading import Reading
-    from torchkiln.registry.reference import parse_reference
-    from torchkiln.smoke.reuse import TIME
-
     reference = parse_reference(target)
     name = reference.digest or reference.tag
     if name is None:
@@ -147,7 +139,7 @@ def retract(
     trust = with_sealer(trust_of(rules, keys, identity, issuer), sealer)
     if not trust.looks:
         console.say(f"{NOT_VERIFIED}; tags go to what anybody says is good")
-    with registry_of(reference.repository, plain_http) as registry:
+    with open_registry(reference.repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
         reading = Reading(registry, reference.repository)
         when = datetime.now(timezone.utc).strftime(TIME)

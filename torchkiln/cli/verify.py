@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
 
+from torchkiln.cli.shared import console
+from torchkiln.cli.shared.options import cache_root, here_or_checkout
 from torchkiln.cli.shared.reports import NamedKey
-from torchkiln.cli.shared.trust_options import policy_option, trust_options
-from torchkiln.cli.shared.verify_published import Wish, published_reference, verify_published
-from torchkiln.errors import ConfigError, VerificationFailed
+from torchkiln.cli.shared.trust_options import policy_option, rules_of, trust_of, trust_options
+from torchkiln.errors import ConfigError, VerificationFailed, printable
+from torchkiln.matrix import facts, matrix
+from torchkiln.publish.connect import open_registry
+from torchkiln.publish.verification import Depth, Verified, VerifySession, verify_layout
+from torchkiln.registry.reference import Reference, parse_reference
+from torchkiln.smoke.suite import load_suite
+from torchkiln.store.store import Store
 
 
 @click.command("verify")
@@ -50,43 +58,65 @@ def verify(
     if untrusted and not rebuild:
         raise ConfigError("--untrusted is for --rebuild alone", hint="add --rebuild, or leave it out")
     folder, ref = split_target(target)
-    if not folder.is_dir():
-        wish = Wish(
-            policy_file=policy_file,
-            suite_folder=suite_folder,
-            keys=keys,
-            identity=identity,
-            issuer=issuer,
-            full=full,
-            rebuild=rebuild,
-            untrusted=untrusted,
-            plain_http=plain_http,
-            as_json=as_json,
-            quiet=quiet,
-        )
-        verify_published(published_reference(target), wish)
+    if folder.is_dir():
+        _layout(target, folder, ref, as_json)
         return
-    _verify_layout(target, folder, ref, as_json)
+    reference, depth = published_reference(target), Depth(full=full, rebuild=rebuild, untrusted=untrusted)
+    known, matrix_file = facts.load(), policy_file or here_or_checkout("matrix.yaml")
+    grid = matrix.read(matrix_file, known)
+    rules = rules_of(policy_file, matrix_file, grid)
+    trust = trust_of(rules, keys, identity, issuer)
+    suite = load_suite(suite_folder)
+    depth.demand_trust(trust)
+    with (
+        open_registry(reference.repository, os.environ, plain_http=plain_http) as registry,
+        console.progress(quiet=quiet) as observer,
+    ):
+        session = VerifySession(
+            policy=rules.policy,
+            policy_matrix=rules.matrix,
+            suite=suite,
+            trust=trust,
+            matrix=grid,
+            facts=known,
+            store=Store(cache_root(), on_wait=console.waiting),
+            observer=observer,
+            say=console.say,
+        )
+        found = session.run(reference, registry, depth)
+    _tell(found, as_json=as_json, quiet=quiet)
+    found.demand_good()
+    if not as_json:
+        click.echo(f"{found.digest} {found.reference}")
 
 
-def _verify_layout(target: str, folder: Path, ref: str | None, as_json: bool) -> None:
-    from torchkiln.oci.layout import open_layout
-    from torchkiln.oci.validate.validate import validate
-
-    if ref is not None:
-        _demand(folder, ref)
-    faults = validate(folder, ref)
-    images = []
-    if not faults:
-        layout = open_layout(folder)
-        names = layout.refs() if ref is None else {layout.image(ref).ref: layout.image(ref).manifest}
-        images = [{"ref": name, "digest": digest} for name, digest in names.items()]
+def _tell(found: Verified, *, as_json: bool, quiet: bool) -> None:
     if as_json:
+        told = {
+            "reference": str(found.reference),
+            "digest": found.digest,
+            "verified": found.verified,
+            "trusted": found.trusted,
+            "points": [{"what": one.what, "good": one.good, "text": one.text} for one in found.points],
+        }
+        click.echo(json.dumps(told, indent=2))
+    elif not quiet:
+        for point in found.points:
+            mark, what = "ok" if point.good else "BAD", point.what
+            for line in printable(point.text).splitlines() or [""]:
+                click.echo(f"{mark:<4}{what:<12}{line}", err=True)
+                mark = what = ""
+
+
+def _layout(target: str, folder: Path, ref: str | None, as_json: bool) -> None:
+    names, faults = verify_layout(folder, ref)
+    if as_json:
+        images = [{"ref": name, "digest": digest} for name, digest in names.items()]
         listed = [{"where": fault.where, "what": fault.what} for fault in faults]
         click.echo(json.dumps({"layout": str(folder), "images": images, "faults": listed}, indent=2))
     else:
-        for image in images:
-            click.echo(f"{image['digest']} {image['ref']}")
+        for name, digest in names.items():
+            click.echo(f"{digest} {name}")
     if faults:
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         raise VerificationFailed(
@@ -106,13 +136,15 @@ def split_target(target: str) -> tuple[Path, str | None]:
     return (Path(folder), ref) if colon else (Path(target), None)
 
 
-def _demand(folder: Path, ref: str) -> None:
-    """A name that is not there is a slip of the user's, not a fault of the layout."""
-    from torchkiln.oci.layout import open_layout
+def published_reference(target: str) -> Reference:
+    """*target* as a reference in a registry.
 
+    :raises ConfigError: it is none, and no folder either.
+    """
     try:
-        layout = open_layout(folder)
-        if ref not in layout.refs():
-            layout.image(ref)
-    except VerificationFailed:
-        return  # `validate` says it, with all the rest
+        return parse_reference(target)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{target}: no such folder, and no reference in a registry ({error.message})",
+            hint="verify takes the layout that `build` prints, DIR[:REF], or REGISTRY/REPOSITORY:TAG",
+        ) from None

@@ -18,34 +18,21 @@ from torchkiln.attest.statement import Statement, statement
 from torchkiln.errors import ConfigError, GateRefused, RegistryError, VerificationFailed
 from torchkiln.gate.clearance import CLEARANCE, clearance
 from torchkiln.gate.gate import ClearedImage
-from torchkiln.matrix.tags import undated
 from torchkiln.model.digest import Digest
 from torchkiln.oci.artifact import Artifact, Referrer, manifest_of
 from torchkiln.oci.image import MANIFEST_TYPE, descriptor, digest_of
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publish.attached import Attached, Opener, attached
+from torchkiln.publish.names import Names, demand_movable
 from torchkiln.registry.naming import put
 from torchkiln.registry.push import Pushed, PushOptions, push
 from torchkiln.registry.reading import Reading
-from torchkiln.registry.reference import Repository, parse_tag
-from torchkiln.registry.referrers import LIST, attach, content, referrers
+from torchkiln.registry.reference import Repository
+from torchkiln.registry.referrers import attach, content, referrers
 from torchkiln.registry.session import Registry
 from torchkiln.smoke.attestation import PREDICATE, told_of
 
 SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # says nothing but: this image, by me
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Names:
-    """What an image is to be called."""
-
-    dated: str | None  # set once and never moved
-    moving: tuple[str, ...]
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """In the order in which they are set."""
-        return tuple(filter(None, (self.dated, *self.moving)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,23 +98,6 @@ def publish(
     for tag in names.all:
         put(registry, repository, pushed.manifest, tag)
     return PublishedImage(pushed=pushed, names=names, attached=going_with, override=cleared.override)
-
-
-def demand_movable(names: Names) -> None:
-    """That each of *names* is a tag, and that those which move are none that must not.
-
-    :raises ConfigError: one is none, is dated, or lists what goes with an image.
-    """
-    for tag in names.all:
-        parse_tag(tag)
-    for tag in names.moving:
-        if undated(tag):
-            raise ConfigError(
-                f"{tag} ends in a day: a dated tag is set once and never moves",
-                hint="publish without --tag: the dated tag is set with the others; --dated names the day",
-            )
-        if LIST.fullmatch(tag):
-            raise ConfigError(f"{tag}: such tags are for lists of what goes with an image")
 
 
 def _artifacts(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-
-from torchkiln.cli.shared.registry import history, registry_of
 
 if TYPE_CHECKING:
     from torchkiln.model.layer import Blob
@@ -47,12 +46,14 @@ def uploads_ahead(target: str | None, plain_http: bool, store: Store, observer: 
     if target is None:
         yield Ahead(store)
         return
+    from torchkiln.publish.connect import open_registry
+    from torchkiln.registry.history import History
     from torchkiln.registry.push import BlobUploads, PushOptions
     from torchkiln.registry.reference import parse_repository
 
     repository = parse_repository(target)
-    with registry_of(repository, plain_http) as registry:
+    with open_registry(repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
-        options = PushOptions(watcher=observer, history=history())
+        options = PushOptions(watcher=observer, history=History(store))
         with BlobUploads(registry, repository, options) as uploads:
             yield Ahead(store, uploads)

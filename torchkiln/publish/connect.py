@@ -1,0 +1,25 @@
+"""A repository → its registry, asked as the user's Docker would ask it, through the network as pip goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchkiln.index.settings import index_settings
+from torchkiln.registry.connections import Transport
+from torchkiln.registry.credentials import find_login
+from torchkiln.registry.reference import Repository, is_local
+from torchkiln.registry.session import Registry
+
+
+def open_registry(
+    repository: Repository, environ: Mapping[str, str], *, plain_http: bool = False
+) -> Registry:
+    """With Docker's login; certificates and proxy as *environ* and pip's configuration name them.
+
+    :raises ConfigError: one of these settings is not valid.
+    """
+    transport = Transport(plain_http=plain_http)
+    if not plain_http and not is_local(repository.host):
+        found = index_settings(environ)
+        transport = Transport(ca_bundle=found.ca_bundle, client_cert=found.client_cert, proxy=found.proxy)
+    return Registry(repository.host, find_login(repository, environ), transport)
