@@ -15,6 +15,7 @@ VENV = HERE / ".venv"
 NEEDED = ("click", "deflate", "filelock", "isal", "jinja2", "jsonschema", "packaging")
 ALSO_NEEDED = (
     *(() if sys.version_info >= (3, 14) else ("backports.zstd",)),
+    "msgspec",
     "platformdirs",
     "pypi_simple",
     "requests",
