@@ -28,9 +28,9 @@ from bench.sides import Say, keep_bytecode
 from bench.subject import TAG, Subject, real, recorded, served, shrunk
 from bench.warm import unchanged, warm
 from tests.standin.index_server import IndexServer
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.errors import KilnError
 from torchkiln.index.settings import redact_text
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.files import pretty_json, write_atomic
 from torchkiln.util.places import ROOT

@@ -14,6 +14,7 @@ from tests.planned import LOCK_DIGEST, locked
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import image as image_build
+from torchkiln.build import wheel_layers
 from torchkiln.build.environment import Environment
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import ImageLayer
@@ -118,6 +119,6 @@ def build(
     """Build *cell* with the base in *cache* and the host's Python."""
     store = Store(cache)
     put_base(cell.locked.base, store)
-    with patch("torchkiln.build.wheel_layers.interpreter", lambda _base, _store: HostPython()):
+    with patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython()):
         environment = Environment(store=store, fetcher=fetcher, observer=Silent())
         return image_build.build(cell, layout, environment, layer_format=layer_format)

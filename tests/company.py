@@ -18,13 +18,16 @@ from unittest.mock import patch
 
 from tests import cells
 from tests.unpublished import FakeIndex
+from torchkiln.build import build as build_module
 from torchkiln.build import build as builder
+from torchkiln.build import wheel_layers
 from torchkiln.build.cache_claims import build_needs
 from torchkiln.build.environment import Environment
 from torchkiln.build.image import Build
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.layer_format import LayerFormat
 from torchkiln.model.progress import Fetcher, Silent
+from torchkiln.plan import layers
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
@@ -33,12 +36,12 @@ from torchkiln.util.places import ROOT
 def small_scale(wheels: Sequence[Path]) -> Iterator[None]:
     """The plan is that of *wheels*, 100 kB make a wheel big, and the host's Python is the image's."""
     with ExitStack() as patches:
-        for target, value in {
-            "torchkiln.plan.layers.BIG_WHEEL": 100_000,
-            "torchkiln.build.build.plan_locked": lambda *_: cells.planned_cell(wheels),
-            "torchkiln.build.wheel_layers.interpreter": lambda *_: cells.HostPython(),
-        }.items():
-            patches.enter_context(patch(target, value))
+        for module, name, value in (
+            (layers, "BIG_WHEEL", 100_000),
+            (build_module, "plan_locked", lambda *_: cells.planned_cell(wheels)),
+            (wheel_layers, "interpreter", lambda *_: cells.HostPython()),
+        ):
+            patches.enter_context(patch.object(module, name, value))
         yield
 
 

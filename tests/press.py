@@ -24,6 +24,7 @@ from tests.reports import TAG, TIERS, report
 from tests.smoke_suites import suite_with
 from tests.unpublished import FakeIndex
 from torchkiln.build import image as image_build
+from torchkiln.build import wheel_layers
 from torchkiln.build.environment import Environment
 from torchkiln.cli import torchkiln
 from torchkiln.lock.lock import save
@@ -172,7 +173,7 @@ def press(folder: Path) -> Press:
 
 def interpreter() -> AbstractContextManager[object]:
     """Builds compile with this Python meanwhile: the base of generated cells has none."""
-    return patch("torchkiln.build.wheel_layers.interpreter", lambda _base, _store: HostPython())
+    return patch.object(wheel_layers, "interpreter", lambda _base, _store: HostPython())
 
 
 def account_of(image: ImageOnDisk) -> str:

@@ -13,10 +13,10 @@ from pathlib import Path
 from packaging.version import Version
 
 from tests.layers import sha256
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.index.download import open_downloads
 from torchkiln.lock.lock import load_locked
 from torchkiln.model.lock import LockedWheel
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 from torchkiln.wheel.install import parse_name

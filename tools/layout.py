@@ -28,7 +28,8 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("gate",)),
     ("beside the pipeline", ("sbom",)),
     ("pipeline", ("publish",)),
-    ("top", ("cli", "__main__")),
+    ("top", ("api",)),
+    ("", ("cli", "__main__")),
 )
 
 

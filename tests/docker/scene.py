@@ -15,9 +15,9 @@ from tests.docker.slim import slim_base
 from tests.realpip import locked_pip
 from tests.unpublished import locked_wheel
 from torchkiln.base import artefact
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.index.download import open_downloads
 from torchkiln.lock.lock import load_locked, save
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 

@@ -15,12 +15,12 @@ import pytest
 from tests.docker.scene import TAG, Scene
 from tests.gridcase import FACTS, MATRIX
 from torchkiln.base import artefact, tools
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.lock.lock import inputs_digest, load_locked, save
 from torchkiln.matrix.os_tools import packages_of
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedBase, LockedTools
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 

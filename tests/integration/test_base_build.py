@@ -25,11 +25,11 @@ from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import EPOCH, recipe
 from torchkiln.base.sources import variables
 from torchkiln.build.confined import Confined
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase
 from torchkiln.oci.compression import GZIP
 from torchkiln.runtimes import sandbox
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 

@@ -21,6 +21,7 @@ from tests.hostile_python import hostile, refused
 from tests.needs import needs_gcc
 from tests.unpublished import FakeIndex
 from torchkiln.build import image as image_build
+from torchkiln.build import wheel_layers
 from torchkiln.build.confined import Confined
 from torchkiln.build.environment import Environment
 from torchkiln.errors import BuildFailed, ToolMissing
@@ -289,7 +290,7 @@ def test_a_strangers_python_does_not_run_without_namespaces(
     wheels = small_wheels(tmp_path / "wheels")
     cell, store, said = planned_cell(wheels), Store(tmp_path / "cache"), list[str]()
     put_base(cell.locked.base, store)
-    monkeypatch.setattr("torchkiln.build.wheel_layers.interpreter", lambda _base, _store: HostPython())
+    monkeypatch.setattr(wheel_layers, "interpreter", lambda _base, _store: HostPython())
 
     def build(*, stranger: bool) -> None:
         index, layout = FakeIndex(wheels), tmp_path / "layout"

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.gridcase import FACTS
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.index.download import open_downloads
 from torchkiln.index.package_index import open_index
 from torchkiln.model.index import Wanted
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 # CUDA 12.1 has PTX ISA 8.1 (NVIDIA's release notes of the PTX ISA). x[i] *= 2.

@@ -17,8 +17,8 @@ from pip._internal.models.index import PyPI
 from tests.engine.place import shared
 from tests.outward import outward
 from tests.workplace import IMAGE, TAG, Container, Workplace
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.registry.reference import is_local
+from torchkiln.store.root import cache_root
 
 __all__ = ["shared"]
 

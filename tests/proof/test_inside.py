@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from torchkiln.cli.shared.options import cache_root
+from torchkiln.store.root import cache_root
 from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.proof.conftest import TAG, build
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.model.lock import LockedCell
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 pytestmark = pytest.mark.proof

@@ -20,10 +20,10 @@ from tests.docker.scene import Scene
 from tests.standin import ubuntu_archive
 from tests.unpublished import locked_wheel
 from torchkiln.base import artefact
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.index.download import open_downloads
 from torchkiln.lock.lock import load_locked, save
 from torchkiln.matrix import facts
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 

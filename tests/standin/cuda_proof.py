@@ -26,7 +26,6 @@ from tests.standin.index_server import IndexServer
 from torchkiln.base.artefact import read_lock
 from torchkiln.base.tools import rebuild as rebuild_tools
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.index.package_index import open_index
 from torchkiln.lock.lock import inputs_digest, save
 from torchkiln.matrix import cuda_redist
@@ -34,6 +33,7 @@ from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell
 from torchkiln.model.index import Wanted
 from torchkiln.model.lock import LockedBase, LockedCell
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.files import pretty_json
 from torchkiln.util.places import ROOT

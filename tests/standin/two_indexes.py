@@ -14,10 +14,10 @@ from pathlib import Path
 from tests.standin.index_server import IndexServer
 from tests.standin.pytorch_index import DEFAULT, fill, pytorch
 from torchkiln.base import artefact
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.lock import LockedBase
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 

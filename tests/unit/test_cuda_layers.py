@@ -15,6 +15,7 @@ from tests.cells import HostPython, put_base, small_wheels
 from tests.devel_cells import HOME, planned_devel
 from tests.standin.cuda_archives import write_small
 from torchkiln.build import image as image_build
+from torchkiln.build import wheel_layers
 from torchkiln.build.cache_claims import remember_image
 from torchkiln.build.cuda_layers import kept_path, lay_out, part_path, toolkit_layers
 from torchkiln.build.environment import Environment
@@ -124,7 +125,7 @@ def test_the_archive_goes_and_what_is_kept_of_it_stays(place: Place) -> None:
 
 def test_an_image_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built whole: runtime's layers, the toolkit's on them, and on top the links into the wheels."""
-    monkeypatch.setattr("torchkiln.build.wheel_layers.interpreter", lambda _base, _store: HostPython())
+    monkeypatch.setattr(wheel_layers, "interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
     built = _built(place.plan, store, place)
@@ -149,7 +150,7 @@ def _built(plan: ImagePlan, store: Store, place: Place) -> image_build.Build:
 
 def test_the_cache_knows_what_is_kept_of_archives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a tag, to make its layers again; an archive that was cut on its way is rubbish."""
-    monkeypatch.setattr("torchkiln.build.wheel_layers.interpreter", lambda _base, _store: HostPython())
+    monkeypatch.setattr(wheel_layers, "interpreter", lambda _base, _store: HostPython())
     store = Store(place.folder / "cache")
     put_base(place.plan.locked.base, store)
     built = _built(place.plan, store, place)

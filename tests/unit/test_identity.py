@@ -19,6 +19,7 @@ import yaml
 import torchkiln
 from tests.gridcase import FACTS, MATRIX
 from tests.smoke_suites import SUITE
+from torchkiln.lock import lock as lock_module
 from torchkiln.lock.lock import inputs_digest, load_locked, lock_digest
 from torchkiln.matrix import resolve as resolve_module
 from torchkiln.matrix.facts import Facts, parse
@@ -301,7 +302,7 @@ def test_what_is_not_python_is_refused(source: bytes) -> None:
 
 def test_another_recipe_makes_every_lock_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that CI, which compares locks, builds every image again."""
-    monkeypatch.setattr("torchkiln.lock.lock.RECIPE", RECIPE + 1)
+    monkeypatch.setattr(lock_module, "RECIPE", RECIPE + 1)
     after = inputs(FACTS)
 
     assert all(after[cell] != digest for cell, digest in BEFORE.items())

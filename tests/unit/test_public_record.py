@@ -11,6 +11,7 @@ import pytest
 
 from tests import reports
 from tests.gridcase import FACTS, MATRIX, answer
+from torchkiln.build import prerequisites
 from torchkiln.build.environment import Environment
 from torchkiln.build.known import forecast
 from torchkiln.build.prefetch import measured, unfetched
@@ -224,7 +225,7 @@ def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: py
         raise BuildFailed("far enough")
 
     monkeypatch.setattr("torchkiln.docker.build.build", build)
-    monkeypatch.setattr("torchkiln.build.prerequisites.at_hand", lambda plan, *_, **__: (plan.locked, ()))
+    monkeypatch.setattr(prerequisites, "at_hand", lambda plan, *_, **__: (plan.locked, ()))
     with pytest.raises(BuildFailed, match="far enough"):
         build_on_docker(
             KEPT,

@@ -12,11 +12,12 @@ from torchkiln.base import archive, artefact, keeping, mmdebstrap, tools
 from torchkiln.base.keeping import moved
 from torchkiln.base.recipe import recipe
 from torchkiln.cli.shared.console import waiting
-from torchkiln.cli.shared.options import cache_root, images_folder
+from torchkiln.cli.shared.options import images_folder
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.matrix.os_tools import is_tools
 from torchkiln.model.lock import LockedBase, LockedTools
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 _os = click.option("--os", "os_name", default=DEFAULT_OS, show_default=True, help=", ".join(SYSTEMS))

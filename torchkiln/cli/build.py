@@ -12,11 +12,12 @@ from click.core import ParameterSource
 
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.context import Context
-from torchkiln.cli.shared.options import cache_root, images_folder, layout_option
+from torchkiln.cli.shared.options import images_folder, layout_option
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import KilnError
 from torchkiln.index.lazy import LateIndex
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFormat
+from torchkiln.store.root import cache_root
 
 if TYPE_CHECKING:
     from torchkiln.model.cell import Cell

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared.console import size, waiting
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.errors import ConfigError
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.smoke.bundle.contents import contents
 from torchkiln.smoke.bundle.make import parts_of
 from torchkiln.smoke.bundle.write import TAR, write_folder, write_parts, write_tar
 from torchkiln.smoke.session import Request, image_and_lock
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 _LEAST_PART = 1 << 20

@@ -25,10 +25,11 @@ from torchkiln.cache.policy import (
 )
 from torchkiln.cache.usage import CacheUsage, cache_usage
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import cache_root, images_folder
+from torchkiln.cli.shared.options import images_folder
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.index.download import open_downloads
 from torchkiln.model.lock import LockedWheel
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 F = TypeVar("F", bound=Callable[..., Any])

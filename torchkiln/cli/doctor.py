@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 
 from torchkiln.build.doctor import examine
-from torchkiln.cli.shared.options import cache_root
+from torchkiln.store.root import cache_root
 
 
 @click.command()

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from torchkiln.attest.keys import NamedKey
 from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show
 from torchkiln.cli.shared.options import images_folder, layout_option
-from torchkiln.cli.shared.reports import NamedKey, trust
+from torchkiln.cli.shared.reports import trust
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.cli.shared.trust_options import policy_option, rules_of
 from torchkiln.errors import ConfigError

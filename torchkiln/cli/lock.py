@@ -12,7 +12,7 @@ from torchkiln.build.record import record_layers
 from torchkiln.cli.shared.console import waiting
 from torchkiln.cli.shared.lock_changes import show_changes
 from torchkiln.cli.shared.lock_output import Output, say
-from torchkiln.cli.shared.options import cache_root, images_folder
+from torchkiln.cli.shared.options import images_folder
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import ConfigError, Stale
 from torchkiln.lock.choice import lockable
@@ -21,6 +21,7 @@ from torchkiln.lock.lock import how_to_lock
 from torchkiln.lock.session import Request, Session
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 

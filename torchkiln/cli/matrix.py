@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared.console import waiting
-from torchkiln.cli.shared.options import cache_root, matrix_option
+from torchkiln.cli.shared.options import matrix_option
 from torchkiln.errors import ConfigError
 from torchkiln.index.offered import open_offered
 from torchkiln.matrix import facts
@@ -18,6 +18,7 @@ from torchkiln.matrix.add_release.edit import with_pair, with_version
 from torchkiln.matrix.add_release.propose import Told, look_up
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import load
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
 from torchkiln.util.strict_json import read_file, text_of

@@ -12,10 +12,11 @@ from typing import Any
 
 import click
 
+from torchkiln.attest.keys import NamedKey
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show
-from torchkiln.cli.shared.options import cache_root, images_folder, layout_option
-from torchkiln.cli.shared.reports import NamedKey, trust
+from torchkiln.cli.shared.options import images_folder, layout_option
+from torchkiln.cli.shared.reports import trust
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.cli.shared.signing_options import sealer_of, sealer_options
 from torchkiln.cli.shared.trust_options import policy_option, rules_of
@@ -26,6 +27,7 @@ from torchkiln.publish.publish import PublishedImage
 from torchkiln.publish.session import PublishSession, Target
 from torchkiln.registry.delivery import How
 from torchkiln.registry.reference import parse_repository
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
+from torchkiln.attest.keys import NamedKey
 from torchkiln.attest.retraction import demand_reason
 from torchkiln.attest.trust import with_sealer
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import matrix_option
-from torchkiln.cli.shared.reports import NamedKey
 from torchkiln.cli.shared.signing_options import sealer_of, sealer_options
 from torchkiln.cli.shared.tables import table
 from torchkiln.cli.shared.trust_options import policy_option, rules_of, trust_of, trust_options

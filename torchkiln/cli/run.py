@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import cache_root, layout_option, parse_size
+from torchkiln.cli.shared.options import layout_option, parse_size
 from torchkiln.cli.shared.runtime_options import EngineLines, runtime_option
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import ConfigError
@@ -21,6 +21,7 @@ from torchkiln.runtimes.engine_images import DOCKER
 from torchkiln.runtimes.runtime import Source
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.runtimes.unpacked import image_user
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared.console import say, waiting
-from torchkiln.cli.shared.options import cache_root, images_folder, layout_option, matrix_option
+from torchkiln.cli.shared.options import images_folder, layout_option, matrix_option
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.matrix import facts, matrix
 from torchkiln.oci.layout import ImageOnDisk, open_layout
@@ -17,6 +17,7 @@ from torchkiln.sbom.listed import LIMIT
 from torchkiln.sbom.matches import items_of, matches
 from torchkiln.sbom.read_image import read_evidence
 from torchkiln.smoke.session import image_and_lock
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.strict_json import read_file
 

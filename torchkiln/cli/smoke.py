@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
+from torchkiln.attest.keys import private_key
 from torchkiln.cli.bundle import Target, make_bundle
 from torchkiln.cli.shared.options import images_folder, layout_option, parse_size
 from torchkiln.cli.shared.reports import (
     THERE,
     Forms,
     demand,
-    private_key,
     publish,
     read,
     report_forms,

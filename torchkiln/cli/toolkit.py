@@ -12,13 +12,14 @@ import click
 from torchkiln.build.cuda_layers import lay_out
 from torchkiln.build.records import there
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import cache_root, images_folder
+from torchkiln.cli.shared.options import images_folder
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import ConfigError
 from torchkiln.index.archives import CudaArchives
 from torchkiln.model.plan import ImagePlan, ToolkitLayer
 from torchkiln.plan.cuda_toolkit import libraries_of
 from torchkiln.plan.load import plan_cell
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 

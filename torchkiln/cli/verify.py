@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
+from torchkiln.attest.keys import NamedKey
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import cache_root, here_or_checkout
-from torchkiln.cli.shared.reports import NamedKey
+from torchkiln.cli.shared.options import here_or_checkout
 from torchkiln.cli.shared.trust_options import policy_option, rules_of, trust_of, trust_options
 from torchkiln.errors import ConfigError, VerificationFailed, printable
 from torchkiln.matrix import facts, matrix
@@ -18,6 +18,7 @@ from torchkiln.publish.connect import open_registry
 from torchkiln.publish.verification import Depth, Verified, VerifySession, verify_layout
 from torchkiln.registry.reference import Reference, parse_reference
 from torchkiln.smoke.suite import load_suite
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 

@@ -61,8 +61,11 @@ class PublishListener(Protocol):
         """One of several images failed; the others go on."""
 
 
+@dataclass(frozen=True, slots=True)
 class Unheard:
-    """A listener that nobody has to hear."""
+    """A listener that passes on notes and ignores everything else."""
+
+    say: Callable[[str], None] = lambda _: None
 
     def judged(self, judged: Judgement) -> None: ...
 
@@ -71,7 +74,8 @@ class Unheard:
     def progress(self) -> AbstractContextManager[Observer]:
         return nullcontext(Silent())
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        self.say(text)
 
     def published(self, ref: str, image: PublishedImage) -> None: ...
 
@@ -125,6 +129,16 @@ class PublishSession:
             registry.check()
             self._each(ready, lambda ref: self.send(ref, ready[ref], registry, target), failures, alone=alone)
         return failures
+
+    def publish(self, ref: str, target: Target) -> PublishedImage:
+        """Publish the image *ref* of the layout.
+
+        :raises KilnError: it is refused, or it failed.
+        """
+        ready = self.prepare(ref, target)
+        with open_registry(target.repository, self.environ, plain_http=target.plain_http) as registry:
+            registry.check()
+            return self.send(ref, ready, registry, target)
 
     def prepare(self, ref: str, target: Target) -> ReadyImage:
         """All that can be decided without the registry: names, the gate, what is said of the image.

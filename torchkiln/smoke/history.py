@@ -6,7 +6,7 @@ Each is signed by this machine's key, and counts only so: a file that something 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
@@ -32,12 +32,20 @@ class Listener(Protocol):
         """The run that just ended cannot be kept for the next one."""
 
 
+class Unheard:
+    """A listener that ignores everything."""
+
+    def unsigned_runs(self, count: int) -> None: ...
+
+    def not_kept(self, error: Exception) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptRuns:
     """The runs that the cache holds."""
 
     store: Store
-    listener: Listener
+    listener: Listener = field(default_factory=Unheard)
 
     def answer(self, asked: Question, at: datetime, *, days: float) -> SmokeReport | None:
         """The report of at most *days* days that stands for *asked*; None: run it."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torchkiln.build.prerequisites import Sources
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.errors import ConfigError
 from torchkiln.lock.folder import LockFolder
 from torchkiln.matrix.facts import Facts
@@ -16,6 +15,7 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.stand_in import resolved_against, stand_ins
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from torchkiln.cli.shared.options import cache_root
-from torchkiln.cli.shared.reports import NamedKey, public_keys, signature_line
+from torchkiln.attest.keys import NamedKey, public_keys
+from torchkiln.cli.shared.reports import signature_line
 from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.cli.shared.tables import table
 from torchkiln.cli.shared.trust_options import Rules
@@ -21,6 +21,7 @@ from torchkiln.gate.inputs import Inputs
 from torchkiln.smoke import hosts
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.suite import load_suite
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}

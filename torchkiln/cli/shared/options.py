@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,20 +10,11 @@ from typing import Any, TypeVar
 import click
 
 from torchkiln.errors import ConfigError
-from torchkiln.util.ownership import demand_own
+from torchkiln.oci.owned import demand_own_layout
 from torchkiln.util.places import ROOT
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def cache_root() -> Path:
-    """The cache folder: $TORCHKILN_CACHE, else the platform's cache folder for torchkiln."""
-    if set_by_user := os.environ.get("TORCHKILN_CACHE"):
-        return Path(set_by_user).absolute()
-    import platformdirs  # a bundle of smoke tests has none, and sets the variable
-
-    return Path(platformdirs.user_cache_dir("torchkiln"))
 
 
 def here_or_checkout(name: str) -> Path:
@@ -59,15 +49,9 @@ def layout_option(
 
 
 def _own(_: click.Context, __: click.Parameter, layout: Path | None) -> Path | None:
-    """What others could put into a layout would be run, pushed and signed as ours.
-
-    :raises ConfigError: other users can change what is in it.
-    """
+    """:raises ConfigError: other users can change what is in it."""
     if layout is not None:
-        names = ("blobs", "blobs/sha256", "index.json", "oci-layout", ".lock")
-        demand_own(
-            layout, "the output folder", names, hint="run chmod -R go-w on it, or name another --output"
-        )
+        demand_own_layout(layout)
     return layout
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +10,12 @@ from typing import Any, TypeVar
 
 import click
 
-from torchkiln.attest import dsse
 from torchkiln.attest.dsse import PrivateKey
-from torchkiln.attest.roles import KeyInRole, keys_for, role_named
+from torchkiln.attest.keys import NamedKey, public_keys
+from torchkiln.attest.roles import keys_for, role_named
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import facts
 from torchkiln.model.report import SignedReport, SmokeReport
-from torchkiln.model.roles import Role
 from torchkiln.smoke import attestation
 from torchkiln.smoke import report as forms
 from torchkiln.smoke.run import of_environment
@@ -26,20 +23,12 @@ from torchkiln.smoke.suite import load_suite
 from torchkiln.smoke.verdict import faults, verdict
 from torchkiln.util.files import write_atomic
 from torchkiln.util.schema import sentences, shipped
-from torchkiln.util.strict_json import read_file, read_with_mode
+from torchkiln.util.strict_json import read_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)
 THERE = click.Path(path_type=Path, dir_okay=False, exists=True)
 _PEM = 64 << 10  # bytes; a key has some hundred
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedKey:
-    """The file of a public key, and in which roles it was named."""
-
-    path: Path
-    roles: tuple[Role, ...]
 
 
 def named_keys(
@@ -175,45 +164,8 @@ def demand(value: str | None, name: str) -> None:
         raise ConfigError.of(wrong, hint="see --help")
 
 
-def private_key(path: Path) -> PrivateKey:
-    """The key in *path*; its pass phrase leaves the environment here, so that no child process has it.
-
-    Mode and bytes are of one opened file: another one under its name would change neither.
-
-    :raises ConfigError: it is none, or others may read it.
-    """
-
-    data, mode = _pem(path)
-    if mode & 0o077:
-        raise ConfigError(
-            f"{path}: a private key that others may read (mode {stat.S_IMODE(mode):04o})",
-            hint=f"chmod 600 {path}; if somebody else could have read it, make a new one",
-        )
-    passphrase = os.environ.pop(dsse.PASSPHRASE, "")
-    return dsse.private_key(data, passphrase or None, where=str(path))
-
-
-def public_keys(named: Sequence[NamedKey]) -> list[KeyInRole]:
-    """The keys in the files, each read once."""
-    if not named:
-        return []
-    return [
-        KeyInRole(key=dsse.public_key(_pem(one.path)[0], where=str(one.path)), roles=one.roles)
-        for one in named
-    ]
-
-
 def signature_line(signed_report: SignedReport) -> str:
     """Whether a report is signed, and by whom, for people."""
     if signed_report.signers:
         return f"signed by {', '.join(signed_report.signers)}"
     return "signed, not looked at: name the signer's key with --trust" if signed_report.signed else "unsigned"
-
-
-def _pem(path: Path) -> tuple[bytes, int]:
-    """The file's bytes and mode."""
-
-    try:
-        return read_with_mode(path, _PEM)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="a key is a file in PEM form") from None

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from torchkiln.attest.keys import private_key
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.reports import THERE, private_key
+from torchkiln.cli.shared.reports import THERE
 from torchkiln.errors import ConfigError
 
 if TYPE_CHECKING:

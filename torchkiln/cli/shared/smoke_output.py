@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared.console import waiting
-from torchkiln.cli.shared.options import cache_root
 from torchkiln.cli.shared.runtime_options import EngineLines
 from torchkiln.cli.shared.selection import Chosen
 from torchkiln.model.report import SmokeReport
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.smoke import hosts
 from torchkiln.smoke.session import Request, Session, tag_in
+from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 

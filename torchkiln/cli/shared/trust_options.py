@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from torchkiln.attest.keys import NamedKey, policy_keys, public_keys
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.reports import NamedKey, named_keys, public_keys
+from torchkiln.cli.shared.reports import named_keys
 from torchkiln.util.places import ROOT
 
 if TYPE_CHECKING:
@@ -109,14 +110,11 @@ def trust_of(rules: Rules, keys: Sequence[NamedKey], identity: str | None, issue
 
 
 def _keys(policy: Policy, file: Path) -> tuple[KeyInRole, ...]:
-    """The keys that *policy* names; one whose time is over is left out, with a line that says so."""
-    today, good = f"{datetime.now(timezone.utc):%Y-%m-%d}", []
-    for one in policy.keys:
-        if one.until and one.until < today:
-            console.say(f"{one.file}: this key was trusted until {one.until}: its signatures do not count")
-        else:
-            good.append(NamedKey(path=file.parent / one.file, roles=one.roles))
-    return tuple(public_keys(good))
+    """The keys that *policy* names; one that has expired is left out, with a line that says so."""
+    keys, expired = policy_keys(policy, file.parent, today=f"{datetime.now(timezone.utc):%Y-%m-%d}")
+    for one in expired:
+        console.say(f"{one.file}: this key was trusted until {one.until}: its signatures do not count")
+    return keys
 
 
 def _say_what_is_not_used(file: Path, there: Policy, used: Policy) -> None:

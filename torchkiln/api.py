@@ -1,0 +1,288 @@
+"""The public functions: each does what the command of the same name does, and prints nothing.
+
+Only these functions and the classes that they take and return are stable between releases. Imports are local
+to the functions because every command imports this module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchkiln.errors import ConfigError
+from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
+
+if TYPE_CHECKING:
+    from torchkiln.attest.roles import KeyInRole
+    from torchkiln.errors import KilnError
+    from torchkiln.lock.folder import LockFolder
+    from torchkiln.lock.session import Locked
+    from torchkiln.matrix.policy import Policy
+    from torchkiln.model.cell import Cell, Resolution
+    from torchkiln.model.image import BuiltImage
+    from torchkiln.model.lock import LockedCell
+    from torchkiln.publish.publish import PublishedImage
+    from torchkiln.publish.verification import Verified
+    from torchkiln.store.store import Store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellName:
+    """A cell of the matrix, as the options of the command line name it.
+
+    `torch` and `cuda` may be prefixes: "2.7" is the newest 2.7 release. `with_` names components.
+    """
+
+    torch: str
+    cuda: str
+    flavor: str = "runtime"
+    os: str = "debian12"
+    with_: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Project:
+    """The files that the functions work on, and where diagnostics go."""
+
+    matrix: Path = Path("matrix.yaml")  # its policy and its keys hold for `publish` and `verify`
+    images: Path = Path("images")  # the folder of locks
+    layout: Path = Path("dist")  # the OCI layout
+    cache: Path | None = None  # None: $TORCHKILN_CACHE, else the user's cache folder
+    say: Callable[[str], None] = lambda _: None  # receives each line of diagnostics
+
+
+def explain(cell: CellName, project: Project = Project()) -> Resolution:
+    """What *cell* resolves to: the build of torch, the drivers, the limits; or why it is unavailable.
+
+    :raises ConfigError: the matrix is wrong, or does not have the cell.
+    """
+    folder = _folder(project)
+    return folder.resolution(_cell(cell, folder))
+
+
+def lock(
+    cell: CellName, project: Project = Project(), *, as_of: str | None = None, upgrade: tuple[str, ...] = ()
+) -> LockedCell:
+    """Lock every byte of *cell*, and write `lock.json` and `requirements.txt` below `project.images`.
+
+    :param as_of: an ISO date: files uploaded on that day or later do not take part; None: today.
+    :param upgrade: packages that need not keep the version of the present lock; "*" is all of them.
+    :raises Unresolvable: the cell is unavailable, or its requirements conflict.
+    :raises ConfigError: the matrix, a setting of an index, or *upgrade* is wrong.
+    """
+    from torchkiln.lock.session import Request, Session
+
+    folder = _folder(project)
+    session = Session(
+        folder,
+        Request(as_of=as_of, upgrade=upgrade),
+        _store(project),
+        environ=os.environ,
+        observer=_LockObserver(project.say),
+    )
+    return session.lock(_cell(cell, folder)).lock
+
+
+def build(
+    cell: CellName,
+    project: Project = Project(),
+    *,
+    layer_format: LayerFormat = DEFAULT_FORMAT,
+    locked_only: bool = False,
+) -> BuiltImage:
+    """Build the image of *cell* from its lock into the OCI layout `project.layout`.
+
+    :param locked_only: refuse a base or tools other than those of the lock.
+    :raises ConfigError: the matrix is wrong, or other users can change the layout.
+    :raises Stale: there is no lock, or it was made from another matrix or other facts.
+    :raises BuildFailed: a wheel, the base or the tools cannot be had as they are locked.
+    """
+    from torchkiln.build.build import Options
+    from torchkiln.build.build import build as build_locked
+    from torchkiln.build.environment import Environment
+    from torchkiln.build.prerequisites import Sources
+    from torchkiln.index.lazy import LateIndex
+    from torchkiln.model.progress import Silent
+    from torchkiln.oci.owned import demand_own_layout
+
+    demand_own_layout(project.layout)
+    folder, store = _folder(project), _store(project)
+    locked = folder.fresh(_cell(cell, folder), os.environ)
+    environment = Environment(store=store, fetcher=LateIndex(store), observer=Silent(), say=project.say)
+    options = Options(sources=Sources(locked_only=locked_only), layer_format=layer_format)
+    return build_locked(
+        locked, folder.matrix, folder.facts, project.layout.absolute(), environment, options=options
+    ).image
+
+
+def publish(
+    image: str,
+    repository: str,
+    project: Project = Project(),
+    *,
+    reports: tuple[Path, ...] = (),
+    trusted_keys: tuple[Path, ...] = (),
+    signing_key: Path | None = None,
+    override: str | None = None,
+) -> PublishedImage:
+    """Push *image*, a tag of `project.layout`, if its smoke reports satisfy the policy of the matrix.
+
+    :param repository: "registry.example:5000/team/pytorch"; the login is Docker's.
+    :param reports: reports, or folders of them; empty: the runs of this machine.
+    :param trusted_keys: public keys; with any, a report counts only if one of them signed it.
+    :param signing_key: signs what goes with the image: SBOM, provenance, reports, the decision.
+    :param override: why an image is published that does not satisfy the policy; stays with the image.
+    :raises GateRefused: the reports do not satisfy the policy.
+    :raises VerificationFailed: an image or a report is damaged, or a signature does not verify.
+    :raises RegistryError: the registry refuses, or cannot be reached.
+    :raises ConfigError: there is no such image, or a file of *project* or a key is wrong.
+    """
+    from torchkiln.attest.keys import private_key
+    from torchkiln.attest.signers import ByKey, Unsigned
+    from torchkiln.gate.inputs import Inputs
+    from torchkiln.oci.owned import demand_own_layout
+    from torchkiln.publish.session import PublishSession, Target, Unheard
+    from torchkiln.registry.reference import parse_repository
+    from torchkiln.smoke.history import KeptRuns
+    from torchkiln.smoke.suite import load_suite
+
+    demand_own_layout(project.layout)
+    folder, store = _folder(project), _store(project)
+    policy = folder.matrix.policy
+    inputs = Inputs(
+        policy=policy,
+        suite=load_suite(None),
+        runs=KeptRuns(store=store),
+        keys=_policy_keys(project, policy),
+        named=_named_keys(trusted_keys),
+        given=reports,
+    )
+    inputs.demand_keys(project.matrix)
+    if policy.signed and signing_key is None:
+        raise ConfigError("the policy demands signatures, and there is no signing_key", hint="name one")
+    session = PublishSession(
+        layout=project.layout,
+        images=project.images,
+        matrix=folder.matrix,
+        facts=folder.facts,
+        store=store,
+        inputs=inputs,
+        sealer=ByKey(private_key(signing_key)) if signing_key else Unsigned(),
+        environ=os.environ,
+        listener=Unheard(project.say),
+    )
+    target = Target(
+        repository=parse_repository(repository),
+        day=f"{datetime.now(timezone.utc):%Y%m%d}",
+        override=override,
+    )
+    return session.publish(image, target)
+
+
+def verify(
+    reference: str,
+    project: Project = Project(),
+    *,
+    trusted_keys: tuple[Path, ...] = (),
+    full: bool = False,
+    rebuild: bool = False,
+) -> Verified:
+    """Compare the published image *reference* with its signatures, lock, reports and SBOM.
+
+    Nothing is raised for an image that is wrong: `.points` has each finding, `.verified` the result, and
+    `.demand_good()` raises. Without a trusted key no signature is verified, and `.verified` is False.
+
+    :param reference: "registry.example:5000/team/pytorch:TAG", or "...@sha256:...".
+    :param trusted_keys: public keys that count beside those of the policy.
+    :param full: fetch the layers and compare every byte.
+    :param rebuild: build the image from its lock and compare the digests; needs a trusted key.
+    :raises RegistryError: the registry refuses, or cannot be reached.
+    :raises ConfigError: there is no such image, or a file of *project* or a key is wrong.
+    """
+    from torchkiln.attest.trust import Trust
+    from torchkiln.publish.connect import open_registry
+    from torchkiln.publish.verification import Depth, VerifySession
+    from torchkiln.registry.reference import parse_reference
+    from torchkiln.smoke.suite import load_suite
+
+    target, depth, folder = parse_reference(reference), Depth(full=full, rebuild=rebuild), _folder(project)
+    policy = folder.matrix.policy
+    session = VerifySession(
+        policy=policy,
+        policy_matrix=folder.matrix,
+        suite=load_suite(None),
+        trust=Trust(keys=(*_policy_keys(project, policy), *_named_keys(trusted_keys))),
+        matrix=folder.matrix,
+        facts=folder.facts,
+        store=_store(project),
+        say=project.say,
+    )
+    depth.demand_trust(session.trust)
+    with open_registry(target.repository, os.environ) as registry:
+        return session.run(target, registry, depth)
+
+
+@dataclass(frozen=True, slots=True)
+class _LockObserver:
+    """Takes the events of a lock session; the result is returned."""
+
+    say: Callable[[str], None]
+
+    def locked(self, result: Locked) -> None: ...
+
+    def failed(self, tag: str, error: KilnError) -> None: ...
+
+
+def _folder(project: Project) -> LockFolder:
+    from torchkiln.lock.folder import LockFolder
+    from torchkiln.matrix import facts, matrix
+
+    known = facts.load()
+    return LockFolder(project.images, matrix.read(project.matrix, known), known)
+
+
+def _policy_keys(project: Project, policy: Policy) -> tuple[KeyInRole, ...]:
+    """The keys that the policy names and that have not expired."""
+    from torchkiln.attest.keys import policy_keys
+
+    keys, expired = policy_keys(policy, project.matrix.parent, today=f"{datetime.now(timezone.utc):%Y-%m-%d}")
+    for one in expired:
+        project.say(f"{one.file}: this key was trusted until {one.until}: its signatures do not count")
+    return keys
+
+
+def _named_keys(files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
+    from torchkiln.attest.keys import NamedKey, public_keys
+    from torchkiln.model.roles import ROLES
+
+    return tuple(public_keys([NamedKey(path=file, roles=ROLES) for file in files]))
+
+
+def _cell(name: CellName, folder: LockFolder) -> Cell:
+    """:raises ConfigError: the matrix does not have it."""
+    from torchkiln.matrix.select import Selection, select
+
+    cells = select(
+        Selection(
+            torch=(name.torch,),
+            cuda=(name.cuda,),
+            flavor=(name.flavor,),
+            os=(name.os,),
+            components=name.with_,
+        ),
+        folder.matrix,
+    )
+    if len(cells) != 1:
+        raise ConfigError(f"{name} means {len(cells)} cells", hint="name one release and one CUDA version")
+    return cells[0]
+
+
+def _store(project: Project) -> Store:
+    from torchkiln.store.root import cache_root
+    from torchkiln.store.store import Store
+
+    return Store(project.cache or cache_root())
