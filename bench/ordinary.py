@@ -10,7 +10,7 @@ from bench.results import Figure, Outcome, Side, per_round
 from bench.sides import Say, Way, alternate, build
 from bench.subject import Subject
 from bench.warm import STATE, size_figure
-from torchkiln.recipe import minor
+from torchkiln.model.recipe import minor
 
 _TITLE = "Against pip into a fresh venv, tar and gzip"
 _COMPRESSORS = {"gzip -6": "gzip -6", "pigz -6": "pigz -6 -p2"}

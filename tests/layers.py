@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.model.layer import Blob
+from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH
 from torchkiln.oci.layer import LayerWriter
-from torchkiln.recipe import PREFIX, WHEEL_EPOCH
 from torchkiln.wheel.bytecode import Code
 from torchkiln.wheel.install import Scheme
 from torchkiln.wheel.source import WheelFile

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "torchkiln"
 # The folders of torchkiln (and the modules that stand directly in it), lowest first. A module imports from
 # its own folder and from those in the lines above; folders in one line do not import each other.
 ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("foundations", ("__init__", "errors", "recipe")),
+    ("foundations", ("__init__", "errors")),
     ("", ("util",)),
     ("", ("model",)),
     ("", ("store",)),
@@ -23,7 +23,7 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("build",)),
     ("beside the pipeline", ("docker", "cache", "attest")),
     ("", ("runtimes",)),
-    ("", ("compare", "scan")),
+    ("", ("compare",)),
     ("pipeline", ("smoke",)),
     ("", ("gate",)),
     ("beside the pipeline", ("sbom",)),

@@ -51,6 +51,7 @@ class Project:
     matrix: Path = Path("matrix.yaml")  # its policy and its keys hold for `publish` and `verify`
     images: Path = Path("images")  # the folder of locks
     layout: Path = Path("dist")  # the OCI layout
+    suite: Path | None = None  # the folder of smoke tests that reports must come from; None: torchkiln's own
     cache: Path | None = None  # None: $TORCHKILN_CACHE, else the user's cache folder
     say: Callable[[str], None] = lambda _: None  # receives each line of diagnostics
 
@@ -155,7 +156,7 @@ def publish(
     policy = folder.matrix.policy
     inputs = Inputs(
         policy=policy,
-        suite=load_suite(None),
+        suite=load_suite(project.suite),
         runs=KeptRuns(store=store),
         keys=_policy_keys(project, policy),
         named=_named_keys(trusted_keys),
@@ -214,7 +215,7 @@ def verify(
     session = VerifySession(
         policy=policy,
         policy_matrix=folder.matrix,
-        suite=load_suite(None),
+        suite=load_suite(project.suite),
         trust=Trust(keys=(*_policy_keys(project, policy), *_named_keys(trusted_keys))),
         matrix=folder.matrix,
         facts=folder.facts,

@@ -30,8 +30,8 @@ from torchkiln.gate.clearance import decision_of
 from torchkiln.lock import file as lock_file
 from torchkiln.oci.documents import descriptors, diff_ids
 from torchkiln.oci.spelling import misspelt
+from torchkiln.sbom import scanner_report as scan_report
 from torchkiln.sbom.listed import listed
-from torchkiln.scan import report as scan_report
 from torchkiln.smoke import report
 from torchkiln.util.places import ROOT
 from torchkiln.util.strict_json import json_of

@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.fuzz.source import Decisions
 from tests.layers import Item, tree_of_layer
 from tests.rawzip import deflated
+from torchkiln.model.recipe import WHEEL_EPOCH
 from torchkiln.oci.layer import Collision, LayerWriter
-from torchkiln.recipe import WHEEL_EPOCH
 
 _PARTS = ("a", "b", "é", "n" * 101, "m" * 160, "c.py", " ", "漢", "\u0301")
 _MODES = (0o644, 0o755, 0o4755, 0o600, 0o777)

@@ -24,8 +24,8 @@ from tests.layers import SCHEME, Item, tree_of_layer
 from tests.rawzip import Raw, deflated, entry, read, write
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.errors import BadWheel
+from torchkiln.model.recipe import WHEEL_EPOCH
 from torchkiln.oci.layer import LayerWriter
-from torchkiln.recipe import WHEEL_EPOCH
 from torchkiln.wheel.source import WheelFile
 from torchkiln.wheel.splice import splice
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tests import trivy_database
 from tests.scans import by_trivy, two_images
 from torchkiln.cli.scan import scan
-from torchkiln.scan.report import read
+from torchkiln.sbom.scanner_report import read
 
 pytestmark = pytest.mark.skipif(not shutil.which("trivy"), reason="no trivy on the PATH: see docs/scan.md")
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+import torchkiln
 from tests.proof.conftest import TAG, build
+from torchkiln import CellName, Project
 from torchkiln.model.lock import LockedCell
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
+from torchkiln.util.places import ROOT
 
 pytestmark = pytest.mark.proof
 
@@ -42,6 +45,14 @@ def test_nothing_changed_costs_nothing(image: dict[str, Any], tmp_path: Path) ->
     again = build(Path(image["layout"]))
     assert again["digest"] == image["digest"]
     assert again["reused"] == [layer["what"] for layer in image["layers"]]
+
+
+def test_the_function_builds_what_the_command_builds(image: dict[str, Any]) -> None:
+    """`torchkiln.build` of the same cell, into the same layout."""
+    torch, cuda, _, flavor = TAG.split("-")
+    cell = CellName(torch=torch, cuda=cuda.removeprefix("cuda"), flavor=flavor)
+    project = Project(matrix=ROOT / "matrix.yaml", images=ROOT / "images", layout=Path(image["layout"]))
+    assert torchkiln.build(cell, project).manifest == image["digest"]
 
 
 def test_the_recorded_layers_are_these(image: dict[str, Any], locked: LockedCell) -> None:

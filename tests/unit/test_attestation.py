@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from tests.keys import ED, KEYS, P256, SECRET, STRANGER, pem, public_pem
 from tests.reports import IMAGE, OTHER, TAG, report
+from torchkiln.attest import keys
 from torchkiln.attest.dsse import PASSPHRASE, fingerprint, seal
 from torchkiln.cli.shared import reports
 from torchkiln.cli.smoke import smoke
@@ -253,7 +254,7 @@ def test_what_a_run_writes_is_signed_and_holds_no_secret(
 ) -> None:
     """As `smoke --report r.json --key key.pem` ends: report, statement beside it, verdict on stdout."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
-    key = reports.private_key(secret(tmp_path, pem(ED, SECRET)))
+    key = keys.private_key(secret(tmp_path, pem(ED, SECRET)))
     to = reports.Forms(report=tmp_path / "r.json", junit=tmp_path / "r.xml", markdown=None, as_json=False)
     reports.publish(report(nonce="request-0001"), to, key)
 
@@ -273,7 +274,7 @@ def test_the_pass_phrase_leaves_the_environment_when_it_is_read(
 ) -> None:
     """No process of an image under test is a child of one that still has it."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
-    reports.private_key(secret(tmp_path, pem(ED, SECRET)))
+    keys.private_key(secret(tmp_path, pem(ED, SECRET)))
 
     told = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
     assert PASSPHRASE not in told
@@ -290,9 +291,9 @@ def test_a_pass_phrase_is_no_argument() -> None:
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
 def test_a_private_key_that_others_may_read_signs_nothing(tmp_path: Path, mode: int) -> None:
     key = secret(tmp_path, pem(ED))
-    assert reports.private_key(key)
+    assert keys.private_key(key)
     key.chmod(mode)
 
     with pytest.raises(ConfigError, match=f"that others may read \\(mode {mode:04o}\\)") as refused:
-        reports.private_key(key)
+        keys.private_key(key)
     assert refused.value.hint.startswith(f"chmod 600 {key}")

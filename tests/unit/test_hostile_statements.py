@@ -25,9 +25,9 @@ from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import KilnError, VerificationFailed
 from torchkiln.gate.clearance import CLEARANCE, decision_of
+from torchkiln.sbom import scanner_report as scan_report
 from torchkiln.sbom.listed import listed
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
-from torchkiln.scan import report as scan_report
 from torchkiln.smoke.attestation import PREDICATE, report_of
 
 __all__ = ["a_built_press"]

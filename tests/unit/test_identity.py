@@ -27,8 +27,8 @@ from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import all_cells
 from torchkiln.model.cell import Cell
 from torchkiln.model.digest import Digest
+from torchkiln.model.recipe import RECIPE
 from torchkiln.plan.plan import GENERATED, plan
-from torchkiln.recipe import RECIPE
 from torchkiln.smoke.expected import facts_of
 from torchkiln.smoke.suite import load_suite, suite_digest
 from torchkiln.smoke.suite_source import canonical, stripped

@@ -192,7 +192,7 @@ def test_a_private_key_is_looked_at_and_read_as_one_file(
     desk: Press, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its mode was that of the name: another file under it, which others may read, came after the look."""
-    from torchkiln.cli.shared import reports
+    from torchkiln.attest import keys
     from torchkiln.errors import ConfigError
 
     good, open_ = desk.folder / "publisher.pem", desk.folder / "open.pem"
@@ -207,12 +207,12 @@ def test_a_private_key_is_looked_at_and_read_as_one_file(
         return told
 
     monkeypatch.setattr(Path, "stat", looked)
-    first = reports.private_key(good)
+    first = keys.private_key(good)
     monkeypatch.undo()
     assert first.public_key() != STRANGER.public_key()
     good.chmod(0o644)
     with pytest.raises(ConfigError, match="that others may read"):
-        reports.private_key(good)
+        keys.private_key(good)
 
 
 def test_a_report_in_a_folder_is_read_once(

@@ -15,9 +15,9 @@ from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
 from torchkiln.model.cell import Constraint
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import OverlayFile
+from torchkiln.model.recipe import BIG_WHEEL, MAX_LAYER
 from torchkiln.plan import layers as planned_layers
 from torchkiln.plan.plan import CONSTRAINTS, IMAGE_JSON, constraints, plan, to_json
-from torchkiln.recipe import BIG_WHEEL, MAX_LAYER
 
 NAMES = (
     "absl-py", "cmake", "cuda-bindings", "cuda-toolkit", "jupyterlab", "lit", "numpy", "nvidia-cublas",

@@ -24,9 +24,9 @@ from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import worker as build_worker
 from torchkiln.build.worker import Input, Task, make_layer
 from torchkiln.errors import BadWheel
+from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH
 from torchkiln.oci import gzip as members
 from torchkiln.oci.layer import LayerWriter
-from torchkiln.recipe import PREFIX, WHEEL_EPOCH
 from torchkiln.util.places import ROOT
 from torchkiln.wheel.source import WheelFile
 from torchkiln.wheel.splice import splice

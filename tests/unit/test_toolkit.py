@@ -24,10 +24,10 @@ from torchkiln.matrix.resolve import require_buildable, resolve
 from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
+from torchkiln.model.recipe import site
 from torchkiln.oci import tar
 from torchkiln.plan.layers import archive_layers
 from torchkiln.plan.plan import plan
-from torchkiln.recipe import site
 from torchkiln.util.places import ROOT
 
 SITE = site("3.11").lstrip("/")

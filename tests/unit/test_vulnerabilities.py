@@ -10,7 +10,7 @@ import pytest
 
 from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest
-from torchkiln.scan.judge import (
+from torchkiln.sbom.vulnerabilities import (
     Allowance,
     Judgement,
     Scan,

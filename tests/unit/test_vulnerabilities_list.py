@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchkiln.errors import ConfigError
-from torchkiln.scan.allowances import load, read
-from torchkiln.scan.judge import Allowance
+from torchkiln.sbom.allowances import load, read
+from torchkiln.sbom.vulnerabilities import Allowance
 
 DAY = date(2026, 11, 22)
 GOOD = """\

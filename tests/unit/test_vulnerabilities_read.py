@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.document_strategies import mutated
 from tests.scans import DOCUMENTS, FAULTS, by_grype, by_trivy
 from torchkiln.errors import VerificationFailed
-from torchkiln.scan.judge import Scan, Severity
-from torchkiln.scan.report import complete, read
+from torchkiln.sbom.scanner_report import complete, read
+from torchkiln.sbom.vulnerabilities import Scan, Severity
 from torchkiln.util.schema import KEYWORDS, shipped, wrongs
 
 TOOLS = sorted(DOCUMENTS)

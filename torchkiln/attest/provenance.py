@@ -18,7 +18,7 @@ from torchkiln.lock.file import from_json, lock_digest, to_json
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
-from torchkiln.recipe import RECIPE
+from torchkiln.model.recipe import RECIPE
 from torchkiln.util.schema import sentences
 
 PROVENANCE = "https://slsa.dev/provenance/v1"

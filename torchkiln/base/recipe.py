@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 
 from torchkiln.model.operating_system import operating_system
-from torchkiln.recipe import PREFIX, USER
+from torchkiln.model.recipe import PREFIX, USER
 
 EPOCH = 1_735_689_600
 """Seconds, 2025-01-01: no file of a base is younger. Constant, so that the day of the build does not show."""

@@ -15,9 +15,9 @@ from torchkiln.cuda.tree import RULE
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import MadeLayer, ProgramLayer, ToolkitLayer, WheelLayer
+from torchkiln.model.recipe import PREFIX, RECIPE
 from torchkiln.oci.compression import TARGETS
 from torchkiln.oci.encode import ENCODER
-from torchkiln.recipe import PREFIX, RECIPE
 
 
 def key_of(layer: MadeLayer) -> str:

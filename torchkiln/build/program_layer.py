@@ -8,10 +8,10 @@ from torchkiln.build.environment import Environment
 from torchkiln.build.fetched import fetched
 from torchkiln.model.layer import Blob
 from torchkiln.model.plan import OverlayFile, ProgramLayer
+from torchkiln.model.recipe import WHEEL_EPOCH
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.plan.micromamba import program_path
-from torchkiln.recipe import WHEEL_EPOCH
 
 
 def make_program(spec: ProgramLayer, environment: Environment) -> tuple[Blob, Path]:

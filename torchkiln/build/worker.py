@@ -20,8 +20,8 @@ from typing import Any
 from torchkiln.build.bytecode import Bytecode
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedWheel
+from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH, minor
 from torchkiln.oci.layer import LayerWriter
-from torchkiln.recipe import PREFIX, WHEEL_EPOCH, minor
 from torchkiln.store.store import Store
 from torchkiln.util.page_cache import PassingFile
 from torchkiln.wheel.install import Scheme

@@ -16,9 +16,10 @@ from torchkiln.cli.shared.reports import THERE
 from torchkiln.cli.verify import split_target
 from torchkiln.errors import ConfigError, GateRefused, printable
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.scan import allowances as allowance_list
-from torchkiln.scan import run as run_scanner
-from torchkiln.scan.judge import (
+from torchkiln.sbom import allowances as allowance_list
+from torchkiln.sbom import scanner as run_scanner
+from torchkiln.sbom.scanner_report import LIMIT, read
+from torchkiln.sbom.vulnerabilities import (
     Allowance,
     Judgement,
     Scan,
@@ -29,7 +30,6 @@ from torchkiln.scan.judge import (
     confirm,
     judge,
 )
-from torchkiln.scan.report import LIMIT, read
 from torchkiln.util.strict_json import read_file
 
 LIST = Path("vulnerabilities.yaml")

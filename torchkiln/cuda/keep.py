@@ -17,9 +17,9 @@ from torchkiln.cuda import tree as cuda_tree
 from torchkiln.cuda.xz import Unxz
 from torchkiln.errors import BadArchive, printable
 from torchkiln.model.lock import LockedArchive
+from torchkiln.model.recipe import WHEEL_EPOCH
 from torchkiln.oci import tar
 from torchkiln.oci.tar_reader import Entry, TarReader, pieces_of
-from torchkiln.recipe import WHEEL_EPOCH
 
 _MOST_ENTRIES = 100_000  # CCCL, which has most, has some thousands
 _MOST_CONTENT = 20 << 30  # bytes unpacked; cuBLAS, the largest, has some three thousand million

@@ -16,9 +16,9 @@ from typing import BinaryIO, cast
 from torchkiln.errors import BadArchive
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedArchive
+from torchkiln.model.recipe import WHEEL_EPOCH
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode
-from torchkiln.recipe import WHEEL_EPOCH
 
 _PIECE = 1 << 20
 

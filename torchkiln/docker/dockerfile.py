@@ -13,10 +13,10 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix.os_tools import packages_of
 from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.model.plan import ImagePlan, OverlayFile, OverlayLink, ProgramLayer, WheelLayer
+from torchkiln.model.recipe import PREFIX, USER, site
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.micromamba import program_path
 from torchkiln.plan.plan import GENERATED
-from torchkiln.recipe import PREFIX, USER, site
 
 ENTRY = "Dockerfile.j2"
 _BESIDE = "components"  # the folder of what components bring that is neither wheel nor program

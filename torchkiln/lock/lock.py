@@ -42,7 +42,7 @@ from torchkiln.model.lock import (
     artefact_json,
 )
 from torchkiln.model.operating_system import DEFAULT_OS, operating_system
-from torchkiln.recipe import RECIPE
+from torchkiln.model.recipe import RECIPE
 from torchkiln.util.files import write_atomic
 from torchkiln.util.strict_json import json_of, read_file, text_of
 

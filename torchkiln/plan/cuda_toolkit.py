@@ -11,7 +11,7 @@ from torchkiln.matrix.os_tools import host_gcc
 from torchkiln.model.cell import Toolkit
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import OverlayLink, Settings
-from torchkiln.recipe import site
+from torchkiln.model.recipe import site
 from torchkiln.util.versions import DOTTED, numbers
 
 HOME = "/usr/local/cuda"

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import MadeLayer, ToolkitLayer, WheelLayer
+from torchkiln.model.recipe import BIG_WHEEL, MAX_LAYER
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.micromamba import program_layer
-from torchkiln.recipe import BIG_WHEEL, MAX_LAYER
 
 _OWN_CADENCE = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not versioned with the toolkit
 # Python packages and no libraries. torch has them from 2.10 on: among CUDA's libraries they would part that

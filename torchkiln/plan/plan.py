@@ -26,11 +26,11 @@ from torchkiln.model.plan import (
     ToolkitLayer,
     WheelLayer,
 )
+from torchkiln.model.recipe import PREFIX, RECIPE
 from torchkiln.model.stand_in import stand_ins
 from torchkiln.plan import micromamba
 from torchkiln.plan.cuda_toolkit import compiler_links, settings, toolkit_links
 from torchkiln.plan.layers import archive_layers, component_layers, plain_layers
-from torchkiln.recipe import PREFIX, RECIPE
 from torchkiln.util.files import pretty_json
 
 SCHEMA = 2  # of image.json and of `plan --json`

@@ -27,12 +27,12 @@ from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.layer_format import tag_suffix
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
+from torchkiln.model.recipe import RECIPE
 from torchkiln.model.report import SignedReport
 from torchkiln.oci.image import describe
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publish.attached import NOT_VERIFIED, Attached, Opener, attached
 from torchkiln.publish.publish import SIGNATURE
-from torchkiln.recipe import RECIPE
 from torchkiln.registry.reading import Reading
 from torchkiln.sbom.matches import matches_lock
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of

@@ -19,7 +19,7 @@ from packaging.utils import InvalidName, canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchkiln.errors import VerificationFailed, printable
-from torchkiln.recipe import PREFIX
+from torchkiln.model.recipe import PREFIX
 from torchkiln.sbom.licences import Licence, of_debian, of_expression, of_words
 from torchkiln.util.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
 from torchkiln.util.strict_json import json_of

@@ -21,8 +21,8 @@ from torchkiln.errors import KilnError
 from torchkiln.model.contents import LayerContents
 from torchkiln.model.digest import Digest
 from torchkiln.model.plan import ImagePlan, WheelLayer
+from torchkiln.model.recipe import PREFIX, minor
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
-from torchkiln.recipe import PREFIX, minor
 from torchkiln.sbom.evidence import Evidence, evidence_of, is_evidence, shortened
 from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme, destination, parse_name

@@ -8,7 +8,7 @@ from typing import Any
 from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
-from torchkiln.recipe import RECIPE
+from torchkiln.model.recipe import RECIPE
 
 SCHEMA = 1
 

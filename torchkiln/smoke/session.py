@@ -15,9 +15,9 @@ from typing import Protocol
 from torchkiln.lock.lock import load_locked, lock_digest
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.recipe import PREFIX
 from torchkiln.model.report import SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.recipe import PREFIX
 from torchkiln.runtimes import driver, runtime
 from torchkiln.runtimes.command import Bind, Command, Exited, Settings
 from torchkiln.runtimes.runtime import ReadyImage, Source

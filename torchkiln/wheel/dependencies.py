@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from torchkiln.model.index import WheelMetadata
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.platform import LINUX_AMD64
-from torchkiln.recipe import minor
+from torchkiln.model.recipe import minor
 
 
 def faults(

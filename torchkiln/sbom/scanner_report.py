@@ -12,7 +12,7 @@ from typing import Any
 
 from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest
-from torchkiln.scan.judge import Scan, Severity, Tool, Vulnerability
+from torchkiln.sbom.vulnerabilities import Scan, Severity, Tool, Vulnerability
 from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.strict_json import json_of
 

@@ -21,8 +21,8 @@ from torchkiln.errors import ToolMissing, VerificationFailed
 from torchkiln.index.settings import redact_text
 from torchkiln.oci.archive import alone
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.scan.judge import TOOLS, Scan, Tool
-from torchkiln.scan.report import LIMIT, complete, read
+from torchkiln.sbom.scanner_report import LIMIT, complete, read
+from torchkiln.sbom.vulnerabilities import TOOLS, Scan, Tool
 from torchkiln.util.scratch import scratch
 from torchkiln.util.strict_json import read_file
 

@@ -14,7 +14,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from torchkiln.errors import ConfigError
-from torchkiln.scan.judge import Allowance
+from torchkiln.sbom.vulnerabilities import Allowance
 from torchkiln.util import located_yaml
 from torchkiln.util.located_yaml import Located
 from torchkiln.util.schema import shipped

@@ -1,0 +1,122 @@
+"""docs/library.md is executed, block by block: local index, generated wheels, real registry."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+import torchkiln
+from tests import cells
+from tests.company import small_scale
+from tests.engine.registry import RunningRegistry
+from tests.press import Press, a_press, a_repository
+from tests.reports import TAG
+from tests.standin.house import House, a_house
+from tests.unpublished import FakeIndex
+from torchkiln import CellName, Project, explain, publish, verify
+from torchkiln.errors import ConfigError, GateRefused
+from torchkiln.index import lazy
+from torchkiln.lock.folder import LockFolder
+from torchkiln.util.places import ROOT
+
+__all__ = ["a_house", "a_press", "a_repository"]
+
+PAGE = (ROOT / "docs" / "library.md").read_text()
+LOCK, BUILD, PUBLISH = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def run(block: str, names: dict[str, Any]) -> None:
+    """Execute *block* of the page; *names* are the variables before and after it."""
+    exec(compile(block, "docs/library.md", "exec"), names)
+
+
+def test_explain_and_lock(
+    house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(house.folder.path.parent)
+    for name, value in {**house.environ, "TORCHKILN_CACHE": str(house.store.root)}.items():
+        monkeypatch.setenv(name, value)
+    names: dict[str, Any] = {}
+    run(LOCK, names)
+    assert names["resolution"].build.version == "2.7.1+cu126"
+    assert {wheel.name for wheel in names["locked"].wheels} >= {"torch", "numpy"}
+    assert capsys.readouterr().out.startswith("2.7.1+cu126 needs driver 525.60.13\n")
+    written = names["project"].images / "2.7.1-cuda12.1-cudnn9-runtime"
+    assert {one.name for one in written.iterdir()} >= {"lock.json", "requirements.txt"}
+
+
+@pytest.fixture(name="scene")
+def a_scene(desk: Press, monkeypatch: pytest.MonkeyPatch) -> Press:
+    """The folder of *desk* is the current one, with the committed matrix."""
+    monkeypatch.chdir(desk.folder)
+    (desk.folder / "matrix.yaml").write_bytes((ROOT / "matrix.yaml").read_bytes())
+    for name, value in desk.environ.items():
+        monkeypatch.setenv(name, value)
+    return desk
+
+
+def project(desk: Press) -> Project:
+    return Project(
+        matrix=desk.folder / "matrix.yaml",
+        images=desk.folder / "images",
+        layout=desk.layout,
+        suite=desk.suite,
+    )
+
+
+def test_build(scene: Press) -> None:
+    """The wheels are generated, and the host's Python compiles; plan, layers and layout are the real ones."""
+    wheels = cells.small_wheels(scene.folder / "wheels", "", str(scene.folder))
+    cell = CellName(torch="2.7", cuda="12.1")
+    names: dict[str, Any] = {"torchkiln": torchkiln, "cell": cell, "project": project(scene)}
+    locked = cells.planned_cell(wheels).locked
+    cells.put_base(locked.base, scene.store)
+    with (
+        small_scale(wheels),
+        patch.object(LockFolder, "fresh", lambda *_: locked),
+        patch.object(lazy, "LateIndex", lambda _store: FakeIndex(wheels)),
+    ):
+        run(BUILD, names)
+    [entry] = json.loads((scene.layout / "index.json").read_text())["manifests"]
+    assert entry["digest"] == names["image"].manifest
+
+
+@pytest.fixture(name="published")
+def a_publication(scene: Press, registry: RunningRegistry, name: str) -> dict[str, Any]:
+    image = scene.build()
+    scene.signed(scene.report(image))
+    names: dict[str, Any] = {"torchkiln": torchkiln, "Path": Path, "project": project(scene)}
+    names["image"] = SimpleNamespace(tag=TAG, manifest=image.manifest)  # as `build` names it
+    run(PUBLISH.replace("localhost:5000/team/pytorch", f"{registry.host}/{name}"), names)
+    return names
+
+
+def test_publish_and_verify(published: dict[str, Any], registry: RunningRegistry, name: str) -> None:
+    assert set(registry.tags(name)) >= {TAG, "2.7-cuda12.1-runtime"}
+    assert published["result"].verified
+    assert published["result"].digest == published["image"].manifest
+
+
+def test_verify_finds_a_key_that_is_not_trusted(
+    published: dict[str, Any], registry: RunningRegistry, name: str, scene: Press
+) -> None:
+    result = verify(f"{registry.host}/{name}:{TAG}", project(scene))
+    assert not result.verified
+
+
+def test_publish_raises_what_the_gate_refuses(scene: Press, registry: RunningRegistry, name: str) -> None:
+    scene.build()
+    with pytest.raises(GateRefused):
+        publish(TAG, f"{registry.host}/{name}", project(scene))
+    assert registry.tags(name) == []
+
+
+def test_a_cell_that_the_matrix_does_not_have(scene: Press) -> None:
+    with pytest.raises(ConfigError, match=r"9\.9"):
+        explain(CellName(torch="9.9", cuda="12.1"), project(scene))
