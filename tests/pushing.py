@@ -12,13 +12,13 @@ from tests.oci_samples import BlobFolder, files, plan, tar_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.progress import Silent
 from torchkiln.oci.layout import ImageOnDisk, open_layout, write_image
-from torchkiln.registry.connections import Transport
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.history import History
 from torchkiln.registry.push import Pushed, PushOptions, push
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 from torchkiln.store.store import Store
+from torchkiln.util.http.session import DIRECT, Network
 
 # Two that go by PATCH and can be cut, one that goes in one PUT.
 SIZES = {"torch": 3_000_000, "triton": 1_500_000, "the rest": 30_000}
@@ -57,10 +57,11 @@ def push_to(
     mount_from: Sequence[str] = (),
     rests: Rests | None = None,
     jobs: int = 2,
-    transport: Transport | None = None,
+    network: Network = DIRECT,
+    plain_http: bool = False,
 ) -> Pushed:
     """Push by the library, as `publish` does, but without pauses."""
-    with Registry(host, login, transport, rest=rests or Rests()) as registry:
+    with Registry(host, login, network, plain_http=plain_http, sleep=rests or Rests()) as registry:
         registry.check()
         return push(
             pushed,

@@ -122,7 +122,7 @@ def campaign(registry: RunningRegistry, desk: Press, name: str, cuts: int) -> No
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between attempts."""
-    monkeypatch.setattr("torchkiln.registry.session.pause", lambda attempt, wait: 0.0)
+    monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda attempt, wait: 0.0)
 
 
 def test_a_cut_publication_is_completed(registry: RunningRegistry, tmp_path: Path) -> None:

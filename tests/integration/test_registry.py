@@ -279,7 +279,7 @@ def test_a_killed_push_leaves_no_tag_and_is_gone_on_with(
         ((TAG, "--to", "{host}/team/app", "--tag", "a b"), 2, "'a b' is no tag"),
         (("v9", "--to", "{host}/team/app"), 2, "no image is called 'v9'"),
         (("--to", "{host}/team/app"), 2, "which image?"),
-        ((TAG, "--to", "127.0.0.1:9/team/app"), 9, "nobody listens there, 3 times in a row"),
+        ((TAG, "--to", "127.0.0.1:9/team/app"), 9, "connection refused, 3 times in a row"),
     ],
 )
 def test_slips_are_told(

@@ -20,7 +20,7 @@ from tests.pushing import SIZES, Rests, has_all, image, push_to
 from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.registry.credentials import Login
-from torchkiln.util.retry import ATTEMPTS
+from torchkiln.util.http.retry import ATTEMPTS
 
 __all__ = ["each_registry"]
 

@@ -157,12 +157,13 @@ import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from torchkiln.errors import KilnError
-from torchkiln.index import session, patience, uv
+from torchkiln.index import session, uv
+from torchkiln.util.http import retry
 from torchkiln.index.package_index import open_index
 from torchkiln.store.store import Store
 from torchkiln.model.index import Wanted
-session.pause = lambda *_: 0.0
-session.PATIENCE = patience.HEADERS = float(sys.argv[4])
+retry.pause = lambda *_: 0.0
+session.PATIENCE = session.HEADERS = float(sys.argv[4])
 wanted = Wanted(requirements=("demo",), constraints=(), python="3.11", glibc=(2, 36), as_of="2026-09-01",
                 keep=(), bound=())
 highest, resident = [0], uv._resident

@@ -24,7 +24,7 @@ ARCHIVE = archive_of(DATA)
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
     """It has the archive; nobody waits between two attempts."""
-    monkeypatch.setattr("torchkiln.index.download.pause", lambda _attempt, _wait: 0.0)
+    monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda _attempt, _wait: 0.0)
     with IndexServer() as found:
         put_up(found, ARCHIVE.path, DATA)
         yield found

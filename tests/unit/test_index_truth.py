@@ -18,11 +18,11 @@ from tests.standin.index_server import IndexServer, metadata_of, wheel_bytes
 from torchkiln.build.dependencies import demand_agreement
 from torchkiln.errors import BadWheel, BuildFailed, KilnError, Unresolvable
 from torchkiln.index.package_index import PackageIndex, open_index
-from torchkiln.index.reasons import reason_of, status_text
 from torchkiln.model.cell import Source
 from torchkiln.model.index import Wanted, WheelMetadata, differing, read_metadata
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.store.store import Store
+from torchkiln.util.http.failures import reason_of, status_text
 
 WANTED = Wanted(
     requirements=("demo",),
@@ -37,7 +37,7 @@ WANTED = Wanted(
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[IndexServer]:
-    monkeypatch.setattr("torchkiln.index.session.pause", lambda *_: 0.0)
+    monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda *_: 0.0)
     with IndexServer() as server:
         yield server
 

@@ -273,8 +273,7 @@ def test_a_folder_will_do(house: House, tmp_path: Path) -> None:
 def test_where_it_cannot_be_had_the_variable_is_named(
     house: House, monkeypatch: pytest.MonkeyPatch, component: str, place: str | None
 ) -> None:
-    monkeypatch.setattr("torchkiln.index.session.pause", lambda *_: 0.0)
-    monkeypatch.setattr("torchkiln.index.download.pause", lambda *_: 0.0)
+    monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda *_: 0.0)
     variable = {"flash-attn": "TORCHKILN_INDEX_FLASH_ATTN", "conda": "TORCHKILN_INDEX_MICROMAMBA"}[component]
     house.environ[variable] = place and place.format(origin=house.server.origin, root=house.root)
     code, _, told = house.run("--with", component)

@@ -225,7 +225,7 @@ def test_what_cannot_be_proposed_is_refused_with_what_there_is(house: House, ver
 
 
 def test_an_index_without_an_answer(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchkiln.index.session.pause", lambda *_: 0.0)
+    monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda *_: 0.0)
     house.server.faults.page_errors = [503] * 6
 
     assert isinstance(house.refused("torch", "2.9.1"), BuildFailed)
@@ -250,7 +250,7 @@ def test_a_file_that_cannot_be_read(
     house: House, monkeypatch: pytest.MonkeyPatch, fault: str, value: object, why: str
 ) -> None:
     """With its name or place, and without the index's address in full."""
-    monkeypatch.setattr("torchkiln.index.session.pause", lambda *_: 0.0)
+    monkeypatch.setattr("torchkiln.util.http.retry.pause", lambda *_: 0.0)
     setattr(house.server.faults, fault, value)
     error = house.refused("torch", "2.9.1")
 

@@ -18,7 +18,7 @@ from torchkiln.registry.answer import Answer
 from torchkiln.registry.challenge import Challenge, parse_challenges
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.tokens import Authority
-from torchkiln.util.retry import ATTEMPTS, pause, retry_after
+from torchkiln.util.http.retry import ATTEMPTS, pause, retry_after
 
 PUSH = ("repository:team/app:pull,push",)
 REALM = "https" + "://auth.example/token"

@@ -232,7 +232,7 @@ def test_it_is_built_again(scene: Scene) -> None:
     [
         ("{host}/team/app:v9", 2, "there is no v9"),
         ("{host}/team/none", 2, "there is no latest"),
-        ("127.0.0.1:9/team/app:v1", 9, "nobody listens there"),
+        ("127.0.0.1:9/team/app:v1", 9, "connection refused"),
         ("no-such-folder", 2, "no such folder, and no reference in a registry"),
     ],
 )

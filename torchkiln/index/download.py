@@ -18,14 +18,14 @@ from urllib3.exceptions import HTTPError
 
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index.pages import Pages
-from torchkiln.index.session import ask, lost, refused
+from torchkiln.index.session import Session, ask, lost, refused
 from torchkiln.index.settings import index_settings
 from torchkiln.index.verified import F, LockedFile, fetch_verified
 from torchkiln.model.index import FileAt
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
+from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
 from torchkiln.util.page_cache import PassingFile
-from torchkiln.util.retry import ATTEMPTS, Transient, pause
 
 _CHUNK = 1 << 20  # one read of the socket; larger ones only cost memory
 # From this size on a range is asked for even at the start: a mirror that has to fetch the file itself may
@@ -39,7 +39,7 @@ T = TypeVar("T")
 class Fetching(Generic[F]):
     """Fetches files; safe to use from several threads. Where they lie is for who derives from it."""
 
-    def __init__(self, session: requests.Session, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, session: Session, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._session = session
         self._sleep = sleep
 
@@ -139,28 +139,33 @@ class Fetching(Generic[F]):
 
     def _persist(self, wheel: F, step: Callable[[FileAt], T], stream: _Stream | None = None) -> T | None:
         """*step* with the file's address, again while that may help; None once the stream is cancelled."""
-        place = self._place(wheel, fresh=False)
-        attempt, seen, looked_again = 0, stream.have if stream else 0, False
-        while True:
-            try:
-                return step(place)
-            except _Refused as error:
-                # An address that was kept, or one with an expiring signature: the page knows the present one.
-                if looked_again:
-                    raise refused(error.url, error.status) from error
-                looked_again, place = True, self._place(wheel, fresh=True)
-            except Transient as error:
-                if stream and stream.have > seen:
-                    attempt, seen = 0, stream.have
-                attempt += 1
-                if attempt == ATTEMPTS:
-                    raise lost(place.url, str(error)) from error
-                rest = pause(attempt, error.wait)
-                while rest > 0 and not (stream and stream.over()):
-                    self._sleep(min(rest, _LOOK))
-                    rest -= _LOOK
-                if stream and stream.over():
-                    return None
+        place, looked_again = self._place(wheel, fresh=False), False
+
+        def over() -> bool:
+            return stream is not None and stream.over()
+
+        def attempt() -> T | None:
+            nonlocal place, looked_again
+            while not over():
+                try:
+                    return step(place)
+                except _Refused as error:
+                    # An address that was kept, or that expires: the page has the present one.
+                    if looked_again:
+                        raise refused(error.url, error.status) from error
+                    looked_again, place = True, self._place(wheel, fresh=True)
+            return None
+
+        def rest(seconds: float) -> None:
+            while seconds > 0 and not over():
+                self._sleep(min(seconds, _LOOK))
+                seconds -= _LOOK
+
+        progress = Progress(lambda: stream.have if stream else 0)
+        try:
+            return retry(attempt, sleep=rest, progress=progress)
+        except GivenUp as error:
+            raise lost(place.url, str(error)) from error
 
 
 class Downloads(Fetching[LockedWheel]):

@@ -17,11 +17,12 @@ from torchkiln.index.download import Downloads
 from torchkiln.index.listing import Listed, url_of
 from torchkiln.index.pages import Pages
 from torchkiln.index.remote_wheel import NoRanges, metadata_bytes
-from torchkiln.index.session import get, refused, unsafe
+from torchkiln.index.session import get, refused
 from torchkiln.index.settings import redact
 from torchkiln.model.cell import Source
 from torchkiln.model.index import METADATA_LIMIT, FileAt, differing, read_metadata
 from torchkiln.model.lock import LockedWheel
+from torchkiln.util.http.redirects import unsafe
 
 _KIND = "metadata"  # of records: the wheel's own
 _WHOLE = 4 << 30  # bytes of a wheel that is fetched whole for its METADATA

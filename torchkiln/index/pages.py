@@ -24,7 +24,6 @@ import requests
 from torchkiln.errors import BuildFailed, Unresolvable
 from torchkiln.index.listing import Listing, Page, listing
 from torchkiln.index.read_page import found_on, same_name
-from torchkiln.index.reasons import status_text
 from torchkiln.index.remote_wheel import other_size
 from torchkiln.index.session import LARGE, WORKERS, Session, get, persist, refused
 from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, redact
@@ -32,6 +31,7 @@ from torchkiln.model.cell import Source
 from torchkiln.model.index import FileAt, variable_of
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
+from torchkiln.util.http.failures import status_text
 
 # A page without an ETag is taken as it was for this long (seconds): nine cells are locked in less.
 _FRESH = 600.0

@@ -13,9 +13,9 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.listing import Listed, Page, listing
-from torchkiln.index.session import unsafe
 from torchkiln.index.settings import redact
 from torchkiln.model.index import FileAt
+from torchkiln.util.http.redirects import unsafe
 
 _NAME = re.compile(r"[A-Za-z0-9_.+!-]{1,250}")
 

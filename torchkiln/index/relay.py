@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-import time
 from collections.abc import Collection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -24,7 +23,6 @@ from torchkiln.index.dates import old_enough
 from torchkiln.index.listing import Listed
 from torchkiln.index.metadata import Metadata
 from torchkiln.index.pages import Pages
-from torchkiln.index.patience import until
 from torchkiln.index.read_page import release_files
 from torchkiln.index.session import PATIENCE
 from torchkiln.model.cell import Source
@@ -92,7 +90,7 @@ class Relay:
             if len(self._projects) > PROJECTS:
                 raise _endless(f"{name}: the requirements lead to more than {PROJECTS} projects")
         try:
-            with until(time.monotonic() + PATIENCE):
+            with self._pages.session.deadlines.within(PATIENCE):
                 old, base = old_enough(self._pages, name, index, self._as_of)
         except Unresolvable as error:
             self.missing[name] = error

@@ -8,16 +8,12 @@ from __future__ import annotations
 import io
 import struct
 import threading
-import time
 import zipfile
 import zlib
 from typing import Any
 
-import requests
-
 from torchkiln.errors import BuildFailed
-from torchkiln.index.patience import until
-from torchkiln.index.session import PATIENCE, get, persist, refused
+from torchkiln.index.session import PATIENCE, Session, get, persist, refused
 from torchkiln.index.settings import redact
 from torchkiln.model.index import METADATA_LIMIT, FileAt, WheelMetadata, read_metadata
 
@@ -32,7 +28,7 @@ class NoRanges(BuildFailed):
     """The server does not answer range requests."""
 
 
-def metadata_of(session: requests.Session, wheel: FileAt) -> WheelMetadata:
+def metadata_of(session: Session, wheel: FileAt) -> WheelMetadata:
     """What METADATA of *wheel* tells.
 
     :raises BuildFailed: the index gives no lasting answer or no ranges, or it is no wheel.
@@ -43,17 +39,17 @@ def metadata_of(session: requests.Session, wheel: FileAt) -> WheelMetadata:
         raise _no_wheel(wheel, str(error)) from error
 
 
-def metadata_bytes(session: requests.Session, wheel: FileAt) -> bytes:
+def metadata_bytes(session: Session, wheel: FileAt) -> bytes:
     """METADATA of *wheel*, as it stands in it.
 
     :raises NoRanges: the server does not answer range requests.
     :raises BuildFailed: the index gives no lasting answer, it is no wheel, or of another size than was told.
     """
-    with until(time.monotonic() + PATIENCE):
+    with session.deadlines.within(PATIENCE):
         return _metadata_bytes(session, wheel)
 
 
-def _metadata_bytes(session: requests.Session, wheel: FileAt) -> bytes:
+def _metadata_bytes(session: Session, wheel: FileAt) -> bytes:
     try:
         remote = _Remote(session, wheel)
         remote.fetch_directory()
@@ -92,7 +88,7 @@ def _no_wheel(wheel: FileAt, why: str) -> BuildFailed:
 class _Remote(io.RawIOBase):
     """A seekable file behind HTTP, read in whole blocks, each once."""
 
-    def __init__(self, session: requests.Session, wheel: FileAt) -> None:
+    def __init__(self, session: Session, wheel: FileAt) -> None:
         self._session, self._wheel, self._at = session, wheel, 0
         self._blocks: dict[int, bytes] = {}
         self._size = self._measured()

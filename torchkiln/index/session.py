@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import re
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
-from urllib.parse import unquote, urljoin, urlsplit
+from typing import Any, TypeVar
 
 import requests
 from requests.auth import AuthBase, HTTPBasicAuth
@@ -18,57 +14,39 @@ from urllib3.exceptions import HTTPError
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.folder import Folder
-from torchkiln.index.patience import PatientAdapter, limit, until
-from torchkiln.index.reasons import certificate_fault, reason_of, status_text
 from torchkiln.index.settings import IndexSettings, redact
-from torchkiln.util.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
+from torchkiln.util.http import session as http_session
+from torchkiln.util.http.deadlines import Overdue
+from torchkiln.util.http.failures import certificate_fault, reason_of, status_text
+from torchkiln.util.http.redirects import UnsafeRedirect
+from torchkiln.util.http.retry import AGAIN, ATTEMPTS, GivenUp, Transient, retry, retry_after
+from torchkiln.util.http.session import Network
 
 TIMEOUT = (15.0, 60.0)  # seconds: to connect, and between two bytes
 WORKERS = 16
 LARGE = 2 << 20  # bytes of a page, from which on few are read at a time
 PATIENCE = 45.0  # seconds for a page, all attempts and their pauses together
+HEADERS = 40.0  # seconds for all headers of an answer, redirects included
 _BROKEN = (requests.RequestException, HTTPError, http.client.HTTPException, OSError)
+T = TypeVar("T")
 _PIECE = 1 << 14  # bytes of a body as it comes; unpacked it may be a thousand times as long
 
 
-class Session(requests.Session):
-    """A session that follows our settings and not REQUESTS_CA_BUNDLE, which requests would put above them."""
+class Session(http_session.Session):
+    """The session of our settings; the credentials of an address go to its own host only."""
 
     def __init__(self, settings: IndexSettings) -> None:
-        super().__init__()
+        super().__init__(
+            Network(ca_bundle=settings.ca_bundle, client_cert=settings.client_cert, proxy=settings.proxy)
+        )
         self.auth = _Logins(settings.logins)
-        self.verify = settings.ca_bundle or True
-        self.cert = settings.client_cert
-        self.max_redirects = 10
-        if settings.proxy:
-            self.proxies = {"http": settings.proxy, "https": settings.proxy}
-        for scheme in ("http://", "https://"):
-            self.mount(scheme, PatientAdapter(pool_maxsize=WORKERS * 2, max_retries=0))
         self.mount("file://", Folder())
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
-        """As in requests; our certificates and time limits where the caller gives none."""
-        if self.verify is not True:
-            kwargs.setdefault("verify", self.verify)
+        """As in requests; our time limits where the caller gives none."""
         kwargs.setdefault("timeout", TIMEOUT)
-        return super().request(*args, **kwargs)
-
-    def get_redirect_target(self, resp: requests.Response) -> str | None:
-        """Where an answer sends us on to.
-
-        :raises BuildFailed: out of http and https, or from https to http.
-        """
-        target = super().get_redirect_target(resp)
-        if target and (why := unsafe(urljoin(resp.url, target), resp.url)):
-            raise BuildFailed(
-                f"{redact(resp.url)}: redirected to an address that is not followed: {why}",
-                hint="the index, or somebody between, is at fault; try another one",
-            )
-        if target and resp.raw is not None:  # requests would read its body to the end, if it has one
-            resp.close()
-            resp._content = b""
-            resp._content_consumed = True  # type: ignore[attr-defined]
-        return target
+        with self.deadlines.limit(HEADERS):
+            return super().request(*args, **kwargs)
 
 
 class _Logins(AuthBase):
@@ -85,7 +63,7 @@ class _Logins(AuthBase):
         return request
 
 
-def ask(session: requests.Session, method: str, url: str, **kwargs: Any) -> requests.Response:
+def ask(session: Session, method: str, url: str, **kwargs: Any) -> requests.Response:
     """One request. Every answer that trying again cannot change is returned, 404 included.
 
     :raises Transient: no connection, 5xx, 429 and the like.
@@ -98,12 +76,17 @@ def ask(session: requests.Session, method: str, url: str, **kwargs: Any) -> requ
             f"{redact(url)}: {certificate_fault(error)}",
             hint="set SSL_CERT_FILE, or pip's `cert`, to the CA bundle of this network",
         ) from error
+    except UnsafeRedirect as error:
+        raise BuildFailed(
+            f"{redact(error.url)}: redirected to an address that is not followed: {error}",
+            hint="the index, or somebody between, is at fault; try another one",
+        ) from error
     except requests.TooManyRedirects as error:
         raise BuildFailed(
             f"{redact(url)}: redirect loop: more than {session.max_redirects} redirects",
             hint="the index is at fault; try another one",
         ) from error
-    except requests.RequestException as error:
+    except (requests.RequestException, TimeoutError) as error:
         raise Transient(reason_of(error)) from error
     except (ValueError, LookupError) as error:  # an address or a header that the library cannot even read
         raise BuildFailed(
@@ -116,28 +99,8 @@ def ask(session: requests.Session, method: str, url: str, **kwargs: Any) -> requ
     return response
 
 
-def unsafe(url: str, page: str) -> str:
-    """Why *url*, to which *page* leads, is not to be asked; "" when it is."""
-    try:
-        parts, scheme = urlsplit(url), urlsplit(page).scheme
-        host, login, _ = parts.hostname, parts.username or parts.password, parts.port
-    except ValueError:
-        return "not a valid address"
-    if parts.scheme not in ("http", "https"):
-        return f"{parts.scheme[:20] or 'no scheme'}: is neither http nor https"
-    if (scheme, parts.scheme) == ("https", "http"):
-        return "it leaves https for http"
-    if login:
-        return "it holds credentials, which belong into netrc or into the index address"
-    if not host or not url.isprintable() or re.search(r"[\s\\\"<>^`{|}]", url):
-        return "not a valid address"
-    if not unquote(parts.path, errors="replace").isprintable():
-        return "it holds control characters"
-    return ""
-
-
 def get(
-    session: requests.Session,
+    session: Session,
     url: str,
     most: int,
     *,
@@ -152,39 +115,30 @@ def get(
     :param on_large: called once, when the body turns out to be a large one.
     :raises BuildFailed: the server gave no lasting answer, or one that is too long or takes too long.
     """
-    end = min(time.monotonic() + PATIENCE, limit())
-    for attempt in range(1, ATTEMPTS + 1):
-        wait = 0.0
-        try:
-            with until(end):
-                answer = ask(session, "GET", url, stream=True, **kwargs)
-            with answer as response, _cut_at(end, response) as over:
-                body, large = bytearray(), False
-                for piece in _pieces(response):
-                    body += piece
-                    if len(body) > most:
-                        raise BuildFailed(
-                            f"{redact(url)}: longer than {_told(most)}",
-                            hint="the index is at fault; check the index address, or try another one",
-                        )
-                    if len(body) > LARGE and not large:
-                        on_large()
-                        large = True
-                    if over.is_set():
-                        break
-                if not over.is_set():
-                    return response, bytes(body)
-            reason = "timed out"
-        except Transient as error:
-            reason, wait = str(error), error.wait
-        except _BROKEN as error:  # while the body came
-            reason = reason_of(error)
-        rest = pause(attempt, wait)
-        if time.monotonic() + rest >= end:
-            raise _late(url, reason)
-        if attempt < ATTEMPTS:
-            sleep(rest)
-    raise lost(url, reason)
+
+    def attempt() -> tuple[requests.Response, bytes]:
+        with ask(session, "GET", url, stream=True, **kwargs) as response:
+            try:
+                return response, _body(response, url, most, on_large)
+            except _BROKEN as error:
+                raise Transient(reason_of(error)) from error
+
+    return _persist(session, url, attempt, sleep)
+
+
+def _body(response: requests.Response, url: str, most: int, on_large: Callable[[], None]) -> bytes:
+    body, large = bytearray(), False
+    for piece in _pieces(response):
+        body += piece
+        if len(body) > most:
+            raise BuildFailed(
+                f"{redact(url)}: longer than {_size(most)}",
+                hint="the index is at fault; check the index address, or try another one",
+            )
+        if len(body) > LARGE and not large:
+            on_large()
+            large = True
+    return bytes(body)
 
 
 def _pieces(response: requests.Response) -> Iterator[bytes]:
@@ -193,31 +147,12 @@ def _pieces(response: requests.Response) -> Iterator[bytes]:
         yield piece
 
 
-@contextlib.contextmanager
-def _cut_at(end: float, response: requests.Response) -> Iterator[threading.Event]:
-    """Inside, *response* is cut off at the moment *end*, however it trickles; then the event is set."""
-    over = threading.Event()
-
-    def cut() -> None:
-        over.set()
-        with contextlib.suppress(ValueError, OSError, RuntimeError, AttributeError):  # it has ended by itself
-            response.raw.shutdown()
-
-    timer = threading.Timer(max(end - time.monotonic(), 0.0), cut)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield over
-    finally:
-        timer.cancel()
-
-
-def _told(count: int) -> str:
+def _size(count: int) -> str:
     return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
 
 
 def persist(
-    session: requests.Session,
+    session: Session,
     method: str,
     url: str,
     *,
@@ -228,19 +163,26 @@ def persist(
 
     :raises BuildFailed: the server gave no lasting answer.
     """
-    end = min(time.monotonic() + PATIENCE, limit())
-    for attempt in range(1, ATTEMPTS + 1):
+    return _persist(session, url, lambda: ask(session, method, url, **kwargs), sleep)
+
+
+def _persist(session: Session, url: str, step: Callable[[], T], sleep: Callable[[float], None]) -> T:
+    patience = session.deadlines.left(PATIENCE)
+    end = time.monotonic() + patience
+
+    def limited() -> T:
         try:
-            with until(end):
-                return ask(session, method, url, **kwargs)
-        except Transient as error:
-            rest = pause(attempt, error.wait)
-            if time.monotonic() + rest >= end:
-                raise _late(url, str(error)) from error
-            if attempt == ATTEMPTS:
-                raise lost(url, str(error)) from error
-            sleep(rest)
-    raise AssertionError("unreachable")
+            with session.deadlines.limit(end - time.monotonic()):
+                return step()
+        except Overdue as error:
+            raise Transient("timed out") from error
+
+    try:
+        return retry(limited, sleep=sleep, patience=patience)
+    except GivenUp as error:
+        if error.attempts < ATTEMPTS:
+            raise _late(url, str(error)) from error
+        raise lost(url, str(error)) from error
 
 
 def _late(url: str, reason: str) -> BuildFailed:

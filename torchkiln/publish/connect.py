@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchkiln.index.settings import index_settings
-from torchkiln.registry.connections import Transport
 from torchkiln.registry.credentials import find_login
 from torchkiln.registry.reference import Repository, is_local
 from torchkiln.registry.session import Registry
+from torchkiln.util.http.session import Network
 
 
 def open_registry(
@@ -18,8 +18,8 @@ def open_registry(
 
     :raises ConfigError: one of these settings is not valid.
     """
-    transport = Transport(plain_http=plain_http)
+    network = Network()
     if not plain_http and not is_local(repository.host):
         found = index_settings(environ)
-        transport = Transport(ca_bundle=found.ca_bundle, client_cert=found.client_cert, proxy=found.proxy)
-    return Registry(repository.host, find_login(repository, environ), transport)
+        network = Network(ca_bundle=found.ca_bundle, client_cert=found.client_cert, proxy=found.proxy)
+    return Registry(repository.host, find_login(repository, environ), network, plain_http=plain_http)

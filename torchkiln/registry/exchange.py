@@ -1,35 +1,52 @@
-"""One request → its answer, within limits: redirects, bytes of the body, time.
-
-requests and urllib3 follow redirects, decompress and read chunks without a limit, so that is done here.
-"""
+"""One request → its answer, within limits: redirects, bytes of the body, time."""
 
 from __future__ import annotations
 
+import http.cookiejar
 from collections.abc import Callable, Iterator
-from typing import Any
-from urllib.parse import urljoin, urlsplit
+from dataclasses import replace
+from urllib.parse import urljoin
 
 import requests
 
+from torchkiln import __version__
 from torchkiln.errors import RegistryError
 from torchkiln.registry.answer import Answer
-from torchkiln.registry.connections import Session
 from torchkiln.registry.request import Body, HttpRequest
-from torchkiln.registry.watch import Watch
+from torchkiln.util.http import redirects
+from torchkiln.util.http import session as http_session
+from torchkiln.util.http.redirects import UnsafeRedirect
+from torchkiln.util.http.session import Network
 
-_REDIRECTS = 10
-_MOVED = frozenset({301, 302, 303, 307, 308})
 _PIECE = 1 << 20  # bytes of a body that is taken at once
 _CONNECT = 10.0  # seconds
 _SILENCE = 120.0  # seconds for a piece of a blob, and for an answer to one: registries take long before a 201
 _DOCUMENT = 20.0  # seconds for a document, from the request to its last byte
 
 
+class Session(http_session.Session):
+    """Proxies as everywhere; no cookies, no netrc: `tokens` has the logins."""
+
+    def __init__(self, network: Network, *, local: bool) -> None:
+        super().__init__(replace(network, proxy=None) if local else network)
+        self.trust_env = not local  # a proxy elsewhere cannot reach this machine
+        self.auth = lambda request: request
+        self.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
+        self.headers = requests.structures.CaseInsensitiveDict(
+            {"User-Agent": f"torchkiln/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
+        )
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        """As in requests, without netrc."""
+        if self.should_strip_auth(response.request.url, prepared_request.url):  # type: ignore[no-untyped-call]
+            prepared_request.headers.pop("Authorization", None)
+
+
 class Exchange:
     """Sends requests by one session; any number of threads."""
 
-    def __init__(self, session: Session, watch: Watch, verify: Any, host: str) -> None:
-        self._session, self._watch, self._verify, self._host = session, watch, verify, host
+    def __init__(self, session: Session, host: str) -> None:
+        self._session, self._deadlines, self._host = session, session.deadlines, host
 
     def send(self, request: HttpRequest) -> Answer:
         """The answer, where the address or a redirect of a GET or HEAD leads.
@@ -39,30 +56,29 @@ class Exchange:
         :raises RegistryError: a redirect that is not followed; a document that is longer or compressed.
         :raises OSError, HTTPError, RequestException, ValueError: as the libraries do.
         """
-        url, left, body = request.url, dict(request.headers), request.body
+        body = request.body
         seconds = _DOCUMENT if request.reads and (request.quick or not request.into) else _SILENCE
-        with self._watch.limit(seconds):
-            for _ in range(_REDIRECTS + 1):
-                with self._session.request(
+        try:
+            with (
+                self._deadlines.limit(seconds),
+                self._session.request(
                     request.method,
-                    url,
-                    headers=left,
+                    request.url,
+                    headers=dict(request.headers),
                     data=body if body is None or isinstance(body, bytes) else self._watched(body),
                     timeout=(_CONNECT, seconds),
-                    verify=self._verify,
                     stream=True,
-                    allow_redirects=False,
-                ) as response:
-                    moved = response.status_code in _MOVED and "Location" in response.headers
-                    if not (request.reads and moved):
-                        return self._answer(request, response)
-                    answer = _without_body(response)
-                before, url = url, location(self._host, answer, request.what)
-                if self._session.should_strip_auth(before, url):  # type: ignore[no-untyped-call]
-                    left.pop("Authorization", None)
-        raise RegistryError(
-            f"{self._host}: {request.what}: more than {_REDIRECTS} redirects", hint="the registry is at fault"
-        )
+                    allow_redirects=request.reads,
+                ) as response,
+            ):
+                return self._answer(request, response)
+        except requests.TooManyRedirects as error:
+            raise RegistryError(
+                f"{self._host}: {request.what}: redirect loop: more than {redirects.MOST} redirects",
+                hint="the registry is at fault",
+            ) from error
+        except UnsafeRedirect as error:
+            raise _not_followed(self._host, request.what, str(error)) from error
 
     def _answer(self, request: HttpRequest, response: requests.Response) -> Answer:
         limit, what = request.limit, request.what
@@ -85,11 +101,11 @@ class Exchange:
         # Not `stream`: it reads the line before a chunk whole, however long.
         while piece := response.raw.read(_PIECE, decode_content=False):
             if renewed:
-                self._watch.renew(_SILENCE)
+                self._deadlines.renew(_SILENCE)
             yield piece
 
     def _watched(self, data: Body) -> _Watched:
-        return _Watched(data, lambda: self._watch.renew(_SILENCE))
+        return _Watched(data, lambda: self._deadlines.renew(_SILENCE))
 
     def _wrong(self, what: str, why: str) -> RegistryError:
         return RegistryError(
@@ -115,28 +131,28 @@ class _Watched:
 
 
 def location(host: str, answer: Answer, what: str) -> str:
-    """The address that *answer* sends us on to, absolute.
+    """The address in the Location of *answer*, absolute.
 
     :raises RegistryError: there is none, or one that is not to be asked.
     """
     try:
         # Header fields come as Latin-1, and servers write UTF-8.
-        told = answer.headers["Location"].encode("latin-1").decode()
-        url = urljoin(answer.url, told)
-        scheme, name = urlsplit(url).scheme, urlsplit(url).hostname
-        _ = urlsplit(url).port
+        url = urljoin(answer.url, answer.headers["Location"].encode("latin-1").decode())
     except (KeyError, ValueError):
-        scheme, name = "", None
-    if scheme not in ("http", "https") or not name:
         raise RegistryError(
             f"{host}: {what}: HTTP {answer.status} without a usable Location", hint="the registry is at fault"
-        )
-    if scheme == "http" and answer.url.startswith("https:"):
-        raise RegistryError(
-            f"{host}: {what}: sent on from https to http, which is not followed",
-            hint="the registry does not know that it is behind https: see its `host` or `relativeurls`",
-        )
+        ) from None
+    if why := redirects.unsafe(url, answer.url):
+        raise _not_followed(host, what, why)
     return url
+
+
+def _not_followed(host: str, what: str, why: str) -> RegistryError:
+    return RegistryError(
+        f"{host}: {what}: redirected to an address that is not followed: {why}",
+        hint="the registry is at fault; if it is behind https and does not know it, see its `host` "
+        "or `relativeurls`",
+    )
 
 
 def _bounded(response: requests.Response, most: int) -> Iterator[bytes]:

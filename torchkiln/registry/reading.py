@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import time
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,10 +21,10 @@ from torchkiln.oci.layout import INDEX_TYPE
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.reference import Repository, is_tag
 from torchkiln.registry.request import LIMIT, HttpRequest
-from torchkiln.registry.session import READS, Refused, Registry
+from torchkiln.registry.session import READS, Registry
 from torchkiln.registry.tokens import Scopes
 from torchkiln.util.files import replacing
-from torchkiln.util.retry import ATTEMPTS, Transient, pause
+from torchkiln.util.http.retry import GivenUp, Progress, retry
 from torchkiln.util.schema import told as told_as
 from torchkiln.util.strict_json import json_of
 
@@ -249,24 +249,18 @@ class Reading:
                     told += more
                     tell(more)
 
-        failures, before, path = 0, 0, f"{self._base}/blobs/{digest}"
-        began, rested = time.monotonic(), 0.0
-        while True:
+        def attempt() -> Answer:
             at = out.tell()
-            request = self._request("GET", path, what, {"Range": f"bytes={at}-"} if at else {})
-            try:
-                answer = self.registry.ask(replace(request, into=take, quick=quick))
-                break
-            except Transient as error:
-                # A server that gives a byte with each attempt makes no progress.
-                failures = 1 if out.tell() >= before + _PROGRESS else failures + 1
-                before = out.tell() if failures == 1 else before
-                rested += pause(failures, error.wait)
-                late = quick and time.monotonic() - began + rested > READS
-                if failures == ATTEMPTS or late:
-                    raise self.registry.lost(what, str(error), failures) from error
-                if not isinstance(error, Refused):
-                    self.registry.rest(failures, error.wait)
+            headers = {"Range": f"bytes={at}-"} if at else {}
+            request = self._request("GET", f"{self._base}/blobs/{digest}", what, headers)
+            return self.registry.ask(replace(request, into=take, quick=quick))
+
+        # A server that gives a byte with each attempt makes no progress.
+        progress, patience = Progress(out.tell, _PROGRESS), READS if quick else math.inf
+        try:
+            answer = retry(attempt, sleep=self.registry.rest, patience=patience, progress=progress)
+        except GivenUp as error:
+            raise self.registry.lost(what, str(error), error.attempts) from error
         if answer.status not in (200, 206, 416):
             raise self.registry.refused(what, answer)
         if f"sha256:{seen.hexdigest()}" != digest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from urllib.parse import urljoin, urlsplit
@@ -14,14 +13,14 @@ from urllib3.exceptions import HTTPError
 from torchkiln.errors import RegistryError
 from torchkiln.model.digest import Digest
 from torchkiln.registry.answer import Answer
-from torchkiln.registry.connections import Open, Session, Transport
 from torchkiln.registry.credentials import Login
-from torchkiln.registry.exchange import Exchange, location
+from torchkiln.registry.exchange import Exchange, Session, location
 from torchkiln.registry.reference import api_host, is_local
 from torchkiln.registry.request import HttpRequest
 from torchkiln.registry.tokens import Authority
-from torchkiln.registry.watch import Watch
-from torchkiln.util.retry import AGAIN, ATTEMPTS, Transient, pause, retry_after
+from torchkiln.util.http.failures import certificate_fault, reason_of
+from torchkiln.util.http.retry import AGAIN, ATTEMPTS, GivenUp, Transient, retry, retry_after
+from torchkiln.util.http.session import DIRECT, Network
 
 _AT_FIRST = 3  # attempts to reach it at all: most likely the name is wrong
 _RENEWALS = 3  # of a token for one request: of several threads' requests, the last may find it spent again
@@ -37,29 +36,31 @@ class Stopped(Exception):
 class Refused(Transient):
     """A 401 for what cannot be sent twice just so. Nothing of it was taken; the next try has a new token."""
 
+    at_once = True
+
 
 class Registry:
     """One registry, asked by any number of threads.
 
-    :param rest: sleeps; a test has its own.
+    :param plain_http: no TLS; without it, hosts of this machine alone are asked so.
+    :param sleep: a test has its own.
     """
 
     def __init__(
         self,
         host: str,
         login: Login | None = None,
-        transport: Transport | None = None,
+        network: Network = DIRECT,
         *,
-        rest: Callable[[float], None] | None = None,
+        plain_http: bool = False,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
-        transport = transport or Transport()
-        secure = not (transport.plain_http or is_local(host))
+        secure = not (plain_http or is_local(host))
         self.host, self.origin = host, f"{'https' if secure else 'http'}://{api_host(host)}"
-        self._stopped, self._open = threading.Event(), Open()
-        self._rest = rest or self._stopped.wait
-        self._http = Session(self._open, transport, local=is_local(host))
-        self._watch = Watch(self._open)
-        self._exchange = Exchange(self._http, self._watch, transport.ca_bundle or True, host)
+        self._stopped = threading.Event()
+        self._sleep = sleep or self._stopped.wait
+        self._http = Session(network, local=is_local(host))
+        self._exchange = Exchange(self._http, host)
         self._taken = 0  # bytes of documents
         self._authority = Authority(host, login, self._fetch, secure=secure)
 
@@ -68,20 +69,19 @@ class Registry:
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
-        self._watch.close()
 
     def stop(self) -> None:
         """Call the work off: who sends or waits in another thread gets `Stopped`, at once."""
         self._stopped.set()
-        self._open.end()
+        self._http.opened.shut_down()
 
-    def rest(self, attempt: int, wait: float) -> None:
-        """Sleep before attempt number *attempt* (1 is the first repetition).
+    def rest(self, seconds: float) -> None:
+        """Sleep before another attempt.
 
         :raises Stopped: meanwhile.
         """
         self._check()
-        self._rest(pause(attempt, wait))
+        self._sleep(seconds)
         self._check()
 
     def check(self) -> None:
@@ -184,17 +184,10 @@ class Registry:
     def _again(
         self, what: str, step: Callable[[], Answer], patience: float, attempts: int = ATTEMPTS
     ) -> Answer:
-        spent = 0.0
-        for attempt in range(1, attempts + 1):
-            began = time.monotonic()
-            try:
-                return step()
-            except Transient as error:
-                spent += time.monotonic() - began + pause(attempt, error.wait)
-                if attempt == attempts or spent > patience:
-                    raise self.lost(what, str(error), attempt) from error
-                self.rest(attempt, error.wait)
-        raise AssertionError("unreachable")
+        try:
+            return retry(step, sleep=self.rest, patience=patience, attempts=attempts)
+        except GivenUp as error:
+            raise self.lost(what, str(error), error.attempts) from error
 
     def _send(self, request: HttpRequest) -> Answer:
         what = request.what
@@ -204,21 +197,14 @@ class Registry:
         except ValueError as error:  # requests' own kinds of it too
             self._check()
             raise RegistryError(
-                f"{self.host}: {what}: sent on to an address that is none", hint="the registry is at fault"
+                f"{self.host}: {what}: not a valid answer: {type(error).__name__}",
+                hint="the registry is at fault",
             ) from error
         except (requests.RequestException, HTTPError, OSError) as error:
             self._check()
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise RegistryError(
-                    f"{self.host}: {what}: the certificate there is not trusted",
-                    hint="set SSL_CERT_FILE to the CA bundle of this network",
-                ) from error
-            if "WRONG_VERSION_NUMBER" in str(error):
-                raise RegistryError(
-                    f"{self.host}: {what}: no https is spoken there",
-                    hint="if it is a registry without https, and the network is yours: --plain-http",
-                ) from error
-            raise Transient(_cause(error)) from error
+            if isinstance(error, requests.exceptions.SSLError):
+                raise self._tls(what, error) from error
+            raise Transient(reason_of(error)) from error
         self._taken += len(answer.body)
         if self._taken > _ALL:
             raise RegistryError(
@@ -229,20 +215,14 @@ class Registry:
             raise Transient(self._authority.scrub(answer.told()), retry_after(answer.headers))
         return answer
 
+    def _tls(self, what: str, error: requests.exceptions.SSLError) -> RegistryError:
+        if "WRONG_VERSION_NUMBER" in str(error):
+            hint = "if it is a registry without https, and the network is yours: --plain-http"
+        else:
+            hint = "set SSL_CERT_FILE to the CA bundle of this network"
+        return RegistryError(f"{self.host}: {what}: {certificate_fault(error)}", hint=hint)
+
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-
-
-def _cause(error: Exception) -> str:
-    """Why there is no answer, without the address, which may hold a signature."""
-    known = {
-        "Connection refused": "nobody listens there",
-        "NameResolutionError": "there is no host of that name",
-        "No route to host": "no route leads there",
-        "Network is unreachable": "no route leads there",
-        "timed out": "no answer in time",
-        "no complete answer": "no complete answer in time",
-    }
-    return next((told for word, told in known.items() if word in str(error)), "the connection broke off")

@@ -16,9 +16,9 @@ from torchkiln.errors import RegistryError, VerificationFailed
 from torchkiln.registry.answer import Answer
 from torchkiln.registry.body import Blob, Held, Rest
 from torchkiln.registry.request import HttpRequest
-from torchkiln.registry.session import Refused, Registry
+from torchkiln.registry.session import Registry
 from torchkiln.registry.tokens import Scopes
-from torchkiln.util.retry import ATTEMPTS, Transient
+from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
 
 _SMALL = 1 << 20  # bytes up to which a blob goes in one request with its digest
 _AFRESH = 2  # times that a blob is sent again after an answer that should not come
@@ -49,34 +49,41 @@ class Upload:
     ) -> None:
         self._registry, self._scopes, self._base, self._blob = registry, scopes, base, blob
         self._place, self._is_there, self._tell = place, is_there, tell
-        self._have, self._told, self._sent = 0, 0, 0
+        self._have, self._told, self._sent, self._afresh = 0, 0, 0, 0
+        self._failed = False  # whether to ask what the registry holds before the next attempt
 
     def run(self) -> int:
         """Send it; returns the bytes that went out."""
-        failures, afresh, best = 0, 0, 0
+        try:
+            retry(self._attempt, sleep=self._registry.rest, progress=Progress(lambda: self._have))
+        except GivenUp as error:
+            raise self._registry.lost(self._blob.what, str(error)) from error
+        except VerificationFailed:
+            self._abandon()
+            raise
+        return self._sent
+
+    def _attempt(self) -> None:
+        if self._failed:
+            self._failed = False
+            if self._is_there(self._blob):  # it was complete, and only the answer got lost
+                return
+            self._look()
+        try:
+            self._begin_again()
+        except Transient as error:
+            self._failed = not error.at_once  # after a 401, what we know of the upload holds
+            raise
+
+    def _begin_again(self) -> None:
+        """`_try`, and again after answers that should not come."""
         while True:
             try:
-                self._try()
-                return self._sent
+                return self._try()
             except _Afresh as error:
-                self._place, afresh = None, afresh + 1
-                if afresh > _AFRESH:
+                self._place, self._afresh = None, self._afresh + 1
+                if self._afresh > _AFRESH:
                     raise self._registry.refused(self._blob.what, error.answer) from error
-            except Transient as error:
-                failures += 1
-                if failures == ATTEMPTS:
-                    raise self._registry.lost(self._blob.what, str(error)) from error
-                if isinstance(error, Refused):  # what we know of it holds: on, while the token is young
-                    continue
-                self._registry.rest(failures, error.wait)
-                if self._is_there(self._blob):  # it was complete, and only the answer got lost
-                    return self._sent
-                self._look()
-                if self._have > best:
-                    failures, best = 0, self._have
-            except VerificationFailed:
-                self._abandon()
-                raise
 
     def _try(self) -> None:
         blob = self._blob

@@ -11,12 +11,16 @@ from http import HTTPStatus
 
 from urllib3 import exceptions
 
+from torchkiln.util.http.deadlines import Overdue
+
 _LONGEST = 120  # characters of somebody else's words
 
 
 def reason_of(error: BaseException) -> str:
     """Why the request failed, in a phrase: "connection refused", "host name does not resolve" …"""
     causes = list(_causes(error))
+    if any(isinstance(one, Overdue) for one in causes):  # the rest follows from our shutting it down
+        return "timed out"
     proxy = "proxy: " if any(isinstance(one, exceptions.ProxyError) for one in causes) else ""
     for one in reversed(causes):  # the innermost knows best
         if told := _phrase(one):
