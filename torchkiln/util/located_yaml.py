@@ -50,15 +50,8 @@ def parse(text: str, *, name: str) -> Located:
     try:
         look(text, name)
         root = yaml.compose(text, Loader=_LOADER)
-    except yaml.MarkedYAMLError as error:
-        mark: Any = error.problem_mark or error.context_mark  # libyaml's mark is a class of its own
-        line = mark.line + 1 if mark else 1
-        advice = "; indent with spaces, not with tabs" if _is_tab(text, mark) else ""
-        raise ConfigError(
-            f"{name}:{line}: not valid YAML: {error.problem or error.context}{advice}"
-        ) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{name}:1: not valid YAML: {str(error).splitlines()[0]}") from None
+        raise _fault(error, text, name) from None
     if root is None:
         raise ConfigError(f"{name}:1: the file is empty")
     reading = _Reading(name)
@@ -66,6 +59,22 @@ def parse(text: str, *, name: str) -> Located:
     if reading.wrong:
         raise ConfigError.of(reading.wrong)
     return Located(name=name, data=data, lines=reading.lines, written=reading.written)
+
+
+def _fault(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
+    """What PyYAML says of *text*, with the line."""
+    if "maximum nesting depth" in str(error):  # of PyYAML's scanner, since 6.0.4; it looks ahead of `look`
+        return _too_deep(name, 1)
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark: Any = error.problem_mark or error.context_mark  # libyaml's mark is a class of its own
+        line = mark.line + 1 if mark else 1
+        advice = "; indent with spaces, not with tabs" if _is_tab(text, mark) else ""
+        return ConfigError(f"{name}:{line}: not valid YAML: {error.problem or error.context}{advice}")
+    return ConfigError(f"{name}:1: not valid YAML: {str(error).splitlines()[0]}")
+
+
+def _too_deep(name: str, line: int) -> ConfigError:
+    return ConfigError(f"{name}:{line}: nested deeper than {_DEPTH} levels")
 
 
 def faults(located: Located, schema: Mapping[str, Any]) -> list[str]:
@@ -93,7 +102,7 @@ def look(text: str, name: str) -> None:
         if isinstance(event, (yaml.CollectionStartEvent, yaml.CollectionEndEvent)):
             depth += 1 if isinstance(event, yaml.CollectionStartEvent) else -1
             if depth > _DEPTH:
-                raise ConfigError(f"{name}:{start.line + 1}: nested deeper than {_DEPTH} levels")
+                raise _too_deep(name, start.line + 1)
 
 
 def _is_tab(text: str, mark: Any) -> bool:
