@@ -100,11 +100,11 @@ BODIES: dict[str, tuple[Answer | bytes, str]] = {
     ),
     "a redirect that is not text": (
         document(b"", "302 Found", "Location: http" + "://\xff\xfe/"),
-        "not a valid answer",
+        "not a valid address",
     ),
     "a redirect to no host": (
         document(b"", "302 Found", "Location: http" + "://[::1/"),
-        "not a valid answer",
+        "not a valid address",
     ),
     "a redirect to a port that is none": (
         document(b"", "302 Found", "Location: http" + "://a:99999/"),
@@ -308,7 +308,7 @@ def test_a_blob_without_an_end(head: bytes) -> None:
 def test_a_blob_that_trickles() -> None:
     with (
         hostile({"blobs/": endless(OPEN, b"x", pause=0.05)}) as server,
-        pytest.raises(RegistryError, match="no complete answer in time"),
+        pytest.raises(RegistryError, match="timed out"),
     ):
         reading(server).small(DIGEST, 1 << 20)
 

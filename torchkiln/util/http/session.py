@@ -56,13 +56,15 @@ class Session(requests.Session):
 
         :raises UnsafeRedirect: an address that is not followed.
         """
-        target = super().get_redirect_target(resp)
-        if target and (why := redirects.unsafe(urljoin(resp.url, target), resp.url)):
-            if resp.raw is not None:
-                resp.close()
-            raise redirects.UnsafeRedirect(why, resp.url)
-        if target and resp.raw is not None:  # requests would read its body to the end, if it has one
+        try:
+            target = super().get_redirect_target(resp)
+            why = redirects.unsafe(urljoin(resp.url, target), resp.url) if target else ""
+        except ValueError:
+            target, why = "", "not a valid address"
+        if (target or why) and resp.raw is not None:
             resp.close()
-            resp._content = b""
+            resp._content = b""  # else requests would read its body to the end, if it has one
             resp._content_consumed = True  # type: ignore[attr-defined]
+        if why:
+            raise redirects.UnsafeRedirect(why, resp.url)
         return target
