@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reports of runs on GPUs (docs/proofs/*.json) → docs/gpu-*.svg and the generated parts of docs/gpu-proof.md.
+"""Reports of runs on GPUs (docs/proofs) → docs/gpu-*.svg and the generated parts of docs/gpu-proof.md.
 
 A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`; WHAT is `runs`, `checks`,
 `mutants`, `benchmark` or `busbw`. Every figure comes from a report, as do the names of device, driver, torch.
@@ -53,7 +53,7 @@ def runs_part(known: Sequence[Run]) -> str:
     """A row a report, the verdict computed again from its values."""
     rows = [
         (
-            f"[{run.name}](proofs/{run.name}.json)",
+            f"[{run.name}](proofs/{run.file})",
             run.gpus,
             run.driver,
             run.torch,

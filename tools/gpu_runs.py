@@ -1,4 +1,4 @@
-"""docs/proofs/*.json → the runs on GPUs among them, and what the pages about them ask of each."""
+"""docs/proofs → the runs on GPUs among them, and what the pages about them ask of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.kept import is_earlier
+from tools.kept import is_earlier, proofs
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.smoke import hosts
 from torchkiln.smoke.report import from_json
@@ -24,6 +24,7 @@ class Run:
 
     name: str
     report: SmokeReport
+    file: str  # signed or not
     earlier: bool = False  # of an image whose lock gives another today
 
     @property
@@ -76,14 +77,16 @@ class Run:
 
 
 def runs(folder: Path) -> list[Run]:
-    """The reports in *folder* of machines with GPUs. Reports of others, and signatures, are passed over."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
+    """The reports in *folder* of machines with GPUs, signed by a key beside them or not signed."""
+    found = {one.name: one.report for one in proofs(folder)}
+    for path in folder.glob("*.json"):
         data = path.read_bytes()
         if json.loads(data).get("host", {}).get("driver", {}).get("gpus"):
-            told = from_json(data, where=path.name)
-            found.append(Run(name=path.stem, report=told, earlier=is_earlier(told)))
-    return found
+            found[path.name] = from_json(data, where=path.name)
+    return [
+        Run(name=name, report=found[file], file=file, earlier=is_earlier(found[file]))
+        for name, file in sorted((re.sub(r"(\.dsse)?\.json$", "", file), file) for file in found)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,9 +81,8 @@ class Seen:
         """GPUs, day, report and image."""
         best = self._best()
         gpus, day = hosts.kinds(json.loads(best.report.host)), (best.report.when or "").partition("T")[0]
-        name = best.name.removesuffix(".dsse.json").removesuffix(".json")
         where = f"on {gpus}" if gpus else "without a GPU"
-        return f"{where}, [{day or 'report'}](docs/proofs/{name}.json), `{short(best.report)}`"
+        return f"{where}, [{day or 'report'}](docs/proofs/{best.name}), `{short(best.report)}`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -99,6 +99,7 @@ def finding(
 
 def run_of(*findings: Finding, name: str = "two", driver: Mapping[str, Any] = DRIVER) -> Run:
     return Run(
+        file="two.json",
         name=name,
         report=SmokeReport(
             image=None,

@@ -50,7 +50,7 @@ _ON_TWO = {
 }
 PASSED = [one for one in proofs(PROOFS) if one.report.verdict == "pass" and one.report.tag in _ON_TWO]
 RUNTIME = {one.report.tag for one in PASSED if (one.report.tag or "").endswith("-runtime")}
-WHERE = "2 × NVIDIA H200, [2026-11-21](docs/proofs/a-h200x2.json), `abababababab`"
+WHERE = "2 × NVIDIA H200, [2026-11-21](docs/proofs/a-h200x2.dsse.json), `abababababab`"
 TOLD = reports.signed_report(reports.report(), "a-h200x2.dsse.json")
 ALONE = replace(
     TOLD,
@@ -109,7 +109,7 @@ def test_an_earlier_image_is_called_so_and_nothing_of_it_is_said_of_the_present_
 
 def test_one_that_failed_is_told_whatever_passed() -> None:
     """With the check's name, though another report of the same image has more checks and is younger."""
-    told = f"`{WRONG.id}` failed on 2 × NVIDIA H200, [2026-11-21](docs/proofs/b.json), `cdcdcdcdcdcd`"
+    told = f"`{WRONG.id}` failed on 2 × NVIDIA H200, [2026-11-21](docs/proofs/b.dsse.json), `cdcdcdcdcdcd`"
 
     assert locked(now=seen(FAILED, TOLD)) == f"built; {told}"
     assert locked(earlier=seen(FAILED, TOLD)) == f"locked; in an earlier image {told}"
