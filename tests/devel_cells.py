@@ -28,8 +28,8 @@ HOME = "usr/local/cuda-12.1"
 def resolution(
     archives: Iterable[LockedArchive], torch: str = "2.7.1", cuda: str = "12.1", release: str = RELEASE
 ) -> Resolution:
-    """The devel cell's answer where NVIDIA's release has *archives*, which are stand-ins."""
-    redist = Redist(releases={release: tuple(archives)}, stand_in="a toolkit in miniature")
+    """The devel cell's answer where NVIDIA's release has *archives*, which are untrusted."""
+    redist = Redist(releases={release: tuple(archives)}, untrusted=True)
     cell = Cell(torch=torch, cuda=cuda, flavor="devel", os="debian12", python="3.11")
     return resolve(cell, MATRIX, replace(FACTS, redist=redist))
 

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, t
 DEVEL = TAG.replace("runtime", "devel")
 NAME, THEIRS = f"pytorch-cuda:{DEVEL}", "devel:theirs"
 LIST = str(ROOT / "torchkiln/data/parity.yaml")
-STAND_IN = "a toolkit in miniature"
 # What NVIDIA's installer makes of an archive's folders, told anew here.
 MOVED = {
     "include": "targets/x86_64-linux/include",
@@ -47,7 +46,7 @@ def devel(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of archives; the engine has what BuildKit made of them, `dist` what our own engine did."""
     folder = tmp_path_factory.mktemp("redist")
     archives = write_small(folder)
-    (folder / "redist.yaml").write_bytes(facts_from(folder, "12.1.1", STAND_IN))
+    (folder / "redist.yaml").write_bytes(facts_from(folder, "12.1.1"))
     runtime = load_locked(scene.images, TAG)
     answer = resolution(archives)
     bound = MATRIX.indexes[0].packages
@@ -124,14 +123,14 @@ def test_what_lies_where_compilers_look(scene: Scene, devel: Path) -> None:
     ]
 
 
-def test_an_image_of_a_stand_in_says_so(scene: Scene, devel: Path) -> None:
+def test_an_image_of_untrusted_archives_says_so(scene: Scene, devel: Path) -> None:
     labels = json.loads(scene.docker("image", "inspect", "--format", "{{json .Config.Labels}}", THEIRS))
 
-    assert "rules.toolkit-stand-in" in labels["torchkiln.limits"]
-    assert labels["torchkiln.stand_ins"] == "NVIDIA's archives"
+    assert "rules.untrusted-toolkit" in labels["torchkiln.limits"]
+    assert labels["torchkiln.untrusted"] == "true"
     told = kiln(scene, devel, "build", "--json")
-    assert json.loads(told.stdout)["stand_ins"] == ["NVIDIA's archives"]
-    assert "torchkiln: the lock was resolved against a stand-in of NVIDIA's archives" in told.stderr
+    assert json.loads(told.stdout)["untrusted"] is True
+    assert "torchkiln: the lock uses an untrusted source" in told.stderr
     assert kiln(scene, devel, "build", "--locked").returncode == 6
 
 

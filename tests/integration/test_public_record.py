@@ -88,7 +88,7 @@ def test_the_lock_holds_the_recorded_hashes_and_the_default_index_gives_the_rest
         assert (wheels["triton"].version, wheels["triton"].index) == (triton, Source.DEFAULT)
         assert wheels["numpy"].version == "1.26.4"
         assert "from-the-wrong-index" not in wheels
-        assert found.stand_ins == ()
+        assert not found.untrusted
     pins = dict(FACTS.cu118_pins)
     bundled, small = (load_locked(recorded.images, tag).wheels for tag in (TAG, SMALL))
     assert not [one.name for one in bundled if one.name.startswith("nvidia-")]
@@ -113,7 +113,7 @@ def test_plan_dockerfile_list_and_explain_tell_of_it(recorded: House) -> None:
     assert all(f"{one.name}=={one.version} --hash=sha256:{one.sha256}\n" in asked for one in known)
     assert f"{TAG}  (locked by public record)" in recorded.kiln("list", *CELL, index=None).stdout
     listed = json.loads(recorded.kiln("list", *CELL, "--json", index=None).stdout)
-    assert (listed[0]["by_record"], listed[0]["stand_ins"]) == ([*NAMES], [])
+    assert (listed[0]["by_record"], listed[0]["untrusted"]) == ([*NAMES], False)
     assert f"lock       {TOLD}\n" in recorded.kiln("explain", *CELL, index=None).stdout
 
 

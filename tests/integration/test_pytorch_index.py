@@ -1,6 +1,6 @@
-"""CUDA 11.8, which only PyTorch's own index has: lock, plan, render and build against a stand-in for it.
+"""CUDA 11.8, which only PyTorch's own index has: lock, plan, render and build against a server of ours.
 
-The real one cannot be reached from here. What rests on the stand-in says so at every step.
+The real one cannot be reached from here. What uses it is untrusted, and says so at every step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FACTS = facts.load()
 MATRIX = matrix.read(ROOT / "matrix.yaml", FACTS)
 TAG = "2.7.1-cuda11.8-cudnn9-runtime"
 CELL = ("--torch", "2.7.1", "--cuda", "11.8")
-AGAINST = "resolved against a stand-in of PyTorch's own index"
+UNTRUSTED = "uses an untrusted source"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 def locked(house: House) -> House:
     ran = house.kiln("lock", *CELL)
     assert (ran.returncode, ran.stdout) == (0, f"{TAG}\n"), ran.stderr
-    assert f"lock: {TAG}: {AGAINST}" in ran.stderr
+    assert f"lock: {TAG}: {UNTRUSTED}" in ran.stderr
     return house
 
 
@@ -49,8 +49,8 @@ def locked(house: House) -> House:
 def image(locked: House) -> House:
     ran = locked.kiln("build", *CELL, "--json")
     assert ran.returncode == 0, ran.stderr
-    assert AGAINST in ran.stderr
-    assert json.loads(ran.stdout)["stand_ins"] == ["PyTorch's own index"]
+    assert UNTRUSTED in ran.stderr
+    assert json.loads(ran.stdout)["untrusted"] is True
     return locked
 
 
@@ -64,9 +64,9 @@ def test_the_lock_has_the_real_pins_and_says_where_it_comes_from(locked: House) 
     assert (versions["torch"], versions["nvidia-cudnn-cu11"]) == ("2.7.1+cu118", "9.1.0.70")
     assert bound == {"torch", "torchvision", "torchaudio", "triton"}
     assert versions["numpy"] == "1.26.4"
-    assert found.stand_ins == (Source.PYTORCH,)
+    assert found.untrusted
     data = (locked.root / "images" / TAG / "lock.json").read_bytes()
-    assert json.loads(data)["stand_ins"] == ["pytorch"]
+    assert json.loads(data)["untrusted"] is True
     assert b"127.0.0.1" not in data
 
 
@@ -77,47 +77,47 @@ def test_plan_and_dockerfile_come_of_it(locked: House) -> None:
     assert ran.returncode == 0, ran.stderr
     dockerfile = (locked.root / "images" / TAG / "Dockerfile").read_text()
     assert "nvidia-cublas-cu11" in (locked.root / "images" / TAG / "requirements.txt").read_text()
-    assert 'torchkiln.stand_ins="PyTorch\'s own index"' in dockerfile
+    assert 'torchkiln.untrusted="true"' in dockerfile
 
 
 def test_list_and_explain_say_so_too(locked: House) -> None:
     listed = json.loads(locked.kiln("list", *CELL, "--json").stdout)
-    assert listed[0]["stand_ins"] == listed[0]["needs"] == ["PyTorch's own index"]
-    assert f"{TAG}  (locked against a stand-in)" in locked.kiln("list", *CELL).stdout
+    assert (listed[0]["untrusted"], listed[0]["needs"]) == (True, ["PyTorch's own index"])
+    assert f"{TAG}  (untrusted)" in locked.kiln("list", *CELL).stdout
     told = locked.kiln("explain", *CELL).stdout
     assert "needs      PyTorch's own index\n" in told
-    assert f"lock       {AGAINST}\n" in told
+    assert f"lock       {UNTRUSTED}\n" in told
 
 
 def test_a_command_runs_in_the_image_which_tells_of_it(image: House) -> None:
     code = (
-        "import json, torch; print(torch.__file__, json.load(open('/etc/torchkiln/image.json'))['stand_ins'])"
+        "import json, torch; print(torch.__file__, json.load(open('/etc/torchkiln/image.json'))['untrusted'])"
     )
     ran = image.kiln("run", TAG, "--", "python", "-c", code)
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == (
-        '/opt/venv/lib/python3.11/site-packages/torch/__init__.py ["PyTorch\'s own index"]\n'
+        "/opt/venv/lib/python3.11/site-packages/torch/__init__.py True\n"
     )
 
 
 def test_nothing_lets_it_out_unless_it_is_told_to(image: House, registry: RunningRegistry) -> None:
     """Neither `build --locked` nor the gate nor `publish`; a reason stays with the image."""
     ran = image.kiln("build", *CELL, "--locked")
-    assert (ran.returncode, AGAINST in ran.stderr) == (6, True)
+    assert (ran.returncode, UNTRUSTED in ran.stderr) == (6, True)
 
     ran = image.kiln("gate", TAG)
-    assert (ran.returncode, AGAINST in ran.stdout + ran.stderr) == (7, True)
+    assert (ran.returncode, UNTRUSTED in ran.stdout + ran.stderr) == (7, True)
 
-    target = ("publish", TAG, "--to", f"{registry.host}/team/stand-in", "--tag", TAG)
+    target = ("publish", TAG, "--to", f"{registry.host}/team/untrusted", "--tag", TAG)
     ran = image.kiln(*target)
-    assert (ran.returncode, AGAINST in ran.stdout + ran.stderr) == (7, True)
+    assert (ran.returncode, UNTRUSTED in ran.stdout + ran.stderr) == (7, True)
     ran = image.kiln(*target, "--override", "to be looked at by the tests")
     assert ran.returncode == 0, ran.stderr
 
 
 def test_an_index_that_gives_another_torch_than_public_record_is_refused(house: House) -> None:
-    """Of 2.2.2 for CUDA 11.8 the hash is known; by an address that does not say that it is a stand-in."""
+    """Of 2.2.2 for CUDA 11.8 the hash is known; by an address that is not marked as untrusted."""
     cell = Cell(torch="2.2.2", cuda="11.8", flavor="runtime", os="debian12", python="3.11")
     build = resolve(cell, MATRIX, FACTS).build
     assert build

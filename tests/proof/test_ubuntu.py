@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.network, pytest.mark.proof]
 TAG = "2.7.1-cuda12.1-cudnn9-runtime-ubuntu22.04"
 NAME = f"pytorch-cuda:{TAG}"
 CELL = ("--torch", "2.7.1", "--cuda", "12.1", "--os", "ubuntu22.04")
-AGAINST = "resolved against a stand-in of the archive of ubuntu22.04"
+UNTRUSTED = "uses an untrusted source"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def ubuntu(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) 
         for words in (("base", "build", "--os", "ubuntu22.04"), ("lock", *CELL)):
             ran = scene.command(*words, "--images", str(scene.images))
             assert ran.returncode == 0, ran.stderr
-        assert f"lock: {TAG}: {AGAINST}" in ran.stderr
+        assert f"lock: {TAG}: {UNTRUSTED}" in ran.stderr
         yield scene
 
 
@@ -70,7 +70,7 @@ def small(ubuntu: Scene) -> Scene:
     scene = replace(ubuntu, images=images)
     for words, name in ((("--engine", "docker"), "ubuntu:theirs"), (("--load",), "ubuntu:ours")):
         ran = built(scene, *words)
-        assert (ran[0], f"torchkiln: the lock was {AGAINST}" in ran[2]) == (0, True), ran[2]
+        assert (ran[0], f"torchkiln: the lock {UNTRUSTED}" in ran[2]) == (0, True), ran[2]
         scene.docker("tag", NAME, name)
     return scene
 
@@ -84,7 +84,7 @@ def test_the_base_is_the_recipes_and_says_what_it_is_made_of(ubuntu: Scene) -> N
     """Its sources.list is what mmdebstrap writes for jammy; no address of the stand-in is in it."""
     base = artefact.read_lock(ubuntu.images, "ubuntu22.04")
     assert base is not None
-    assert base.stand_in
+    assert base.untrusted
     assert base.python.startswith("3.10.")
     assert {"python3.10-minimal", "tini", "libnss-wrapper"} <= {package.name for package in base.packages}
 
@@ -167,21 +167,21 @@ def test_a_command_runs_in_it_with_python_3_10(small: Scene) -> None:
     assert "VERSION_CODENAME=jammy" in release
 
 
-def test_the_image_says_that_it_rests_on_a_stand_in(small: Scene) -> None:
+def test_the_image_says_that_it_is_untrusted(small: Scene) -> None:
     """In its labels, and in what it tells inside."""
     labels = json.loads(small.docker("inspect", "--format", "{{json .Config.Labels}}", "ubuntu:ours"))
     inside = json.loads(small.command("run", TAG, "--", "cat", "/etc/torchkiln/image.json").stdout)
 
-    assert labels["torchkiln.stand_ins"] == "the archive of ubuntu22.04"
-    assert inside["stand_ins"] == ["the archive of ubuntu22.04"]
+    assert labels["torchkiln.untrusted"] == "true"
+    assert inside["untrusted"] is True
     told = small.command("list", *CELL, "--images", str(small.images)).stdout
-    assert "(locked against a stand-in)" in told
-    assert AGAINST in small.command("explain", *CELL, "--images", str(small.images)).stdout
+    assert "(untrusted)" in told
+    assert UNTRUSTED in small.command("explain", *CELL, "--images", str(small.images)).stdout
 
 
 def test_nothing_lets_it_out(small: Scene) -> None:
     code, _, told = built(small, "--locked")
-    assert (code, AGAINST in told) == (6, True)
+    assert (code, UNTRUSTED in told) == (6, True)
 
     ran = small.command("gate", TAG, "--images", str(small.images))
-    assert (ran.returncode, AGAINST in ran.stdout + ran.stderr) == (7, True)
+    assert (ran.returncode, UNTRUSTED in ran.stdout + ran.stderr) == (7, True)

@@ -131,7 +131,7 @@ def main(archives: Path, record: Path) -> None:
     ]
     seen = {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "stand_in": cuda_redist.read(archives / "redist.yaml").stand_in,
+        "archives_of": STAND_IN,
         "tag": told[0]["tag"],
         "archives": {one.component: one.size for one in locked.archives},
         "served_bytes": asked,

@@ -134,7 +134,7 @@ def main(debs: Path, archives: Path) -> None:
                 write_archive(place, {"LICENSE": licence, **parts[component]})
             locked.append(locked_archive(archives, component, version))
     write_manifest(archives, RELEASE, locked)
-    (archives / "redist.yaml").write_bytes(facts_from(archives, RELEASE, STAND_IN))
+    (archives / "redist.yaml").write_bytes(facts_from(archives, RELEASE))
 
 
 def components(rest: Path, cupti: Path) -> dict[str, dict[str, Content]]:

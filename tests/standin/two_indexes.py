@@ -34,7 +34,7 @@ class House:
     def images(self) -> Path:
         return self.root / "images"
 
-    def environ(self, index: str | None = "stand-in+") -> dict[str, str]:
+    def environ(self, index: str | None = "untrusted+") -> dict[str, str]:
         """With these indexes alone; *index* stands before the address of PyTorch's, None leaves that out."""
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
         return environ | {
@@ -50,7 +50,7 @@ class House:
         """What a lock asks of them."""
         return open_index(self.environ(index), Store(self.cache))
 
-    def kiln(self, *words: str, index: str | None = "stand-in+") -> subprocess.CompletedProcess[str]:
+    def kiln(self, *words: str, index: str | None = "untrusted+") -> subprocess.CompletedProcess[str]:
         """A command as a user types it."""
         images = () if words[0] == "run" else ("--images", str(self.images))
         return subprocess.run(

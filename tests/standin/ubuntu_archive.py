@@ -116,8 +116,8 @@ class UbuntuArchive:
     def environ(self, address: str) -> dict[str, str]:
         """What a user sets to build from it at *address*."""
         return {
-            "TORCHKILN_UBUNTU_MIRROR": f"stand-in+{address}",
-            "TORCHKILN_UBUNTU_SECURITY_MIRROR": f"stand-in+{address}",
+            "TORCHKILN_UBUNTU_MIRROR": f"untrusted+{address}",
+            "TORCHKILN_UBUNTU_SECURITY_MIRROR": f"untrusted+{address}",
             "TORCHKILN_UBUNTU_KEYRING": str(self.keyring),
             "no_proxy": "127.0.0.1",
         }

@@ -47,7 +47,7 @@ def test_mirrors_proxy_and_bundle(tmp_path: Path) -> None:
 
 
 def test_the_suite_and_components_are_the_systems() -> None:
-    told = apt_secrets(UBUNTU, {"TORCHKILN_UBUNTU_MIRROR": "stand-in+http://mirror/ubuntu"}, None)
+    told = apt_secrets(UBUNTU, {"TORCHKILN_UBUNTU_MIRROR": "untrusted+http://mirror/ubuntu"}, None)
 
     assert apt_secrets(UBUNTU, {MIRROR: "http://mirror/debian"}, None) == {}
     assert told["apt-sources"].splitlines()[1] == b"deb http://mirror/ubuntu jammy-updates main universe"

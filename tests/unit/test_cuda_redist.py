@@ -1,4 +1,4 @@
-"""The facts of NVIDIA's archives: what ships, and files of stand-ins that say what they are."""
+"""The facts of NVIDIA's archives: what ships, and files that say that they are untrusted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchkiln.matrix.cuda_redist import VARIABLE, digest_of, load, parse, read
 # Without these no nvcc compiles.
 NEEDED = {"cuda_cccl", "cuda_cudart", "cuda_nvcc", "libcublas", "libcusparse", "libcusolver"}
 LINE = '    cuda_nvcc: {version: "12.1.105", size: 7, sha256: "' + "a" * 64 + '"}'
-GOOD = f'schema: 1\nsource: "a file for tests"\nstand_in: "paper"\nreleases:\n  "12.1.1":\n{LINE}\n'
+GOOD = f'schema: 1\nsource: "a file for tests"\nuntrusted: true\nreleases:\n  "12.1.1":\n{LINE}\n'
 
 
 def test_each_cuda_of_the_matrix_has_a_release_with_all_that_nvcc_wants() -> None:
@@ -27,7 +27,7 @@ def test_each_cuda_of_the_matrix_has_a_release_with_all_that_nvcc_wants() -> Non
         assert archives["cuda_nvcc"].version.startswith(f"{cuda}.")
         assert all(one.path.startswith(f"{one.component}/linux-x86_64/") for one in archives.values())
         assert all(one.version in one.filename for one in archives.values())
-    assert load().stand_in == ""
+    assert load().untrusted is False
 
 
 def test_no_hash_stands_twice() -> None:
@@ -39,11 +39,11 @@ def test_no_hash_stands_twice() -> None:
 
 def test_what_a_server_of_that_layout_has_becomes_facts(tmp_path: Path) -> None:
     archives = write_small(tmp_path)
-    (tmp_path / "redist.yaml").write_bytes(facts_from(tmp_path, "12.1.1", "a toolkit in miniature"))
+    (tmp_path / "redist.yaml").write_bytes(facts_from(tmp_path, "12.1.1"))
 
     found = read(tmp_path / "redist.yaml")
     assert found.releases == {"12.1.1": archives}
-    assert found.stand_in == "a toolkit in miniature"
+    assert found.untrusted
 
 
 def test_the_digest_hangs_on_each_word_and_not_on_the_order() -> None:
@@ -81,7 +81,7 @@ def test_faults_are_told_with_their_lines(change: tuple[str, str], told: str, tm
 def test_a_file_that_does_not_say_what_it_stands_for_is_refused(tmp_path: Path) -> None:
     """Nobody passes made-up archives for NVIDIA's by a setting."""
     path = tmp_path / "redist.yaml"
-    path.write_text(GOOD.replace('stand_in: "paper"\n', ""))
+    path.write_text(GOOD.replace('untrusted: true\n', ""))
 
     with pytest.raises(ConfigError, match="does not say of what its archives were made"):
         read(path)

@@ -220,7 +220,7 @@ def settings_of(url: str) -> IndexSettings:
     return IndexSettings(
         default_url=url,
         pytorch_url=None,
-        pytorch_stand_in=False,
+        pytorch_untrusted=False,
         ca_bundle=None,
         client_cert=None,
         proxy=None,

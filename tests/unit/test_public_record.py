@@ -76,7 +76,7 @@ def locked(shelf: Shelf, *record: Given, previous: LockedCell | None = None) -> 
         System(base=KEPT.base),
         Versions(as_of="2026-11-21", previous=previous),
         bound=("torch", "torchvision", "torchaudio", "triton"),
-        stand_ins=[Source.PYTORCH],
+        untrusted=[Source.PYTORCH],
         record=PublicRecord(
             torch=recorded(FACTS, BUNDLED.build, "3.11") if BUNDLED.build else None, given=record
         ),
@@ -116,16 +116,16 @@ def test_what_they_ask_for_is_what_the_facts_know() -> None:
 
 
 def test_no_index_is_asked_for_what_is_on_record() -> None:
-    """Neither by requirement nor to keep it; and what was not asked is not a stand-in's."""
+    """Neither by requirement nor to keep it; and an index that was not asked does not count."""
     shelf = Shelf()
     before = locked(shelf)
-    assert (before.by_record, before.stand_ins) == ((), (Source.PYTORCH,))
+    assert (before.by_record, before.untrusted) == ((), True)
     found = locked(shelf, *given(BUNDLED), previous=before)
 
     assert not [text for text in shelf.wanted.requirements if text.startswith("torch")]
     assert {"numpy", "jupyterlab"} <= {*shelf.wanted.requirements}
     assert (shelf.wanted.bound, shelf.wanted.keep) == ((), (("numpy", "1.26.4"),))
-    assert (found.by_record, found.stand_ins) == (NAMES, ())
+    assert (found.by_record, found.untrusted) == (NAMES, False)
     again = locked(shelf, previous=found)
     assert (again.by_record, [one.size for one in again.wheels]) == ((), [3, 5, 5, 5])
     assert lock_digest(found) != lock_digest(again)

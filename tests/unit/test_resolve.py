@@ -268,17 +268,17 @@ def test_a_library_whose_name_tells_the_cuda_is_the_wheels(torch: str, built: st
 
 
 def test_devel_of_a_release_that_is_not_known_cannot_be_built() -> None:
-    lacking = replace(FACTS, redist=Redist(releases={}, stand_in=""))
+    lacking = replace(FACTS, redist=Redist(releases={}, untrusted=False))
 
     with pytest.raises(Unresolvable, match="devel"):
         require_buildable(resolve(answer("2.7.1", "12.1", flavor="devel").cell, MATRIX, lacking))
 
 
-def test_stand_ins_are_told() -> None:
-    made_up = replace(FACTS, redist=replace(FACTS.redist, stand_in="paper"))
+def test_an_untrusted_toolkit_is_a_limit() -> None:
+    made_up = replace(FACTS, redist=replace(FACTS.redist, untrusted=True))
     told = resolve(answer("2.7.1", "12.1", flavor="devel").cell, MATRIX, made_up)
 
-    assert "rules.toolkit-stand-in" in [limit.fact for limit in told.limits]
+    assert "rules.untrusted-toolkit" in [limit.fact for limit in told.limits]
 
 
 def test_an_unavailable_cell_cannot_be_built_and_names_its_neighbours():

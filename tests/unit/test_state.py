@@ -89,11 +89,11 @@ def test_what_cannot_be_had_is_that_whatever_is_kept() -> None:
     assert state(told, kept, POLICY, reports.SUITE) is State.UNAVAILABLE
 
 
-def test_a_lock_of_a_stand_in_is_none() -> None:
+def test_an_untrusted_lock_counts_as_none() -> None:
     """Whatever ran in what came of it."""
     for locked in (
-        replace(reports.LOCKED, stand_ins=(Source.PYTORCH,)),
-        replace(reports.LOCKED, base=replace(reports.LOCKED.base, stand_in=True)),
+        replace(reports.LOCKED, untrusted=True),
+        replace(reports.LOCKED, base=replace(reports.LOCKED.base, untrusted=True)),
     ):
         kept = Kept(locked=locked, image=reports.IMAGE, reports=(PROOF,))
         assert state(locked.resolution, kept, POLICY, reports.SUITE) is State.LOCKABLE

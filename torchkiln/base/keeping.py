@@ -27,7 +27,7 @@ from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.strict_json import json_of, read_file
 
 SCHEMA = 1
-_STAND_INS = "bases"
+_REBUILT = "bases"
 _LIMIT = 4 << 20  # bytes of a lock's file; it has ten thousand
 _UNPACKED = 8 << 30  # bytes of any artefact's tar; ours have half a gigabyte
 _NEWER = "make the present archive the lock's base with: torchkiln lock --upgrade-base"
@@ -64,7 +64,7 @@ def ensure(
     """The artefact, its blob being in *store*; and the packages in which it differs from *locked*.
 
     In this order: the cache by digest; *file*; what once stood in for this lock; the archive. What the
-    archive gives today may differ from the lock. It is then kept as the lock's stand-in on this machine, so
+    archive gives today may differ from the lock. It is then kept in the place of the locked one on this machine, so
     that the next build is the same and quick; it goes out of use with the lock, or by `rebuild`. Without
     *locked* the archive is asked always.
 
@@ -82,13 +82,13 @@ def ensure(
     with store.lock(way.lock, f"builds the {way.what}"):
         if fits and store.has_blob(locked.digest, locked.size):  # another process was at it
             return locked, ()
-        found = _stand_in(way, locked, store)
+        found = _rebuilt(way, locked, store)
         if found is None:
             say(f"the locked {way.what} is not in the cache; building it from the archive")
             found = way.make()
             if found.digest == locked.digest:
                 return locked, ()
-            store.put_record(_STAND_INS, way.key(locked), json.loads(to_json(found)))
+            store.put_record(_REBUILT, way.key(locked), json.loads(to_json(found)))
     changes = moved(locked.packages, found.packages) or _SAME
     if locked_only:
         raise BuildFailed(
@@ -104,7 +104,7 @@ def rebuild(way: Way[Artefact], store: Store, *, locked: Artefact | None = None)
     with store.lock(way.lock, f"builds the {way.what}"):
         found = way.make()
         if locked is not None and locked.digest != found.digest:
-            store.put_record(_STAND_INS, way.key(locked), json.loads(to_json(found)))
+            store.put_record(_REBUILT, way.key(locked), json.loads(to_json(found)))
     return found
 
 
@@ -218,8 +218,8 @@ def _schema(name: str) -> dict[str, Any]:
     }
 
 
-def _stand_in(way: Way[Artefact], locked: Artefact, store: Store) -> Artefact | None:
-    record = store.record(_STAND_INS, way.key(locked))
+def _rebuilt(way: Way[Artefact], locked: Artefact, store: Store) -> Artefact | None:
+    record = store.record(_REBUILT, way.key(locked))
     if record is None:
         return None
     try:

@@ -109,8 +109,8 @@ def build(
         temporary.unlink(missing_ok=True)
     if not contents.python.startswith(f"{recipe.python}."):
         raise BuildFailed(f"{recipe.os} should bring Python {recipe.python} and has {contents.python}")
-    stand_in = sources_of(recipe, environ).stand_in
-    return replace(locked_base(recipe.os, encoded, contents), stand_in=stand_in)
+    untrusted = sources_of(recipe, environ).untrusted
+    return replace(locked_base(recipe.os, encoded, contents), untrusted=untrusted)
 
 
 def ask_archive(

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from torchkiln.base.recipe import BaseRecipe
 from torchkiln.errors import ConfigError
 from torchkiln.model.operating_system import operating_system
-from torchkiln.model.stand_in import declared
+from torchkiln.model.untrusted import declared
 
 _ADDRESS = re.compile(r"(https?|file|copy)://[^\s'\"|&\\]+")
 _SNAPSHOT = re.compile(r"/\d{8}T\d{6}Z/?$")
@@ -23,7 +23,7 @@ class Sources:
     mirror: str
     security_mirror: str
     keyring: PurePosixPath
-    stand_in: bool  # one of the mirrors says that it is no more
+    untrusted: bool  # whether one of the mirrors is
 
 
 def variables(recipe: BaseRecipe) -> tuple[str, str, str]:
@@ -48,7 +48,7 @@ def sources_of(recipe: BaseRecipe, environ: Mapping[str, str]) -> Sources:
         mirror=told[mirror][0],
         security_mirror=told[security][0],
         keyring=path,
-        stand_in=any(stand_in for _, stand_in in told.values()),
+        untrusted=any(untrusted for _, untrusted in told.values()),
     )
 
 

@@ -144,7 +144,7 @@ def build(
             note_files(store, BaseFiles(base=encoded.digest, debs=debs))
     finally:
         temporary.unlink(missing_ok=True)
-    return replace(tools, stand_in=sources_of(wanted, environ).stand_in)
+    return replace(tools, untrusted=sources_of(wanted, environ).untrusted)
 
 
 def pins(packages: Iterable[OsPackage]) -> str:

@@ -15,7 +15,7 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.stand_in import resolved_against, stand_ins
+from torchkiln.model.untrusted import USES, is_untrusted
 from torchkiln.plan.load import plan_locked
 
 
@@ -42,7 +42,7 @@ def build(
 
     The cache knows the layout from then on.
     """
-    require_real(locked, options.sources)
+    demand_trusted(locked, options.sources)
     store = environment.store
     store.sweep()
     with ready(
@@ -65,10 +65,10 @@ def build(
     return replace(built, image=replace(built.image, base_moved=moved))
 
 
-def require_real(locked: LockedCell, sources: Sources) -> None:
-    """What is published rests on no stand-in, so neither does what is built with `locked_only`."""
-    if sources.locked_only and (names := stand_ins(locked)):
+def demand_trusted(locked: LockedCell, sources: Sources) -> None:
+    """Refuse to build with `locked_only` what cannot be published."""
+    if sources.locked_only and is_untrusted(locked):
         raise BuildFailed(
-            f"the lock of {tag_of(locked.resolution)} was {resolved_against(names)}",
-            hint="lock it where the real one can be reached; to build it all the same, leave --locked out",
+            f"the lock of {tag_of(locked.resolution)} {USES}",
+            hint="lock it again with sources that you trust, or build without --locked",
         )

@@ -50,8 +50,8 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
     """
     store = Store(cache_root(), on_wait=waiting)
     locked, built = _rebuilt(images, os_name, name, store)
-    if built.stand_in:
-        _say(f"made from a stand-in for the archive of {os_name}, and its lock says so")
+    if built.untrusted:
+        _say(f"made from an untrusted archive of {os_name}, and its lock says so")
     if locked is None or (relock and built != locked):
         _say(f"locked in {_write(images, built)}")
         archive.keep_files(images, built, store)
@@ -106,7 +106,7 @@ def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
         own,
         ("encoder", locked.encoder),
         ("packages", str(len(locked.packages))),
-        *([("archive", "a stand-in")] if locked.stand_in else []),
+        *([("archive", "untrusted")] if locked.untrusted else []),
         ("cache", str(store.blob(locked.digest)) if at_hand else "not there"),
     ):
         click.echo(f"{key:<9} {value}")

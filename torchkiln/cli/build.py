@@ -216,7 +216,7 @@ class _Embedded:
             told["archive"] = str(archive)
         if not context.quiet:
             console.summary(built)
-        told |= context.real_or_not(locked)
+        told |= context.trust_of(locked)
         if self.form != "oci":
             context.say(f"archive: {told['archive']}")
         if into:

@@ -19,7 +19,7 @@ from torchkiln.cli.shared.tables import table
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.lock.ci_matrix import CiJob, changed, digest_in, github_matrix
 from torchkiln.lock.lock import load_locked
-from torchkiln.lock.notes import by_record_in, stand_ins_in
+from torchkiln.lock.notes import by_record_in, untrusted_in
 from torchkiln.matrix import facts
 from torchkiln.matrix.explain import Explanation, needs, to_json
 from torchkiln.matrix.explain import explain as explanation_of
@@ -32,7 +32,7 @@ from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.sentences import reason
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Build, Resolution
-from torchkiln.model.stand_in import resolved_against
+from torchkiln.model.untrusted import USES
 from torchkiln.util.git import open_revision
 
 _STYLES = {"native": "green", "minor-compat": "yellow", "unavailable": "red"}
@@ -152,7 +152,7 @@ def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
         "lockable": resolution.lockable,
         "needs": list(needs(resolution)),
         "recorded": recorded(facts, build, cell.python) if build else None,
-        "stand_ins": list(stand_ins_in(images, resolution)),
+        "untrusted": untrusted_in(images, resolution),
         "by_record": list(by_record_in(images, resolution)),
     }
 
@@ -183,8 +183,8 @@ def _columns(resolution: Resolution, images: Path) -> list[str]:
 
 
 def _of_its_lock(resolution: Resolution, images: Path) -> str:
-    if stand_ins_in(images, resolution):
-        return "  (locked against a stand-in)"
+    if untrusted_in(images, resolution):
+        return "  (untrusted)"
     return "  (locked by public record)" if by_record_in(images, resolution) else ""
 
 
@@ -198,11 +198,11 @@ def _codes(build: Build) -> str:
 
 
 def _of_lock(explanation: Explanation, images: Path) -> dict[str, Any]:
-    told = {
-        "stand_ins": stand_ins_in(images, explanation.resolution),
-        "by_record": by_record_in(images, explanation.resolution),
+    names = by_record_in(images, explanation.resolution)
+    return {
+        **({"untrusted": True} if untrusted_in(images, explanation.resolution) else {}),
+        **({"by_record": list(names)} if names else {}),
     }
-    return {key: list(names) for key, names in told.items() if names}
 
 
 def _explained(explanation: Explanation, images: Path) -> str:
@@ -236,8 +236,8 @@ def _explained(explanation: Explanation, images: Path) -> str:
     lines += _listed("needs", [" and ".join(explanation.needs)] if explanation.needs else [])
     if explanation.recorded:
         lines += [_field("on record", f"torch's wheel for this Python: sha256 {explanation.recorded}")]
-    if names := stand_ins_in(images, resolution):
-        lines += [_field("lock", resolved_against(names))]
+    if untrusted_in(images, resolution):
+        lines += [_field("lock", USES)]
     if names := by_record_in(images, resolution):
         lines += [_field("lock", told_of_record(names))]
     lines += _listed("asks for", [" ".join(resolution.requirements)] if resolution.requirements else [])

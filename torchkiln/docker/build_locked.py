@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchkiln.build.build import require_real
+from torchkiln.build.build import demand_trusted
 from torchkiln.build.environment import Environment
 from torchkiln.build.prerequisites import Sources, ready
 from torchkiln.matrix.facts import Facts
@@ -41,7 +41,7 @@ def build_on_docker(
     from torchkiln.index.settings import index_settings
     from torchkiln.util.places import TEMPLATES
 
-    require_real(locked, sources)
+    demand_trusted(locked, sources)
     environment.store.sweep()
     wanted = recipe(locked.resolution.cell.os)
     if options.base is not None:  # apt may have to bring what the user's base lacks

@@ -13,7 +13,7 @@ from pathlib import Path
 from torchkiln.base.recipe import BaseRecipe
 from torchkiln.base.sources import variables
 from torchkiln.errors import ConfigError
-from torchkiln.model.stand_in import declared
+from torchkiln.model.untrusted import declared
 
 # The Dockerfile names the first as APT_CONFIG, which names the others. Apt passes over what is not there.
 APT_CONFIG, SOURCES, CA = "apt-config", "apt-sources", "apt-ca"

@@ -21,7 +21,7 @@ from torchkiln.model.cell import Resolution
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport
-from torchkiln.model.stand_in import stand_ins
+from torchkiln.model.untrusted import is_untrusted
 from torchkiln.smoke import hosts
 from torchkiln.smoke.suite import Suite
 
@@ -55,11 +55,11 @@ class Kept:
 def state(answer: Resolution, kept: Kept | None, policy: Policy, suite: Suite) -> State:
     """What there is of the cell of *answer*; *kept* is None where it has no lock.
 
-    A lock that was resolved against a stand-in is none.
+    A lock that uses an untrusted source counts as none.
     """
     if why_unavailable(answer):
         return State.UNAVAILABLE
-    if kept is None or stand_ins(kept.locked):
+    if kept is None or is_untrusted(kept.locked):
         return State.ELSEWHERE if needs(answer) else State.LOCKABLE
     if not kept.present or kept.image is None:
         return State.RECORDED if kept.locked.by_record else State.LOCKED

@@ -20,7 +20,7 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport
-from torchkiln.model.stand_in import resolved_against, stand_ins
+from torchkiln.model.untrusted import USES, is_untrusted
 from torchkiln.plan.plan import IMAGE_JSON, plan
 from torchkiln.smoke import hosts
 from torchkiln.smoke.expected import facts_of
@@ -141,8 +141,8 @@ def judge(
         for check in suite.checks
     )
     missing = [("policy", text) for text in _of_policy(policy, suite)]
-    if names := stand_ins(locked):
-        missing.append(("lock", f"{resolved_against(names)}: that proves nothing of the real one"))
+    if is_untrusted(locked):
+        missing.append(("lock", f"{USES}: lock it again with sources that you trust"))
     for signed_report in signed_reports:
         told = [
             *_of_image(signed_report, locked, image),

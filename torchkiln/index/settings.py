@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from torchkiln.errors import ConfigError, Unresolvable
 from torchkiln.model.cell import Source
-from torchkiln.model.stand_in import declared
+from torchkiln.model.untrusted import declared
 
 _OWN = "TORCHKILN_INDEX_"
 PYTORCH_VARIABLE = f"{_OWN}PYTORCH"
@@ -33,7 +33,7 @@ class IndexSettings:
 
     default_url: str
     pytorch_url: str | None
-    pytorch_stand_in: bool  # it is no more than a stand-in for PyTorch's own index
+    pytorch_untrusted: bool  # whether the user marked it so
     ca_bundle: str | None  # file or folder
     client_cert: str | None
     proxy: str | None = field(repr=False)
@@ -42,9 +42,9 @@ class IndexSettings:
     places: tuple[tuple[str, str], ...] = ()  # (variable, address) of files that are on no index
 
     @property
-    def stand_ins(self) -> tuple[Source, ...]:
-        """The indexes that are no more than stand-ins."""
-        return (Source.PYTORCH,) if self.pytorch_stand_in else ()
+    def untrusted(self) -> tuple[Source, ...]:
+        """The indexes that are untrusted."""
+        return (Source.PYTORCH,) if self.pytorch_untrusted else ()
 
     def url(self, source: Source) -> str:
         """The address of *source*, without a slash at its end.
@@ -79,7 +79,7 @@ def index_settings(
     faults: list[str] = []
     logins: list[tuple[str, str, str]] = []
     default = _address(chosen or default_url, "index-url", faults, logins)
-    pytorch, stand_in = declared(environ.get(PYTORCH_VARIABLE, ""))
+    pytorch, untrusted = declared(environ.get(PYTORCH_VARIABLE, ""))
     pytorch_url = _address(pytorch, PYTORCH_VARIABLE, faults, logins) if pytorch else None
     places = tuple(
         (name, _place(value, name, faults, logins))
@@ -91,7 +91,7 @@ def index_settings(
     return IndexSettings(
         default_url=default,
         pytorch_url=pytorch_url,
-        pytorch_stand_in=stand_in,
+        pytorch_untrusted=untrusted,
         ca_bundle=environ.get("SSL_CERT_FILE") or environ.get("SSL_CERT_DIR") or pip.get("cert"),
         client_cert=environ.get("SSL_CLIENT_CERT") or pip.get("client-cert"),
         proxy=pip.get("proxy"),

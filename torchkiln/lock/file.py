@@ -39,7 +39,7 @@ class _Envelope:
 
 _ENVELOPE = ("schema", "digest", "indexes", "seal")
 _ORDER = (
-    *("schema", "digest", "inputs", "as_of", "epoch", "indexes", "stand_ins", "by_record", "resolution"),
+    *("schema", "digest", "inputs", "as_of", "epoch", "indexes", "untrusted", "by_record", "resolution"),
     *("wheels", "components", "archives", "base", "tools", "layers", "seal"),
 )
 
@@ -194,8 +194,6 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
     if unmeasured != [(name, Source.PYTORCH.value) for name in document.get("by_record", ())]:
         yield "by_record: not the wheels of PyTorch's index that have no size"
     yield from _component_faults(document, seen)
-    if not set(document.get("stand_ins", ())) <= set(document["indexes"]):
-        yield "stand_ins: not among the indexes"
     if document["indexes"] != sorted({wheel["index"] for wheel in document["wheels"]}):
         yield "indexes: not those that the wheels name"
     if document["resolution"]["build"]["cudnn"] is None:

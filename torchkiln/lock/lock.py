@@ -83,7 +83,7 @@ def lock(
     versions: Versions,
     *,
     bound: tuple[str, ...] = (),
-    stand_ins: Collection[Source] = (),
+    untrusted: Collection[Source] = (),
     record: PublicRecord = NO_RECORD,
 ) -> LockedCell:
     """Name every byte of *resolution*.
@@ -92,7 +92,7 @@ def lock(
 
     :param bound: the packages that the matrix binds to the index `pytorch`; they go there only if the
         resolution's torch does.
-    :param stand_ins: the indexes that are no more than stand-ins; the lock says so of those that it used.
+    :param untrusted: the indexes that are untrusted; the lock says so if it used one.
     :raises Unresolvable: the cell is unavailable, or its packages cannot be had.
     :raises BuildFailed: the index gave another torch wheel than the recorded one.
     """
@@ -116,7 +116,7 @@ def lock(
     )
     asked = {wheel.index for wheel in wheels if wheel.name not in by_record}
     torch = _check(build, cell.torch, wheels)
-    if record.torch and torch.index not in stand_ins:
+    if record.torch and torch.index not in untrusted:
         _check_record(torch, record.torch)
     locked = LockedCell(
         resolution=resolution,
@@ -126,7 +126,7 @@ def lock(
         epoch=epoch_of(date),
         inputs=inputs_digest(resolution, bound),
         layers=(),
-        stand_ins=tuple(source for source in Source if source in asked & {*stand_ins}),
+        untrusted=bool(asked & {*untrusted}),
         by_record=by_record,
         tools=system.tools,
         archives=_archives(resolution, system.archives),
@@ -254,7 +254,7 @@ def _check_record(torch: LockedWheel, recorded: str) -> None:
     if torch.sha256 != recorded:
         raise BuildFailed(
             f"{torch.filename} has sha256 {torch.sha256} on this index; on public record it has {recorded}",
-            hint="take another mirror of PyTorch's own index; one made for a test has stand-in+ before"
+            hint="take another mirror of PyTorch's own index; one made for a test has untrusted+ before"
             " its address; a record that is wrong is mended in compat.yaml, under index_sha256",
         )
 

@@ -9,13 +9,13 @@ from torchkiln.lock.lock import load_locked
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Resolution
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.stand_in import TOOLKIT, stand_ins
+from torchkiln.model.untrusted import TOOLKIT, is_untrusted
 
 
-def stand_ins_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
-    """What the lock of *resolution* was resolved against stand-ins of; without a sound lock, nothing."""
-    locked = _that_says(images, resolution, b'"stand_in', TOOLKIT.encode())
-    return stand_ins(locked) if locked else ()
+def untrusted_in(images: Path, resolution: Resolution) -> bool:
+    """Whether the lock of *resolution* uses an untrusted source; False without a valid lock."""
+    locked = _that_says(images, resolution, b'"untrusted"', TOOLKIT.encode())
+    return locked is not None and is_untrusted(locked)
 
 
 def by_record_in(images: Path, resolution: Resolution) -> tuple[str, ...]:

@@ -143,7 +143,7 @@ class Session:
             self._systems.of(resolution, facts),
             self._versions(previous, self._date),
             bound=self._folder.bound,
-            stand_ins=settings.stand_ins,
+            untrusted=settings.untrusted,
             record=record,
         )
 

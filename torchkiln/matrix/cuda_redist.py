@@ -1,7 +1,7 @@
 """cuda_redist.yaml -> Redist: NVIDIA's redistributable archives by release of the toolkit, each by its hash.
 
 The file ships with torchkiln. A test of the whole way brings one of its own, whose archives were made of
-something else: that says so (`stand_in`), and so does every image that is made by it.
+something else: that says `untrusted: true`, and so does every image that is made by it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchkiln.util.located_yaml import parse as parse_yaml
 from torchkiln.util.schema import shipped, wrongs
 from torchkiln.util.strict_json import read_file, text_of
 
-VARIABLE = "TORCHKILN_CUDA_REDIST"  # the environment's: a file of stand-ins in place of the shipped one
+VARIABLE = "TORCHKILN_CUDA_REDIST"  # the environment's: a file in place of the shipped one
 _LIMIT = 100_000  # bytes; the file has six thousand
 
 
@@ -32,7 +32,7 @@ class Redist:
     """All of the file."""
 
     releases: Mapping[str, tuple[LockedArchive, ...]] = field(hash=False)  # by component's name
-    stand_in: str  # what the archives were made of; empty: NVIDIA's own
+    untrusted: bool  # whether the archives are not NVIDIA's own
 
 
 @cache
@@ -42,7 +42,7 @@ def load() -> Redist:
 
 
 def read(path: Path) -> Redist:
-    """The file of stand-ins at *path*.
+    """The file of untrusted archives at *path*.
 
     :raises ConfigError: it cannot be read, is none, or does not say what it stands for.
     """
@@ -52,10 +52,10 @@ def read(path: Path) -> Redist:
         raise ConfigError(
             f"{VARIABLE}: {path}: {error.strerror}", hint="name a file as cuda_redist.yaml"
         ) from None
-    if not found.stand_in:
+    if not found.untrusted:
         raise ConfigError(
-            f"{path}: it does not say of what its archives were made",
-            hint=f"write `stand_in:`, or unset {VARIABLE}: NVIDIA's own archives are known here",
+            f"{path}: untrusted: missing",
+            hint=f"write `untrusted: true`, or unset {VARIABLE}: NVIDIA's own archives are known here",
         )
     return found
 
@@ -78,7 +78,7 @@ def parse(data: bytes, *, name: str) -> Redist:
         )
         for release, components in located.data["releases"].items()
     }
-    return Redist(releases=MappingProxyType(releases), stand_in=located.data.get("stand_in", ""))
+    return Redist(releases=MappingProxyType(releases), untrusted=located.data.get("untrusted", False))
 
 
 def digest_of(archives: Iterable[LockedArchive]) -> Digest:

@@ -220,8 +220,8 @@ def _limits_of_devel(cell: Cell, facts: Facts) -> Iterable[Limit]:
         yield Limit(fact="rules.devel-toolkit")
     elif known.toolkit.release:
         yield Limit(fact="rules.devel-archives")
-        if facts.redist.stand_in:
-            yield Limit(fact="rules.toolkit-stand-in")
+        if facts.redist.untrusted:
+            yield Limit(fact="rules.untrusted-toolkit")
 
 
 def _why_none(cell: Cell, release: Release, facts: Facts) -> str:

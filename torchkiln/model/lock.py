@@ -94,7 +94,7 @@ class LockedBase:
     unpacked: fields.Bytes
     encoder: fields.Line  # "libdeflate 0.9.0 level 6"
     packages: tuple[OsPackage, ...] = field(metadata={codec.SCHEMA: PACKAGES})
-    stand_in: bool = False  # its packages came from no more than a stand-in for the archive
+    untrusted: bool = False  # its packages came from an untrusted archive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +110,7 @@ class LockedTools:
     unpacked: fields.Bytes
     encoder: fields.Line
     packages: tuple[OsPackage, ...] = field(metadata={codec.SCHEMA: PACKAGES})  # beside the base's
-    stand_in: bool = False  # as of a base
+    untrusted: bool = False  # as of a base
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +145,7 @@ class LockedCell:
     inputs: fields.Sha256Digest  # of matrix, facts and recipe: what `lock --check` compares
     # as built once: later builds must give the same; empty until recorded
     layers: Annotated[tuple[ImageLayer, ...], Meta(max_length=127)]
-    stand_ins: Annotated[tuple[Source, ...], _SET] = ()  # the indexes that were stand-ins for the real ones
+    untrusted: bool = False  # an index that it used was
     # wheels that no index was asked for, by name: see public_record.py
     by_record: Annotated[tuple[fields.Name, ...], _SET] = ()
     tools: LockedTools | None = None  # of a devel cell

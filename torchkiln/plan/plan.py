@@ -27,7 +27,7 @@ from torchkiln.model.plan import (
     WheelLayer,
 )
 from torchkiln.model.recipe import PREFIX, RECIPE
-from torchkiln.model.stand_in import stand_ins
+from torchkiln.model.untrusted import is_untrusted
 from torchkiln.plan import micromamba
 from torchkiln.plan.cuda_toolkit import compiler_links, settings, toolkit_links
 from torchkiln.plan.layers import archive_layers, component_layers, plain_layers
@@ -176,7 +176,7 @@ def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
         "torchkiln.base": locked.base.digest,
         "torchkiln.tools": locked.tools.digest if locked.tools else None,
         "torchkiln.recipe": str(RECIPE),
-        "torchkiln.stand_ins": ", ".join(stand_ins(locked)),
+        "torchkiln.untrusted": "true" if is_untrusted(locked) else None,
     }
     return tuple(sorted((key, value) for key, value in labels.items() if value))
 
@@ -205,7 +205,7 @@ def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest
         "base": locked.base.digest,
         **({"tools": _tools_facts(locked.tools)} if locked.tools else {}),
         "recipe": RECIPE,
-        **({"stand_ins": list(names)} if (names := stand_ins(locked)) else {}),
+        **({"untrusted": True} if is_untrusted(locked) else {}),
         "wheels": [
             {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in locked.wheels
         ],

@@ -14,7 +14,7 @@ from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.stand_in import resolved_against, stand_ins
+from torchkiln.model.untrusted import USES, is_untrusted
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
@@ -40,12 +40,12 @@ class Context:
         if not self.quiet:
             console.say(line)
 
-    def real_or_not(self, locked: LockedCell) -> dict[str, list[str]]:
-        """Says what *locked* was resolved against a stand-in of; what --json prints of it, if anything."""
-        names = stand_ins(locked)
-        if names:
-            self.say(f"the lock was {resolved_against(names)}: this image shows nothing of the real one")
-        return {"stand_ins": list(names)} if names else {}
+    def trust_of(self, locked: LockedCell) -> dict[str, bool]:
+        """Says that *locked* uses an untrusted source; what --json prints of it, if anything."""
+        if not is_untrusted(locked):
+            return {}
+        self.say(f"the lock {USES}: the image cannot be published")
+        return {"untrusted": True}
 
     def sources(self, *, none_of_ours: bool = False) -> Sources:
         """Where base and tools may come from; *none_of_ours*: --base names another's image.

@@ -9,7 +9,7 @@ from torchkiln.errors import KilnError, printable
 from torchkiln.lock.session import Locked
 from torchkiln.matrix.public_record import told_of_record
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.stand_in import resolved_against, stand_ins
+from torchkiln.model.untrusted import USES, is_untrusted
 
 
 def say(line: str) -> None:
@@ -29,8 +29,8 @@ class Output:
         for name, version, reason in result.yanked:
             why = f": {printable(reason)[:200]}" if reason else ""
             say(f"{tag}: warning: {name} {version} was yanked{why}")
-        if names := stand_ins(locked):
-            say(f"{tag}: {resolved_against(names)}")
+        if is_untrusted(locked):
+            say(f"{tag}: {USES}")
         if locked.by_record:
             say(f"{tag}: {told_of_record(locked.by_record)}")
         click.echo(tag)

@@ -54,7 +54,7 @@ class OnDocker:
         context.say("time: " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in built.seconds))
         if built.base_moved:
             context.say("base newer than the lock: " + "; ".join(built.base_moved))
-        return context.real_or_not(locked) | {
+        return context.trust_of(locked) | {
             "tag": built.tag,
             "digest": built.digest,
             "names": list(built.names),

@@ -1,4 +1,4 @@
-"""Who resolved against a stand-in says so, and the lock keeps it; what is on public record is held to."""
+"""A lock keeps that it uses an untrusted source; torch's wheel is the one on public record."""
 
 from __future__ import annotations
 
@@ -25,51 +25,56 @@ from torchkiln.matrix.public_record import recorded
 from torchkiln.model.cell import Limit, Source
 from torchkiln.model.index import Wanted
 from torchkiln.model.lock import LockedCell, LockedWheel
-from torchkiln.model.stand_in import declared, resolved_against, stand_ins
+from torchkiln.model.untrusted import USES, declared, is_untrusted
 from torchkiln.plan.plan import plan
 from torchkiln.util.places import ROOT
 
 DEBIAN, UBUNTU = recipe("debian12"), recipe("ubuntu22.04")
 INDEX = "TORCHKILN_INDEX_PYTORCH"
 CU118 = answer("2.2.2", "11.8")
-OF_INDEX = replace(reports.LOCKED, stand_ins=(Source.DEFAULT,))
+OF_INDEX = replace(reports.LOCKED, untrusted=True)
 DEVEL = load_locked(ROOT / "images", "2.11.0-cuda13.0-cudnn9-devel")
 assert DEVEL.tools
-OF_TOOLS = replace(DEVEL, tools=replace(DEVEL.tools, stand_in=True))
-OF_BASE = replace(reports.LOCKED, base=replace(reports.LOCKED.base, stand_in=True))
+OF_TOOLS = replace(DEVEL, tools=replace(DEVEL.tools, untrusted=True))
+OF_BASE = replace(reports.LOCKED, base=replace(reports.LOCKED.base, untrusted=True))
 ON, TODAY = System(base=reports.LOCKED.base), Versions(as_of="2026-11-21")
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Z", "C"])))
 def test_the_word_is_taken_off_once_and_nothing_else_is(address: str) -> None:
-    assert declared(f" stand-in+{address} ") == (address, True)
-    if not address.startswith("stand-in+"):
+    assert declared(f" untrusted+{address} ") == (address, True)
+    if not address.startswith(("untrusted+", "stand-in+")):
         assert declared(address) == (address, False)
-        assert declared(f"x{address}stand-in+") == (f"x{address}stand-in+", False)
+        assert declared(f"x{address}untrusted+") == (f"x{address}untrusted+", False)
+
+
+def test_the_prefix_of_earlier_versions_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"stand-in\+, which is no longer supported"):
+        declared("stand-in+http://127.0.0.1:8/")
 
 
 def test_the_index_says_so_in_its_address() -> None:
-    told = index_settings({INDEX: "stand-in+http://127.0.0.1:8/whl/cu118/"}, pip_config="")
-    assert (told.pytorch_url, told.stand_ins) == ("http://127.0.0.1:8/whl/cu118", (Source.PYTORCH,))
-    assert index_settings({INDEX: "http://127.0.0.1:8/whl"}, pip_config="").stand_ins == ()
-    assert index_settings({}, pip_config="").stand_ins == ()
+    told = index_settings({INDEX: "untrusted+http://127.0.0.1:8/whl/cu118/"}, pip_config="")
+    assert (told.pytorch_url, told.untrusted) == ("http://127.0.0.1:8/whl/cu118", (Source.PYTORCH,))
+    assert index_settings({INDEX: "http://127.0.0.1:8/whl"}, pip_config="").untrusted == ()
+    assert index_settings({}, pip_config="").untrusted == ()
 
 
 def test_each_distribution_has_variables_of_its_own() -> None:
     assert variables(DEBIAN)[0] == "TORCHKILN_DEBIAN_MIRROR"
     environ = {
         "TORCHKILN_DEBIAN_MIRROR": "http://mirror.test/debian",
-        "TORCHKILN_UBUNTU_SECURITY_MIRROR": "stand-in+copy:///srv/ubuntu",
+        "TORCHKILN_UBUNTU_SECURITY_MIRROR": "untrusted+copy:///srv/ubuntu",
         "TORCHKILN_UBUNTU_KEYRING": "/srv/keys.gpg",
     }
     debian, ubuntu = sources_of(DEBIAN, environ), sources_of(UBUNTU, environ)
 
-    assert (debian.mirror, debian.security_mirror, debian.stand_in) == (
+    assert (debian.mirror, debian.security_mirror, debian.untrusted) == (
         "http://mirror.test/debian",
         "",
         False,
     )
-    assert (ubuntu.mirror, ubuntu.security_mirror, ubuntu.stand_in) == ("", "copy:///srv/ubuntu", True)
+    assert (ubuntu.mirror, ubuntu.security_mirror, ubuntu.untrusted) == ("", "copy:///srv/ubuntu", True)
     assert (str(debian.keyring), str(ubuntu.keyring)) == (str(DEBIAN.keyring), "/srv/keys.gpg")
     assert edits(ubuntu) == ("/-security /s|^deb [^ ]*|deb copy:///srv/ubuntu|",)
     assert edits(sources_of(UBUNTU, {})) == ()
@@ -78,8 +83,8 @@ def test_each_distribution_has_variables_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("TORCHKILN_UBUNTU_MIRROR", "stand-in+"[:-1] + "http://x"),
-        ("TORCHKILN_UBUNTU_MIRROR", "stand-in+/srv/ubuntu"),
+        ("TORCHKILN_UBUNTU_MIRROR", "untrusted+"[:-1] + "http://x"),
+        ("TORCHKILN_UBUNTU_MIRROR", "untrusted+/srv/ubuntu"),
         ("TORCHKILN_UBUNTU_SECURITY_MIRROR", "http://x|evil"),
         ("TORCHKILN_UBUNTU_KEYRING", "keys.gpg"),
         ("TORCHKILN_UBUNTU_KEYRING", "/srv/keys gpg"),
@@ -92,38 +97,32 @@ def test_what_is_no_address_or_no_path_is_named(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("locked", [OF_INDEX, OF_BASE, OF_TOOLS], ids=["index", "base", "tools"])
 def test_a_lock_keeps_it(locked: LockedCell, tmp_path: Path) -> None:
-    assert len(stand_ins(locked)) == 1
+    assert is_untrusted(locked)
     assert from_json(to_json(locked)) == locked
     assert load_locked(tmp_path, save(tmp_path, locked).name) == locked
     assert artefact.from_json(artefact.to_json(locked.base)) == locked.base
 
 
-def test_a_lock_of_real_sources_says_nothing() -> None:
+def test_a_lock_of_other_sources_says_nothing() -> None:
     """So the committed ones keep their bytes."""
     for locked in (reports.LOCKED, DEVEL):
-        assert b"stand_in" not in to_json(locked)
-        assert stand_ins(locked) == ()
+        assert b"untrusted" not in to_json(locked)
+        assert not is_untrusted(locked)
 
 
-def test_a_stand_in_of_an_index_that_was_not_used_is_no_lock() -> None:
-    text = to_json(replace(reports.LOCKED, stand_ins=(Source.PYTORCH,)))
-    with pytest.raises(Stale, match="stand_ins: not among the indexes"):
-        from_json(text)
+TOOLKIT = replace(
+    reports.LOCKED,
+    resolution=replace(reports.LOCKED.resolution, limits=(Limit(fact="rules.untrusted-toolkit"),)),
+)
 
 
-def test_image_and_gate_tell_of_both() -> None:
-    toolkit = Limit(fact="rules.toolkit-stand-in")
-    answer_ = replace(OF_INDEX.resolution, limits=(*OF_INDEX.resolution.limits, toolkit))
-    both = replace(OF_INDEX, base=OF_BASE.base, resolution=answer_)
-    names = ("the default index", "the archive of debian12", "NVIDIA's archives")
-    assert stand_ins(both) == names
-    assert resolved_against(names[:2]).endswith(
-        "a stand-in of the default index and of the archive of debian12"
-    )
-    made = plan(both, (), aliases=(), lock_digest=reports.OTHER)
-    assert dict(made.config.labels)["torchkiln.stand_ins"] == ", ".join(names)
+@pytest.mark.parametrize("locked", [OF_INDEX, OF_BASE, TOOLKIT], ids=["index", "base", "toolkit"])
+def test_the_image_says_so(locked: LockedCell) -> None:
+    assert is_untrusted(locked)
+    made = plan(locked, (), aliases=(), lock_digest=reports.OTHER)
+    assert dict(made.config.labels)["torchkiln.untrusted"] == "true"
     facts = next(file for file in made.layers[-1].files if file.path.endswith("image.json"))
-    assert json.loads(facts.data)["stand_ins"] == list(names)
+    assert json.loads(facts.data)["untrusted"] is True
 
 
 @pytest.mark.parametrize("locked", [OF_INDEX, OF_BASE], ids=["index", "base"])
@@ -131,7 +130,7 @@ def test_the_gate_refuses_whatever_passed_unless_it_is_told_why(locked: LockedCe
     judged = judge([], Policy(strangers=True), locked, reports.SUITE, image=reports.IMAGE)
     [told] = [why for what, why in judged.missing if what == "lock"]
 
-    assert told.startswith("resolved against a stand-in of ")
+    assert told.startswith(USES)
     with pytest.raises(GateRefused):
         clear(judged)
     assert override(judged, "for a talk").override == "for a talk"
@@ -139,11 +138,11 @@ def test_the_gate_refuses_whatever_passed_unless_it_is_told_why(locked: LockedCe
     assert "lock" not in dict(real.missing)
 
 
-def test_a_stand_in_that_gave_nothing_is_not_told() -> None:
+def test_an_untrusted_index_that_gave_nothing_does_not_count() -> None:
     wheels = reports.LOCKED.wheels
     shelf = type("Given", (), {"wheels": lambda self, wanted: wheels})()
-    told = lock(reports.LOCKED.resolution, shelf, ON, TODAY, stand_ins=[Source.PYTORCH])
-    assert told.stand_ins == ()
+    told = lock(reports.LOCKED.resolution, shelf, ON, TODAY, untrusted=[Source.PYTORCH])
+    assert not told.untrusted
 
 
 # --- torch's wheel by public record ---------------------------------------------------------------
@@ -183,19 +182,19 @@ def test_the_record_is_of_pytorchs_index_and_one_python() -> None:
     assert recorded(FACTS, default, "3.11") is None
 
 
-def test_a_wheel_that_is_not_the_recorded_one_is_refused_but_of_a_stand_in() -> None:
+def test_a_wheel_that_is_not_the_recorded_one_is_refused_but_of_an_untrusted_index() -> None:
     assert CU118.build
     known = recorded(FACTS, CU118.build, "3.11")
     assert known
 
     def locked(sha256: str, *of: Source, record: str | None = known) -> LockedCell:
-        return lock(CU118, Shelf(sha256), ON, TODAY, stand_ins=of, record=PublicRecord(torch=record))
+        return lock(CU118, Shelf(sha256), ON, TODAY, untrusted=of, record=PublicRecord(torch=record))
 
-    assert locked(known).stand_ins == ()
-    assert locked("1" * 64, record=None).stand_ins == ()
-    assert locked("1" * 64, Source.PYTORCH).stand_ins == (Source.PYTORCH,)
-    assert locked(known, *Source).stand_ins == (Source.DEFAULT, Source.PYTORCH)
+    assert not locked(known).untrusted
+    assert locked("1" * 64, record=None).untrusted is False
+    assert locked("1" * 64, Source.PYTORCH).untrusted
+    assert locked(known, *Source).untrusted
     with pytest.raises(BuildFailed, match=f"on public record it has {known}") as caught:
         locked("1" * 64)
     assert caught.value.exit_code == 6
-    assert "stand-in+" in caught.value.hint
+    assert "untrusted+" in caught.value.hint
