@@ -96,9 +96,7 @@ def test_a_command_runs_in_the_image_which_tells_of_it(image: House) -> None:
     ran = image.kiln("run", TAG, "--", "python", "-c", code)
 
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == (
-        "/opt/venv/lib/python3.11/site-packages/torch/__init__.py True\n"
-    )
+    assert ran.stdout == ("/opt/venv/lib/python3.11/site-packages/torch/__init__.py True\n")
 
 
 def test_nothing_lets_it_out_unless_it_is_told_to(image: House, registry: RunningRegistry) -> None:

@@ -81,7 +81,7 @@ def test_faults_are_told_with_their_lines(change: tuple[str, str], told: str, tm
 def test_a_file_that_does_not_say_what_it_stands_for_is_refused(tmp_path: Path) -> None:
     """Nobody passes made-up archives for NVIDIA's by a setting."""
     path = tmp_path / "redist.yaml"
-    path.write_text(GOOD.replace('untrusted: true\n', ""))
+    path.write_text(GOOD.replace("untrusted: true\n", ""))
 
     with pytest.raises(ConfigError, match="does not say of what its archives were made"):
         read(path)

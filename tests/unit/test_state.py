@@ -13,7 +13,7 @@ from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.explain import needs
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.resolve import resolve
-from torchkiln.model.cell import Cell, Resolution, Source
+from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.digest import Flavor
 from torchkiln.model.report import SignedReport
 from torchkiln.util.places import ROOT

@@ -15,7 +15,7 @@ from tests.gridcase import FACTS, answer
 from torchkiln.base import artefact
 from torchkiln.base.recipe import recipe
 from torchkiln.base.sources import edits, sources_of, variables
-from torchkiln.errors import BuildFailed, ConfigError, GateRefused, Stale
+from torchkiln.errors import BuildFailed, ConfigError, GateRefused
 from torchkiln.gate.gate import clear, judge, override
 from torchkiln.index.settings import index_settings
 from torchkiln.lock.lock import from_json, load_locked, lock, save, to_json
