@@ -22,6 +22,7 @@ from typing import Any
 
 from tests.gridcase import FACTS, MATRIX
 from tests.standin.cuda_archives import mirror, put_up
+from tests.standin.debian_cuda import ARCHIVES_OF
 from tests.standin.index_server import IndexServer
 from torchkiln.base.artefact import read_lock
 from torchkiln.base.tools import rebuild as rebuild_tools
@@ -131,7 +132,7 @@ def main(archives: Path, record: Path) -> None:
     ]
     seen = {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "archives_of": STAND_IN,
+        "archives_of": ARCHIVES_OF,
         "tag": told[0]["tag"],
         "archives": {one.component: one.size for one in locked.archives},
         "served_bytes": asked,

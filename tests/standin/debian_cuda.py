@@ -29,7 +29,7 @@ from tests.standin.cuda_archives import (
 )
 
 RELEASE = "11.8.0"
-STAND_IN = "Debian's nvidia-cuda-toolkit 11.8.89~11.8.0-5~deb12u1, repacked"
+ARCHIVES_OF = "Debian's nvidia-cuda-toolkit 11.8.89~11.8.0-5~deb12u1, repacked"
 PACKAGES = (
     *(
         "nvidia-cuda-toolkit",
