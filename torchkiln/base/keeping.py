@@ -63,9 +63,9 @@ def ensure(
 ) -> tuple[Artefact, tuple[str, ...]]:
     """The artefact, its blob being in *store*; and the packages in which it differs from *locked*.
 
-    In this order: the cache by digest; *file*; what took the place of this lock's before; the archive. What the
-    archive gives today may differ from the lock. It is then kept on this machine in the place of the locked one,
-    so that the next build is the same and quick; it goes out of use with the lock, or by `rebuild`. Without
+    In this order: the cache by digest; *file*; what an earlier build kept for this lock; the archive. What
+    the archive gives today may differ from the lock. It is then kept on this machine for the lock, so that
+    the next build is the same and quick; it goes out of use with the lock, or by `rebuild`. Without
     *locked* the archive is asked always.
 
     :param fits: whether the locked one may be used; not, where that on which it was made has moved.
