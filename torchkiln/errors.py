@@ -1,7 +1,7 @@
-"""Every way to stop: one class per kind of failure, each with its exit code and a hint.
+"""Defines the exceptions: one class for each kind of failure, with its exit code and a hint.
 
 `cli.main` is the only place that catches them: it prints message and hint to stderr and exits
-with ``exit_code``. The codes are the contract of DESIGN section 9 and are listed in the README.
+with ``exit_code``. The README lists the codes.
 """
 
 from __future__ import annotations
@@ -10,62 +10,63 @@ import re
 from collections.abc import Iterable
 from typing import ClassVar
 
-# Control characters but line feeds and tabs, what turns the direction of writing, halves of characters.
+# Control characters except line feed and tab, bidirectional controls, surrogates.
 _UNPRINTABLE = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
 )
 
-_WIDTH = 2000  # characters of a line of a message
-_END = 200  # of those, the last ones of a line that is cut
+_LINE_LENGTH = 2000  # characters
+_LINE_END = 200  # characters that a truncated line keeps from its end
 _LINES = 500
 
 
 def printable(text: str) -> str:
-    """*text* with what would steer a terminal told in its place: a name may hold an escape sequence."""
+    """*text* with control characters escaped, so that a name cannot send escape sequences to a terminal."""
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def _clipped(text: str) -> str:
-    """*text* for a message: nobody reads a line of a megabyte, or ten thousand lines."""
+def _truncated(text: str) -> str:
+    """*text* with its lines and their number limited."""
     lines = text.split("\n")
     more = [f"and {len(lines) - _LINES} more lines"] if len(lines) > _LINES else []
-    # The reason stands at the end of a line as a rule.
-    cut = (
-        line if len(line) <= _WIDTH else f"{line[: _WIDTH - _END]}…{line[-_END:]}" for line in lines[:_LINES]
+    # The reason is usually at the end of a line.
+    short = (
+        line if len(line) <= _LINE_LENGTH else f"{line[: _LINE_LENGTH - _LINE_END]}…{line[-_LINE_END:]}"
+        for line in lines[:_LINES]
     )
-    return "\n".join((*cut, *more))
+    return "\n".join((*short, *more))
 
 
 class KilnError(Exception):
-    """Stops the run. *message* says what and where, *hint* what to do about it."""
+    """Stops the run. *message* says what failed and where, *hint* what to do about it."""
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        self.message = printable(_clipped(message))
-        self.hint = printable(_clipped(hint))
+        self.message = printable(_truncated(message))
+        self.hint = printable(_truncated(hint))
         super().__init__(self.message)
 
 
 class ConfigError(KilnError):
-    """Bad configuration or usage; carries every fault found, not only the first."""
+    """Invalid configuration or usage; the message lists every fault."""
 
     exit_code = 2
 
     @classmethod
     def of(cls, faults: Iterable[str], *, hint: str = "") -> ConfigError:
-        """One error that lists all *faults*, a line each."""
+        """One error with a line for each of *faults*."""
         return cls("\n".join(faults), hint=hint)
 
 
 class NothingSelected(KilnError):
-    """The selection is valid but holds no cell."""
+    """The selection is valid but empty."""
 
     exit_code = 3
 
 
 class Unresolvable(KilnError):
-    """The cell cannot be had: no wheel, or an index that is not configured or not reachable."""
+    """The cell is unavailable: no wheel exists, or an index is not configured or cannot be reached."""
 
     exit_code = 4
 
@@ -77,41 +78,41 @@ class Stale(KilnError):
 
 
 class BuildFailed(KilnError):
-    """The build stopped: wrong hash, refused wheel, lost network, no space."""
+    """The build failed: checksum mismatch, invalid wheel, network error, no space left."""
 
     exit_code = 6
 
 
 class BadWheel(BuildFailed):
-    """A wheel that is refused; the message names the wheel and the reason."""
+    """A wheel is invalid; the message names the wheel and the reason."""
 
     def __init__(self, wheel: str, reason: str) -> None:
         super().__init__(
             f"{wheel}: {reason}",
-            hint="the file on the index is not the wheel that was locked, or is malformed; nothing was kept;"
-            " do not lock it again before you know why it differs",
+            hint="the file on the index is not the locked wheel, or is malformed; nothing was stored;"
+            " find out why it differs before you lock it again",
         )
         self.wheel = wheel
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[BadWheel], tuple[str, str]]:  # it crosses process borders
+    def __reduce__(self) -> tuple[type[BadWheel], tuple[str, str]]:  # it is pickled between processes
         return BadWheel, (self.wheel, self.reason)
 
 
 class BadArchive(BuildFailed):
-    """An archive of NVIDIA's toolkit that is refused; the message names it and the reason."""
+    """An archive of NVIDIA's toolkit is invalid; the message names it and the reason."""
 
     def __init__(self, archive: str, reason: str) -> None:
         super().__init__(
             f"{archive}: {reason}",
-            hint="the file is not the archive that was locked, or is malformed; nothing was kept",
+            hint="the file is not the locked archive, or is malformed; nothing was stored",
         )
         self.archive = archive
         self.reason = reason
 
 
 class GateRefused(KilnError):
-    """The image was not proved as the policy demands; *missing* is (what, why), all of it."""
+    """The image does not meet the policy; *missing* lists each requirement that is not met, and why."""
 
     exit_code = 7
 
@@ -121,13 +122,13 @@ class GateRefused(KilnError):
 
 
 class ToolMissing(KilnError):
-    """An engine, runtime or tool is not there."""
+    """An engine, runtime or tool is not installed."""
 
     exit_code = 8
 
 
 class RegistryError(KilnError):
-    """A registry refused or could not be reached."""
+    """A registry refused a request or could not be reached."""
 
     exit_code = 9
 
@@ -139,7 +140,7 @@ class SmokeFailed(KilnError):
 
 
 class SmokeInconclusive(KilnError):
-    """The host, not the image, is at fault."""
+    """A check failed because of the host, not the image."""
 
     exit_code = 11
 
@@ -150,5 +151,5 @@ class VerificationFailed(KilnError):
     exit_code = 12
 
 
-class Foreign(VerificationFailed):
-    """Something that others put there, in a form that is not ours: no fault where ours is looked for."""
+class UnknownFormat(VerificationFailed):
+    """A document of another tool, in a format that torchkiln does not read; a search skips it."""

@@ -102,7 +102,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
     "endless page": (lambda _: for_ever(head() + OPEN, LINK), "longer than 16 MiB"),
     "endless line": (lambda _: for_ever(head() + OPEN + b'<a href="', b"x"), "longer than 16 MiB"),
     "endless JSON": (lambda _: for_ever(head(JSON) + b'{"files":[', b"[],"), "longer than 16 MiB"),
-    "endless header": (lambda _: for_ever(b"HTTP/1.1 200 OK\r\nX: ", b"x"), "not a valid HTTP answer"),
+    "endless header": (lambda _: for_ever(b"HTTP/1.1 200 OK\r\nX: ", b"x"), "not a valid HTTP response"),
     "endless error page": (lambda _: for_ever(head(status="418 I'm a teapot"), b"x"), "longer than 16 MiB"),
     "endless chunks": (
         lambda _: for_ever(
@@ -146,18 +146,18 @@ KINDS: dict[str, tuple[Answer, str]] = {
     ),
     "endless line before a chunk": (
         lambda _: for_ever(head("text/html", "Transfer-Encoding: chunked"), b"1"),
-        "not a valid HTTP answer|broke off",
+        "not a valid HTTP response|connection closed before",
     ),
     "endless extension of a chunk": (
         lambda _: for_ever(head("text/html", "Transfer-Encoding: chunked") + b"1;", b"x"),
-        "not a valid HTTP answer|broke off",
+        "not a valid HTTP response|connection closed before",
     ),
     "redirect to a file": (
         lambda _: whole(b"", "text/html", "Location: file:///etc/passwd", status="302 Found"),
         "redirected to an address that is not followed: file:",
     ),
-    "no HTTP": (lambda _: iter([b"SSH-2.0-OpenSSH_9.2\r\n"]), "not a valid HTTP answer"),
-    "nothing": (lambda _: iter([b""]), "closed the connection without an answer"),
+    "no HTTP": (lambda _: iter([b"SSH-2.0-OpenSSH_9.2\r\n"]), "not a valid HTTP response"),
+    "nothing": (lambda _: iter([b""]), "closed the connection without a response"),
     "slow body": (lambda _: slowly(head() + OPEN, b"x"), "no complete answer within 4 seconds"),
     "slow headers": (
         lambda _: slowly(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
@@ -208,7 +208,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
     "file of this machine": (paged(page(DEMO).replace(b"/files/", b"file:///etc/")), "file: is neither http"),
     "file with credentials": (
         paged(page(DEMO).replace(b"/files/", b"http://me:secret@127.0.0.1/")),
-        "it holds credentials",
+        "it contains credentials",
     ),
     "two files with one name": (
         paged(page(DEMO, (NAME, DATA + b"x"))),

@@ -13,7 +13,7 @@ import pytest
 
 from tests.standin.index_server import IndexServer
 from torchkiln.index.package_index import open_index
-from torchkiln.model.index import Wanted
+from torchkiln.model.index import IndexRequest
 from torchkiln.store.store import Store
 
 RELEASES = {"1.0": "2026-01-10", "1.1": "2026-08-31", "1.2": "2026-09-01", "2.0": "2026-10-05"}
@@ -29,7 +29,7 @@ def server() -> Iterator[IndexServer]:
 def chosen(server: IndexServer, cache: Path, as_of: str, *, keep: tuple[tuple[str, str], ...] = ()) -> str:
     """The version of `attrs-like` that a lock of the date *as_of* names."""
     environ = {"UV_DEFAULT_INDEX": server.url("simple"), "PATH": "/usr/bin", "HOME": str(cache)}
-    wanted = Wanted(
+    wanted = IndexRequest(
         requirements=("attrs-like",),
         constraints=(),
         python="3.11",

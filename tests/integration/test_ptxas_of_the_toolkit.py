@@ -15,7 +15,7 @@ import pytest
 from tests.gridcase import FACTS
 from torchkiln.index.download import open_downloads
 from torchkiln.index.package_index import open_index
-from torchkiln.model.index import Wanted
+from torchkiln.model.index import IndexRequest
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
@@ -55,7 +55,7 @@ def ptxas(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """That of the wheel whose version is the archive's."""
     (nvcc,) = (one for one in FACTS.redist.releases["12.1.1"] if one.component == "cuda_nvcc")
     store = Store(cache_root())
-    wanted = Wanted(
+    wanted = IndexRequest(
         requirements=(f"nvidia-cuda-nvcc-cu12=={nvcc.version}",),
         constraints=(),
         python="3.11",

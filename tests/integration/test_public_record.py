@@ -159,7 +159,7 @@ def both(house: House) -> tuple[LockedCell, LockedCell]:
     given = on_record(of_stand_in(house), answer.build, "3.11")
     bound = next(index.packages for index in MATRIX.indexes)
     system, versions = System(base=base), Versions(as_of="2026-11-21")
-    record = PublicRecord(given=given)
+    record = PublicRecord(known=given)
     first = lock(answer, house.index(index=None), system, versions, bound=bound, record=record)
     then = lock(answer, house.index(), system, versions, bound=bound)
     return first, then

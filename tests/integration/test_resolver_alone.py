@@ -16,7 +16,7 @@ import pytest
 from tests.standin.index_server import IndexServer
 from torchkiln.index import uv
 from torchkiln.index.package_index import open_index
-from torchkiln.model.index import Given, Wanted
+from torchkiln.model.index import IndexRequest, KnownWheel
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
@@ -44,7 +44,7 @@ override-dependencies = ["numpyx==1.0"]
 resolution = "lowest"
 no-index = true
 """
-WANTED = Wanted(
+WANTED = IndexRequest(
     requirements=("torchx", "numpyx"),
     constraints=(),
     python="3.11",
@@ -52,8 +52,8 @@ WANTED = Wanted(
     as_of="2026-09-01",
     keep=(),
     bound=("torchx",),
-    given=(
-        Given(
+    known=(
+        KnownWheel(
             name="givenx",
             version="1.0",
             filename="givenx-1.0-py3-none-any.whl",

@@ -17,7 +17,7 @@ from torchkiln.index.package_index import open_index
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Resolution
-from torchkiln.model.index import Wanted
+from torchkiln.model.index import IndexRequest
 from torchkiln.plan.cuda_toolkit import libraries_of
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
@@ -30,7 +30,7 @@ TAIL = 1 << 20  # bytes at a wheel's end in which its directory stands
 def test_every_link_leads_to_a_file_of_a_wheel(cuda: str, torch: str, tmp_path: Path) -> None:
     asked, store = FACTS.toolkits[cuda], Store(tmp_path)
     known = asked.toolkit
-    wanted = Wanted(
+    wanted = IndexRequest(
         requirements=(f"torch=={torch}", asked.requires),
         constraints=(),
         python="3.11",

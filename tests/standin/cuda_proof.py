@@ -32,7 +32,7 @@ from torchkiln.lock.lock import inputs_digest, save
 from torchkiln.matrix import cuda_redist
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Cell
-from torchkiln.model.index import Wanted
+from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedBase, LockedCell
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
@@ -172,7 +172,7 @@ def lock_it(archives: Path, images: Path) -> LockedCell:
     assert isinstance(base, LockedBase)
     assert resolution.tools is not None
     tools = rebuild_tools(resolution.tools, base, Store(cache_root()), environ=os.environ, say=console.say)
-    wanted = Wanted(
+    wanted = IndexRequest(
         requirements=WHEELS, constraints=(), python="3.11", glibc=(2, 36), as_of=AS_OF, keep=(), bound=()
     )
     wheels = open_index(os.environ, Store(cache_root())).wheels(wanted)

@@ -163,7 +163,7 @@ def test_a_payload_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     twice = payload.replace(b'"verdict":"pass"', b'"verdict":"fail","verdict":"pass"')
     file = written(tmp_path, seal(PAYLOAD_TYPE, twice, ED))
 
-    with pytest.raises(VerificationFailed, match="'verdict' stands twice"):
+    with pytest.raises(VerificationFailed, match="duplicate key 'verdict'"):
         read(file, [ED.public_key()])
 
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from tools import schemas
 from torchkiln.util import codec
-from torchkiln.util.schema import KEYWORDS, wrongs
+from torchkiln.util.schema import KEYWORDS, violations
 
 
 class Colour(str, Enum):
@@ -56,7 +56,7 @@ outers = st.builds(
 def test_plain_values_fit_the_schema_and_read_back(outer: Outer) -> None:
     document = json.loads(json.dumps(codec.plain(outer)))
 
-    assert wrongs(document, codec.schema_of(Outer)) == []
+    assert violations(document, codec.schema_of(Outer)) == []
     jsonschema.Draft202012Validator(codec.schema_of(Outer)).validate(document)
     assert codec.typed(Outer, document) == outer
 
@@ -84,7 +84,7 @@ def test_a_default_is_not_written() -> None:
 def test_what_plain_never_writes_does_not_fit(change: dict[str, Any]) -> None:
     document = {"size": 1, "colour": "red", **change}
 
-    assert wrongs(document, codec.schema_of(Outer))
+    assert violations(document, codec.schema_of(Outer))
     assert not jsonschema.Draft202012Validator(codec.schema_of(Outer)).is_valid(document)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchkiln.compare.files import WHATS, Difference, differences, settings_of
-from torchkiln.model.contents import Kind, Thing, WholeImage
+from torchkiln.model.contents import Kind, TreeEntry, WholeImage
 from torchkiln.util.schema import shipped
 
 PARTS = st.text("ab.-é ", min_size=1, max_size=4)
@@ -19,10 +19,10 @@ HEX = st.text("0123456789abcdef", min_size=64, max_size=64)
 
 
 @st.composite
-def things(draw: st.DrawFn, kind: Kind | None = None) -> Thing:
+def things(draw: st.DrawFn, kind: Kind | None = None) -> TreeEntry:
     """Anything that may be at a path, with what belongs to its kind."""
     kind = kind or draw(st.sampled_from(get_args(Kind)))
-    thing = Thing(
+    thing = TreeEntry(
         kind=kind,
         mode=draw(st.integers(0, 0o7777)),
         owner=(draw(st.integers(0, 70_000)), draw(st.integers(0, 70_000))),
@@ -86,7 +86,7 @@ def test_one_planted_change_is_told_alone(what: str, data: st.DataObject) -> Non
 
 
 @given(IMAGES, PATHS, things())
-def test_a_path_that_one_side_lacks(image: WholeImage, path: str, thing: Thing) -> None:
+def test_a_path_that_one_side_lacks(image: WholeImage, path: str, thing: TreeEntry) -> None:
     without = replace(image, tree={name: one for name, one in image.tree.items() if name != path})
     there = replace(image, tree={**without.tree, path: thing})
 
@@ -106,8 +106,8 @@ def test_a_setting(image: WholeImage, name: str, value: str) -> None:
 
 def test_another_type_is_told_once() -> None:
     """Not also as another content and another target."""
-    file = Thing(kind="file", mode=0o777, owner=(0, 0), size=1, sha256="x")
-    link = Thing(kind="link", mode=0o777, owner=(0, 0), link="to")
+    file = TreeEntry(kind="file", mode=0o777, owner=(0, 0), size=1, sha256="x")
+    link = TreeEntry(kind="link", mode=0o777, owner=(0, 0), link="to")
 
     found = differences(*(WholeImage(tree={"p": thing}, settings={}) for thing in (file, link)))
 
@@ -118,7 +118,7 @@ def of_lines(a: str, b: str) -> list[tuple[str, str, str]]:
     """What is told of a file whose text is *a* here and *b* there."""
     images = [
         WholeImage(
-            tree={"p": Thing(kind="file", mode=0o644, owner=(0, 0), sha256=f"hash of {text}", text=text)},
+            tree={"p": TreeEntry(kind="file", mode=0o644, owner=(0, 0), sha256=f"hash of {text}", text=text)},
             settings={},
         )
         for text in (a, b)

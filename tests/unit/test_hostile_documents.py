@@ -251,19 +251,19 @@ def test_json_is_read_as_python_reads_it_or_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b'{"a": 1, "a": 1}', "'a' stands twice"),
-        (b"[1e999]", "out of every range"),
+        (b'{"a": 1, "a": 1}', "duplicate key 'a'"),
+        (b"[1e999]", "out of range"),
         (b"[" + b"9" * 5000 + b"]", "a number of 5000 digits"),
-        (b"[-Infinity]", "-Infinity is no JSON"),
-        (b'["\\ud800"]', "half a character"),
-        (b'{"\\udfff": 1}', "half a character"),
+        (b"[-Infinity]", "-Infinity is not valid JSON"),
+        (b'["\\ud800"]', "unpaired surrogate"),
+        (b'{"\\udfff": 1}', "unpaired surrogate"),
         (b"\xef\xbb\xbf[]", "byte order mark"),
         ("[]".encode("utf-16"), "line 1: not UTF-8"),
         (b'{\n"a": "\xff"}', "line 2: not UTF-8"),
         (b"[" * 41 + b"]" * 41, "nested too deep: more than 40"),
         (b'{"a":' * 41 + b"1" + b"}" * 41, "nested too deep: more than 40"),
         (b"[" * 100_000, "nested too deep"),
-        (b"{\n=======\n}", "line 2: a merge conflict"),
+        (b"{\n=======\n}", "line 2: unresolved merge conflict"),
         (b"", "line 1: not JSON"),
     ],
 )
@@ -296,7 +296,7 @@ def test_integers_of_64_bits_are_read() -> None:
 def test_a_doubled_key_among_many_is_told_at_once() -> None:
     """By the square of their number it was minutes."""
     data = b"{" + b",".join(b'"k%d":0' % number for number in range(200_000)) + b',"k199999":1}'
-    with pytest.raises(ValueError, match="the key 'k199999' stands twice"):
+    with pytest.raises(ValueError, match="duplicate key 'k199999'"):
         json_of(data)
 
 

@@ -140,7 +140,7 @@ def test_a_scan_with_one_thing_changed_is_read_or_told(data: st.DataObject, tool
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"signatures": [{"sig": "AAAA"}] * 100_000}, "100000 entries, 16 at most"),
+        ({"signatures": [{"sig": "AAAA"}] * 100_000}, "100000 entries; at most 16 are allowed"),
         ({"signatures": []}, "must not be empty"),
         ({"signatures": [{"sig": ["AAAA"]}]}, "must be text"),
         ({"signatures": [{"sig": "AAAA", "keyid": {}}]}, "must be text"),

@@ -43,7 +43,7 @@ def test_attempts_have_a_bound() -> None:
 def test_no_attempt_begins_after_the_patience() -> None:
     server = Server(*(Transient("HTTP 429", wait=30.0) for _ in range(9)))
     with pytest.raises(GivenUp) as given_up:
-        retry(server, sleep=server.slept.append, patience=40.0)
+        retry(server, sleep=server.slept.append, max_seconds=40.0)
     assert (server.slept, given_up.value.attempts) == ([30.0], 2)
 
 

@@ -19,12 +19,12 @@ from torchkiln.build.dependencies import demand_agreement
 from torchkiln.errors import BadWheel, BuildFailed, KilnError, Unresolvable
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.model.cell import Source
-from torchkiln.model.index import Wanted, WheelMetadata, differing, read_metadata
+from torchkiln.model.index import IndexRequest, WheelMetadata, differing, read_metadata
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.http.failures import reason_of, status_text
 
-WANTED = Wanted(
+WANTED = IndexRequest(
     requirements=("demo",),
     constraints=(),
     python="3.11",
@@ -355,11 +355,11 @@ def verification() -> ssl.SSLCertVerificationError:
         (socket.gaierror(-2, "Name or service not known"), "host name does not resolve"),
         (TimeoutError(), "timed out"),
         (OSError(113, "No route to host"), "no route to host"),
-        (http.client.LineTooLong("header line"), "not a valid HTTP answer: got more than 65536 bytes"),
-        (http.client.BadStatusLine("x"), "not a valid HTTP answer: x"),
-        (http.client.IncompleteRead(b""), "the connection broke off"),
-        (http.client.RemoteDisconnected("x"), "the server closed the connection without an answer"),
-        (urllib3.exceptions.DecodeError("x"), "the body is not what Content-Encoding says"),
+        (http.client.LineTooLong("header line"), "not a valid HTTP response: got more than 65536 bytes"),
+        (http.client.BadStatusLine("x"), "not a valid HTTP response: x"),
+        (http.client.IncompleteRead(b""), "connection closed before the end of the body"),
+        (http.client.RemoteDisconnected("x"), "the server closed the connection without a response"),
+        (urllib3.exceptions.DecodeError("x"), "the body does not match its Content-Encoding"),
         (RuntimeError("x"), "no connection (RuntimeError)"),
     ],
 )

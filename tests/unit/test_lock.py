@@ -35,7 +35,7 @@ from torchkiln.lock.request import EVERYTHING, System, Versions
 from torchkiln.matrix.resolve import resolve
 from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.digest import Digest
-from torchkiln.model.index import Wanted
+from torchkiln.model.index import IndexRequest
 from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.lock import LockedBase, LockedCell, LockedWheel, OsPackage
 from torchkiln.store.store import Store
@@ -73,9 +73,9 @@ class Shelf:
 
     def __init__(self, *wheels: LockedWheel) -> None:
         self.stock = wheels
-        self.asked: list[Wanted] = []
+        self.asked: list[IndexRequest] = []
 
-    def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
+    def wheels(self, wanted: IndexRequest) -> tuple[LockedWheel, ...]:
         self.asked.append(wanted)
         return self.stock
 

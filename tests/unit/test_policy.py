@@ -134,7 +134,7 @@ policy:
         ("cells: [{gpus: ['9.9'], torch: '2.7.1'}]", "no GPU of capability '9.9' is known; nearest: "),
         ("cells: [{checks: []}]", "names no cell: give at least one of torch, cuda, flavor, os, status"),
         ("cells: [{torch: '2.7'}]", "'2.7' is not in this matrix; nearest: 2.7.1"),
-        ("cells: [{status: unavailable}]", "'unavailable' is not known; valid: native, minor-compat"),
+        ("cells: [{status: unavailable}]", "'unavailable' is not valid; valid: native, minor-compat"),
         ("cells: [{torch: '2.7.1', keys: [a]}]", "keys"),
         ("report_age: -1", "report_age"),
         ("suites: [abc]", "suites"),

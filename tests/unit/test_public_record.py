@@ -31,7 +31,7 @@ from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import all_cells
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Resolution, Source
-from torchkiln.model.index import Given, Wanted
+from torchkiln.model.index import IndexRequest, KnownWheel
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.progress import Silent
@@ -46,7 +46,7 @@ KEPT = load_locked(ROOT / "images", TAG)
 ANSWERS = [resolve(cell, MATRIX, FACTS) for cell in all_cells(MATRIX) if cell.flavor == "runtime"]
 
 
-def given(cell: Resolution) -> tuple[Given, ...]:
+def given(cell: Resolution) -> tuple[KnownWheel, ...]:
     assert cell.build
     return on_record(FACTS, cell.build, cell.cell.python)
 
@@ -54,9 +54,9 @@ def given(cell: Resolution) -> tuple[Given, ...]:
 class Shelf:
     """An index that gives what it was given, and numpy; it notes what was asked."""
 
-    def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
+    def wheels(self, wanted: IndexRequest) -> tuple[LockedWheel, ...]:
         self.wanted = wanted
-        unseen = [(one.name, one.version, 0) for one in wanted.given]
+        unseen = [(one.name, one.version, 0) for one in wanted.known]
         seen = [(one.name, one.version, 5) for one in given(BUNDLED)]
         found = (_wheel(*told, Source.PYTORCH) for told in unseen or seen)
         return (_wheel("numpy", "1.26.4", 3, Source.DEFAULT), *found)
@@ -69,7 +69,7 @@ def _wheel(name: str, version: str, size: int, index: Source) -> LockedWheel:
     return LockedWheel(name=name, version=version, filename=filename, sha256=sha256, size=size, index=index)
 
 
-def locked(shelf: Shelf, *record: Given, previous: LockedCell | None = None) -> LockedCell:
+def locked(shelf: Shelf, *record: KnownWheel, previous: LockedCell | None = None) -> LockedCell:
     return lock(
         BUNDLED,
         shelf,
@@ -78,7 +78,7 @@ def locked(shelf: Shelf, *record: Given, previous: LockedCell | None = None) -> 
         bound=("torch", "torchvision", "torchaudio", "triton"),
         untrusted=[Source.PYTORCH],
         record=PublicRecord(
-            torch=recorded(FACTS, BUNDLED.build, "3.11") if BUNDLED.build else None, given=record
+            torch=recorded(FACTS, BUNDLED.build, "3.11") if BUNDLED.build else None, known=record
         ),
     )
 

@@ -9,16 +9,16 @@ import tarfile
 import pytest
 
 from tests.roots import entry, tar_of
-from torchkiln.model.contents import Thing
+from torchkiln.model.contents import TreeEntry
 from torchkiln.oci.read_tar import DAMAGED, grow, layer_contents
 
 Entry = tuple[tarfile.TarInfo, bytes]
 FOLDER = tarfile.DIRTYPE
 
 
-def tree_of(*layers: list[Entry]) -> dict[str, Thing]:
+def tree_of(*layers: list[Entry]) -> dict[str, TreeEntry]:
     """What *layers*, lowest first, make together."""
-    tree: dict[str, Thing] = {}
+    tree: dict[str, TreeEntry] = {}
     for layer in layers:
         grow(tree, io.BytesIO(tar_of(layer)))
     return tree
@@ -43,7 +43,7 @@ def test_everything_that_belongs_to_a_path() -> None:
         ]
     )
 
-    file = Thing(
+    file = TreeEntry(
         kind="file",
         mode=0o4751,
         owner=(7, 80_000),
@@ -52,17 +52,17 @@ def test_everything_that_belongs_to_a_path() -> None:
         xattrs=(("user.x", "1"),),
     )
     assert tree == {
-        "a": Thing(kind="folder", mode=0o1777, owner=(0, 0)),
+        "a": TreeEntry(kind="folder", mode=0o1777, owner=(0, 0)),
         "a/f": file,
         "a/twin": file,
-        "a/null": Thing(kind="device", mode=0o666, owner=(0, 0), device=("char", 1, 3)),
-        "a/p": Thing(kind="pipe", mode=0o600, owner=(0, 0)),
-        "a/l": Thing(kind="link", mode=0o777, owner=(0, 0), link="../a/f"),
+        "a/null": TreeEntry(kind="device", mode=0o666, owner=(0, 0), device=("char", 1, 3)),
+        "a/p": TreeEntry(kind="pipe", mode=0o600, owner=(0, 0)),
+        "a/l": TreeEntry(kind="link", mode=0o777, owner=(0, 0), link="../a/f"),
     }
 
 
 def test_a_text_is_kept_where_it_is_wanted() -> None:
-    tree: dict[str, Thing] = {}
+    tree: dict[str, TreeEntry] = {}
     grow(tree, io.BytesIO(tar_of([entry("a", b"1\xff"), entry("b", b"2")])), lambda path: path == "a")
 
     assert (tree["a"].text, tree["b"].text) == ("1\\xff", None)

@@ -106,7 +106,7 @@ def test_https_is_not_left_for_http(secure: RegistryServer, certificate: Path, b
     """As registries ask for that do not know of the proxy before them; nothing is sent there."""
     secure.manners.uploads_at = f"http://{secure.host}"
 
-    with pytest.raises(RegistryError, match="it leaves https for http") as error:
+    with pytest.raises(RegistryError, match="it leads from https to http") as error:
         push_to(secure.host, "team/app", built, network=Network(ca_bundle=str(certificate)))
 
     assert "relativeurls" in error.value.hint

@@ -85,7 +85,7 @@ BODIES: dict[str, tuple[Answer | bytes, str]] = {
     ),
     "a length that is too long": (
         b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}",
-        "the connection broke off",
+        "connection closed before the end of the body",
     ),
     "a length of 9,000 digits": (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 9000 + b"\r\n\r\n{}", ""),
     "two lengths": (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}", ""),
@@ -254,12 +254,12 @@ REFERRERS: dict[str, tuple[Answer | bytes, str]] = {
     "a list without an end": (endless(OPEN, b" " * 65536), "longer than"),
     "no object": (document(b"[]"), "not valid"),
     "text for manifests": (document(b'{"manifests": "abc"}'), "not valid"),
-    "NaN": (document(b'{"manifests": [{"size": NaN}]}'), "NaN is no JSON"),
+    "NaN": (document(b'{"manifests": [{"size": NaN}]}'), "NaN is not valid JSON"),
     "a number without an end": (
         document(b'{"manifests": [{"size": ' + b"9" * 100_000 + b"}]}"),
         "100000 digits",
     ),
-    "half a character": (document(b'{"manifests": [{"digest": "\\ud800"}]}'), "half a character"),
+    "half a character": (document(b'{"manifests": [{"digest": "\\ud800"}]}'), "unpaired surrogate"),
     "three million objects": (
         document(b'{"manifests": [' + b"{}," * 3_000_000 + b"{}]}"),
         "more than 1048576",

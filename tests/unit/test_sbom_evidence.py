@@ -94,7 +94,7 @@ def test_links_between_documents_lead_to_copyright_files_only(link: str, found: 
             "torch is installed twice",
             id="twice",
         ),
-        pytest.param(sboms.STATUS, _PARAGRAPH * 2, "stands twice in one paragraph", id="fields twice"),
+        pytest.param(sboms.STATUS, _PARAGRAPH * 2, "duplicate field", id="fields twice"),
         pytest.param(
             sboms.STATUS, f"{_PARAGRAPH}\n{_PARAGRAPH}", "odd:all is installed twice", id="package twice"
         ),
@@ -108,8 +108,8 @@ def test_links_between_documents_lead_to_copyright_files_only(link: str, found: 
             sboms.STATUS, _PARAGRAPH.replace(": all", ": a l l"), "no architecture", id="status: architecture"
         ),
         pytest.param(sboms.STATUS, _PARAGRAPH + "Source: (1)\n", "names no package", id="status: source"),
-        pytest.param(sboms.STATUS, "\x00\x01\n", "no field", id="status: bytes"),
-        pytest.param(sboms.STATUS, " goes on\n", "none before it", id="status: goes on"),
+        pytest.param(sboms.STATUS, "\x00\x01\n", "not a field", id="status: bytes"),
+        pytest.param(sboms.STATUS, " goes on\n", "without a field before it", id="status: goes on"),
         pytest.param("etc/torchkiln/image.json", "{}", "not what torchkiln writes", id="image.json"),
         pytest.param(
             "etc/torchkiln/image.json",

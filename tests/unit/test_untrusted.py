@@ -23,7 +23,7 @@ from torchkiln.lock.request import PublicRecord, System, Versions
 from torchkiln.matrix.policy import Policy
 from torchkiln.matrix.public_record import recorded
 from torchkiln.model.cell import Limit, Source
-from torchkiln.model.index import Wanted
+from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.untrusted import USES, declared, is_untrusted
 from torchkiln.plan.plan import plan
@@ -154,7 +154,7 @@ class Shelf:
     def __init__(self, sha256: str) -> None:
         self._sha256 = sha256
 
-    def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
+    def wheels(self, wanted: IndexRequest) -> tuple[LockedWheel, ...]:
         def one(name: str, version: str, sha256: str, index: Source) -> LockedWheel:
             filename = f"{name}-{version}-cp311-cp311-linux_x86_64.whl"
             return LockedWheel(

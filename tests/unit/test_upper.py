@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.roots import entry, tar_of
 from torchkiln.errors import BuildFailed
-from torchkiln.model.contents import Thing
+from torchkiln.model.contents import TreeEntry
 from torchkiln.oci.read_tar import grow
 from torchkiln.oci.upper import write_upper
 from torchkiln.oci.validate.tar import TarInspector
@@ -180,8 +180,8 @@ def test_lower_and_layer_make_the_whole(lower: Leaves, more: Leaves) -> None:
             upper(below, whole)
         return
     data = upper(below, whole)
-    tree: dict[str, Thing] = {}
-    wanted: dict[str, Thing] = {}
+    tree: dict[str, TreeEntry] = {}
+    wanted: dict[str, TreeEntry] = {}
     for layer in (tar_of(below), data):
         grow(tree, io.BytesIO(layer))
     grow(wanted, io.BytesIO(tar_of(whole)))

@@ -19,7 +19,7 @@ from tests.scans import DOCUMENTS, FAULTS, by_grype, by_trivy
 from torchkiln.errors import VerificationFailed
 from torchkiln.sbom.scanner_report import complete, read
 from torchkiln.sbom.vulnerabilities import Scan, Severity
-from torchkiln.util.schema import KEYWORDS, shipped, wrongs
+from torchkiln.util.schema import KEYWORDS, shipped, violations
 
 TOOLS = sorted(DOCUMENTS)
 
@@ -175,7 +175,7 @@ def _with(tool: str, change: Callable[[dict[str, Any]], object]) -> dict[str, An
         (b"", "scan.json: line 1: not JSON"),
         (b"all is well", "scan.json: line 1: not JSON"),
         (b"\xff", "scan.json: line 1: not UTF-8"),
-        (b'{"matches": [], "matches": []}', "'matches' stands twice"),
+        (b'{"matches": [], "matches": []}', "duplicate key 'matches'"),
         (b"[" * 1000, "nested too deep"),
         ([], "neither Trivy's report nor Grype's"),
         ({"bomFormat": "CycloneDX"}, "neither Trivy's report nor Grype's"),
@@ -184,7 +184,7 @@ def _with(tool: str, change: Callable[[dict[str, Any]], object]) -> dict[str, An
         (by_trivy(Metadata={"ImageID": "sha256:0"}), "Metadata.ImageID: 'sha256:0' is not a digest"),
         (
             _with("trivy", lambda told: _trivys(told).update(Severity="BAD")),
-            "Results[0].Vulnerabilities[0].Severity: 'BAD' is not known",
+            "Results[0].Vulnerabilities[0].Severity: 'BAD' is not valid",
         ),
         (
             _with("trivy", lambda told: _trivys(told).pop("PkgName")),
@@ -231,7 +231,7 @@ def test_a_spoiled_document_is_a_scan_or_a_told_refusal(told: Any) -> None:
         scan_of(told)
     for tool in TOOLS:
         schema = shipped(tool)
-        assert bool(wrongs(told, schema)) != jsonschema.Draft202012Validator(schema).is_valid(told)
+        assert bool(violations(told, schema)) != jsonschema.Draft202012Validator(schema).is_valid(told)
 
 
 @pytest.mark.parametrize("name", [*TOOLS, "vulnerabilities"])
@@ -245,4 +245,4 @@ def test_the_schemas_say_only_what_our_check_understands(name: str) -> None:
 
     jsonschema.Draft202012Validator.check_schema(shipped(name))
     assert keywords(shipped(name)) <= KEYWORDS
-    assert [wrongs(DOCUMENTS[tool](), shipped(tool)) for tool in TOOLS] == [[], []]
+    assert [violations(DOCUMENTS[tool](), shipped(tool)) for tool in TOOLS] == [[], []]

@@ -136,4 +136,4 @@ def test_too_little_address_space_is_refused_before_anything_waits() -> None:
     )
 
     assert ran.returncode == 1
-    assert "MemoryError: ulimit -v is 300 MB, and 2000 are needed" in ran.stderr
+    assert "MemoryError: ulimit -v is 300 MB, 2000 MB are needed" in ran.stderr

@@ -15,7 +15,7 @@ from torchkiln.attest.dsse import PrivateKey, decode, fingerprint, seal, verify
 from torchkiln.attest.roles import KeyInRole, keys_for, role_of
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
-from torchkiln.errors import Foreign, VerificationFailed
+from torchkiln.errors import UnknownFormat, VerificationFailed
 from torchkiln.model.report import SignedReport
 from torchkiln.model.roles import ROLES, Role
 from torchkiln.oci.artifact import Artifact
@@ -124,10 +124,10 @@ def opened(data: bytes, kind: str, trusted: Sequence[KeyInRole], *, where: str) 
         envelope, _ = sigstore_bundle.unwrap(data, where=where)
         found = decode(envelope, where=where)
         if found.payload_type != PAYLOAD_TYPE:
-            raise Foreign(f"{where}: signed as {found.payload_type[:80]!r}, not as {PAYLOAD_TYPE}")
+            raise UnknownFormat(f"{where}: signed as {found.payload_type[:80]!r}, not as {PAYLOAD_TYPE}")
         told = parse(found.payload, where=where)
     except VerificationFailed as error:
-        raise Foreign(error.message, hint=error.hint) from None
+        raise UnknownFormat(error.message, hint=error.hint) from None
     signers: tuple[str, ...] = ()
     if trusted:
         named = {keyid for keyid, _ in found.signatures} & {one.fingerprint for one in trusted}

@@ -150,7 +150,7 @@ class _Stop:
 
         def leave(*_: object) -> None:
             if workers := sys.modules.get("torchkiln.util.processes"):  # if they were wanted at all
-                workers.start_no_more()
+                workers.stop_starting()
             os.write(2, sentence.encode())  # not by way of a buffer that may be in use
             os._exit(code)
 

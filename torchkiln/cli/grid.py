@@ -31,7 +31,7 @@ from torchkiln.matrix.public_record import recorded, told_of_record
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.sentences import reason
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.cell import Build, Resolution
+from torchkiln.model.cell import Resolution, TorchBuild
 from torchkiln.model.untrusted import USES
 from torchkiln.util.git import open_revision
 
@@ -188,7 +188,7 @@ def _of_its_lock(resolution: Resolution, images: Path) -> str:
     return "  (locked by public record)" if by_record_in(images, resolution) else ""
 
 
-def _codes(build: Build) -> str:
+def _codes(build: TorchBuild) -> str:
     """`sm_50 sm_90 compute_90` as `5.0 9.0 9.0+PTX`."""
     told = []
     for arch in build.archs:
@@ -255,7 +255,7 @@ def _in_short(resolution: Resolution) -> str:
     return resolution.status.value + told
 
 
-def _served_by(build: Build) -> str:
+def _served_by(build: TorchBuild) -> str:
     return "from the default index" if build.source.value == "default-index" else "from PyTorch's own index"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from torchkiln.model.contents import Thing, Tree, WholeImage
+from torchkiln.model.contents import Tree, TreeEntry, WholeImage
 
 What = Literal[
     "only-in-a",
@@ -89,7 +89,7 @@ def _tree(a: Tree, b: Tree) -> Iterator[Difference]:
             yield from _thing(path, left, right)
 
 
-def _thing(path: str, a: Thing, b: Thing) -> Iterator[Difference]:
+def _thing(path: str, a: TreeEntry, b: TreeEntry) -> Iterator[Difference]:
     pairs: tuple[tuple[What, str, str], ...] = (
         ("type", a.kind, b.kind),
         ("mode", f"{a.mode:04o}", f"{b.mode:04o}"),
@@ -133,13 +133,13 @@ def _without(lines: list[str], dropped: Counter[str]) -> list[str]:
     return kept
 
 
-def _owner(thing: Thing) -> str:
+def _owner(thing: TreeEntry) -> str:
     return f"{thing.owner[0]}:{thing.owner[1]}"
 
 
-def _content(thing: Thing) -> str:
+def _content(thing: TreeEntry) -> str:
     return f"{thing.size} bytes, sha256:{thing.sha256}"
 
 
-def _xattrs(thing: Thing) -> str:
+def _xattrs(thing: TreeEntry) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in thing.xattrs)

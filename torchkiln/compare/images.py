@@ -18,7 +18,7 @@ from torchkiln.compare.files import settings_of
 from torchkiln.compare.packages import names_packages, packages_of
 from torchkiln.docker.daemon import Engine, connected
 from torchkiln.errors import ConfigError, ToolMissing, VerificationFailed
-from torchkiln.model.contents import Layer, LayerContents, LayeredImage, Thing, WholeImage
+from torchkiln.model.contents import Layer, LayerContents, LayeredImage, TreeEntry, WholeImage
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.read_tar import DAMAGED, Wanted, grow, layer_contents
@@ -98,7 +98,7 @@ class InLayout:
 
         :raises VerificationFailed: a layer is damaged or not what its diff_id says.
         """
-        tree: dict[str, Thing] = {}
+        tree: dict[str, TreeEntry] = {}
         for layer in self.image.layers:
             with _opened(layer) as stream:
                 grow(tree, stream, wanted)
@@ -138,7 +138,7 @@ class InEngine:
         :raises ConfigError: there is no such image.
         :raises ToolMissing: the engine does not give it.
         """
-        tree: dict[str, Thing] = {}
+        tree: dict[str, TreeEntry] = {}
         with self._asked() as client:
             told = client.inspect_image(self.name)
             container = client.create_container(self.name, entrypoint=["true"])["Id"]

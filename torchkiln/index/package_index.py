@@ -19,7 +19,7 @@ from torchkiln.index.session import WORKERS
 from torchkiln.index.settings import index_settings
 from torchkiln.index.uv import Pin, compile_pins
 from torchkiln.model.cell import OwnFile, Source
-from torchkiln.model.index import FileAt, Given, Wanted, variable_of
+from torchkiln.model.index import FileAt, IndexRequest, KnownWheel, variable_of
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 
@@ -31,7 +31,7 @@ class PackageIndex:
         self.pages = pages
         self.yanked: dict[tuple[str, str], str] = {}  # (project, version) of what was locked → the reason
 
-    def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
+    def wheels(self, wanted: IndexRequest) -> tuple[LockedWheel, ...]:
         """The wheels that *wanted* comes to, by name, each with its size; those that were given, without.
 
         :raises Unresolvable: no set of packages fits, or an index is not configured or reached.
@@ -57,7 +57,7 @@ class PackageIndex:
             )
 
         with ThreadPoolExecutor(WORKERS) as pool:
-            return (*pool.map(locked, pins), *(_unseen(given) for given in wanted.given))
+            return (*pool.map(locked, pins), *(_unseen(wheel) for wheel in wanted.known))
 
     def own(self, file: OwnFile) -> LockedWheel:
         """*file*, which no index has: fetched, so that size and hash are its own.
@@ -92,7 +92,7 @@ class PackageIndex:
         at = FileAt(filename=wheel.filename, url=path.as_uri(), size=wheel.size, sha256=wheel.sha256)
         return metadata_of(self.pages.session, at).requires
 
-    def _pins(self, wanted: Wanted) -> tuple[Pin, ...]:
+    def _pins(self, wanted: IndexRequest) -> tuple[Pin, ...]:
         """uv's answer, with what torch brings along from PyTorch's index bound to it as well."""
         while True:
             pins = compile_pins(wanted, self.pages)
@@ -104,12 +104,12 @@ class PackageIndex:
             wanted = replace(wanted, requirements=(*wanted.requirements, *implied))
 
 
-def _unseen(given: Given) -> LockedWheel:
+def _unseen(wheel: KnownWheel) -> LockedWheel:
     return LockedWheel(
-        name=given.name,
-        version=given.version,
-        filename=given.filename,
-        sha256=given.sha256,
+        name=wheel.name,
+        version=wheel.version,
+        filename=wheel.filename,
+        sha256=wheel.sha256,
         size=0,
         index=Source.PYTORCH,
     )

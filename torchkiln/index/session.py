@@ -32,7 +32,7 @@ T = TypeVar("T")
 _PIECE = 1 << 14  # bytes of a body as it comes; unpacked it may be a thousand times as long
 
 
-class Session(http_session.Session):
+class Session(http_session.LimitedSession):
     """The session of our settings; the credentials of an address go to its own host only."""
 
     def __init__(self, settings: IndexSettings) -> None:
@@ -178,7 +178,7 @@ def _persist(session: Session, url: str, step: Callable[[], T], sleep: Callable[
             raise Transient("timed out") from error
 
     try:
-        return retry(limited, sleep=sleep, patience=patience)
+        return retry(limited, sleep=sleep, max_seconds=patience)
     except GivenUp as error:
         if error.attempts < ATTEMPTS:
             raise _late(url, str(error)) from error

@@ -23,7 +23,7 @@ from torchkiln.index.relay import Relay
 from torchkiln.index.settings import redact_text
 from torchkiln.index.uv_project import PINS, arguments, environment, files
 from torchkiln.model.cell import Source
-from torchkiln.model.index import Wanted
+from torchkiln.model.index import IndexRequest
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
 
@@ -49,7 +49,7 @@ class Pin:
     index: Source
 
 
-def compile_pins(wanted: Wanted, pages: Pages) -> tuple[Pin, ...]:
+def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
     """What *wanted* comes to, by name.
 
     :raises Unresolvable: the requirements conflict, or the index `pytorch` is needed and not configured.

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from torchkiln.model.index import Given, Wanted
+from torchkiln.model.index import IndexRequest, KnownWheel
 from torchkiln.model.platform import LINUX_AMD64
 
 PLATFORM = f"{LINUX_AMD64.machine}-manylinux_2_28"
 PINS = "pins.txt"
 
 
-def arguments(wanted: Wanted) -> list[str]:
+def arguments(wanted: IndexRequest) -> list[str]:
     """What uv is called with, in the folder that has `files`."""
     return [
         *("pip", "compile"),
@@ -56,14 +56,14 @@ def environment(folder: str, default_url: str) -> dict[str, str]:
     }
 
 
-def files(wanted: Wanted, pytorch_url: str) -> Mapping[str, str]:
+def files(wanted: IndexRequest, pytorch_url: str) -> Mapping[str, str]:
     """File name → text."""
     project = [
         "[project]",
         'name = "the-image"',
         'version = "0"',
         f'requires-python = "=={wanted.python}.*"',
-        f"dependencies = {_array((*wanted.requirements, *map(_by_address, wanted.given)))}",
+        f"dependencies = {_array((*wanted.requirements, *map(_by_address, wanted.known)))}",
         "[tool.uv]",
         "package = false",
         "[tool.uv.workspace]",
@@ -79,7 +79,7 @@ def files(wanted: Wanted, pytorch_url: str) -> Mapping[str, str]:
             *(f'{_string(name)} = {{ index = "pytorch" }}' for name in wanted.bound),
         ]
     settings = []
-    for one in wanted.given:
+    for one in wanted.known:
         settings += ["[[dependency-metadata]]", f"name = {_string(one.name)}"]
         settings += [f"version = {_string(one.version)}", f"requires-dist = {_array(one.requires)}"]
     return {
@@ -91,7 +91,7 @@ def files(wanted: Wanted, pytorch_url: str) -> Mapping[str, str]:
     }
 
 
-def _by_address(given: Given) -> str:
+def _by_address(given: KnownWheel) -> str:
     """As uv takes a wheel that it need not look for. The address leads nowhere, and what is asked of that
     wheel is told beside it, so that uv never follows it; the hash is what uv holds the answer to."""
     return f"{given.name} @ https://given.invalid/{quote(given.filename)}#sha256={given.sha256}"

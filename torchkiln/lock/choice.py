@@ -80,4 +80,4 @@ def record_of(
             hint=f"set {PYTORCH_VARIABLE} to that index's address; or, as the hashes of what it takes"
             f" from there are on public record: {how_to_lock(resolution.cell, by_record=True)}",
         )
-    return PublicRecord(torch=recorded(facts, build, python), given=known if by_record else ())
+    return PublicRecord(torch=recorded(facts, build, python), known=known if by_record else ())

@@ -16,8 +16,8 @@ from torchkiln.lock.freshness import require_fresh
 from torchkiln.lock.lock import Index, epoch_of, inputs_digest
 from torchkiln.lock.request import Versions
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.cell import Component, OwnFile, Resolution, Source
-from torchkiln.model.index import Wanted
+from torchkiln.model.cell import CellComponent, OwnFile, Resolution, Source
+from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import LockedCell, LockedComponent, LockedWheel
 from torchkiln.model.operating_system import operating_system
 
@@ -64,7 +64,7 @@ def lock_beside(
         own = [index.own(file) for file in component.wheels]
         program = index.own(component.program) if component.program else None
         asked += [*component.requires, *(text for wheel in own for text in index.requires(wheel))]
-        wanted = Wanted(
+        wanted = IndexRequest(
             requirements=tuple(dict.fromkeys(asked)),
             constraints=(
                 *(bound.requirement for bound in resolution.constraints),
@@ -95,7 +95,7 @@ def lock_beside(
 
 
 def _new(
-    component: Component, plain: LockedCell, index: Index, wanted: Wanted, there: Collection[str]
+    component: CellComponent, plain: LockedCell, index: Index, wanted: IndexRequest, there: Collection[str]
 ) -> tuple[LockedWheel, ...]:
     tag = tag_of(plain.resolution)
     new: tuple[LockedWheel, ...] = ()

@@ -18,7 +18,7 @@ from torchkiln.model.cell import Limit, Resolution, Source
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.lock import LockedArchive, LockedCell, artefact_fields, artefact_json
 from torchkiln.util import codec
-from torchkiln.util.schema import sentences, shipped, told
+from torchkiln.util.schema import sentences, shipped, shown
 from torchkiln.util.strict_json import json_of
 
 SCHEMA = 2
@@ -60,8 +60,8 @@ def from_json(data: bytes, *, where: str = "lock.json") -> LockedCell:
     :raises Stale: *data* is no lock, one of another schema, or changed since it was written; names *where*.
     """
     document = parse(data, where=where)
-    if told := broken_seal(document):
-        raise Stale(f"{where}: {told}", hint=how_to_mend(document, where))
+    if reason := broken_seal(document):
+        raise Stale(f"{where}: {reason}", hint=how_to_mend(document, where))
     return locked_of(document)
 
 
@@ -76,7 +76,7 @@ def parse(data: bytes, *, where: str) -> dict[str, Any]:
         raise Stale(f"{where}: {error}", hint=how_to_mend(None, where)) from None
     schema = document.get("schema", "none") if isinstance(document, dict) else SCHEMA
     if schema != SCHEMA:
-        raise Stale(f"{where}: schema {told(schema)}, not {SCHEMA}", hint=how_to_mend(document, where))
+        raise Stale(f"{where}: schema {shown(schema)}, not {SCHEMA}", hint=how_to_mend(document, where))
     if isinstance(document, dict) and "seal" not in document:
         old = "it has no seal, by which a change would be noticed: it was written by an older torchkiln"
         raise Stale(f"{where}: {old}, or cut", hint=how_to_mend(document, where))
@@ -182,7 +182,7 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
     for number, wheel in enumerate(document["wheels"]):
         at, name = f"wheels[{number}]", wheel["name"]
         if not _WHEEL_FILE.fullmatch(wheel["filename"]):
-            yield f"{at}.filename: {told(wheel['filename'])} is not the name of a wheel's file"
+            yield f"{at}.filename: {shown(wheel['filename'])} is not the name of a wheel's file"
             continue
         file, version, *_ = wheel["filename"].split("-")
         if re.sub(r"[_.]+", "-", file).lower() != name or not _same_version(version, wheel["version"]):

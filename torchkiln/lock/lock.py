@@ -31,9 +31,9 @@ from torchkiln.lock.file import (
 from torchkiln.lock.request import NO_RECORD, PublicRecord, System, Versions
 from torchkiln.matrix.cuda_redist import digest_of
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.cell import Build, Cell, Resolution, Source
+from torchkiln.model.cell import Cell, Resolution, Source, TorchBuild
 from torchkiln.model.digest import Digest, parse_digest
-from torchkiln.model.index import Wanted
+from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import (
     LockedArchive,
     LockedCell,
@@ -68,7 +68,7 @@ _PINNED = re.compile(r"^(\S+)==(\S+) --hash=sha256:(\S+)\r?$", re.MULTILINE)
 class Index(Protocol):
     """All that `lock` needs of package indexes."""
 
-    def wheels(self, wanted: Wanted) -> tuple[LockedWheel, ...]:
+    def wheels(self, wanted: IndexRequest) -> tuple[LockedWheel, ...]:
         """The wheels that *wanted* comes to, each measured.
 
         :raises Unresolvable: it cannot be had.
@@ -97,21 +97,21 @@ def lock(
     :raises BuildFailed: the index gave another torch wheel than the recorded one.
     """
     cell = resolution.cell
-    build, previous, given = resolution.build, versions.previous, record.given
+    build, previous, known = resolution.build, versions.previous, record.known
     if build is None:
         raise Unresolvable(f"torch {cell.torch} with CUDA {cell.cuda}: {resolution.why_unavailable}")
-    by_record = tuple(sorted(one.name for one in given))
+    by_record = tuple(sorted(wheel.name for wheel in known))
     date = previous.as_of if previous and not versions.upgrade else versions.as_of
     wheels = index.wheels(
-        Wanted(
+        IndexRequest(
             requirements=tuple(text for text in resolution.requirements if _name(text) not in by_record),
             constraints=tuple(bound.requirement for bound in resolution.constraints),
             python=cell.python,
             glibc=operating_system(cell.os).glibc,
             as_of=date,
             keep=tuple(one for one in versions.kept.items() if one[0] not in by_record),
-            bound=bound if build.source is Source.PYTORCH and not given else (),
-            given=given,
+            bound=bound if build.source is Source.PYTORCH and not known else (),
+            known=known,
         )
     )
     asked = {wheel.index for wheel in wheels if wheel.name not in by_record}
@@ -259,7 +259,7 @@ def _check_record(torch: LockedWheel, recorded: str) -> None:
         )
 
 
-def _check(build: Build, release: str, wheels: tuple[LockedWheel, ...]) -> LockedWheel:
+def _check(build: TorchBuild, release: str, wheels: tuple[LockedWheel, ...]) -> LockedWheel:
     """Torch's wheel: the index must have given the one that was resolved, not one that a resolver found."""
     torch = next((wheel for wheel in wheels if wheel.name == "torch"), None)
     found = Version(torch.version) if torch else None

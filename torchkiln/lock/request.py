@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 
-from torchkiln.model.index import Given
+from torchkiln.model.index import KnownWheel
 from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTools
 
 EVERYTHING = ("*",)
@@ -52,7 +52,7 @@ class PublicRecord:
     """
 
     torch: str | None = None
-    given: tuple[Given, ...] = ()
+    known: tuple[KnownWheel, ...] = ()
 
 
 NO_RECORD = PublicRecord()

@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from torchkiln.model.cell import Build, Cell, Component, OwnFile
+from torchkiln.model.cell import Cell, CellComponent, OwnFile, TorchBuild
 from torchkiln.model.layer_format import NAMED_FORMATS
 from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.util.versions import major_of, minor_of
@@ -97,14 +97,14 @@ def named(
     )
 
 
-def for_cell(offer: Offer, cell: Cell, build: Build) -> Component | str:
+def for_cell(offer: Offer, cell: Cell, build: TorchBuild) -> CellComponent | str:
     """*offer* for *cell*, or why it has nothing for it, in a clause."""
     wheels = [one.file for one in offer.wheels if _fits(one, cell, build)]
     if offer.wheels and not wheels:
         having = ", ".join(dict.fromkeys(f"torch {one.torch} with CUDA {one.cuda}" for one in offer.wheels))
         here = f"torch {minor_of(cell.torch)} with CUDA {major_of(build.cuda)} on Python {cell.python}"
         return f"matrix.yaml names no wheel of {offer.name} for {here}; it does for {having}"
-    return Component(
+    return CellComponent(
         name=offer.name,
         suffix=offer.suffix,
         requires=offer.requires,
@@ -113,12 +113,12 @@ def for_cell(offer: Offer, cell: Cell, build: Build) -> Component | str:
     )
 
 
-def files_of(component: Component) -> tuple[OwnFile, ...]:
+def files_of(component: CellComponent) -> tuple[OwnFile, ...]:
     """What of *component* is on no index."""
     return (*component.wheels, *([component.program] if component.program else []))
 
 
-def _fits(one: OfferedWheel, cell: Cell, build: Build) -> bool:
+def _fits(one: OfferedWheel, cell: Cell, build: TorchBuild) -> bool:
     tags = parse_wheel_filename(one.file.filename)[3]
     interpreters = {tag.interpreter for tag in tags}
     python = cell.python.replace(".", "")

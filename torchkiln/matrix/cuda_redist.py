@@ -20,7 +20,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.located_yaml import parse as parse_yaml
-from torchkiln.util.schema import shipped, wrongs
+from torchkiln.util.schema import shipped, violations
 from torchkiln.util.strict_json import read_file, text_of
 
 VARIABLE = "TORCHKILN_CUDA_REDIST"  # the environment's: a file in place of the shipped one
@@ -69,7 +69,7 @@ def parse(data: bytes, *, name: str) -> Redist:
         located = parse_yaml(text_of(data), name=name)
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
-    if faults := wrongs(located.data, shipped("cuda_redist")):
+    if faults := violations(located.data, shipped("cuda_redist")):
         raise ConfigError.of(located.fault(path, text) for path, text in faults)
     releases = {
         release: tuple(

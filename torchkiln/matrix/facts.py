@@ -185,13 +185,13 @@ def parse(data: bytes, *, name: str = "compat.yaml") -> Facts:
     """
     import yaml
 
-    from torchkiln.util.located_yaml import look
+    from torchkiln.util.located_yaml import reject_aliases
 
     try:
         if len(data) > _LIMIT:
             raise ValueError(f"longer than {_LIMIT} bytes")
         text = text_of(data)
-        look(text, name)
+        reject_aliases(text, name)
         raw = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{name}: {error}", hint=_HINT) from error

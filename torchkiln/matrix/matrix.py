@@ -18,7 +18,7 @@ from torchkiln.model.digest import Flavor
 from torchkiln.util import located_yaml
 from torchkiln.util.located_yaml import Located
 from torchkiln.util.schema import Path as SchemaPath
-from torchkiln.util.schema import shipped, told
+from torchkiln.util.schema import shipped, shown
 from torchkiln.util.strict_json import read_file, text_of
 from torchkiln.util.versions import nearest, numbers
 
@@ -223,7 +223,7 @@ def _policy_faults(
         for index, gpu in _texts(demands.get("gpus")):
             if gpu not in known:
                 near = ", ".join(nearest(gpu[:20], known)) or ", ".join(known)
-                yield (*at, "gpus", index), f"no GPU of capability {told(gpu)} is known; nearest: {near}"
+                yield (*at, "gpus", index), f"no GPU of capability {shown(gpu)} is known; nearest: {near}"
     for at, cell in _exceptions(policy):
         yield from _cell_faults(data, at, cell, also=("status",))
 
@@ -252,7 +252,7 @@ def _cell_faults(
         )
         if isinstance(value, str) and valid and value not in valid:
             near = ", ".join(nearest(value[:20], valid)) or ", ".join(valid)
-            yield (*at, key), f"{told(value)} is not in this matrix; nearest: {near}"
+            yield (*at, key), f"{shown(value)} is not in this matrix; nearest: {near}"
     names = (*lists, *also)
     if not any(key in bound for key in names):
         yield at, f"names no cell: give at least one of {', '.join(names)}"

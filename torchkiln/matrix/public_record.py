@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchkiln.matrix.facts import Facts, Release, Variant
-from torchkiln.model.cell import Build, Source
-from torchkiln.model.index import Given
+from torchkiln.model.cell import Source, TorchBuild
+from torchkiln.model.index import KnownWheel
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import numbers
 
@@ -19,7 +19,7 @@ _CUDA_11 = "cu118"  # of the other variants' wheels the facts do not tell what t
 _PLATFORM = LINUX_AMD64.wheel_tag("linux")  # so PyTorch's index names them, before torch 2.7
 
 
-def recorded(facts: Facts, build: Build, python: str) -> str | None:
+def recorded(facts: Facts, build: TorchBuild, python: str) -> str | None:
     """Hex sha256 that public record tells of the torch wheel of *build* for *python*; None: nothing is known.
 
     Of PyTorch's own index only: the default index speaks for itself.
@@ -27,7 +27,7 @@ def recorded(facts: Facts, build: Build, python: str) -> str | None:
     return _hashes(facts, build, python).get("torch")
 
 
-def on_record(facts: Facts, build: Build, python: str) -> tuple[Given, ...]:
+def on_record(facts: Facts, build: TorchBuild, python: str) -> tuple[KnownWheel, ...]:
     """torch, torchvision and torchaudio of *build* for *python*; none, unless all of them are on record."""
     known = _hashes(facts, build, python)
     release = facts.releases[build.version.partition("+")[0]]
@@ -51,7 +51,7 @@ def told_of_record(names: Sequence[str]) -> str:
     return f"{', '.join(names)} by public record: built elsewhere, not here"
 
 
-def _hashes(facts: Facts, build: Build, python: str) -> dict[str, str]:
+def _hashes(facts: Facts, build: TorchBuild, python: str) -> dict[str, str]:
     if build.source is not Source.PYTORCH:
         return {}
     release, wanted = facts.releases[build.version.partition("+")[0]], (build.variant, _tag(python))
@@ -67,9 +67,9 @@ def _asked_by_torch(facts: Facts, release: Release, variant: Variant, python: st
     return (*release.default.requires, *triton, *libraries)
 
 
-def _given(name: str, version: str, python: str, sha256: str, requires: tuple[str, ...]) -> Given:
+def _given(name: str, version: str, python: str, sha256: str, requires: tuple[str, ...]) -> KnownWheel:
     filename = f"{name}-{version}-{_tag(python)}-{_tag(python)}-{_PLATFORM}.whl"
-    return Given(name=name, version=version, filename=filename, sha256=sha256, requires=requires)
+    return KnownWheel(name=name, version=version, filename=filename, sha256=sha256, requires=requires)
 
 
 def _tag(python: str) -> str:

@@ -18,15 +18,15 @@ from torchkiln.matrix.gpu_archs import served_classes
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.os_tools import tools_of
 from torchkiln.model.cell import (
-    Build,
     Cell,
-    Component,
+    CellComponent,
     Constraint,
     Limit,
     Resolution,
     Source,
     Status,
     Toolkit,
+    TorchBuild,
 )
 from torchkiln.util.versions import major_of, minor_of, newest, numbers
 
@@ -48,7 +48,7 @@ def _plain(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
     return _resolved(cell, matrix, facts, candidates)
 
 
-def require_buildable(resolution: Resolution) -> Build:
+def require_buildable(resolution: Resolution) -> TorchBuild:
     """The build that *resolution* chose.
 
     :raises Unresolvable: the cell is unavailable, or devel with a toolkit that no lock holds yet.
@@ -78,7 +78,7 @@ def require_cuda(resolution: Resolution) -> str:
     return f"cuda>={major_of(resolution.cell.cuda)}.0"
 
 
-def _candidates(cell: Cell, release: Release) -> Iterable[Build]:
+def _candidates(cell: Cell, release: Release) -> Iterable[TorchBuild]:
     """All builds of the asked major, not older than asked, with a wheel for the system's Python."""
     if "cp" + cell.python.replace(".", "") not in release.default.pythons:
         return
@@ -88,8 +88,8 @@ def _candidates(cell: Cell, release: Release) -> Iterable[Build]:
             yield _build(release, variant)
 
 
-def _build(release: Release, variant: Variant) -> Build:
-    return Build(
+def _build(release: Release, variant: Variant) -> TorchBuild:
+    return TorchBuild(
         version=f"{release.version}+{variant.name}",
         variant=variant.name,
         cuda=variant.cuda,
@@ -101,13 +101,13 @@ def _build(release: Release, variant: Variant) -> Build:
     )
 
 
-def _rank(build: Build, cell: Cell, matrix: Matrix) -> tuple[bool, bool, tuple[int, ...]]:
+def _rank(build: TorchBuild, cell: Cell, matrix: Matrix) -> tuple[bool, bool, tuple[int, ...]]:
     elsewhere, newer_minor = build.source is not Source.DEFAULT, build.cuda != cell.cuda
     first, second = (newer_minor, elsewhere) if matrix.prefer == "native" else (elsewhere, newer_minor)
     return (first, second, numbers(build.cuda))
 
 
-def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Build]) -> Resolution:
+def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[TorchBuild]) -> Resolution:
     build, *others = candidates
     native = build.cuda == cell.cuda
     traps = [trap for trap in facts.traps if _applies(trap, cell, build)]
@@ -134,7 +134,7 @@ def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Bui
     )
 
 
-def _toolkit(known: KnownToolkit, build: Build, facts: Facts) -> Toolkit:
+def _toolkit(known: KnownToolkit, build: TorchBuild, facts: Facts) -> Toolkit:
     """With what the facts say of its archives now: when that changes, older locks are stale."""
     toolkit = known.toolkit
     if not toolkit.release:
@@ -154,7 +154,7 @@ def _with_components(plain: Resolution, matrix: Matrix, facts: Facts) -> Resolut
     cell, build = plain.cell, plain.build
     if build is None:
         return plain
-    found: list[Component] = []
+    found: list[CellComponent] = []
     for offer in matrix.components:
         if offer.name in cell.components:
             told = for_cell(offer, cell, build)
@@ -171,7 +171,9 @@ def _with_components(plain: Resolution, matrix: Matrix, facts: Facts) -> Resolut
     )
 
 
-def _requirements(build: Build, release: Release, matrix: Matrix, traps: Sequence[Trap]) -> tuple[str, ...]:
+def _requirements(
+    build: TorchBuild, release: Release, matrix: Matrix, traps: Sequence[Trap]
+) -> tuple[str, ...]:
     # PyTorch's own index tells its builds apart by the local version; the default index shows none.
     local = "" if build.source is Source.DEFAULT else f"+{build.variant}"
     return (
@@ -183,7 +185,7 @@ def _requirements(build: Build, release: Release, matrix: Matrix, traps: Sequenc
     )
 
 
-def _applies(trap: Trap, cell: Cell, build: Build) -> bool:
+def _applies(trap: Trap, cell: Cell, build: TorchBuild) -> bool:
     return (
         (not trap.releases or minor_of(cell.torch) in trap.releases)
         and (not trap.variants or build.variant in trap.variants)
@@ -191,7 +193,7 @@ def _applies(trap: Trap, cell: Cell, build: Build) -> bool:
     )
 
 
-def _limits(cell: Cell, build: Build, facts: Facts, traps: Sequence[Trap]) -> Iterable[Limit]:
+def _limits(cell: Cell, build: TorchBuild, facts: Facts, traps: Sequence[Trap]) -> Iterable[Limit]:
     if cell.flavor == "devel":
         yield from _limits_of_devel(cell, facts)
     if build.source is not Source.DEFAULT:

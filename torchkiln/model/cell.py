@@ -1,4 +1,4 @@
-"""A cell of the matrix and what it resolves to."""
+"""Defines a cell of the matrix and its resolution."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _UNIQUE = {"uniqueItems": True}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One square of the matrix: what somebody asked for."""
+    """One image that the matrix describes."""
 
     torch: fields.Version  # exact release, "2.7.1"
     cuda: fields.Version  # major.minor, "12.1"
     flavor: Flavor
     os: fields.Word  # "debian12"
     python: fields.Version  # the OS's own, "3.11"
-    # what it has beside, by --with; sorted
+    # names of the components added by --with; sorted
     components: Annotated[tuple[fields.Name, ...], Meta(max_length=20, extra_json_schema=_UNIQUE)] = ()
 
 
 class Status(str, Enum):
-    """How a cell can be had (DESIGN section 3)."""
+    """How a build serves a cell: see `matrix.resolve`."""
 
     NATIVE = "native"
     MINOR_COMPAT = "minor-compat"
@@ -37,39 +37,39 @@ class Status(str, Enum):
 
 
 class Source(str, Enum):
-    """The index that serves the cell's torch wheel."""
+    """Where a wheel comes from."""
 
     DEFAULT = "default-index"
     PYTORCH = "pytorch"
-    OWN = "own"  # no index: where the user says that a component's files lie
+    OWN = "own"  # no index: the location that the user sets for a component's files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Build:
-    """One build of torch: a wheel variant that exists somewhere."""
+class TorchBuild:
+    """One CUDA build of a torch release."""
 
     version: fields.Version  # "2.7.1+cu126"
     variant: fields.Word  # "cu126"
     cuda: fields.Version  # "12.6"
     source: Source
     archs: Annotated[tuple[fields.Architecture, ...], Meta(max_length=100)]  # ("sm_50", ..., "compute_120")
-    cudnn: fields.LibraryVersion | None  # "9.5.1.17"; None where the facts do not tell
+    cudnn: fields.LibraryVersion | None  # "9.5.1.17"; None: not known
     nccl: fields.LibraryVersion | None  # "2.26.2"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Toolkit:
-    """A devel cell's CUDA toolkit, of its wheels or of NVIDIA's archives; paths are below site-packages."""
+    """A devel cell's CUDA toolkit, from wheels or from NVIDIA's archives; paths are below site-packages."""
 
-    cuda: fields.Version  # "13.0": what its nvcc says
+    cuda: fields.Version  # "13.0": the version that its nvcc reports
     libraries: fields.Some[fields.Library]  # for linkers, "nvidia/cu13/lib/libcudart.so.13"
     folder: fields.Folder = ""  # of the wheels, "nvidia/cu13"
-    programs: fields.Some[fields.Program] = ()  # what lies in the wheels' bin/, "nvcc"
+    programs: fields.Some[fields.Program] = ()  # in the wheels' bin/, "nvcc"
     release: fields.ToolkitRelease = ""  # of the archives, "12.1.1"
-    archives: fields.Sha256Digest | None = None  # of what is known of that release's archives
+    archives: fields.Sha256Digest | None = None  # over the facts about that release's archives
 
 
-#: How a document has limits: as the text of each.
+#: The schema of limits in a document: the text of each.
 LIMITS = {
     "type": "array",
     "maxItems": 200,
@@ -84,25 +84,25 @@ LIMITS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolution:
-    """A cell's answer: first what decides an image, which a lock keeps; then what only explains it.
+    """How a cell is built. The fields after `components` only explain it, and no lock contains them.
 
     For an unavailable cell `build`, the drivers and `requirements` are empty.
     """
 
     cell: Cell
     status: Status = field(metadata={codec.SCHEMA: {"enum": ["native", "minor-compat"]}})
-    build: Build | None = field(metadata={codec.SCHEMA: {"$ref": "#/$defs/Build"}})
+    build: TorchBuild | None = field(metadata={codec.SCHEMA: {"$ref": "#/$defs/TorchBuild"}})
     min_driver: fields.Driver | None  # the oldest driver that runs it, "525.60.13"
-    full_driver: fields.Driver | None  # from here on no compatibility mode, "560.35.05"
-    requirements: fields.Some[fields.Line]  # what `lock` asks the index for, PEP 508
+    full_driver: fields.Driver | None  # the oldest that needs no compatibility mode, "560.35.05"
+    requirements: fields.Some[fields.Line]  # that `lock` resolves, PEP 508
     constraints: fields.Some[Constraint]
     limits: tuple[Limit, ...] = field(metadata={codec.SCHEMA: LIMITS})
     toolkit: Toolkit | None = None  # of a devel cell
-    tools: fields.OsTools | None = None  # of a devel cell, by the name that `os_tools.py` gives them
-    components: fields.Few[Component] = ()  # by name
+    tools: fields.OsTools | None = None  # of a devel cell: see `os_tools.py`
+    components: fields.Few[CellComponent] = ()  # by name
 
     lockable: bool = field(default=False, compare=False)  # the default index alone is enough
-    alternatives: tuple[Build, ...] = field(default=(), compare=False)  # same major, not chosen
+    alternatives: tuple[TorchBuild, ...] = field(default=(), compare=False)  # same major, not chosen
     # (torch, cuda) of the nearest cells that work
     nearest: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     why_unavailable: str = field(default="", compare=False)  # a sentence
@@ -110,7 +110,7 @@ class Resolution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """What a user should know of a cell, by the id of a fact. `sentences.limit_text` has the words."""
+    """A restriction of a cell, by the id of a fact; `sentences.limit_text` returns its sentence."""
 
     fact: str  # "rules.unserved"
     values: tuple[str, ...] = ()  # ("3.7", "10.0")
@@ -127,7 +127,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constraint:
-    """A bound on a package, with the id of the fact that asks for it."""
+    """A version constraint on a package, with the id of the fact that requires it."""
 
     requirement: fields.Line  # PEP 508
     fact: fields.FactId
@@ -135,7 +135,7 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnFile:
-    """A file that no index has, by content; where it lies the user says, by the variable of its package."""
+    """A file that is on no index; an environment variable of its package sets its location."""
 
     name: fields.Name  # "flash-attn", "micromamba"
     version: fields.Version
@@ -144,8 +144,8 @@ class OwnFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Component:
-    """Something that an image can have on top, for one cell."""
+class CellComponent:
+    """An optional component as one cell gets it."""
 
     name: fields.Name  # "flash-attn"
     suffix: fields.Word  # of tags, "flashattn"

@@ -1,4 +1,4 @@
-"""What is in an image, as values: path by path, and layer by layer."""
+"""Defines the contents of an image, by path and by layer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Kind = Literal["file", "folder", "link", "device", "pipe"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Thing:
-    """What is at one path. A hard link is the file that it leads to.
+class TreeEntry:
+    """The file, folder or other entry at one path. A hard link is the file that it refers to.
 
-    `text` is there for the few files whose lines are compared, and only then.
+    `text` is set only for files whose lines are compared.
     """
 
     kind: Kind
@@ -27,13 +27,13 @@ class Thing:
     text: str | None = field(default=None, repr=False)
 
 
-#: By path from the root, without a slash in front. The root itself is not in it.
-Tree = Mapping[str, Thing]
+#: By path relative to the root, which itself has no entry.
+Tree = Mapping[str, TreeEntry]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WholeImage:
-    """An image down to its files. `settings` are its configuration by name: "Env PATH", "User"."""
+    """The files and the configuration of an image. `settings` are by name: "Env PATH", "User"."""
 
     tree: Tree
     settings: Mapping[str, str]
@@ -41,22 +41,22 @@ class WholeImage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerContents:
-    """One layer as it stands: its files, the texts that name packages, and what it deletes of those below."""
+    """The files of one layer, the texts that name packages, and the paths that it deletes below it."""
 
     files: int
     bytes: int  # of files' contents
     texts: Mapping[str, str]
-    deleted: tuple[str, ...]  # paths; one that ends in a slash means all that is in that folder
-    links: Mapping[str, str] = field(default_factory=dict)  # those among the paths that were wanted
+    deleted: tuple[str, ...]  # a trailing slash: everything in that folder
+    links: Mapping[str, str] = field(default_factory=dict)  # among the requested paths
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """A layer of an image, told apart by the digest of its tar."""
+    """A layer of an image, identified by the digest of its tar."""
 
     diff_id: str
     title: str
-    size: int | None  # bytes as it is transferred; None: nobody told
+    size: int | None  # bytes, compressed; None: not known
     contents: LayerContents
 
 
@@ -75,7 +75,7 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayeredImage:
-    """An image by its layers, lowest first, and what they install."""
+    """The layers of an image, lowest first, and the packages that they install."""
 
     digest: str
     settings: Mapping[str, str]

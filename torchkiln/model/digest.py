@@ -1,4 +1,4 @@
-"""Digests and flavors: the basic types of the other data classes."""
+"""Defines digests and flavors, the basic types of the other data classes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Constrained types of fields: what a document may hold there, for JSON Schemas and their messages.
+"""Defines the constrained field types of documents, for JSON Schemas and their messages.
 
-The constraints hold for documents that are read; our own code may build a data class of any values.
+Only documents that are read are checked; code can create a data class with any values.
 """
 
 from __future__ import annotations

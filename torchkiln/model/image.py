@@ -1,4 +1,4 @@
-"""A built image."""
+"""Defines a built image."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ class BuiltImage:
     layout: str  # path of the layout folder
     ref: str
     layers: tuple[ImageLayer, ...]
-    base_moved: tuple[str, ...] = ()  # packages by which a rebuilt base differs from the lock
+    base_moved: tuple[str, ...] = ()  # packages whose versions differ between the rebuilt base and the lock

@@ -1,4 +1,4 @@
-"""What a lock asks of the package indexes, and what an index tells of a release: its files and METADATA."""
+"""Defines requests to the package indexes and their results: files and METADATA."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torchkiln.errors import printable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Given:
-    """A wheel of the index `pytorch` that is not looked for: who asks knows its hash and what it asks for."""
+class KnownWheel:
+    """A wheel of the index `pytorch` whose hash and requirements are known, so that no index is queried."""
 
     name: str  # normalized
     version: str
@@ -27,45 +27,45 @@ class Given:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """One environment, asked for by requirement."""
+class IndexRequest:
+    """The requirements of one environment."""
 
     requirements: tuple[str, ...]  # PEP 508
     constraints: tuple[str, ...]  # PEP 508
     python: str  # "3.11"
     glibc: tuple[int, int]  # of the image's OS, (2, 36)
-    as_of: str  # ISO date: files uploaded on that day or later do not take part
+    as_of: str  # ISO date: files uploaded on that day or later are ignored
     keep: tuple[tuple[str, str], ...]  # (name, version) of the previous lock, kept where possible
-    bound: tuple[str, ...]  # packages that come from the index `pytorch` and from nowhere else
-    given: tuple[Given, ...] = ()  # of these neither an index nor a requirement is asked
+    bound: tuple[str, ...]  # packages that come only from the index `pytorch`
+    known: tuple[KnownWheel, ...] = ()  # no index is queried for these
 
 
 def variable_of(name: str) -> str:
-    """The environment variable that says where the files of package *name* lie that no index has."""
+    """The environment variable with the location of the files of package *name* that no index has."""
     return f"TORCHKILN_INDEX_{re.sub('[^A-Z0-9]+', '_', name.upper())}"
 
 
-METADATA_LIMIT = 1 << 20  # bytes; torch's has forty thousand
-MOST_REQUIREMENTS = 5_000  # of one wheel; a thousand are known
+METADATA_LIMIT = 1 << 20  # bytes; torch's has 40,000
+MAX_REQUIREMENTS = 5_000  # of one wheel; the most seen is 1,000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileAt:
-    """One file of an index and where it lies now."""
+    """One file of an index and its present URL."""
 
     filename: str
     url: str = field(repr=False)
-    size: int | None  # bytes; None where the index does not tell
+    size: int | None  # bytes; None: the index does not say
     sha256: str  # hex
-    yanked: str | None = None  # the reason, which may be empty; None: it is not
+    yanked: str | None = None  # the reason, which may be empty; None: not yanked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelMetadata:
-    """Of a wheel's METADATA what decides whether and with what it can be installed."""
+    """The fields of a wheel's METADATA that a resolver uses."""
 
-    requires_python: str  # "" where it tells none
-    requires: tuple[str, ...]  # PEP 508, as they stand there
+    requires_python: str  # "": none
+    requires: tuple[str, ...]  # PEP 508, as written
     version: str = ""
     name: str = ""
 
@@ -73,7 +73,7 @@ class WheelMetadata:
 def read_metadata(data: bytes) -> WheelMetadata:
     """METADATA as an installer reads it.
 
-    :raises ValueError: it is too long, not UTF-8, or asks for more than any wheel does; a sentence.
+    :raises ValueError: it is too long, not UTF-8, or has too many requirements.
     """
     if len(data) > METADATA_LIMIT:
         raise ValueError(f"METADATA has more than {METADATA_LIMIT} bytes")
@@ -81,21 +81,21 @@ def read_metadata(data: bytes) -> WheelMetadata:
         data.decode("utf-8")
     except UnicodeDecodeError:
         raise ValueError("METADATA is not UTF-8") from None
-    # The description may take most of it, and is of no interest.
+    # The description after the headers is not needed.
     head = re.split(rb"\r?\n\r?\n", data, maxsplit=1)[0]
-    if len(re.findall(rb"^requires-dist[ \t]*:", head, re.IGNORECASE | re.MULTILINE)) > MOST_REQUIREMENTS:
-        raise ValueError(f"METADATA has more than {MOST_REQUIREMENTS} requirements")
-    told = BytesHeaderParser().parsebytes(head)
+    if len(re.findall(rb"^requires-dist[ \t]*:", head, re.IGNORECASE | re.MULTILINE)) > MAX_REQUIREMENTS:
+        raise ValueError(f"METADATA has more than {MAX_REQUIREMENTS} requirements")
+    headers = BytesHeaderParser().parsebytes(head)
     return WheelMetadata(
-        requires_python=_line(told.get("Requires-Python", "")),
-        requires=tuple(_line(one) for one in told.get_all("Requires-Dist", [])),
-        version=_line(told.get("Version", "")),
-        name=_line(told.get("Name", "")),
+        requires_python=_line(headers.get("Requires-Python", "")),
+        requires=tuple(_line(value) for value in headers.get_all("Requires-Dist", [])),
+        version=_line(headers.get("Version", "")),
+        name=_line(headers.get("Name", "")),
     )
 
 
 def differing(a: WheelMetadata, b: WheelMetadata) -> tuple[str, ...]:
-    """In which fields two METADATA tell a resolver different things; how they are written does not count."""
+    """The names of the fields whose meaning differs; spelling does not count."""
     pairs = {
         "Name": (canonicalize_name(a.name), canonicalize_name(b.name)),
         "Version": (_version(a.version), _version(b.version)),
@@ -130,5 +130,5 @@ def _requirements(lines: Iterable[str]) -> frozenset[str]:
 
 
 def _line(value: object) -> str:
-    """A field's value on one line, without what would steer a terminal: it is going to be printed."""
+    """A field's value on one line, safe to print."""
     return printable(" ".join(str(value).split()))

@@ -1,4 +1,4 @@
-"""A layer of an image: a title and a blob."""
+"""Defines a layer of an image: a title and a blob."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Blob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageLayer:
-    """A layer as it was built, or as a lock has recorded it."""
+    """A layer as it was built, or as a lock records it."""
 
     title: fields.Line  # "torch 2.7.1"
     blob: Blob = field(metadata={codec.INLINE: True})

@@ -1,4 +1,4 @@
-"""Locked wheels, archives, bases and tools, and the lock of a cell: every byte is named."""
+"""Defines the lock of a cell: wheels, archives, base and tools, each by hash."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _SET = Meta(max_length=100, extra_json_schema={"uniqueItems": True})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedWheel:
-    """One wheel, by content. No URL: where it lies is the index's affair."""
+    """One wheel, by hash. It has no URL: the index determines that."""
 
     name: fields.Name  # normalized, "nvidia-cublas-cu12"
     version: fields.Version
     filename: fields.FileName
     sha256: fields.Sha256
-    size: fields.Bytes = 0  # 0: nobody measured it, the hash is by public record
+    size: fields.Bytes = 0  # 0: not known, as the hash is from public record
     index: Source
-    at: fields.FileName = ""  # its name where it lies, if that is another than its own metadata give it
+    at: fields.FileName = ""  # its file name on the index, if that differs from `filename`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,19 +37,18 @@ class LockedComponent:
     name: fields.Name
     wheels: Annotated[
         tuple[fields.Name, ...], Meta(max_length=5000, extra_json_schema={"uniqueItems": True})
-    ]  # names, among the lock's own; sorted
-    program: LockedWheel | None = None  # its file, which is no wheel but is fetched like one
+    ]  # names of wheels in the lock; sorted
+    program: LockedWheel | None = None  # not a wheel, but fetched like one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedArchive:
-    """One part of NVIDIA's toolkit, an xz tar, by content. No URL: where it lies is the user's affair."""
+    """One part of NVIDIA's toolkit, an xz tar, by hash. It has no URL: the user sets the location."""
 
     component: fields.ToolkitPart  # "cuda_nvcc"
     version: fields.Version  # its own, "12.1.105"
-    path: (
-        fields.ArchivePath
-    )  # below the address of NVIDIA's layout, "cuda_nvcc/linux-x86_64/cuda_nvcc-...-archive.tar.xz"
+    # below the address of NVIDIA's layout, "cuda_nvcc/linux-x86_64/cuda_nvcc-...-archive.tar.xz"
+    path: fields.ArchivePath
     size: fields.Bytes
     sha256: fields.Sha256
 
@@ -67,7 +66,7 @@ class OsPackage:
     version: str
 
 
-#: How a document has the packages of an artefact: name -> version.
+#: The schema of an artefact's packages in a document: name -> version.
 PACKAGES = {
     "type": "object",
     "propertyNames": {
@@ -84,7 +83,7 @@ PACKAGES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedBase:
-    """The base as an artefact: one layer blob and what is in it."""
+    """The base of an image: one layer blob and its packages."""
 
     os: fields.Word  # "debian12"
     python: fields.Version  # full version of its interpreter, "3.11.2"
@@ -99,73 +98,73 @@ class LockedBase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedTools:
-    """The OS's tools as an artefact: a layer blob on top of one base, and what it adds."""
+    """The OS's build tools: one layer blob on top of a base, and the packages that it adds."""
 
     os: fields.Word  # "debian12"
     name: fields.OsTools  # "devel", "devel-gcc11"
-    base: fields.Sha256Digest  # of the base's blob, on which alone it fits
+    base: fields.Sha256Digest  # of the base's blob, the only one on which it fits
     digest: fields.Sha256Digest
     diff_id: fields.Sha256Digest
     size: fields.Bytes
     unpacked: fields.Bytes
     encoder: fields.Line
-    packages: tuple[OsPackage, ...] = field(metadata={codec.SCHEMA: PACKAGES})  # beside the base's
-    untrusted: bool = False  # as of a base
+    packages: tuple[OsPackage, ...] = field(metadata={codec.SCHEMA: PACKAGES})  # without the base's
+    untrusted: bool = False  # its packages came from an untrusted archive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DebFile:
-    """The file in which a package of the base came, as the archive's signed index tells it."""
+    """The file of a package of the base, as the archive's signed index describes it."""
 
     name: str
     version: str
     architecture: str
-    source: str  # "gcc-12 (12.2.0-14)"; the source's name alone where its version is the package's
+    source: str  # "gcc-12 (12.2.0-14)"; without the version where it equals the package's
     size: int
     sha256: str  # hex
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseFiles:
-    """Which files a base, or the tools on top of one, was made of; it is about that blob and no other."""
+    """The package files from which the blob *base*, a base or tools, was made."""
 
     base: Digest
-    debs: tuple[DebFile, ...]  # sorted by name; what the archive did not tell is absent
+    debs: tuple[DebFile, ...]  # sorted by name; without those that the archive's index lacks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedCell:
-    """A resolution with every byte named."""
+    """A resolution with the hash of every file."""
 
     resolution: Resolution
     wheels: Annotated[tuple[LockedWheel, ...], Meta(min_length=1, max_length=5000)]  # sorted by name
     base: LockedBase
-    as_of: fields.Date  # files uploaded on that day (UTC) or later did not take part
-    epoch: fields.Epoch  # stands in config, history and overlay
-    inputs: fields.Sha256Digest  # of matrix, facts and recipe: what `lock --check` compares
-    # as built once: later builds must give the same; empty until recorded
+    as_of: fields.Date  # files uploaded on that day (UTC) or later were ignored
+    epoch: fields.Epoch  # the timestamp in config, history and overlay
+    inputs: fields.Sha256Digest  # of matrix, facts and recipe; `lock --check` compares it
+    # recorded by the first build, checked by later ones; empty until recorded
     layers: Annotated[tuple[ImageLayer, ...], Meta(max_length=127)]
-    untrusted: bool = False  # an index that it used was
-    # wheels that no index was asked for, by name: see public_record.py
+    untrusted: bool = False  # an index that it used is untrusted
+    # names of wheels that come from public record, not from an index: see public_record.py
     by_record: Annotated[tuple[fields.Name, ...], _SET] = ()
     tools: LockedTools | None = None  # of a devel cell
     # of a devel cell's toolkit, sorted by component
     archives: Annotated[tuple[LockedArchive, ...], Meta(max_length=100)] = ()
-    components: fields.Few[LockedComponent] = ()  # by name; what they need lies above all else
+    components: fields.Few[LockedComponent] = ()  # by name; their layers are on top
 
     @property
     def os_packages(self) -> tuple[OsPackage, ...]:
-        """All of the OS's packages that the image has, by name."""
+        """All OS packages of the image, by name."""
         more = self.tools.packages if self.tools else ()
         return tuple(
             sorted((*self.base.packages, *more), key=lambda package: (package.name, package.version))
         )
 
 
-def artefact_json(found: LockedBase | LockedTools) -> dict[str, Any]:
+def artefact_json(artefact: LockedBase | LockedTools) -> dict[str, Any]:
     """Its plain values, packages as name -> version."""
-    values: dict[str, Any] = codec.plain(found)
-    return values | {"packages": {one.name: one.version for one in found.packages}}
+    values: dict[str, Any] = codec.plain(artefact)
+    return values | {"packages": {package.name: package.version for package in artefact.packages}}
 
 
 def artefact_fields(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The operating systems that images are made on, a row each.
+"""Defines the operating systems that images are based on.
 
-Beside a row, `data/matrix.schema.json` names each system, and `smoke_tests/tag.py` has the default's name:
-the suite runs without torchkiln.
+A new system also needs its name in `data/matrix.schema.json`. `smoke_tests/tag.py` repeats the default's
+name, as the suite runs without torchkiln.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from torchkiln.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatingSystem:
-    """What is known of one, whatever an image takes of its archive."""
+    """One operating system and its package archive."""
 
     name: str  # in matrix.yaml, locks and tags: "debian12"
     suite: str  # "bookworm"
     components: tuple[str, ...]  # of its archive
-    variables: tuple[str, str, str]  # by which a user names another mirror, security mirror and keyring
+    variables: tuple[str, str, str]  # environment variables for mirror, security mirror and keyring
     keyring: PurePosixPath  # of its archive, on the build host
-    keyring_package: str  # what brings it there
+    keyring_package: str  # that installs the keyring
     python: str  # major.minor of the suite's interpreter
-    glibc: tuple[int, int]  # with it a wheel's manylinux tag is judged
-    gcc: int  # major version of its own compiler
-    docker_base: str  # what a Dockerfile starts from by hand
+    glibc: tuple[int, int]  # decides which manylinux wheels fit
+    gcc: int  # major version of its default compiler
+    docker_base: str  # the FROM of a Dockerfile
 
 
 SYSTEMS: Mapping[str, OperatingSystem] = {
-    one.name: one
-    for one in (
+    system.name: system
+    for system in (
         OperatingSystem(
             name="debian12",
             suite="bookworm",
@@ -68,15 +68,15 @@ SYSTEMS: Mapping[str, OperatingSystem] = {
 }
 
 DEFAULT_OS = "debian12"
-"""The system whose images bear no ending. It is part of what a published tag means, so no matrix sets it."""
+"""The system whose tags have no suffix. Published tags depend on it, so no matrix can change it."""
 
 
 def operating_system(name: str) -> OperatingSystem:
-    """The row of *name*.
+    """The operating system called *name*.
 
-    :raises ConfigError: there is none.
+    :raises ConfigError: it is not supported.
     """
     try:
         return SYSTEMS[name]
     except KeyError:
-        raise ConfigError(f"no base is known for os {name!r}", hint=f"known: {', '.join(SYSTEMS)}") from None
+        raise ConfigError(f"os {name!r} is not supported", hint=f"use one of {', '.join(SYSTEMS)}") from None

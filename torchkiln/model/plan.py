@@ -1,4 +1,4 @@
-"""The plan of an image: its layers, its files and its configuration."""
+"""Defines the plan of an image: its layers, files and configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchkiln.model.lock import LockedArchive, LockedBase, LockedCell, LockedTo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverlayFile:
-    """One file that goes into the image as it is."""
+    """One file that is copied into the image."""
 
     path: str  # relative to /, "etc/torchkiln/image.json"
     mode: int
@@ -23,26 +23,26 @@ class OverlayLink:
     """A symbolic link."""
 
     path: str  # relative to /
-    target: str  # as it stands in the link
+    target: str  # as written in the link
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtefactLayer:
-    """The base, or the OS's tools: the artefact's blob is the layer."""
+    """The base, or the OS's tools: the layer is the artefact's blob."""
 
     title: str  # "debian12 base (210 packages)"
     artefact: LockedBase | LockedTools
 
     @property
     def kind(self) -> Literal["base", "tools"]:
-        """What plan.json calls it."""
+        """Its name in plan.json."""
         return "base" if isinstance(self.artefact, LockedBase) else "tools"
 
     @property
     def blob(self) -> Blob:
-        """The layer as it comes."""
-        it = self.artefact
-        return Blob(digest=it.digest, diff_id=it.diff_id, size=it.size, unpacked=it.unpacked)
+        """The artefact's blob."""
+        found = self.artefact
+        return Blob(digest=found.digest, diff_id=found.diff_id, size=found.size, unpacked=found.unpacked)
 
     @property
     def size(self) -> int:
@@ -57,17 +57,18 @@ class WheelLayer:
     kind: ClassVar = "wheels"
     title: str  # "torch 2.7.1", "dependencies (98 wheels)"
     wheels: tuple[LockedWheel, ...]
-    python: str  # full version of the base's interpreter, which makes the byte-code
+    python: str  # full version of the base's interpreter, which compiles the byte-code
 
     @property
     def inputs(self) -> tuple[LockedWheel, ...]:
-        """The files that a build fetches for it."""
+        """The files that a build downloads for it."""
         return self.wheels
 
     @property
     def size(self) -> int | None:
-        """Bytes of the wheels; None: the size of one is not known."""
-        return sum(one.size for one in self.wheels) if all(one.size for one in self.wheels) else None
+        """Bytes of the wheels; None: the size of a wheel is not known."""
+        sizes = [wheel.size for wheel in self.wheels]
+        return sum(sizes) if all(sizes) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,29 +82,29 @@ class ToolkitLayer:
 
     @property
     def inputs(self) -> tuple[LockedArchive, ...]:
-        """The files that a build fetches for it."""
+        """The files that a build downloads for it."""
         return self.archives
 
     @property
     def size(self) -> int:
         """Bytes of the archives."""
-        return sum(one.size for one in self.archives)
+        return sum(archive.size for archive in self.archives)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramLayer:
-    """A program in one file, and what goes with it."""
+    """A program in one file, and the files and links that belong to it."""
 
     kind: ClassVar = "program"
     title: str  # "micromamba 2.3.3"
-    program: LockedWheel  # no wheel, but fetched like one
+    program: LockedWheel  # not a wheel, but fetched like one
     files: tuple[OverlayFile, ...]
     links: tuple[OverlayLink, ...]
     folders: tuple[tuple[str, int], ...]  # (path, mode), where that is not 0755
 
     @property
     def inputs(self) -> tuple[LockedWheel, ...]:
-        """The file that a build fetches for it."""
+        """The file that a build downloads for it."""
         return (self.program,)
 
     @property
@@ -114,7 +115,7 @@ class ProgramLayer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverlayLayer:
-    """Our own files, which every image has."""
+    """torchkiln's own files, which every image has."""
 
     kind: ClassVar = "overlay"
     title: str  # "torchkiln (12 files)"
@@ -128,14 +129,14 @@ class OverlayLayer:
 
 
 MadeLayer = WheelLayer | ToolkitLayer | ProgramLayer
-"""Made of files that a lock names, and kept in the cache by a key (`build.cache_keys`)."""
+"""Made from locked files, and cached by a key (`build.cache_keys`)."""
 PlannedLayer = ArtefactLayer | MadeLayer | OverlayLayer
 L = TypeVar("L", bound=PlannedLayer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageConfig:
-    """The part of an image that is not files."""
+    """The configuration of an image, as OCI defines it."""
 
     env: tuple[tuple[str, str], ...]
     entrypoint: tuple[str, ...]
@@ -150,15 +151,15 @@ class ImageConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImagePlan:
-    """Ordered layers and config, for either engine. A pure function of the lock."""
+    """Ordered layers and config, for either engine; it depends on the lock alone."""
 
     locked: LockedCell
     tag: str
     aliases: tuple[str, ...]
-    layers: tuple[PlannedLayer, ...]  # the first is the base, the last our own files
+    layers: tuple[PlannedLayer, ...]  # the first is the base, the last is the overlay
     config: ImageConfig
     epoch: int
-    recipe: int  # numbered behaviour: raise it when the same lock would give other bytes
+    recipe: int  # see `model.recipe.RECIPE`
 
     def of(self, kind: type[L]) -> tuple[L, ...]:
         """The layers of one *kind*, in order."""
@@ -166,12 +167,12 @@ class ImagePlan:
 
     @property
     def made(self) -> tuple[MadeLayer, ...]:
-        """The layers that a build makes of what it fetches, in order."""
+        """The layers that a build makes from downloads, in order."""
         return tuple(layer for layer in self.layers if isinstance(layer, MadeLayer))
 
     @property
     def overlay(self) -> OverlayLayer:
-        """Our own files, on top."""
+        """torchkiln's own files, the top layer."""
         top = self.layers[-1]
         assert isinstance(top, OverlayLayer)
         return top
@@ -189,9 +190,9 @@ class Healthcheck:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What an image sets for something that it has: a toolkit, a program."""
+class EnvironmentSettings:
+    """The environment that a toolkit or a program needs."""
 
     programs: tuple[str, ...] = ()  # folders on PATH
-    libraries: tuple[str, ...] = ()  # on LD_LIBRARY_PATH: what is linked here starts here, without an rpath
+    libraries: tuple[str, ...] = ()  # folders on LD_LIBRARY_PATH, for programs linked without an rpath
     env: tuple[tuple[str, str], ...] = ()

@@ -1,7 +1,7 @@
-"""The kinds of machines that images are made for, by the names that others give them.
+"""Defines the platforms that images are built for, with the name that each tool uses.
 
-What is not here: the system call tables of `runtimes/seccomp.py` and `runtimes/enter.py`, and the check of
-`cli/bundle_run.py`, which run without torchkiln or are tables of their own; and facts, which are data.
+`runtimes/seccomp.py`, `runtimes/enter.py` and `cli/bundle_run.py` also depend on the platform: they have
+system call tables, or run without torchkiln.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Platform:
-    """One kind of machine."""
+    """One platform."""
 
     os: str  # OCI's: "linux"
     architecture: str  # OCI's and Debian's: "amd64"
-    machine: str  # uname's, that of markers and wheel tags: "x86_64"
+    machine: str  # of uname, markers and wheel tags: "x86_64"
     cuda: str  # NVIDIA's: "x86_64", in "linux-x86_64" and "targets/x86_64-linux"
     loader: str  # of programs: "ld-linux-x86-64.so.2"
     cached: str  # its libraries in `ldconfig -p`: "libc6,x86-64"
@@ -24,12 +24,12 @@ class Platform:
 
     @property
     def name(self) -> str:
-        """As Docker writes it: ``linux/amd64``."""
+        """Docker's name of it: ``linux/amd64``."""
         return f"{self.os}/{self.architecture}"
 
     @property
     def oci(self) -> dict[str, str]:
-        """In an image's config and in indexes."""
+        """As image configs and OCI indexes have it."""
         return {"architecture": self.architecture, "os": self.os}
 
     @property
@@ -39,7 +39,7 @@ class Platform:
 
     @property
     def markers(self) -> dict[str, str]:
-        """What requirements' markers ask of the machine and its system."""
+        """The environment markers (PEP 508) of the platform."""
         return {
             "os_name": "posix",
             "platform_machine": self.machine,

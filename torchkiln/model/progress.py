@@ -1,4 +1,4 @@
-"""What an engine tells while it works, and where it gets wheels: the protocols beside their consumer."""
+"""Defines the protocols of progress reports and of the sources of wheels and archives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Work = Literal["download", "convert", "toolkit", "compress", "base", "write", "s
 
 
 class Observer(Protocol):
-    """Hears of the work. Called from several threads; sizes are bytes."""
+    """Receives progress. Called from several threads; sizes are bytes."""
 
     def begin(self, work: Work, name: str, total: int) -> None: ...
 
@@ -22,13 +22,13 @@ class Observer(Protocol):
 
 
 class Fetcher(Protocol):
-    """Where wheels come from."""
+    """Downloads wheels."""
 
     def size(self, wheel: LockedWheel) -> int:
-        """Bytes of the file, as its server tells them; for a wheel whose lock does not."""
+        """Bytes of the file according to its server, for a wheel whose lock has no size."""
 
     def tail(self, wheel: LockedWheel, count: int) -> bytes | None:
-        """The last *count* bytes of the file; None where the server has no ranges."""
+        """The last *count* bytes of the file; None: the server does not support range requests."""
 
     def fetch(
         self,
@@ -38,16 +38,16 @@ class Fetcher(Protocol):
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        """Bring the file to *path*, in order, going on from what is there; not verified."""
+        """Download the file to *path*, resuming if a part of it is there; the caller verifies it."""
 
 
 class ArchiveSource(Protocol):
-    """Where the archives of NVIDIA's toolkit come from."""
+    """Downloads the archives of NVIDIA's toolkit."""
 
     def require(self, archives: Collection[LockedArchive]) -> None:
-        """See that there is a place to ask, before anything is done.
+        """Check that the location of *archives* is set.
 
-        :raises BuildFailed: nobody said where *archives* are.
+        :raises BuildFailed: it is not.
         """
 
     def archive(
@@ -58,11 +58,11 @@ class ArchiveSource(Protocol):
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> Path | None:
-        """The file, verified: at *part*, or where the user has it; None: it was cancelled."""
+        """The verified file: at *part*, or in the user's folder; None: it was cancelled."""
 
 
 class Silent:
-    """An observer that keeps to itself."""
+    """An observer that does nothing."""
 
     def begin(self, work: Work, name: str, total: int) -> None: ...
 

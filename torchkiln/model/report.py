@@ -1,4 +1,4 @@
-"""The result of a smoke run: findings, the report, and the report with its signatures."""
+"""Defines the result of a smoke run: findings, the report, and the report with its signatures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Nonce = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9._~:-]{8,128}$", description="8 to 128 of A-Z a-z 0-9 . _ ~ : -")
 ]
 CheckId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,80}$", description="the id of a check")]
-#: How a document has the JSON texts of a finding: as the values themselves.
+#: The schemas of `measured` and `threshold` in a document, where they are objects, not JSON texts.
 MEASURED: dict[str, Any] = {"type": "object", "description": "raw values by name"}
 THRESHOLD: dict[str, Any] = {
     "type": "object",
@@ -63,15 +63,15 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeReport:
-    """What the checks saw inside one image, bound to its manifest digest; or where there was no image."""
+    """The results of the checks in one image, bound to its manifest digest, or in an environment."""
 
-    image: fields.Sha256Digest | None  # None, like `tag`: an environment, which no gate clears
+    image: fields.Sha256Digest | None  # None, like `tag`: an environment, for which no gate exists
     tag: Tag | None
     suite: fields.Sha256Digest  # of the files of smoke_tests/
     runtime: RuntimeName
     tool: ToolVersion
-    when: Time | None  # the run's beginning in UTC, "2026-11-21T17:05:16Z"; None: nobody told
-    nonce: Nonce | None  # the word that whoever asked for this run gave to be told back
+    when: Time | None  # start of the run in UTC, "2026-11-21T17:05:16Z"; None: not recorded
+    nonce: Nonce | None  # returned unchanged, so that a requester can recognize the report of its run
     findings: Annotated[tuple[Finding, ...], Meta(max_length=1000)]
     verdict: Verdict
     host: str = field(metadata={codec.SCHEMA: {"$ref": "#/$defs/host"}})  # JSON text
@@ -79,11 +79,11 @@ class SmokeReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignedReport:
-    """A report as it was handed in, and whose signatures on it are good."""
+    """A report and the trusted keys whose signatures on it are valid."""
 
     name: str  # of its file, for messages
     report: SmokeReport
-    signed: bool  # by anybody, looked at or not
-    signers: tuple[str, ...]  # fingerprints of those trusted keys whose signature fits
-    own: bool = False  # this machine ran it: it lies in the cache as it was made
-    envelope: bytes | None = field(default=None, repr=False)  # the signed statement, as it was handed in
+    signed: bool  # it has a signature, valid or not
+    signers: tuple[str, ...]  # fingerprints of the trusted keys with a valid signature
+    own: bool = False  # this machine ran it, and it comes from the cache
+    envelope: bytes | None = field(default=None, repr=False)  # the signed statement, unchanged

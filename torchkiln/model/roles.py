@@ -1,6 +1,6 @@
-"""The roles in which a key's signature counts.
+"""Defines the roles of signing keys.
 
-A laboratory runs the checks and signs smoke reports. A publisher signs everything else that goes with an
+A laboratory runs the checks and signs smoke reports. A publisher signs everything else that belongs to an
 image.
 """
 

@@ -1,8 +1,8 @@
-"""An address that is marked as untrusted -> the address; and whether a lock uses an untrusted source.
+"""Reads the mark of untrusted sources in addresses, and finds it in locks.
 
-An untrusted source has the layout of a package index or an archive, and nobody vouches for what it serves: a
-server of the tests, for example. The user writes `untrusted+` before its address. The lock keeps that as one
-flag, and `gate`, `publish` and `build --locked` refuse such a lock.
+An untrusted source is a package index or an archive whose files must not be published, such as a test
+server. The user writes `untrusted+` before its address. The lock records that as one flag, and `gate`,
+`publish` and `build --locked` refuse such a lock.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from torchkiln.errors import ConfigError
 from torchkiln.model.lock import LockedCell
 
 PREFIX = "untrusted+"
-TOOLKIT = "rules.untrusted-toolkit"  # among a cell's limits where its archives are not NVIDIA's
-USES = "uses an untrusted source"  # what messages say of a lock
+TOOLKIT = "rules.untrusted-toolkit"  # the limit of a cell whose archives are not NVIDIA's
+USES = "uses an untrusted source"  # for messages about a lock
 _FORMER = "stand-in+"  # the prefix of earlier versions
 
 

@@ -29,7 +29,7 @@ from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import format_of
 from torchkiln.oci.documents import descriptors, diff_ids, plain_file, plain_folder, read_document
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, describe, descriptor, digest_of
-from torchkiln.util.schema import told
+from torchkiln.util.schema import shown
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
@@ -139,7 +139,7 @@ def open_layout(path: Path) -> Layout:
     found = read_document(path / "oci-layout")
     if found.get("imageLayoutVersion") != VERSION["imageLayoutVersion"]:
         raise VerificationFailed(
-            f"{path / 'oci-layout'}: unknown layout version {told(found.get('imageLayoutVersion'))}",
+            f"{path / 'oci-layout'}: unknown layout version {shown(found.get('imageLayoutVersion'))}",
             hint="`build` writes version 1.0.0; make the layout again",
         )
     for folder in (path / "blobs", path / "blobs" / "sha256"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchkiln.util.ownership import demand_own
+from torchkiln.util.ownership import require_private
 
 _NAMES = ("blobs", "blobs/sha256", "index.json", "oci-layout", ".lock")
 
@@ -14,4 +14,6 @@ def demand_own_layout(layout: Path) -> None:
 
     :raises ConfigError: other users can change what is in it.
     """
-    demand_own(layout, "the output folder", _NAMES, hint="run chmod -R go-w on it, or name another --output")
+    require_private(
+        layout, "the output folder", _NAMES, hint="run chmod -R go-w on it, or name another --output"
+    )

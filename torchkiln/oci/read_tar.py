@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 
-from torchkiln.model.contents import Kind, LayerContents, Thing
+from torchkiln.model.contents import Kind, LayerContents, TreeEntry
 from torchkiln.oci.tar_header import DamagedTar
 from torchkiln.oci.tar_reader import TREE_ENTRIES, Entry, EntryKind, Stream, TarReader, pieces_of
 
@@ -30,12 +30,12 @@ _PLAIN: Mapping[EntryKind, Kind] = {
 Wanted = Callable[[str], bool]
 
 
-def grow(tree: dict[str, Thing], stream: Stream, wanted: Wanted = lambda _: False) -> None:
+def grow(tree: dict[str, TreeEntry], stream: Stream, wanted: Wanted = lambda _: False) -> None:
     """Apply the layer in *stream* to *tree*, as an engine does. *wanted*: of which paths to keep the text.
 
     :raises DAMAGED: see there.
     """
-    upper: dict[str, Thing] = {}
+    upper: dict[str, TreeEntry] = {}
     deleted = []
     tar = TarReader(pieces_of(stream), most=TREE_ENTRIES)  # an engine exports an image as one
     for entry in tar:
@@ -84,12 +84,12 @@ def layer_contents(stream: Stream, wanted: Wanted) -> LayerContents:
     return LayerContents(files=files, bytes=size, texts=texts, deleted=tuple(deleted), links=links)
 
 
-_FOLDER = Thing(kind="folder", mode=0o755, owner=(0, 0))  # one that no layer tells of, as engines make it
+_FOLDER = TreeEntry(kind="folder", mode=0o755, owner=(0, 0))  # one that no layer tells of, as engines make it
 
 
 def _thing(
-    tar: TarReader, entry: Entry, upper: dict[str, Thing], lower: dict[str, Thing], wanted: Wanted
-) -> Thing:
+    tar: TarReader, entry: Entry, upper: dict[str, TreeEntry], lower: dict[str, TreeEntry], wanted: Wanted
+) -> TreeEntry:
     if entry.kind == "hard link":
         found = upper.get(entry.target) or lower.get(entry.target)
         if found is None:
@@ -101,7 +101,7 @@ def _thing(
         sha256, read = _content(tar, entry, keep=keep)
         text = read if keep else None
     device = entry.kind in ("char", "block")
-    return Thing(
+    return TreeEntry(
         kind=_PLAIN[entry.kind],
         mode=0o777 if entry.kind == "link" else entry.mode & 0o7777,
         owner=(entry.uid, entry.gid),
@@ -134,7 +134,7 @@ def _deleted(path: str) -> str:
     return folder + slash + name.removeprefix(_GONE) if name.startswith(_GONE) else ""
 
 
-def _delete(tree: dict[str, Thing], path: str) -> None:
+def _delete(tree: dict[str, TreeEntry], path: str) -> None:
     """Take *path* away with all below it; only what is below where it ends in a slash."""
     inside = path.rstrip("/") + "/" if path != "/" else ""
     for found in [found for found in tree if found.startswith(inside)]:

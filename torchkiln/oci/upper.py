@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import BinaryIO, cast
 
 from torchkiln.errors import BuildFailed
-from torchkiln.model.contents import Thing
+from torchkiln.model.contents import TreeEntry
 from torchkiln.oci.read_tar import DAMAGED, grow
 from torchkiln.oci.tar import END, padding, parents
 
@@ -31,8 +31,8 @@ def write_upper(lower: BinaryIO, whole: BinaryIO, out: BinaryIO, *, mtime: int) 
     :raises BuildFailed: *whole* lacks what *lower* has, or holds what no layer may hold; or one is no tar.
     :raises OSError: the disk is full.
     """
-    below: dict[str, Thing] = {}
-    above: dict[str, Thing] = {}
+    below: dict[str, TreeEntry] = {}
+    above: dict[str, TreeEntry] = {}
     try:
         grow(below, lower)
         grow(above, whole)
@@ -61,7 +61,9 @@ def _path_of(member: tarfile.TarInfo) -> str:
     return "" if path == "." else path
 
 
-def _faults(below: Mapping[str, Thing], above: Mapping[str, Thing], changed: list[str]) -> Iterator[str]:
+def _faults(
+    below: Mapping[str, TreeEntry], above: Mapping[str, TreeEntry], changed: list[str]
+) -> Iterator[str]:
     for path in sorted(below.keys() - above.keys()):
         yield f"  {path} was taken away"
     for path in changed:
@@ -81,7 +83,12 @@ def _whiteouts(names: Iterable[str]) -> Iterator[str]:
 
 
 def _write(
-    tar: tarfile.TarFile, member: tarfile.TarInfo | None, path: str, thing: Thing, out: BinaryIO, mtime: int
+    tar: tarfile.TarFile,
+    member: tarfile.TarInfo | None,
+    path: str,
+    thing: TreeEntry,
+    out: BinaryIO,
+    mtime: int,
 ) -> None:
     """One entry. A hard link becomes a file of its own: what it leads to may be in the layer below."""
     info = tarfile.TarInfo(path)

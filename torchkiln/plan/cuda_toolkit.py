@@ -10,7 +10,7 @@ from torchkiln.cuda.tree import TARGET
 from torchkiln.matrix.os_tools import host_gcc
 from torchkiln.model.cell import Toolkit
 from torchkiln.model.lock import LockedCell
-from torchkiln.model.plan import OverlayLink, Settings
+from torchkiln.model.plan import EnvironmentSettings, OverlayLink
 from torchkiln.model.recipe import site
 from torchkiln.util.versions import DOTTED, numbers
 
@@ -99,17 +99,17 @@ def _of_libraries(toolkit: Toolkit, libraries: tuple[str, ...], packages: str) -
         yield OverlayLink(path=f"{home(toolkit)}/{folder}/{name}", target=f"{packages}/{library}")
 
 
-def settings(locked: LockedCell) -> Settings:
+def settings(locked: LockedCell) -> EnvironmentSettings:
     """Where shells, compilers and build systems find it, also what lies beside it (cuDNN, NCCL)."""
     toolkit = locked.resolution.toolkit
     if toolkit is None:
-        return Settings()
+        return EnvironmentSettings()
     packages = site(locked.base.python)
     folders = tuple(dict.fromkeys(_folder(one) for one in libraries_of(locked)))
     # Of what the archives have headers for, the wheels' own would be another version's.
     headers = [f"{packages}/{one}/include" for one in folders if not toolkit.release or _is_beside(one)]
     stubs = [f"{HOME}/lib64/stubs"] if toolkit.release else []  # -lcuda; behind the libraries themselves
-    return Settings(
+    return EnvironmentSettings(
         programs=(f"{HOME}/bin",),
         libraries=tuple(f"{packages}/{folder}/lib" for folder in folders),
         env=(

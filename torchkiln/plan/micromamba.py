@@ -8,7 +8,7 @@ installed into `base` stays out of the way of /opt/venv until it is activated.
 from __future__ import annotations
 
 from torchkiln.model.lock import LockedCell, LockedWheel
-from torchkiln.model.plan import OverlayFile, OverlayLink, ProgramLayer, Settings
+from torchkiln.model.plan import EnvironmentSettings, OverlayFile, OverlayLink, ProgramLayer
 
 HOME = "/opt/conda"
 _BIN = f"{HOME}/condabin"
@@ -51,8 +51,8 @@ def program_path(file: LockedWheel) -> str:
     return f"{_BIN.lstrip('/')}/{file.name}"
 
 
-def settings(locked: LockedCell) -> Settings:
+def settings(locked: LockedCell) -> EnvironmentSettings:
     """Where shells find it, behind all else on PATH, and where it puts what it installs."""
     if any(component.program for component in locked.components):
-        return Settings(programs=(_BIN,), env=(("MAMBA_ROOT_PREFIX", HOME),))
-    return Settings()
+        return EnvironmentSettings(programs=(_BIN,), env=(("MAMBA_ROOT_PREFIX", HOME),))
+    return EnvironmentSettings()

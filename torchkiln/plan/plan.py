@@ -10,7 +10,7 @@ from typing import Any
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.resolve import require_buildable, require_cuda
 from torchkiln.matrix.tags import tag_of
-from torchkiln.model.cell import Build
+from torchkiln.model.cell import TorchBuild
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedArchive, LockedCell, LockedTools
 from torchkiln.model.plan import (
@@ -118,7 +118,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> ImageConfig:
+def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest) -> ImageConfig:
     toolkit, beside = settings(locked), micromamba.settings(locked)
     return ImageConfig(
         env=(
@@ -151,7 +151,9 @@ def _config(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
     )
 
 
-def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> tuple[tuple[str, str], ...]:
+def _labels(
+    locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest
+) -> tuple[tuple[str, str], ...]:
     resolution, cell = locked.resolution, locked.resolution.cell
     created = datetime.fromtimestamp(locked.epoch, tz=timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     labels = {
@@ -181,7 +183,7 @@ def _labels(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> 
     return tuple(sorted((key, value) for key, value in labels.items() if value))
 
 
-def _image_facts(locked: LockedCell, build: Build, tag: str, lock_digest: Digest) -> dict[str, Any]:
+def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest) -> dict[str, Any]:
     """What the image tells about itself at /etc/torchkiln/image.json."""
     resolution, cell = locked.resolution, locked.resolution.cell
     return {

@@ -13,7 +13,7 @@ from typing import Protocol
 from torchkiln.attest.retraction import is_retraction, reason_of
 from torchkiln.attest.signers import FORMS, Opened
 from torchkiln.attest.statement import Statement
-from torchkiln.errors import Foreign, VerificationFailed
+from torchkiln.errors import UnknownFormat, VerificationFailed
 from torchkiln.model.digest import Digest
 from torchkiln.publish.fetched import fetched, looked
 from torchkiln.registry.reading import Reading
@@ -76,7 +76,7 @@ def attached(reading: Reading, image: Digest, opener: Opener) -> Attached:
             if isinstance(got, VerificationFailed):
                 raise got
             told = opener.open(*got, where=where)
-        except Foreign:
+        except UnknownFormat:
             strangers += 1
             continue
         except VerificationFailed as error:

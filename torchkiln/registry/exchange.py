@@ -24,7 +24,7 @@ _SILENCE = 120.0  # seconds for a piece of a blob, and for an answer to one: reg
 _DOCUMENT = 20.0  # seconds for a document, from the request to its last byte
 
 
-class Session(http_session.Session):
+class Session(http_session.LimitedSession):
     """Proxies as everywhere; no cookies, no netrc: `tokens` has the logins."""
 
     def __init__(self, network: Network, *, local: bool) -> None:
@@ -74,7 +74,7 @@ class Exchange:
                 return self._answer(request, response)
         except requests.TooManyRedirects as error:
             raise RegistryError(
-                f"{self._host}: {request.what}: redirect loop: more than {redirects.MOST} redirects",
+                f"{self._host}: {request.what}: redirect loop: more than {redirects.MAX_REDIRECTS} redirects",
                 hint="the registry is at fault",
             ) from error
         except UnsafeRedirect as error:

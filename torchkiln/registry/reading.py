@@ -25,7 +25,7 @@ from torchkiln.registry.session import READS, Registry
 from torchkiln.registry.tokens import Scopes
 from torchkiln.util.files import replacing
 from torchkiln.util.http.retry import GivenUp, Progress, retry
-from torchkiln.util.schema import told as told_as
+from torchkiln.util.schema import shown as told_as
 from torchkiln.util.strict_json import json_of
 
 _DOCKER = "application/vnd.docker.distribution.manifest."
@@ -258,7 +258,7 @@ class Reading:
         # A server that gives a byte with each attempt makes no progress.
         progress, patience = Progress(out.tell, _PROGRESS), READS if quick else math.inf
         try:
-            answer = retry(attempt, sleep=self.registry.rest, patience=patience, progress=progress)
+            answer = retry(attempt, sleep=self.registry.rest, max_seconds=patience, progress=progress)
         except GivenUp as error:
             raise self.registry.lost(what, str(error), error.attempts) from error
         if answer.status not in (200, 206, 416):

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from torchkiln.errors import Foreign, RegistryError, VerificationFailed
+from torchkiln.errors import RegistryError, UnknownFormat, VerificationFailed
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.oci.artifact import EMPTY, Artifact, Referrer, manifest_of
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
@@ -188,13 +188,13 @@ def brought(reading: Reading, referrer: Referrer, subject: Digest, forms: Collec
         raise VerificationFailed(f"{reading.repository}: {name} is listed and not there", hint=_STALE)
     told = found.told
     if wrong := sentences(told, _SCHEMA, name):
-        raise Foreign("\n".join(wrong))
+        raise UnknownFormat("\n".join(wrong))
     if told["subject"]["digest"] != subject:
         other = told["subject"]["digest"]
         raise VerificationFailed(f"{name}: goes with {other}, not with {subject}", hint=_STALE)
     layer = told["layers"][0]
     if layer["mediaType"] not in forms:
-        raise Foreign(f"{name}: {layer['mediaType'][:80]!r} is no form that is known here")
+        raise UnknownFormat(f"{name}: {layer['mediaType'][:80]!r} is no form that is known here")
     return Brought(digest=parse_digest(layer["digest"]), size=layer["size"], form=layer["mediaType"])
 
 

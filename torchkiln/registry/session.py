@@ -185,7 +185,7 @@ class Registry:
         self, what: str, step: Callable[[], Answer], patience: float, attempts: int = ATTEMPTS
     ) -> Answer:
         try:
-            return retry(step, sleep=self.rest, patience=patience, attempts=attempts)
+            return retry(step, sleep=self.rest, max_seconds=patience, attempts=attempts)
         except GivenUp as error:
             raise self.lost(what, str(error), error.attempts) from error
 

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from torchkiln.util.schema import shipped, wrongs
+from torchkiln.util.schema import shipped, violations
 
 _GIB = 1 << 30
 
 
 def fits(host: Any) -> bool:
     """Whether *host* is what host.schema.json calls one; an image may tell anything."""
-    return not wrongs(host, shipped("host"))
+    return not violations(host, shipped("host"))
 
 
 def gpus(host: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from torchkiln.smoke import hosts
 from torchkiln.smoke.verdict import faults, host_fault
 from torchkiln.util import codec
 from torchkiln.util.files import pretty_json
-from torchkiln.util.schema import sentences, shipped, wrongs
+from torchkiln.util.schema import sentences, shipped, violations
 from torchkiln.util.strict_json import json_of
 
 SCHEMA = 2
@@ -64,7 +64,7 @@ def finding_of(check: Mapping[str, Any]) -> Finding:
     :raises ValueError: no report could hold it.
     """
     definitions = shipped("smoke-report")["$defs"]
-    for _, wrong in wrongs(check, {"$ref": "#/$defs/Finding", "$defs": definitions}):
+    for _, wrong in violations(check, {"$ref": "#/$defs/Finding", "$defs": definitions}):
         raise ValueError(wrong)
     return codec.typed(Finding, _finding_fields(check))
 

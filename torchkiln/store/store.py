@@ -36,7 +36,7 @@ from torchkiln.store import shared as shared_cache
 from torchkiln.store.file_locks import Holder, acquire, clear, hold, holder
 from torchkiln.util import scratch
 from torchkiln.util.files import private_folder, remove_tree
-from torchkiln.util.ownership import demand_own
+from torchkiln.util.ownership import require_private
 
 _GATE = "gate"  # held for a moment by who claims, and by who takes away what is unclaimed
 _ORPHANED = 3600.0  # seconds after which a half-written file without an owner's name is nobody's
@@ -305,7 +305,7 @@ _FOLDERS = (
 
 
 def _demand_own(root: Path) -> None:
-    demand_own(
+    require_private(
         root,
         "the cache",
         (*_FOLDERS, *(f"records/{kind}" for kind in _names(root / "records"))),

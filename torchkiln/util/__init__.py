@@ -1,4 +1,1 @@
-"""Helps with files, JSON, YAML, versions, processes and retries.
-
-Nothing here knows about images.
-"""
+"""Contains helpers for files, JSON, YAML, versions, processes and HTTP; none is specific to images."""

@@ -1,9 +1,9 @@
-"""Data classes <-> plain values of JSON, and the JSON Schema of a data class, all from its type hints.
+"""Converts data classes to and from JSON values, and derives their JSON Schemas, from the type hints.
 
-A field that equals its default is left out of the plain values. A field with ``compare=False`` is no part
-of the value: neither writer, reader nor schema knows it. A field whose JSON form differs from its type has
-that form's schema in its metadata, under SCHEMA; its reader and writer adapt it. The fields of a data class
-under INLINE stand among those of the class that holds it; its reader gathers them.
+A field that equals its default is omitted from the JSON values. A field with ``compare=False`` is never
+written, read or described. If the JSON form of a field differs from its type, the field's metadata has that
+form's schema under SCHEMA, and callers convert the value. A field with INLINE in its metadata holds a data
+class whose fields are written among those of the outer class; callers collect them when reading.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def plain(value: Any) -> Any:
-    """*value* as dicts, lists, text, numbers: what `json.dumps` takes."""
+    """*value* as dicts, lists, text and numbers, for `json.dumps`."""
     if is_dataclass(value) and not isinstance(value, type):
         values: dict[str, Any] = {}
         for field in fields(value):
@@ -39,15 +39,15 @@ def plain(value: Any) -> Any:
 
 
 def typed(kind: type[T], document: Any) -> T:
-    """The inverse of `plain`, for a *document* that fits the schema of *kind*.
+    """The inverse of `plain`, for a *document* that matches the schema of *kind*.
 
-    :raises ValueError: it does not fit.
+    :raises ValueError: it does not match.
     """
     return msgspec.convert(document, kind, strict=True)
 
 
 def schema_of(kind: type) -> dict[str, Any]:
-    """The JSON Schema of `plain` of a *kind*; the data classes below it are its `$defs`."""
+    """The JSON Schema of what `plain` returns for a *kind*; the nested data classes are its `$defs`."""
     _, parts = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")
     for found in dict.fromkeys(_classes(inspect.type_info(kind))):
         _adapt(parts[found.__name__], found, parts)
@@ -59,7 +59,7 @@ def schema_of(kind: type) -> dict[str, Any]:
 
 
 def _adapt(schema: dict[str, Any], kind: type, parts: Mapping[str, Any]) -> None:
-    """Change *schema*, which msgspec made of the data class *kind*, to what `plain` writes."""
+    """Change *schema*, which msgspec derived from the data class *kind*, to match `plain`."""
     properties = schema["properties"]
     for field in fields(kind):
         if not field.compare:
@@ -77,21 +77,21 @@ def _adapt(schema: dict[str, Any], kind: type, parts: Mapping[str, Any]) -> None
 
 
 def _simplified(schema: dict[str, Any], field: Field[Any]) -> dict[str, Any]:
-    """*schema* without the field's default, which is not written; and "this or null" without `anyOf`."""
+    """*schema* without the field's default, which is not written, and without `anyOf` for "or null"."""
     found = {key: value for key, value in schema.items() if key != "default"}
     if field.default == ():
         found["minItems"] = 1
     elif field.default is False:
         return {"const": True}
     if "anyOf" in found:
-        found, _null = (dict(one) for one in found["anyOf"])
+        found, _null = map(dict, found["anyOf"])
         if field.default is not None:
             found["type"] = [found["type"], "null"]
     return found
 
 
 def _classes(found: inspect.Type) -> Iterator[type]:
-    """The data classes at and below *found*, what is below first."""
+    """The data classes in *found*, inner ones first."""
     match found:
         case inspect.DataclassType():
             for field in found.fields:
@@ -102,8 +102,8 @@ def _classes(found: inspect.Type) -> Iterator[type]:
         case inspect.VarTupleType():
             yield from _classes(found.item_type)
         case inspect.UnionType():
-            for one in found.types:
-                yield from _classes(one)
+            for member in found.types:
+                yield from _classes(member)
 
 
 def _references(schema: Any, parts: Mapping[str, Any]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old one or the new one, never a part."""
+"""Writes files atomically and deletes folders safely."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_OCTAL = re.compile(rb"\\([0-7]{3})")  # how mountinfo writes spaces
+_OCTAL = re.compile(rb"\\([0-7]{3})")  # mountinfo's escapes of spaces
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write *data* to *path* by way of a temporary neighbour; the parent folder is made.
+    """Write *data* to *path* through a temporary file beside it; creates the parent folder.
 
-    :raises OSError: the folder cannot be written or the disk is full; *path* is then as it was.
+    :raises OSError: the folder cannot be written or the disk is full; *path* is then unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -34,13 +34,13 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """*path* as a folder; it and its parents, where they are made, are open to us alone, whatever the umask.
+    """Create the folder *path* and its missing parents with mode 0700, regardless of the umask.
 
-    :raises OSError: it cannot be made.
+    :raises OSError: it cannot be created.
     """
     for folder in (*reversed(path.parents), path):
         if not folder.is_dir():
-            with contextlib.suppress(FileExistsError):  # another process was faster
+            with contextlib.suppress(FileExistsError):  # another process has just created it
                 folder.mkdir(mode=0o700)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
@@ -48,14 +48,14 @@ def private_folder(path: Path) -> Path:
 
 
 def pretty_json(value: Any) -> bytes:
-    """The one JSON form of committed files: indented, ASCII, a newline at the end; key order kept."""
+    """*value* as JSON, as committed files have it: indented, ASCII, a newline at the end, keys in order."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a file or a folder, whatever permissions an image gave it; no error if it is not there.
+    """Delete a file or a folder, regardless of its permissions; no error if it does not exist.
 
-    What is mounted somewhere below is not ours: then all of it stays.
+    If a file system is mounted in it, nothing is deleted.
     """
     if path.is_symlink() or not path.is_dir():
         with contextlib.suppress(OSError):
@@ -64,7 +64,7 @@ def remove_tree(path: Path) -> None:
     if mounted_below(path):
         return
     if os.geteuid() != 0:
-        for folder, _, _ in os.walk(path):  # top down: a folder is opened up before it is listed
+        for folder, _, _ in os.walk(path):  # top down: a folder becomes readable before it is listed
             for entry in os.scandir(folder):
                 if entry.is_dir(follow_symlinks=False):
                     os.chmod(entry.path, 0o700)
@@ -72,10 +72,10 @@ def remove_tree(path: Path) -> None:
 
 
 def mounted_below(path: Path) -> list[str]:
-    """Where something is mounted at *path* or below it, bind mounts of the same file system too."""
+    """The mount points at *path* and below, including bind mounts of the same file system."""
     try:
         lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    except OSError:  # not Linux: then nothing here mounts
+    except OSError:  # not Linux, where torchkiln mounts nothing
         return []
     top = os.fsencode(os.path.realpath(path))
     places = [_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), line.split(b" ")[4]) for line in lines]
@@ -84,11 +84,11 @@ def mounted_below(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def replacing(target: Path, *, folder: bool = False) -> Iterator[Path]:
-    """A new neighbour of *target*, a file or a *folder*, that gets its name at the end, if all went well.
+    """A temporary file or *folder* beside *target* that replaces it if the block ends without an exception.
 
-    What killed writers of *target* left, gigabytes perhaps, goes first: who lives holds a lock on its own.
+    Deletes first what killed writers of *target* left, which may be gigabytes: a running writer holds a lock.
 
-    :raises OSError: the disk is full, or the parent cannot be written; *target* is then as it was.
+    :raises OSError: the disk is full, or the parent cannot be written; *target* is then unchanged.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     for left in target.parent.glob(f".{glob.escape(target.name)}.*.????????"):
@@ -106,7 +106,7 @@ def replacing(target: Path, *, folder: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """:raises OSError: another holds it."""
+    """:raises OSError: another process holds the lock."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +116,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def tree_size(root: Path) -> tuple[int, int]:
-    """Bytes and number of the files below *root*, links not followed, hard links counted once."""
+    """Bytes and number of the files below *root*; links are not followed, hard links add bytes once."""
     seen: set[tuple[int, int]] = set()
     size = count = 0
     for folder, _, names in os.walk(root):

@@ -1,4 +1,4 @@
-"""A git revision → the generated files as they were there; nothing is checked out, git only reads."""
+"""Reads generated files from a git revision without a checkout."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Revision:
     folder: Path
 
     def names(self) -> frozenset[str]:
-        """What lay in the folder then; nothing where it was not there."""
+        """The names in the folder at that commit; empty if it did not exist."""
         listed = _git(self.folder, "ls-tree", "-z", "--name-only", self.commit, "./").stdout
         return frozenset(name.decode() for name in listed.split(b"\0") if name)
 
     def read(self, path: str) -> bytes | None:
-        """The file at *path* below the folder, None where there was none."""
+        """The file at *path* below the folder; None: it did not exist."""
         shown = _git(self.folder, "show", f"{self.commit}:./{path}")
         return shown.stdout if shown.returncode == 0 else None
 
 
 def open_revision(name: str, folder: Path) -> Revision:
-    """*folder*, which lies in a checkout, at the revision *name*.
+    """*folder*, in a checkout, at the revision *name*.
 
-    :raises ConfigError: git knows no such commit there, or the folder is in no checkout.
-    :raises ToolMissing: there is no git.
+    :raises ConfigError: the commit does not exist, or the folder is not in a checkout.
+    :raises ToolMissing: git is not installed.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder", hint="--images names the folder of generated files")
@@ -41,13 +41,11 @@ def open_revision(name: str, folder: Path) -> Revision:
         return Revision(name=name, commit=found.stdout.decode().strip(), folder=folder)
     inside = _git(folder, "rev-parse", "--git-dir")
     if inside.returncode != 0:
-        said = inside.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
-        raise ConfigError(
-            f"{folder}: git finds no checkout there: {said}", hint="run in a clone with its .git"
-        )
+        message = inside.stderr.decode(errors="replace").strip().removeprefix("fatal: ")
+        raise ConfigError(f"{folder}: {message}", hint="run in a clone with its .git")
     raise ConfigError(
-        f"{name!r}: git knows no such commit here",
-        hint="a shallow clone lacks it: git fetch --unshallow; or name another revision",
+        f"unknown revision {name!r}",
+        hint="in a shallow clone, run: git fetch --unshallow; or name another revision",
     )
 
 
@@ -55,4 +53,4 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, check=False)
     except FileNotFoundError as error:
-        raise ToolMissing("git is not there", hint="install git: revisions are read by it") from error
+        raise ToolMissing("git: command not found", hint="install git: it reads the revision") from error

@@ -1,4 +1,4 @@
-"""YAML text -> plain values that know their lines, and every fault against a schema with its place."""
+"""Parses YAML with the line of each value, so that schema violations name their line."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import yaml
 
 from torchkiln.errors import ConfigError
-from torchkiln.util.schema import Path, dotted, told, wrongs
+from torchkiln.util.schema import Path, dotted, shown, violations
 
-MAX_TEXT = 128 << 10  # characters; a matrix has two thousand, and each costs up to a kilobyte of memory
+MAX_TEXT = 128 << 10  # characters; a matrix has 2,000, and each can need a kilobyte of memory
 _DEPTH = 20  # levels; a matrix has four
 _DIGITS = 80  # characters of a number
-_LARGEST = 1 << 63  # other numbers are text to us
+_LARGEST = 1 << 63  # larger numbers are read as text
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# What YAML forbids; its own reader tells no line.
+# Forbidden by YAML; PyYAML's own check does not report the line.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Located:
-    """A parsed file: its values, the line (from 1) on which each stands, and numbers as they are written."""
+    """A parsed file: its values, the line of each (from 1), and numbers as written."""
 
     name: str
     data: Any
@@ -38,9 +38,9 @@ class Located:
 
 
 def parse(text: str, *, name: str) -> Located:
-    """*text* as YAML, without anchors, tags, merge keys and doubled keys.
+    """*text* as YAML without anchors, tags, merge keys and duplicate keys.
 
-    :raises ConfigError: not such YAML; every fault with its line.
+    :raises ConfigError: every fault with its line.
     """
     if len(text) > MAX_TEXT:
         raise ConfigError(f"{name}: longer than {MAX_TEXT} characters")
@@ -48,7 +48,7 @@ def parse(text: str, *, name: str) -> Located:
         line = text.count("\n", 0, found.start()) + 1
         raise ConfigError(f"{name}:{line}: not valid YAML: the control character {found[0]!a}")
     try:
-        look(text, name)
+        reject_aliases(text, name)
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as error:
         raise _fault(error, text, name) from None
@@ -62,8 +62,8 @@ def parse(text: str, *, name: str) -> Located:
 
 
 def _fault(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
-    """What PyYAML says of *text*, with the line."""
-    if "maximum nesting depth" in str(error):  # of PyYAML's scanner, since 6.0.4; it looks ahead of `look`
+    """PyYAML's *error* with the line."""
+    if "maximum nesting depth" in str(error):  # PyYAML's scanner, since 6.0.4, may notice it first
         return _too_deep(name, 1)
     if isinstance(error, yaml.MarkedYAMLError):
         mark: Any = error.problem_mark or error.context_mark  # libyaml's mark is a class of its own
@@ -78,18 +78,18 @@ def _too_deep(name: str, line: int) -> ConfigError:
 
 
 def faults(located: Located, schema: Mapping[str, Any]) -> list[str]:
-    """What in *located* the *schema* forbids, the first fifty; empty if it fits."""
+    """The first fifty violations of *schema* in *located*; empty if it is valid."""
 
     def written(path: Path, value: Any) -> str:
-        return located.written.get(path, told(value))
+        return located.written.get(path, shown(value))
 
-    return [located.fault(path, text) for path, text in wrongs(located.data, schema, written=written)]
+    return [located.fault(path, text) for path, text in violations(located.data, schema, written=written)]
 
 
-def look(text: str, name: str) -> None:
-    """Before *text* is composed: an alias multiplies what it names, so a short file could fill the memory.
+def reject_aliases(text: str, name: str) -> None:
+    """Check *text* before it is composed: with aliases, a short file could expand and fill the memory.
 
-    :raises ConfigError: there are aliases or anchors, or it is nested too deep.
+    :raises ConfigError: it has aliases or anchors, or is nested too deep.
     :raises yaml.YAMLError: it is not YAML.
     """
     depth = 0
@@ -111,7 +111,7 @@ def _is_tab(text: str, mark: Any) -> bool:
 
 
 class _Reading:
-    """One walk through the nodes, and what it gathers."""
+    """One pass over the nodes and its results."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -120,7 +120,7 @@ class _Reading:
         self.wrong: list[str] = []
 
     def value(self, node: yaml.Node, path: Path) -> Any:
-        """The plain value of *node*, which stands at *path*."""
+        """The plain value of *node* at *path*."""
         self.lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
@@ -135,7 +135,7 @@ class _Reading:
         for key_node, child in node.value:
             at = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
-                self.wrong.append(f"{self._name}:{at}: a key must be a word")
+                self.wrong.append(f"{self._name}:{at}: a key must be a scalar")
                 continue
             if key_node.tag == "tag:yaml.org,2002:merge":
                 self.wrong.append(f"{self._name}:{at}: merge keys (<<) are not allowed; write it out")
@@ -143,8 +143,8 @@ class _Reading:
             key = str(key_node.value)
             place: Path = (*path, key)
             if key in found:
-                twice = f"{dotted(place)}: stands twice, first on line {self.lines[place]}"
-                self.wrong.append(f"{self._name}:{at}: {twice}")
+                duplicate = f"{dotted(place)}: duplicate key, first on line {self.lines[place]}"
+                self.wrong.append(f"{self._name}:{at}: {duplicate}")
                 continue
             self.lines[place] = at
             found[key] = self.value(child, place)
@@ -156,10 +156,10 @@ class _Reading:
         try:
             if kind in ("int", "float") and "_" not in text and len(text) <= _DIGITS:
                 number = int(text, 0) if kind == "int" else float(text)
-                if abs(number) < _LARGEST:  # not infinite either; and one of 5,000 digits cannot be shown
-                    self.written[path] = text  # 2.10 is what stands there, and 2.1 what YAML takes it for
+                if abs(number) < _LARGEST:  # excludes infinity too
+                    self.written[path] = text  # the file has 2.10, where YAML reads 2.1
                     return number
-        except ValueError:  # YAML's rarer spellings of numbers, 1_000 and 12:30 and 012, are text to us
+        except ValueError:  # YAML's rare forms of numbers, 1_000 and 12:30 and 012, are read as text
             return text
         if kind == "bool":
             self.written[path] = text

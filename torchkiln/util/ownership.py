@@ -1,7 +1,8 @@
-"""A folder -> whether other users could change what is in it, as OpenSSH's StrictModes asks it of ~/.ssh.
+"""Checks that other users cannot change the contents of a folder, as OpenSSH's StrictModes does for ~/.ssh.
 
-The folder, and each folder and link on the way to it, must belong to us or to root, and no other user may
-write there. A parent with the sticky bit (/tmp) may be open to all: there nobody can rename what is ours.
+The folder, each of its parents and each link on its path must belong to the current user or to root, and no
+other user may write there. A parent with the sticky bit (/tmp) may be writable by all, as nobody else can
+rename the user's files in it.
 """
 
 from __future__ import annotations
@@ -14,35 +15,35 @@ from pathlib import Path
 
 from torchkiln.errors import ConfigError
 
-_LINKS = 40  # as many as the kernel follows
-_OVERFLOW = 65534  # the owner that a user namespace shows for users whom it does not map
+_LINKS = 40  # the kernel's limit
+_OVERFLOW = 65534  # the owner that a user namespace shows for unmapped users
 _ALL = 4294967295
 
 
-def demand_own(path: Path, what: str, below: Sequence[str] = (), *, hint: str) -> None:
-    """Only we and root can change the folder *path* and what is called *below* in it; or it is not there.
+def require_private(path: Path, what: str, below: Sequence[str] = (), *, hint: str) -> None:
+    """Check the folder *path* and the names *below* in it; it need not exist.
 
-    :raises ConfigError: other users could change what is in it.
+    :raises ConfigError: other users could change its contents.
     """
-    if told := fault(path) or fault_below(path, below):
-        raise ConfigError(f"{what} {path} can be changed by other users: {told}", hint=hint)
+    if reason := fault(path) or fault_below(path, below):
+        raise ConfigError(f"{what} {path} can be changed by other users: {reason}", hint=hint)
 
 
 def fault(path: Path) -> str:
-    """Who else could change what lies in the folder *path*, as a sentence; empty when nobody.
+    """Why other users could change the contents of the folder *path*, as a sentence; empty if they cannot.
 
-    What does not exist yet is no fault: what makes it, makes it private.
+    A missing folder is no fault, as torchkiln creates it private.
     """
     parts = list(reversed(path.absolute().parts[1:]))
     here, links = Path("/"), 0
-    while not (told := _of_folder(here, last=not parts)) and parts:
+    while not (reason := _of_folder(here, last=not parts)) and parts:
         name = parts.pop()
         if name == "..":
             here = here.parent
             continue
         try:
             found = (here / name).lstat()
-        except OSError:  # not there; or who uses the folder is told better why it cannot be used
+        except OSError:  # it is missing, or its user reports the error
             return ""
         if not stat.S_ISLNK(found.st_mode):
             here /= name
@@ -55,25 +56,25 @@ def fault(path: Path) -> str:
         target = Path(os.readlink(here / name))
         here = Path("/") if target.is_absolute() else here
         parts += [part for part in reversed(target.parts) if part != "/"]
-    return told
+    return reason
 
 
 def fault_below(root: Path, names: Sequence[str]) -> str:
-    """The same of what is called *names* below a *root* that has no fault: here a link is one too."""
+    """The same for *names* below a *root* without faults, where symbolic links are faults too."""
     for name in names:
         try:
             found = (root / name).lstat()
-        except OSError:  # not there yet
+        except OSError:  # it does not exist yet
             continue
         if stat.S_ISLNK(found.st_mode):
             return f"{root / name} is a symbolic link"
-        if told := _of_folder(root / name, last=True):
-            return told
+        if reason := _of_folder(root / name, last=True):
+            return reason
     return ""
 
 
 def fault_of_secret(found: os.stat_result) -> str:
-    """Why a file with a private key must not be used; empty for nothing."""
+    """Why a file with a private key must not be used; empty if it may."""
     if not stat.S_ISREG(found.st_mode):
         return "it is not a regular file"
     if found.st_uid != os.geteuid():
@@ -106,7 +107,7 @@ def _is_trusted(uid: int) -> bool:
 
 @cache
 def _is_unknown(uid: int) -> bool:
-    """Whether we are in a user namespace that does not map *uid*: the host's root looks like this there."""
+    """Whether this user namespace does not map *uid*, as is usual for the host's root."""
     try:
         lines = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
         mapped = [(int(first), int(count)) for first, _, count in lines]
@@ -118,9 +119,9 @@ def _is_unknown(uid: int) -> bool:
 
 
 def _is_only_ours(path: Path, gid: int) -> bool:
-    """Whether *gid* is the private group of this user, as Debian, Ubuntu and Fedora make one for each.
+    """Whether *gid* is the private group of this user, as Debian, Ubuntu and Fedora create one for each.
 
-    There umask is 002, and a folder that the group can write is no other user's.
+    Their umask is 002, so a folder that this group can write is still private.
     """
     if os.geteuid() == 0 or "system.posix_acl_access" in _attributes(path):
         return False

@@ -1,8 +1,8 @@
-"""Calls → results, in processes of their own: a thread stands before each, sends it a call and waits.
+"""Calls functions in worker processes; one thread for each process sends the calls and waits for results.
 
-The standard library's pool has a thread behind the scenes; where that cannot start or dies, as under a limit
-of memory, its futures stay pending for ever. Here who waits is who sends, and a process that died is an end
-of file.
+The futures of `ProcessPoolExecutor` stay pending for ever if its background thread cannot start or dies, as
+happens under a memory limit. Here the thread that sends a call also waits for it, and sees a dead process as
+end of file.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, TypeVar
 
-_CONTEXT = multiprocessing.get_context("spawn")  # not fork: we have threads
-# Held while a process starts: it reads from us what it is to be, and says by a traceback if nothing comes.
-# Re-entrant, for a signal may find the main thread in `kill`.
+_CONTEXT = multiprocessing.get_context("spawn")  # not fork: this process has threads
+# Held while a process starts, which prints a traceback if its parent ends before it has sent everything.
+# Re-entrant, as a signal may interrupt the main thread in `kill`.
 _STARTING = threading.RLock()
-_PATIENCE = 1.0  # seconds
-_LEAST = 2_000_000_000  # bytes of address space, two thirds of them for stacks and for malloc's arenas
+_START_SECONDS = 1.0
+_MIN_ADDRESS_SPACE = 2_000_000_000  # bytes; two thirds are for stacks and for malloc's arenas
 T = TypeVar("T")
 
 
-def start_no_more() -> None:
-    """For whoever ends this process next: the process that is being started starts, and no other one does."""
-    _STARTING.acquire(timeout=_PATIENCE)
+def stop_starting() -> None:
+    """Wait until a process that is being started has started, and start no others; for use before an exit."""
+    _STARTING.acquire(timeout=_START_SECONDS)
 
 
 class WorkerDied(Exception):
@@ -40,18 +40,19 @@ class WorkerDied(Exception):
 class Workers:
     """At most *count* processes, each started when it is first needed; leaving the context waits for all.
 
-    :param start: called once in each process with *arguments*, which may hold locks, events and arrays of
-        multiprocessing. Ctrl-C does not reach the processes unless it unblocks SIGINT.
-    :raises MemoryError: `ulimit -v` is too small. Python waits for ever for a thread that dies in its first
-        steps, and under such a limit some do.
+    :param start: called once in each process with *arguments*, which may include locks, events and arrays of
+        multiprocessing. SIGINT is blocked in the processes unless *start* unblocks it.
+    :raises MemoryError: `ulimit -v` is too small. Under such a limit a thread may die while it starts, and
+        Python waits for it for ever.
     """
 
     def __init__(self, count: int, start: Callable[..., object], *arguments: Any) -> None:
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY and limit < _LEAST:
-            raise MemoryError(f"ulimit -v is {limit / 1e6:.0f} MB, and {_LEAST / 1e6:.0f} are needed")
+        if limit != resource.RLIM_INFINITY and limit < _MIN_ADDRESS_SPACE:
+            needed = f"{_MIN_ADDRESS_SPACE / 1e6:.0f} MB are needed"
+            raise MemoryError(f"ulimit -v is {limit / 1e6:.0f} MB, {needed}")
         self._start, self._arguments = start, arguments
-        self._threads = ThreadPoolExecutor(count, "worker", _deaf)
+        self._threads = ThreadPoolExecutor(count, "worker", _block_sigint)
         self._own = threading.local()
         self._all: list[tuple[BaseProcess, Connection]] = []
         self._killed = False
@@ -68,14 +69,14 @@ class Workers:
             process.join()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call *function*, which a module must hold by its name, in one of the processes.
+        """Call *function*, which must be importable by name, in one of the processes.
 
-        The future raises what the function raised, or `WorkerDied`.
+        The future raises the function's exception or `WorkerDied`.
         """
         return self._threads.submit(self._call, function, arguments)
 
     def kill(self) -> None:
-        """End all of them where they stand: what is under way is `WorkerDied`, what waits is not begun."""
+        """Kill all processes: running calls raise `WorkerDied`, pending ones are cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with _STARTING:
             self._killed = True
@@ -86,20 +87,20 @@ class Workers:
         connection = self._connection()
         try:
             connection.send((function, arguments))
-            result, error, told = connection.recv()
+            result, error, trace = connection.recv()
         except (EOFError, OSError) as lost:
             self._own.connection = None
             raise WorkerDied from lost
-        except BaseException:  # what cannot be pickled raises anything; half an answer may be on the way
+        except BaseException:  # pickling can raise anything; the rest of a result may still arrive
             self._own.connection = None
             raise
         if error is not None:
-            raise error from _Remote(told)
-        answer: T = result
-        return answer
+            raise error from _RemoteTraceback(trace)
+        typed: T = result
+        return typed
 
     def _connection(self) -> Connection:
-        """To this thread's process."""
+        """The connection to this thread's process, which is started if necessary."""
         found: Connection | None = getattr(self._own, "connection", None)
         if found is None:
             with _STARTING:
@@ -116,32 +117,32 @@ class Workers:
         return found
 
 
-class _Remote(Exception):
-    """Where in the process it happened."""
+class _RemoteTraceback(Exception):
+    """The traceback in the worker process."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 def _serve(connection: Connection, start: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    """The life of one process; it ends with whoever sends the calls, in order or not."""
+    """The main loop of a process; it ends when the connection is closed."""
     start(*arguments)
     while True:
         try:
-            function, given = connection.recv()
+            function, call_arguments = connection.recv()
         except (EOFError, OSError):
             return
-        answer: tuple[Any, Exception | None, str]
+        result: tuple[Any, Exception | None, str]
         try:
-            answer = (function(*given), None, "")
-        except Exception as error:  # sent on: the caller decides
-            answer = (None, error, traceback.format_exc())
+            result = (function(*call_arguments), None, "")
+        except Exception as error:  # the caller handles it
+            result = (None, error, traceback.format_exc())
         try:
-            connection.send(answer)
+            connection.send(result)
         except OSError:
             return
 
 
-def _deaf() -> None:
-    """Ctrl-C is the main thread's; the processes that this thread starts are deaf from their first moment."""
+def _block_sigint() -> None:
+    """Leave Ctrl-C to the main thread; processes started by this thread inherit the mask."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -1,8 +1,8 @@
-"""A plain value and a schema -> every fault with its place.
+"""Validates plain values against JSON Schemas and returns every violation with its path.
 
-The check reads the part of JSON Schema that our schemas use. The jsonschema package would do, but it
-takes 0.3 s to import, which a build that changes nothing does not have; the tests hold both together.
-A `$` in a pattern is the end of the text, as in JSON Schema: Python's also matches before a last newline.
+It supports the keywords that torchkiln's schemas use. The jsonschema package takes 0.3 s to import, too long
+for a build that changes nothing; tests compare both. A `$` in a pattern matches only at the end of the text,
+as in JSON Schema, while Python's also matches before a final newline.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from itertools import islice
 from typing import Any
 
 Path = tuple[str | int, ...]
-#: What is wrong, and where in the value.
-Wrong = tuple[Path, str]
+#: A path in the value, and a message.
+Violation = tuple[Path, str]
 
-#: What `wrongs` understands; a test keeps our schemas to it.
+#: The keywords that `violations` supports; a test checks that torchkiln's schemas use no others.
 KEYWORDS = frozenset(
     [
         *("$schema", "$defs", "$ref", "title", "description", "type", "const", "enum", "pattern"),
@@ -29,8 +29,8 @@ KEYWORDS = frozenset(
         *("additionalProperties", "minProperties", "items", "minItems", "maxItems", "uniqueItems"),
     ]
 )
-_MOST = 50  # faults of one file that are told; nobody reads more
-_WORDS = {
+_MAX_VIOLATIONS = 50
+_TYPE_NAMES = {
     "object": "a mapping",
     "array": "a list",
     "string": "text",
@@ -51,29 +51,29 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 @cache
 def shipped(name: str) -> dict[str, Any]:
-    """The schema *name* of those that ship with torchkiln, "lock"."""
+    """torchkiln's own schema *name*, "lock"."""
     found: dict[str, Any] = json.loads(files("torchkiln").joinpath(f"data/{name}.schema.json").read_bytes())
     return found
 
 
-def wrongs(
+def violations(
     value: Any,
     schema: Mapping[str, Any],
     *,
-    written: Callable[[Path, Any], str] = lambda _, value: told(value),
-) -> list[Wrong]:
-    """What in *value* the *schema* forbids, the first fifty; empty if it fits.
+    written: Callable[[Path, Any], str] = lambda _, value: shown(value),
+) -> list[Violation]:
+    """The first fifty violations of *schema* in *value*; empty if it is valid.
 
-    *written* tells a value as its author wrote it, for messages.
+    *written* returns a value as its author wrote it, for messages.
     """
-    return list(islice(_Check(schema, written).faults(value, schema, ()), _MOST))
+    return list(islice(_Check(schema, written).faults(value, schema, ()), _MAX_VIOLATIONS))
 
 
 def sentences(value: Any, schema: Mapping[str, Any], where: str, *, at: Path = ()) -> list[str]:
-    """`wrongs` as lines, ``where: path: what``; *value* itself stands *at* this path of its file."""
+    """`violations` as lines, ``where: path: message``; *at* is the path of *value* in its file."""
     return [
-        f"{where}: {dotted((*at, *path))}: {what}" if at or path else f"{where}: {what}"
-        for path, what in wrongs(value, schema)
+        f"{where}: {dotted((*at, *path))}: {message}" if at or path else f"{where}: {message}"
+        for path, message in violations(value, schema)
     ]
 
 
@@ -83,13 +83,13 @@ def dotted(path: Path) -> str:
 
 
 def did_you_mean(word: str, valid: Sequence[str]) -> str:
-    """`; nearest valid: a, b`, or all of *valid* when nothing is near."""
+    """`; nearest valid: a, b`, or all of *valid* if none is similar."""
     near = difflib.get_close_matches(word[:80], valid, n=2, cutoff=0.5)
     return f"; nearest valid: {', '.join(near)}" if near else f"; valid: {', '.join(valid)}"
 
 
-def told(value: Any) -> str:
-    """*value* for a message: quoted, and no longer than a line."""
+def shown(value: Any) -> str:
+    """*value* for a message: quoted and truncated."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -105,8 +105,8 @@ class _Check:
     def __init__(self, root: Mapping[str, Any], written: Callable[[Path, Any], str]) -> None:
         self._root, self._written = root, written
 
-    def faults(self, value: Any, schema: Any, path: Path) -> Iterator[Wrong]:
-        """Every fault of *value*, which stands at *path*."""
+    def faults(self, value: Any, schema: Any, path: Path) -> Iterator[Violation]:
+        """Every violation in *value* at *path*."""
         if schema is True:
             return
         if reference := schema.get("$ref"):
@@ -117,10 +117,10 @@ class _Check:
             yield path, self._wrong_type(value, kinds, path)
             return
         if "const" in schema and not _same(value, schema["const"]):
-            yield path, f"must be {told(schema['const'])}, not {self._written(path, value)}"
-        if "enum" in schema and not any(_same(value, one) for one in schema["enum"]):
+            yield path, f"must be {shown(schema['const'])}, not {self._written(path, value)}"
+        if "enum" in schema and not any(_same(value, valid) for valid in schema["enum"]):
             near = did_you_mean(str(value), schema["enum"]) if isinstance(value, str) else ""
-            yield path, f"{self._written(path, value)} is not known" + near
+            yield path, f"{self._written(path, value)} is not valid" + near
         if isinstance(value, str):
             yield from self._text(value, schema, path)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -130,19 +130,22 @@ class _Check:
         elif isinstance(value, list):
             yield from self._list(value, schema, path)
 
-    def _text(self, value: str, schema: Mapping[str, Any], path: Path) -> Iterator[Wrong]:
+    def _text(self, value: str, schema: Mapping[str, Any], path: Path) -> Iterator[Violation]:
         if "pattern" in schema and not _pattern(schema["pattern"]).search(value):
-            wanted = schema.get("description", f"of the form {schema['pattern']}")
-            yield path, f"{told(value)} is not {wanted}"
-        if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", math.inf):
-            yield path, f"{told(value)} has {len(value)} characters"
+            expected = schema.get("description", f"of the form {schema['pattern']}")
+            yield path, f"{shown(value)} is not {expected}"
+        low, high = schema.get("minLength", 0), schema.get("maxLength", math.inf)
+        if not low <= len(value) <= high:
+            limit = f"at least {low}" if len(value) < low else f"at most {high}"
+            yield path, f"{shown(value)} has {len(value)} characters; {limit} are allowed"
 
-    def _number(self, value: float, schema: Mapping[str, Any], path: Path) -> Iterator[Wrong]:
+    def _number(self, value: float, schema: Mapping[str, Any], path: Path) -> Iterator[Violation]:
         low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
         if not low <= value <= high:
-            yield path, f"{told(value)} is too {'small' if value < low else 'large'}"
+            limit = f"less than {low}" if value < low else f"greater than {high}"
+            yield path, f"{shown(value)} is {limit}"
 
-    def _mapping(self, value: dict[str, Any], schema: Mapping[str, Any], path: Path) -> Iterator[Wrong]:
+    def _mapping(self, value: dict[str, Any], schema: Mapping[str, Any], path: Path) -> Iterator[Violation]:
         properties = schema.get("properties", {})
         others = schema.get("additionalProperties", True)
         names = schema.get("propertyNames", True)
@@ -160,25 +163,25 @@ class _Check:
         if len(value) < schema.get("minProperties", 0):
             yield path, "must not be empty"
 
-    def _list(self, value: list[Any], schema: Mapping[str, Any], path: Path) -> Iterator[Wrong]:
+    def _list(self, value: list[Any], schema: Mapping[str, Any], path: Path) -> Iterator[Violation]:
         if len(value) < schema.get("minItems", 0):
             yield path, "must not be empty"
         if len(value) > schema.get("maxItems", math.inf):
-            yield path, f"has {len(value)} entries, {schema['maxItems']} at most"
+            yield path, f"has {len(value)} entries; at most {schema['maxItems']} are allowed"
             return
         seen: set[str] = set()
         for index, child in enumerate(value):
             if schema.get("uniqueItems"):
                 form = json.dumps(child, sort_keys=True)
                 if form in seen:
-                    yield (*path, index), f"{self._written((*path, index), child)} stands twice"
+                    yield (*path, index), f"duplicate entry {self._written((*path, index), child)}"
                 seen.add(form)
             yield from self.faults(child, schema.get("items", True), (*path, index))
 
     def _wrong_type(self, value: Any, kinds: Sequence[str], path: Path) -> str:
         advice = "; put it in quotes" if "string" in kinds and isinstance(value, (int, float)) else ""
-        wanted = " or ".join(_WORDS[kind] for kind in kinds)
-        return f"must be {wanted}, not {self._written(path, value)}{advice}"
+        expected = " or ".join(_TYPE_NAMES[kind] for kind in kinds)
+        return f"must be {expected}, not {self._written(path, value)}{advice}"
 
 
 @cache
@@ -193,5 +196,5 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Equal, and of one kind: 1 is not true."""
+    """Whether they are equal and of the same type: 1 is not true."""
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)

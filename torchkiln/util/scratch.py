@@ -1,7 +1,7 @@
-"""Temporary folders that a killed process does not leave behind for good.
+"""Creates temporary folders and removes those of killed processes.
 
-Each is held by a kernel lock while its process, or a program that was given the lock, is alive. The next use
-removes what is held no longer.
+A process, or a child that inherits the descriptor, holds a kernel lock on its folder while it runs. The next
+use removes folders without a lock.
 """
 
 from __future__ import annotations
@@ -24,38 +24,39 @@ _NAME = re.compile(r"torchkiln-[a-z_]+-[0-9a-f]{16}")
 
 @contextlib.contextmanager
 def scratch(what: str, parent: Path | None = None) -> Iterator[Path]:
-    """A new folder for *what* below *parent*, else $TMPDIR, that only we can enter. It goes with the block.
+    """A new private folder for *what* in *parent*, by default $TMPDIR; it is deleted after the block.
 
-    :raises ConfigError: other users could swap it for one of theirs, or it cannot be made.
+    :raises ConfigError: other users could replace it, or it cannot be created.
     """
     top = (parent or Path(tempfile.gettempdir())).absolute()
     _check(top)
     sweep(top)
     try:
-        path, lock = _made(top, what)
+        path, lock = _create(top, what)
     except OSError as error:
         raise ConfigError(
-            f"no temporary folder can be made in {top}: {error.strerror}", hint="set TMPDIR to another folder"
+            f"cannot create a temporary folder in {top}: {error.strerror}",
+            hint="set TMPDIR to another folder",
         ) from error
     try:
         yield path
     finally:
         remove_tree(path)
         os.close(lock)
-        sweep(top)  # what was still in use by the programs of a killed process when we began
+        sweep(top)  # folders that children of a killed process still used at the start
 
 
 def held(path: Path) -> int:
-    """A descriptor of the `scratch` folder *path*, for a child: while that has it open, nobody sweeps it."""
+    """A descriptor of the `scratch` folder *path*, for a child: `sweep` keeps the folder while it is open."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return descriptor
 
 
 def sweep(top: Path | None = None) -> int:
-    """Remove what killed processes of ours left in *top*, else in $TMPDIR; how many folders that were.
+    """Remove the folders of killed processes in *top*, by default $TMPDIR; returns their number.
 
-    Never what is mounted (`remove_tree`), what is another user's, or what a link leads to.
+    It keeps mounted folders (`remove_tree`), folders of other users and targets of links.
     """
     top = top or Path(tempfile.gettempdir())
     swept = 0
@@ -78,7 +79,7 @@ def sweep(top: Path | None = None) -> int:
     return swept
 
 
-def _made(top: Path, what: str) -> tuple[Path, int]:
+def _create(top: Path, what: str) -> tuple[Path, int]:
     while True:
         path = top / f"torchkiln-{what}-{secrets.token_hex(8)}"
         path.mkdir(mode=0o700)
@@ -87,16 +88,16 @@ def _made(top: Path, what: str) -> tuple[Path, int]:
             lock = held(path)
             if os.path.samestat(os.stat(path), os.fstat(lock)):
                 return path, lock
-        except (BlockingIOError, FileNotFoundError):  # a sweep took it for dead in this instant
+        except (BlockingIOError, FileNotFoundError):  # a concurrent sweep removed it before the lock
             pass
         if lock >= 0:
             os.close(lock)
 
 
 def _check(top: Path) -> None:
-    # Of the folder in it, which is not there yet: $TMPDIR itself may be open to all with a sticky bit.
-    if told := fault(top / "torchkiln"):
+    # A path inside it: $TMPDIR itself may be writable by all if it has the sticky bit.
+    if reason := fault(top / "torchkiln"):
         raise ConfigError(
-            f"temporary files in {top} can be changed by other users: {told}",
+            f"temporary files in {top} can be changed by other users: {reason}",
             hint="set TMPDIR to a folder of your own",
         )

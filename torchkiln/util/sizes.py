@@ -1,10 +1,10 @@
-"""Bytes -> words for people."""
+"""Formats sizes in bytes."""
 
 from __future__ import annotations
 
 
 def size(count: float) -> str:
-    """Bytes for people: `821.2 MB`."""
+    """*count* bytes as `821.2 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

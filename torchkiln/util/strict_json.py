@@ -1,8 +1,7 @@
-"""A file that somebody else may have written -> its bytes, its text, its JSON: bounded, and by the letter.
+"""Reads untrusted files as bytes, text or JSON, with limits.
 
-JSON is read narrowly: UTF-8, no key twice, no number that others would read otherwise, no depth that a
-recursion of ours could fall into. What is refused here is a `ValueError` whose text is a sentence for people;
-the caller adds the file's name and its own kind of error.
+JSON must be UTF-8 and must not have duplicate keys, numbers beyond 64 bits, or deep nesting. Errors are
+`ValueError` with a message for users; the caller adds the file's name and chooses the exception.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-DEPTH = 40  # levels of lists and mappings; the deepest of our files has seven
-VALUES = 1 << 20  # values in one document; a value costs up to 250 bytes of memory, an SBOM has 40,000
-# A string without an end reaches to the end of the text, so that each is looked at once.
+DEPTH = 40  # levels of lists and mappings; torchkiln's deepest file has seven
+VALUES = 1 << 20  # values in one document; a value needs up to 250 bytes of memory, an SBOM has 40,000
+# An unterminated string matches up to the end of the text, so that the search stays linear.
 _STRING = re.compile(r'"[^"]*(?:"|\Z)')
 _BETWEEN = re.compile(r"[^\[\]{}]+")
 _DIGITS = 20  # of an integer with its sign
-_INTEGERS = range(-(1 << 63), 1 << 64)  # 64 bits, which other readers of the same file have too
+_INTEGERS = range(-(1 << 63), 1 << 64)  # 64 bits, as other JSON parsers support
 _CONFLICT = re.compile(rb"^(<{7}|={7}|>{7}|\|{7})(?= |\r?$)", re.MULTILINE)
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -36,15 +35,16 @@ _KINDS = {
 
 
 def read_file(path: Path, limit: int, *, follow: bool = True) -> bytes:
-    """The bytes of the plain file *path*, of which it may have *limit*; a pipe does not hang.
+    """The bytes of the regular file *path*, at most *limit*; it does not block on a pipe.
 
-    :raises OSError: it cannot be read, is longer, or no file; without *follow* a link is none either.
+    :raises OSError: it cannot be read, is longer than *limit*, or is not a regular file; without *follow*
+        also if it is a symbolic link.
     """
     return read_with_mode(path, limit, follow=follow)[0]
 
 
 def read_with_mode(path: Path, limit: int, *, follow: bool = True) -> tuple[bytes, int]:
-    """`read_file`, and the mode of the very file that was read."""
+    """`read_file`, and the mode of the file that was read."""
     with open_plain(path, follow=follow) as file:
         mode, data = os.fstat(file.fileno()).st_mode, file.read(limit + 1)
     if len(data) > limit:
@@ -53,9 +53,10 @@ def read_with_mode(path: Path, limit: int, *, follow: bool = True) -> tuple[byte
 
 
 def open_plain(path: Path, *, follow: bool = True) -> BinaryIO:
-    """The plain file *path*; a pipe does not hang.
+    """The regular file *path*, opened for reading; it does not block on a pipe.
 
-    :raises OSError: it cannot be opened, or is no file; without *follow* a link is none either.
+    :raises OSError: it cannot be opened, or is not a regular file; without *follow* also if it is a symbolic
+        link.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
@@ -69,7 +70,7 @@ def open_plain(path: Path, *, follow: bool = True) -> BinaryIO:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        kind = _KINDS.get(stat.S_IFMT(mode), "a special file")
         raise OSError(errno.EINVAL, f"{kind}, not a file", str(path))
     return open(descriptor, "rb")
 
@@ -77,11 +78,11 @@ def open_plain(path: Path, *, follow: bool = True) -> BinaryIO:
 def text_of(data: bytes) -> str:
     """*data* as UTF-8 text.
 
-    :raises ValueError: it is not, or a merge left its marks in it; tells the line.
+    :raises ValueError: it is not UTF-8, or has a merge conflict marker; names the line.
     """
     if found := _CONFLICT.search(data):
-        mark = found[1].decode()
-        raise ValueError(f"line {_line(data, found.start())}: a merge conflict was left in it ({mark})")
+        marker = found[1].decode()
+        raise ValueError(f"line {_line(data, found.start())}: unresolved merge conflict ({marker})")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -91,12 +92,12 @@ def text_of(data: bytes) -> str:
 def json_of(data: bytes, *, depth: int = DEPTH, values: int = VALUES) -> Any:
     """The JSON value in *data*, of at most *depth* levels and *values* values in all.
 
-    :raises ValueError: it is none, or one that two readers could take for two things.
+    :raises ValueError: it is not JSON, exceeds a limit, or is ambiguous.
     """
     text = text_of(data)
     if text.startswith("\ufeff"):
         raise ValueError("starts with a byte order mark; save it without one")
-    # Before it is parsed: a parser that runs out of stack or memory leaves half-done work behind.
+    # Checked before parsing, which could exhaust stack or memory.
     bare = _without_strings(text)
     if bare.count(",") + bare.count("[") + bare.count("{") > values:
         raise ValueError(f"more than {values} values")
@@ -108,24 +109,25 @@ def json_of(data: bytes, *, depth: int = DEPTH, values: int = VALUES) -> Any:
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}: not JSON: {error.msg}") from None
-    _look(value)
+    _require_encodable(value)
     return value
 
 
 def levels(text: str) -> int:
-    """How deep lists and mappings stand in each other, of a text that need not be JSON.
+    """The nesting depth of lists and mappings in *text*, which need not be JSON.
 
-    :raises ValueError: it has too many strings to be looked at.
+    :raises ValueError: it has too many strings.
     """
     return _depth(_without_strings(text))
 
 
 def _depth(bare: str) -> int:
-    return max(accumulate(1 if one in "[{" else -1 for one in _BETWEEN.sub("", bare)), default=0)
+    brackets = _BETWEEN.sub("", bare)
+    return max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
 
 
 def _without_strings(text: str) -> str:
-    """*text* without its strings. Escapes go first: a pattern for them keeps a hundred bytes for each."""
+    """*text* without its strings. Escapes are removed first: matching them by regex needs more memory."""
     plain = text.replace("\\\\", "").replace('\\"', "")
     if plain.count('"') > 4 * VALUES:  # two for each key and each value
         raise ValueError(f"more than {VALUES} values")
@@ -140,13 +142,13 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = Counter(name for name, _ in pairs)
-        twice = next(name for name, count in names.items() if count > 1)
-        raise ValueError(f"the key {twice[:80]!r} stands twice in one mapping")
+        duplicate = next(name for name, count in names.items() if count > 1)
+        raise ValueError(f"duplicate key {duplicate[:80]!r}")
     return found
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > _DIGITS:  # not converted: that takes time by the square of the length
+    if len(digits) > _DIGITS:  # not converted, as that takes quadratic time
         raise ValueError(f"a number of {len(digits)} digits: {digits[:12]}…")
     if (value := int(digits)) not in _INTEGERS:
         raise ValueError(f"a number of more than 64 bits: {digits}")
@@ -156,31 +158,31 @@ def _whole(digits: str) -> int:
 def _real(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"a number out of every range: {text[:40]}")
+        raise ValueError(f"a number out of range: {text[:40]}")
     return value
 
 
 def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
-def _look(value: Any) -> None:
-    """No half characters, which cannot be written again."""
-    waiting: list[Any] = [value]
-    while waiting:
+def _require_encodable(value: Any) -> None:
+    """:raises ValueError: a string has an unpaired surrogate, which cannot be written as UTF-8."""
+    pending: list[Any] = [value]
+    while pending:
         inner: list[Any] = []
-        for one in waiting:
-            if isinstance(one, dict):
-                inner += one
-                inner += one.values()
-            elif isinstance(one, list):
-                inner += one
-            elif isinstance(one, str) and not one.isascii() and not _is_writable(one):
-                raise ValueError(f"half a character in {one[:80]!r}")
-        waiting = inner
+        for item in pending:
+            if isinstance(item, dict):
+                inner += item
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+            elif isinstance(item, str) and not item.isascii() and not _is_encodable(item):
+                raise ValueError(f"unpaired surrogate in {item[:80]!r}")
+        pending = inner
 
 
-def _is_writable(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""Version strings -> something that sorts: releases, CUDA versions, drivers, compute capabilities.
+"""Parses and compares version strings of dotted numbers: releases, CUDA versions, drivers, capabilities.
 
-All of them are dotted numbers here, so that the pure stages need no PEP 440 (and its import time).
+Full PEP 440 parsing is not needed for them, and slow to import.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def newest(versions: Iterable[str]) -> str:
 
 
 def nearest(value: str, valid: Iterable[str], *, count: int = 3) -> tuple[str, ...]:
-    """The values of *valid* that somebody who wrote *value* most likely meant, best first.
+    """Up to *count* of the *valid* values that are most similar to *value*, best first.
 
-    Versions go by distance on the version line, words by spelling; at most *count* of them.
+    Versions are compared by their numbers, words by spelling.
     """
     choices = list(dict.fromkeys(valid))
     if DOTTED.fullmatch(value) and all(DOTTED.fullmatch(choice) for choice in choices):
@@ -49,7 +49,7 @@ def nearest(value: str, valid: Iterable[str], *, count: int = 3) -> tuple[str, .
 
 
 def _distance(one: str, other: str) -> int:
-    """How far apart two versions lie on one line where a component weighs a thousand of the next."""
+    """The distance of two versions if each component counts a thousand times the next."""
     return abs(_position(one) - _position(other))
 
 

@@ -1,5 +1,5 @@
-"""HTTP for indexes and registries: one session with limits on headers, time and redirects; retries.
+"""Provides HTTP for indexes and registries: a session with limits on headers, time and redirects; retries.
 
-The libraries (requests, urllib3, tenacity) limit neither the length of all headers, nor the time that a whole
-answer takes, nor where a redirect may lead.
+requests and urllib3 limit neither the total length of the headers, nor the time of a whole response, nor the
+targets of redirects.
 """

@@ -1,6 +1,6 @@
-"""An adapter of requests whose sockets another thread can shut down, and whose headers have a limit.
+"""Provides an adapter for requests that limits headers and lets other threads shut down its sockets.
 
-A download or an upload must not outlive a Ctrl-C by the minute that a silent server is given.
+After Ctrl-C, a transfer must not wait for the time-out of a silent server.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
 POOL = 32  # connections to one host
-_HEADERS = 64 << 10  # bytes of an answer's header
+_HEADERS = 64 << 10  # bytes of a response's headers
 
 
 class OpenSockets:
-    """The sockets that are open, of all threads.
+    """The open sockets of all threads.
 
-    Sockets, not connections: some connections give up their socket before the body is read.
+    Sockets, not connections, as some connections release their socket before the body is read.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class OpenSockets:
         self._ended = False
 
     def use(self, connected: socket.socket) -> None:
-        """Note that this thread works with *connected* from now on; after `shut_down`, end it."""
+        """Record that this thread uses *connected*; after `shut_down`, shut it down at once."""
         with self._guard:
             self._all.add(connected)
             self._by_thread[threading.get_ident()] = weakref.ref(connected)
@@ -41,14 +41,14 @@ class OpenSockets:
                 _shut_down(connected)
 
     def shut_down_of(self, thread: int) -> None:
-        """Shut down the socket that *thread* works with."""
+        """Shut down the socket that *thread* uses."""
         with self._guard:
             used = self._by_thread.get(thread)
             if used and (connected := used()):
                 _shut_down(connected)
 
     def shut_down(self) -> None:
-        """Shut down all: a thread that sends or waits on one gets an error."""
+        """Shut down all sockets: threads that send or wait get an error."""
         with self._guard:
             self._ended = True
             for connected in list(self._all):
@@ -56,13 +56,13 @@ class OpenSockets:
 
 
 def _shut_down(connected: socket.socket) -> None:
-    """Not `close`, which wakes no thread that waits, nor TLS's own shutdown, which would wait itself."""
+    """Shut down the TCP socket: `close` does not wake a waiting thread, and a TLS shutdown could block."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 class _Response(http.client.HTTPResponse):
-    """The standard library's, which reads a chunk of a negative size to the end of the stream."""
+    """Refuses negative chunk sizes, which http.client reads as "to the end of the stream"."""
 
     def _read_next_chunk_size(self) -> int:
         size: int = super()._read_next_chunk_size()  # type: ignore[misc]
@@ -73,19 +73,19 @@ class _Response(http.client.HTTPResponse):
 
 
 class LimitedAdapter(HTTPAdapter):
-    """requests' own, whose connections are noted in *opened* while they are open."""
+    """An HTTPAdapter that records its open connections in *opened*."""
 
     def __init__(self, opened: OpenSockets) -> None:
         self._opened = opened
         super().__init__(pool_maxsize=POOL, max_retries=0)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """As requests has it."""
+        """As in `HTTPAdapter`."""
         super().init_poolmanager(*args, **kwargs)
         self._watch(self.poolmanager)
 
     def proxy_manager_for(self, proxy: Any, **kwargs: Any) -> Any:
-        """As requests has it."""
+        """As in `HTTPAdapter`."""
         manager = super().proxy_manager_for(proxy, **kwargs)
         self._watch(manager)
         return manager

@@ -1,6 +1,6 @@
-"""Time limits of whole answers: a thread that does not have its answer in time has its connection shut down.
+"""Limits the total time of a request: after its deadline, the thread's connection is shut down.
 
-A socket's own time-out counts from byte to byte: a server that sends one byte a second never meets it.
+A socket time-out restarts with each byte, so a server that sends one byte a second never reaches it.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from contextlib import contextmanager
 
 from torchkiln.util.http.connections import OpenSockets
 
-_IDLE = 1.0  # seconds without a limit after which the watching thread ends
+_IDLE = 1.0  # seconds without a limit after which the watcher thread ends
 
 
 class Overdue(TimeoutError):
-    """The answer was not complete in time."""
+    """The response was not complete in time."""
 
 
 class Deadlines:
-    """Shuts down the sockets in *opened* of threads whose time is over; any number of threads."""
+    """Shuts down the sockets in *opened* of threads that exceed their deadline."""
 
     def __init__(self, opened: OpenSockets) -> None:
         self._opened = opened
         self._until: dict[int, float] = {}  # by thread, by time.monotonic()
-        self._bounds: dict[int, float] = {}  # of `within`
+        self._bounds: dict[int, float] = {}  # by thread, set by `within`
         self._late: set[int] = set()
         self._changed = threading.Condition()
         self._watcher: threading.Thread | None = None
 
     @contextmanager
     def limit(self, seconds: float) -> Iterator[None]:
-        """Work of this thread that may take so long, or so long after the last `renew`.
+        """Let the block take at most *seconds*, counted from the last `renew`.
 
-        Within another limit, the earlier of both holds.
+        Inside another limit, the earlier deadline applies.
 
         :raises Overdue: it took longer.
         """
@@ -43,17 +43,17 @@ class Deadlines:
             yield
         except Exception as error:
             if self._end(outer):
-                raise Overdue(f"no complete answer in {seconds:g} seconds") from error
+                raise Overdue(f"no complete response in {seconds:g} seconds") from error
             raise
         except BaseException:
             self._end(outer)
             raise
-        if self._end(outer):  # a body without a length just seems to end there
-            raise Overdue(f"no complete answer in {seconds:g} seconds")
+        if self._end(outer):  # a shutdown looks like the end of a body without a length
+            raise Overdue(f"no complete response in {seconds:g} seconds")
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Inside, no limit of this thread lasts longer than so many seconds from now on."""
+        """Cap every limit that this thread sets in the block at *seconds* from now."""
         me, outer = threading.get_ident(), self._bounds.get(threading.get_ident())
         end = time.monotonic() + seconds
         self._bounds[me] = end if outer is None else min(end, outer)
@@ -66,18 +66,18 @@ class Deadlines:
                 self._bounds[me] = outer
 
     def left(self, seconds: float) -> float:
-        """Of *seconds* from now on, how many `within` leaves this thread."""
+        """*seconds*, or fewer if `within` leaves this thread less time."""
         bound = self._bounds.get(threading.get_ident())
         return seconds if bound is None else max(min(seconds, bound - time.monotonic()), 0.0)
 
     def renew(self, seconds: float) -> None:
-        """Give the work of this thread so long from now on."""
+        """Set the deadline of this thread to *seconds* from now."""
         with self._changed:
             if threading.get_ident() in self._until:
                 self._until[threading.get_ident()] = time.monotonic() + seconds
 
     def _begin(self, seconds: float) -> float | None:
-        """Returns the limit that held before."""
+        """Set a deadline; returns the outer one."""
         me = threading.get_ident()
         with self._changed:
             outer = self._until.get(me)
@@ -91,7 +91,7 @@ class Deadlines:
         return outer
 
     def _end(self, outer: float | None) -> bool:
-        """Whether it was too late."""
+        """Restore the outer deadline; returns whether this one was exceeded."""
         me = threading.get_ident()
         with self._changed:
             self._until.pop(me, None)

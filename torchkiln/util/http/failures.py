@@ -1,4 +1,4 @@
-"""What a library says about a failed request → the words that curl and pip have for it. Pure."""
+"""Describes failed requests in the words of curl and pip. Pure."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import errno
 import http.client
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 
 from urllib3 import exceptions
 
 from torchkiln.util.http.deadlines import Overdue
 
-_LONGEST = 120  # characters of somebody else's words
+_MAX_TEXT = 120  # characters of a library's message
 
 
 def reason_of(error: BaseException) -> str:
     """Why the request failed, in a phrase: "connection refused", "host name does not resolve" …"""
     causes = list(_causes(error))
-    if any(isinstance(one, Overdue) for one in causes):  # the rest follows from our shutting it down
+    if any(isinstance(cause, Overdue) for cause in causes):  # it caused the other errors
         return "timed out"
-    proxy = "proxy: " if any(isinstance(one, exceptions.ProxyError) for one in causes) else ""
-    for one in reversed(causes):  # the innermost knows best
-        if told := _phrase(one):
-            return proxy + told
-    return f"{proxy}no connection ({type(causes[-1]).__name__})"
+    proxy = "proxy: " if any(isinstance(cause, exceptions.ProxyError) for cause in causes) else ""
+    return proxy + (_innermost(causes) or f"no connection ({type(causes[-1]).__name__})")
 
 
 def certificate_fault(error: BaseException) -> str:
-    """What TLS has against the server: "certificate verify failed: …", or "TLS handshake failed: …"."""
-    return next(
-        (told for one in reversed(list(_causes(error))) if (told := _phrase(one))), "TLS handshake failed"
-    )
+    """The TLS error: "certificate verify failed: …", or "TLS handshake failed: …"."""
+    return _innermost(list(_causes(error))) or "TLS handshake failed"
+
+
+def _innermost(causes: Sequence[BaseException]) -> str:
+    """The phrase of the innermost cause that has one, as it is the most specific."""
+    return next(filter(None, map(_phrase, reversed(causes))), "")
 
 
 def status_text(status: int) -> str:
@@ -52,7 +52,7 @@ def _phrase(error: BaseException) -> str:
         case exceptions.NameResolutionError() | socket.gaierror():
             return "host name does not resolve"
         case http.client.RemoteDisconnected():
-            return "the server closed the connection without an answer"
+            return "the server closed the connection without a response"
         case ConnectionRefusedError():
             return "connection refused"
         case ConnectionResetError() | BrokenPipeError():
@@ -64,30 +64,30 @@ def _phrase(error: BaseException) -> str:
         case TimeoutError() | exceptions.ReadTimeoutError():
             return "timed out: the server sends nothing"
         case http.client.IncompleteRead() | exceptions.IncompleteRead():
-            return "the connection broke off"
+            return "connection closed before the end of the body"
         case http.client.HTTPException():
-            return f"not a valid HTTP answer: {_short(str(error) or type(error).__name__)}"
+            return f"not a valid HTTP response: {_short(str(error) or type(error).__name__)}"
         case exceptions.DecodeError():
-            return "the body is not what Content-Encoding says"
+            return "the body does not match its Content-Encoding"
         case exceptions.LocationParseError() | exceptions.LocationValueError():
             return "not a valid address"
     return ""
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """*error*, and what it was raised for or carries, outermost first."""
+    """*error* and all its causes, outermost first."""
     seen: set[int] = set()
-    waiting: list[BaseException] = [error]
-    while waiting:
-        one = waiting.pop(0)
-        if id(one) in seen:
+    pending: list[BaseException] = [error]
+    while pending:
+        cause = pending.pop(0)
+        if id(cause) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        inner = (one.__cause__, one.__context__, getattr(one, "reason", None), *one.args)
-        waiting += [other for other in inner if isinstance(other, BaseException)]
+        seen.add(id(cause))
+        yield cause
+        inner = (cause.__cause__, cause.__context__, getattr(cause, "reason", None), *cause.args)
+        pending += [other for other in inner if isinstance(other, BaseException)]
 
 
 def _short(text: str) -> str:
-    """Of somebody else's words the first line, and not all of it."""
-    return " ".join(text.split())[:_LONGEST]
+    """A library's message on one line, truncated."""
+    return " ".join(text.split())[:_MAX_TEXT]

@@ -1,15 +1,15 @@
-"""Where a redirect, a Location or a link may lead. Pure."""
+"""Checks the targets of redirects and links. Pure."""
 
 from __future__ import annotations
 
 import re
 from urllib.parse import unquote, urlsplit
 
-MOST = 10  # redirects of one request
+MAX_REDIRECTS = 10
 
 
 class UnsafeRedirect(Exception):
-    """A server leads to an address that is not followed; `str` is why, `url` is the address of the server."""
+    """A redirect that is not followed; `str` is the reason, `url` is the address of the server."""
 
     def __init__(self, why: str, url: str) -> None:
         super().__init__(why)
@@ -17,7 +17,7 @@ class UnsafeRedirect(Exception):
 
 
 def unsafe(url: str, page: str) -> str:
-    """Why *url*, to which *page* leads, is not to be asked; "" when it is."""
+    """Why *url*, a link or redirect on *page*, must not be followed; empty if it may."""
     try:
         parts, scheme = urlsplit(url), urlsplit(page).scheme
         host, login, _ = parts.hostname, parts.username or parts.password, parts.port
@@ -26,11 +26,11 @@ def unsafe(url: str, page: str) -> str:
     if parts.scheme not in ("http", "https"):
         return f"{parts.scheme[:20] or 'no scheme'}: is neither http nor https"
     if (scheme, parts.scheme) == ("https", "http"):
-        return "it leaves https for http"
+        return "it leads from https to http"
     if login:
-        return "it holds credentials"
+        return "it contains credentials"
     if not host or not url.isprintable() or re.search(r"[\s\\\"<>^`{|}]", url):
         return "not a valid address"
     if not unquote(parts.path, errors="replace").isprintable():
-        return "it holds control characters"
+        return "it contains control characters"
     return ""

@@ -1,4 +1,4 @@
-"""A failed request → whether and when it is tried again: tenacity's loop, with our pauses."""
+"""Retries failed requests with increasing pauses, by tenacity."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TypeVar
 
 import tenacity
 
-ATTEMPTS = 6  # in a row without a byte of progress
+ATTEMPTS = 6  # in a row without progress
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 T = TypeVar("T")
-_LONGEST = 30.0  # seconds; a server that wants more than that is as good as down
+_MAX_WAIT = 30.0  # seconds; a longer Retry-After is shortened to this
 
 
 class Transient(Exception):
-    """Trying again may help; `wait` is what the server asked for, in seconds."""
+    """A failure that a retry may fix; `wait` is the server's Retry-After in seconds."""
 
-    at_once = False  # whether it is tried again without a pause
+    at_once = False  # whether to retry without a pause
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
@@ -26,24 +26,24 @@ class Transient(Exception):
 
 
 def retry_after(headers: Mapping[str, str], *, now: Callable[[], float] = time.time) -> float:
-    """Seconds that a Retry-After asks for, as a number or a date, at most 30; 0 where there is none."""
+    """Seconds of a Retry-After header, a number or a date, at most 30; 0 without one."""
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdigit():
-        return min(float(text), _LONGEST)
+        return min(float(text), _MAX_WAIT)
     try:
         when = email.utils.parsedate_to_datetime(text).timestamp()
     except (ValueError, TypeError, OverflowError):
         return 0.0
-    return min(max(when - now(), 0.0), _LONGEST)
+    return min(max(when - now(), 0.0), _MAX_WAIT)
 
 
 def pause(attempt: int, wait: float) -> float:
-    """Seconds before attempt number *attempt* (1 is the first repetition)."""
+    """Seconds before retry number *attempt*, at least *wait*."""
     return max(wait, min(0.125 * float(2**attempt), 8.0))
 
 
 class GivenUp(Exception):
-    """No attempt succeeded; `attempts` of them were made. Its cause is the last one's `Transient`."""
+    """All `attempts` failed. Its cause is the last `Transient`."""
 
     def __init__(self, error: Transient, attempts: int) -> None:
         super().__init__(str(error))
@@ -51,17 +51,17 @@ class GivenUp(Exception):
 
 
 class Progress:
-    """Counts the failures since the last progress: a transfer that goes on is not given up.
+    """Counts the failures since the last progress, so that a slow transfer is not given up.
 
-    :param measure: a number that grows with the progress, such as bytes.
-    :param step: how much it must grow by, so that it counts.
+    :param measure: returns a number that increases with the progress, such as bytes.
+    :param step: the smallest increase that counts as progress.
     """
 
     def __init__(self, measure: Callable[[], int] = lambda: 0, step: int = 1) -> None:
         self._measure, self._step, self._before, self.failures = measure, step, measure(), 0
 
     def failed(self) -> None:
-        """An attempt failed."""
+        """Count a failed attempt."""
         now = self._measure()
         if now >= self._before + self._step:
             self.failures, self._before = 0, now
@@ -72,14 +72,14 @@ def retry(
     step: Callable[[], T],
     *,
     sleep: Callable[[float], None],
-    patience: float = float("inf"),
+    max_seconds: float = float("inf"),
     attempts: int = ATTEMPTS,
     progress: Progress | None = None,
 ) -> T:
-    """*step*, again with growing pauses while it raises `Transient`.
+    """The result of *step*, which is repeated with increasing pauses while it raises `Transient`.
 
-    :param patience: seconds of attempts and pauses after which no further attempt begins.
-    :raises GivenUp: after so many *attempts* without progress, or after *patience*.
+    :param max_seconds: time of attempts and pauses after which no further attempt begins.
+    :raises GivenUp: after so many *attempts* without progress, or after *max_seconds*.
     """
     count = progress or Progress()
 
@@ -90,7 +90,7 @@ def retry(
 
     def stop(state: tenacity.RetryCallState) -> bool:
         spent = max(state.seconds_since_start or 0.0, state.idle_for)
-        return count.failures >= attempts or spent + state.upcoming_sleep >= patience
+        return count.failures >= attempts or spent + state.upcoming_sleep >= max_seconds
 
     loop = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Transient), wait=wait, stop=stop, sleep=sleep

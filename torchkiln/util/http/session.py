@@ -1,4 +1,4 @@
-"""Network → Session: requests' own session, with the limits of this package."""
+"""Provides a session of requests with limits on time, headers and redirects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchkiln.util.http.deadlines import Deadlines
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """How the user's network is crossed. `proxy`: beside those of the environment."""
+    """TLS and proxy settings. `proxy` is used in addition to those of the environment."""
 
     ca_bundle: str | None = None
     client_cert: str | None = None
@@ -25,10 +25,10 @@ class Network:
 DIRECT = Network()
 
 
-class Session(requests.Session):
-    """Follows redirects only to where `redirects.unsafe` has nothing against, without reading their bodies.
+class LimitedSession(requests.Session):
+    """Follows only redirects that `redirects.unsafe` accepts, without reading their bodies.
 
-    *network* holds rather than REQUESTS_CA_BUNDLE, which requests would put above it.
+    The CA bundle of *network* takes precedence over REQUESTS_CA_BUNDLE, unlike in requests.
 
     :raises UnsafeRedirect: from each request.
     """
@@ -39,22 +39,22 @@ class Session(requests.Session):
         self.deadlines = Deadlines(self.opened)
         self.verify = network.ca_bundle or True
         self.cert = network.client_cert
-        self.max_redirects = redirects.MOST
+        self.max_redirects = redirects.MAX_REDIRECTS
         if network.proxy:
             self.proxies = {"http": network.proxy, "https": network.proxy}
         for scheme in ("http://", "https://"):
             self.mount(scheme, LimitedAdapter(self.opened))
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
-        """As in requests; our certificates where the caller gives none."""
+        """As in requests, with the CA bundle of the network by default."""
         if self.verify is not True:
             kwargs.setdefault("verify", self.verify)
         return super().request(*args, **kwargs)
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:
-        """Where an answer redirects to.
+        """The target of a redirect.
 
-        :raises UnsafeRedirect: an address that is not followed.
+        :raises UnsafeRedirect: it is not followed.
         """
         try:
             target = super().get_redirect_target(resp)
@@ -63,7 +63,7 @@ class Session(requests.Session):
             target, why = "", "not a valid address"
         if (target or why) and resp.raw is not None:
             resp.close()
-            resp._content = b""  # else requests would read its body to the end, if it has one
+            resp._content = b""  # otherwise requests reads its body to the end
             resp._content_consumed = True  # type: ignore[attr-defined]
         if why:
             raise redirects.UnsafeRedirect(why, resp.url)
