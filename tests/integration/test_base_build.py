@@ -228,7 +228,7 @@ def test_a_full_cache_is_told_as_the_cache(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(mmdebstrap, "encode", full)
-    with pytest.raises(BuildFailed, match=r"the cache .* cannot be written: No space left") as caught:
+    with pytest.raises(BuildFailed, match=r"cannot write to the cache .*: No space left") as caught:
         build(recipe("debian12"), Store(tmp_path), environ={MIRROR: f"file://{tmp_path}/no-archive"})
 
     assert "torchkiln cache prune" in caught.value.hint

@@ -252,4 +252,4 @@ def test_a_cache_that_is_none(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp
     assert scene.run("show").exception is None
     done = scene.run("prune")
     assert isinstance(done.exception, BuildFailed)
-    assert "/proc/self/fdinfo cannot be written" in done.exception.message
+    assert "cannot write to the cache /proc/self/fdinfo" in done.exception.message

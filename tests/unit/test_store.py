@@ -112,7 +112,7 @@ def test_no_claim_while_somebody_looks_for_what_may_go(tmp_path: Path) -> None:
             [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
         )
         assert process.stdout
-        assert process.stdout.readline() == b"looks for what may go\n"
+        assert process.stdout.readline() == b"checks the claims on files\n"
         assert store.claims() == ()
     assert process.communicate()[0] == b"claimed\n"
 
@@ -138,9 +138,9 @@ def test_set_aside_works_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to do; when the disk is full, how to make room."""
     (tmp_path / "file").write_text("x")
-    with pytest.raises(BuildFailed, match="file cannot be written") as found:
+    with pytest.raises(BuildFailed, match="cannot write to the cache .*file") as found:
         Store(tmp_path / "file").temporary("x")
-    assert found.value.hint == "set TORCHKILN_CACHE to a folder that can"
+    assert found.value.hint == "set TORCHKILN_CACHE to a writable folder"
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -148,4 +148,4 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "open", full)
     with pytest.raises(BuildFailed, match="No space left") as found, Store(tmp_path).lock("a"):
         pytest.fail("no lock can be had")
-    assert found.value.hint.startswith("make room (torchkiln cache prune), or set")
+    assert found.value.hint.startswith("free space (torchkiln cache prune), or set")

@@ -1,8 +1,7 @@
-"""A file → held by one process: kernel locks that tell who has them, since when and what for.
+"""Locks files with flock; a lock file records its holder, the start time and the purpose.
 
-flock, and neither a pid file nor fcntl's record locks: the kernel lets go of it when its process ends,
-however that ends. So nobody judges by a pid whether a lock is stale, and pids of other containers on the same
-folder mean no harm. A record lock would belong to the whole process and not keep its threads apart.
+The kernel releases a flock when its process ends, so no lock becomes stale, even if containers with their
+own pids share the folder. fcntl's record locks belong to the whole process and do not separate its threads.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_PATIENCE = 1.5  # seconds until somebody who waits is told for whom
-_LOOK = 0.05  # seconds between two tries; a blocking flock in a thread could not be called off
+_NOTICE_SECONDS = 1.5  # of waiting before `on_wait` is called
+_POLL_SECONDS = 0.05  # a blocking flock in a thread could not be cancelled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """Who has a lock. `needs`: paths below the cache; None where the lock does not say."""
+    """The process that holds a lock. `needs`: paths below the cache; None: not recorded."""
 
     pid: int
     host: str
@@ -50,18 +49,18 @@ def hold(
     on_wait: Callable[[Holder], None] = lambda _: None,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """Hold the lock *path*, whose folder exists; the file goes with the lock unless *keep*.
+    """Hold the lock *path* in an existing folder; the file is deleted afterwards unless *keep*.
 
-    :param on_wait: is told once, after a second and a half, who has it.
-    :param check: is called while waiting; what it raises ends the wait.
-    :raises OSError: the file cannot be made.
+    :param on_wait: called once with the holder, after 1.5 seconds.
+    :param check: called while waiting; an exception ends the wait.
+    :raises OSError: the file cannot be created.
     """
     descriptor = acquire(path, what, needs=needs, on_wait=on_wait, check=check)
     try:
         yield
     finally:
         if not keep:
-            path.unlink(missing_ok=True)  # before it is free: whoever has it then sees that it has no name
+            path.unlink(missing_ok=True)  # before the release: the next holder sees that it has no name
         os.close(descriptor)
 
 
@@ -73,24 +72,24 @@ def acquire(
     on_wait: Callable[[Holder], None] = lambda _: None,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """As `hold`, but for as long as the returned descriptor is open: to the end of the process, say."""
-    started, told = time.monotonic(), False
+    """As `hold`, until the returned descriptor is closed, such as at the end of the process."""
+    started, notified = time.monotonic(), False
     while (descriptor := _try(path)) is None:
         check()
-        if not told and time.monotonic() - started > _PATIENCE and (other := holder(path)):
+        if not notified and time.monotonic() - started > _NOTICE_SECONDS and (other := holder(path)):
             on_wait(other)
-            told = True
-        time.sleep(_LOOK)
+            notified = True
+        time.sleep(_POLL_SECONDS)
     text: dict[str, object] = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.time()}
     text |= {"what": what, "needs": None if needs is None else list(needs)}
-    with contextlib.suppress(OSError):  # a full disk: the lock holds, it only does not say whose it is
+    with contextlib.suppress(OSError):  # on a full disk the lock is valid, but does not name its holder
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(text).encode(), 0)
     return descriptor
 
 
 def in_use(folder: Path) -> bool:
-    """Whether somebody holds the folder itself, as `runtimes.rootfs` does with an image that runs."""
+    """Whether a process has locked the folder itself, as `runtimes.rootfs` does with a running image."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -106,13 +105,13 @@ def in_use(folder: Path) -> bool:
 
 
 def holder(path: Path) -> Holder | None:
-    """Who holds *path* now; None: nobody. What a dead process left written there does not count."""
+    """The present holder of *path*; None: it is free, even if a dead process left the file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        # Shared, so that two who only look do not take each other for a holder.
+        # Shared, so that concurrent checks do not see each other as a holder.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return _parse(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
@@ -123,42 +122,42 @@ def holder(path: Path) -> Holder | None:
 
 
 def clear(path: Path) -> bool:
-    """Delete the lock file *path* unless somebody holds it; whether it is gone."""
+    """Delete the lock file *path* unless it is held; returns whether it is gone."""
     try:
         descriptor = _try(path, os.O_RDWR)
     except OSError:
         return not path.exists()
     if descriptor is None:
         return False
-    path.unlink(missing_ok=True)  # while it is ours: a look and then a deletion could hit another's lock
+    path.unlink(missing_ok=True)  # while it is locked: otherwise another process could lock it in between
     os.close(descriptor)
     return True
 
 
 def _try(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int | None:
-    """The descriptor of the lock if it could be had at once."""
-    descriptor, ours = os.open(path, flags | os.O_CLOEXEC, 0o666), False
+    """The descriptor of the lock; None: another process holds it."""
+    descriptor, locked = os.open(path, flags | os.O_CLOEXEC, 0o666), False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Who held it may have taken its name away since we opened it: then this lock keeps nobody out.
-        ours = os.path.samestat(os.fstat(descriptor), os.stat(path))
+        # The former holder may have deleted the file since we opened it; then this lock excludes nobody.
+        locked = os.path.samestat(os.fstat(descriptor), os.stat(path))
     except (BlockingIOError, FileNotFoundError):
         pass
     finally:
-        if not ours:
+        if not locked:
             os.close(descriptor)
-    return descriptor if ours else None
+    return descriptor if locked else None
 
 
 def _parse(text: bytes) -> Holder:
     try:
-        told = json.loads(text)
-        needs = told["needs"]
+        values = json.loads(text)
+        needs = values["needs"]
         return Holder(
-            pid=int(told["pid"]),
-            host=str(told["host"]),
-            since=float(told["since"]),
-            what=str(told["what"]),
+            pid=int(values["pid"]),
+            host=str(values["host"]),
+            since=float(values["since"]),
+            what=str(values["what"]),
             needs=None if needs is None else tuple(map(str, needs)),
         )
     except (ValueError, KeyError, TypeError):

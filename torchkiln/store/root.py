@@ -1,4 +1,4 @@
-"""Where the cache is."""
+"""Finds the cache folder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ def cache_root() -> Path:
     """The cache folder: $TORCHKILN_CACHE, else the platform's cache folder for torchkiln."""
     if set_by_user := os.environ.get("TORCHKILN_CACHE"):
         return Path(set_by_user).absolute()
-    import platformdirs  # a bundle of smoke tests has none, and sets the variable
+    import platformdirs  # missing in a bundle of smoke tests, which sets the variable
 
     return Path(platformdirs.user_cache_dir("torchkiln"))

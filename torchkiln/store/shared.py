@@ -1,7 +1,7 @@
-"""A folder that other users write too -> files of ours, each taken only if its SHA-256 is its name.
+"""Copies blobs and wheels from and to a cache folder that several users can write.
 
-What is in such a folder may change at any moment. So nothing is used where it lies: it is copied, hashed on
-the way, and the copy is used. No link is followed, in no part of a path.
+Files in it may change at any time, so they are never used in place: a file is copied, hashed while it is
+copied, and the copy is used if its SHA-256 is right. No symbolic link is followed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pathlib import Path
 VARIABLE = "TORCHKILN_CACHE_SHARED"
 _READ = 1 << 20
 _LARGEST = 20_000_000_000  # bytes of a file whose size is not known; torch's wheel has 821 MB
-_KINDS = ("blobs", "wheels")  # what is named by its content; all else stays in each user's own cache
+_KINDS = ("blobs", "wheels")  # named by their hash; each user has the other folders in their own cache
 
 
 def shared_folder() -> Path | None:
-    """The folder that the user named by $TORCHKILN_CACHE_SHARED."""
+    """The folder in $TORCHKILN_CACHE_SHARED."""
     named = os.environ.get(VARIABLE)
     return Path(named).absolute() if named else None
 
 
 def take(folder: Path, place: Path, sha256: str, size: int, into: Path) -> bool:
-    """Copy the file at *place* (relative) of *folder* to *into*, if it is there and is what it should be.
+    """Copy the file at *place* (relative) in *folder* to *into*; returns whether it is there and intact.
 
-    :param size: bytes; 0 where it is not known.
+    :param size: bytes; 0: not known.
     :raises OSError: *into* cannot be written.
     """
     with contextlib.ExitStack() as stack:
@@ -44,7 +44,7 @@ def take(folder: Path, place: Path, sha256: str, size: int, into: Path) -> bool:
             return False
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST or (size and found.st_size != size):
             return False
-        seen, left = hashlib.sha256(), found.st_size
+        hasher, left = hashlib.sha256(), found.st_size
         out = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(out, "wb") as sink:
             while left:
@@ -55,16 +55,13 @@ def take(folder: Path, place: Path, sha256: str, size: int, into: Path) -> bool:
                 if not data:
                     break
                 left -= len(data)
-                seen.update(data)
+                hasher.update(data)
                 sink.write(data)
-        return not left and seen.hexdigest() == sha256
+        return not left and hasher.hexdigest() == sha256
 
 
 def offer(folder: Path, place: Path, file: Path) -> None:
-    """Put *file*, which is ours and whole, to *place* (relative) of *folder*, if nothing is there.
-
-    Others must find nothing new where that cannot be done: they have their own.
-    """
+    """Copy the verified *file* to *place* (relative) in *folder* unless it exists; errors are ignored."""
     if place.parts[0] not in _KINDS or not folder.is_dir():
         return
     with contextlib.suppress(OSError), _opened(folder, place.parent, make=True) as parent:
@@ -85,14 +82,14 @@ def offer(folder: Path, place: Path, file: Path) -> None:
 
 @contextlib.contextmanager
 def _opened(folder: Path, below: Path, *, make: bool = False) -> Iterator[int]:
-    """A descriptor of the folder *below* in *folder*."""
+    """A descriptor of the folder *below* (relative) in *folder*."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     here = os.open(folder, flags)
     try:
         for part in below.parts:
             new = make and _make(here, part)
             inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=here)
-            if new:  # as open to others as the folder that the user shared
+            if new:  # the same permissions as the shared folder
                 os.fchmod(inner, stat.S_IMODE(os.fstat(here).st_mode))
             os.close(here)
             here = inner

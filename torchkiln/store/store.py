@@ -1,17 +1,17 @@
-"""The cache on disk: everything in it is named by its content and is whole or absent.
+"""Provides the cache on disk: files named by their content, each complete or absent.
 
     blobs/sha256/<hex>            layer, config and manifest blobs, read-only
     wheels/<hex>/<file name>      wheels by their own sha256
-    records/<kind>/<key>.json     small facts by a content key (which layer a wheel gave ...)
-    locks/<name>                  one lock a piece of work, so that nothing is done twice
-    claims/<name>                 what each running build needs: `cache prune` leaves it
-    tmp/                          work in progress; what dead processes left is swept
-    keys/                         this machine's own key: `machine_key`
+    records/<kind>/<key>.json     small results by a content key (the layer of a wheel ...)
+    locks/<name>                  a lock for each piece of work, so that no work is done twice
+    claims/<name>                 the files that a running build needs: `cache prune` keeps them
+    tmp/                          work in progress; files of dead processes are deleted
+    keys/                         this machine's own key: see `attest/machine_key.py`
 
-Only its user can write it. What several users share is another folder, from which wheels and blobs are copied
-when their SHA-256 is right (`shared_cache`).
+Only its user can write it. Several users can share another folder, from which wheels and blobs are copied if
+their SHA-256 is right (`store/shared.py`).
 
-A file reaches its name only by `os.replace`, after its digest was checked by whoever made it.
+A file gets its name by `os.replace`, after the code that made it has checked its digest.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from torchkiln.util import scratch
 from torchkiln.util.files import private_folder, remove_tree
 from torchkiln.util.ownership import require_private
 
-_GATE = "gate"  # held for a moment by who claims, and by who takes away what is unclaimed
-_ORPHANED = 3600.0  # seconds after which a half-written file without an owner's name is nobody's
+_GATE = "gate"  # held briefly while claiming, and while unclaimed files are removed
+_ORPHANED = 3600.0  # seconds after which an unheld process lock is deleted
 _DAY = 86400.0
 _TEMPORARY = re.compile(r"\.?(\d+\.[0-9a-f]{8})-")
 
-# A process has one name in a cache for as long as it lives, whatever comes and goes of its Store objects.
+# A process keeps one name in a cache for its lifetime, however many Store objects it creates.
 _tokens: dict[tuple[Path, int], str] = {}
 _guard = threading.Lock()
 
@@ -51,9 +51,9 @@ _guard = threading.Lock()
 class Store:
     """One user's cache folder, shared by any number of processes.
 
-    :param on_wait: is told for whom this process waits, when that takes more than a moment.
+    :param on_wait: called with the holder of a lock that this process waits for.
     :param shared: a folder of several users, from which blobs and wheels are copied.
-    :raises ConfigError: other users could change what is in *root*.
+    :raises ConfigError: other users could change the contents of *root*.
     """
 
     def __init__(
@@ -63,37 +63,37 @@ class Store:
         on_wait: Callable[[Holder], None] = lambda _: None,
         shared: Path | None = None,
     ) -> None:
-        _demand_own(root)
+        _require_private(root)
         self.root = root
         self.shared = shared or shared_cache.shared_folder()
         self._on_wait = on_wait
 
     def blob(self, digest: Digest) -> Path:
-        """Where the blob *digest* is, or would be."""
+        """The path of the blob *digest*, which need not exist."""
         return self.root / "blobs" / "sha256" / parse_digest(digest).removeprefix("sha256:")
 
     def has_blob(self, digest: Digest, size: int) -> bool:
-        """Whether the blob is there with *size* bytes (its digest was checked when it came in)."""
+        """Whether the blob exists with *size* bytes (its digest was checked when it was added)."""
         place = self.blob(digest)
         return _size(place) == size or self._take(place, place.name, size)
 
     def wheel(self, wheel: LockedWheel) -> Path:
-        """Where the wheel is, or would be."""
+        """The path of the wheel, which need not exist."""
         return self.root / "wheels" / wheel.sha256 / wheel.filename
 
     def has_wheel(self, wheel: LockedWheel) -> bool:
-        """Whether the wheel is there with its full size, where that is known (checked when it came in)."""
+        """Whether the wheel exists, with its size if known (its hash was checked when it was added)."""
         place = self.wheel(wheel)
         size = _size(place)
         return (size == wheel.size if wheel.size else size > 0) or self._take(place, wheel.sha256, wheel.size)
 
     def part(self, wheel: LockedWheel) -> Path:
-        """Where the wheel grows while it arrives; whoever comes next goes on from what is there."""
+        """The path of the partly downloaded wheel; a later download resumes it."""
         place = self.wheel(wheel)
         return place.with_name(place.name + ".part")
 
     def adopt(self, temporary: Path, place: Path) -> Path:
-        """Move a finished, checked temporary file to its *place*, read-only; atomic."""
+        """Move a complete, verified temporary file to *place*, read-only; atomic."""
         private_folder(place.parent)
         temporary.chmod(0o444)
         os.replace(temporary, place)
@@ -102,7 +102,7 @@ class Store:
         return place
 
     def _take(self, place: Path, sha256: str, size: int) -> bool:
-        """Whether the shared folder has what belongs at *place*; then it is there now, as our own copy."""
+        """Copy the file of *place* from the shared folder; returns whether that succeeded."""
         if self.shared is None:
             return False
         temporary = self.temporary("shared")
@@ -116,7 +116,7 @@ class Store:
         return True
 
     def record(self, kind: str, key: str) -> dict[str, Any] | None:
-        """The record of *key*, or None; an unreadable one counts as absent."""
+        """The record of *key*; None: it does not exist or cannot be read."""
         try:
             found = json.loads((self.root / "records" / kind / f"{key}.json").read_bytes())
         except (OSError, ValueError):
@@ -130,7 +130,7 @@ class Store:
                 yield path.stem, found
 
     def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
-        """Keep *value* under *key*; atomic. By way of tmp/, where what a killed process left is swept."""
+        """Store *value* under *key*; atomic. The temporary file is in tmp/, where `sweep` finds it."""
         temporary = self.temporary("record")
         try:
             temporary.write_text(json.dumps(value, sort_keys=True, separators=(",", ":")))
@@ -139,21 +139,21 @@ class Store:
             temporary.unlink(missing_ok=True)
 
     def touch(self, path: Path) -> None:
-        """Note that *path* was used now. Times of access are no help: many file systems keep none.
+        """Set the modification time of *path* to now, as many file systems record no access times.
 
-        Not for blobs: a layout elsewhere knows its copy by the time of the original.
+        Not for blobs: a layout elsewhere recognizes its copy by the time of the original.
         """
-        with contextlib.suppress(OSError):  # not there, or another user's: then it only looks older
+        with contextlib.suppress(OSError):  # then the file only seems older
             os.utime(path)
 
-    # --- who does what ----------------------------------------------------------------------------
+    # --- locks and claims -------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def lock(self, name: str, what: str = "", *, check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Hold the lock *name*: a kernel lock, so a dead process holds none.
+        """Hold the lock *name*; the kernel releases it if the process dies.
 
-        :param what: what for, as those are told who wait: "makes layer torch 2.7.1".
-        :param check: is called while waiting; what it raises ends the wait.
+        :param what: the purpose, for processes that wait: "makes layer torch 2.7.1".
+        :param check: called while waiting; an exception ends the wait.
         :raises BuildFailed: the cache cannot be written.
         """
         with contextlib.ExitStack() as stack:
@@ -162,7 +162,7 @@ class Store:
                     hold(
                         self._folder("locks") / name,
                         what,
-                        keep=name == _GATE,  # so that it can be had when the disk is full
+                        keep=name == _GATE,  # so that it can be locked on a full disk
                         on_wait=self._on_wait,
                         check=check,
                     )
@@ -170,23 +170,23 @@ class Store:
             yield
 
     def locked(self, name: str) -> Holder | None:
-        """Who holds the lock *name* now."""
+        """The present holder of the lock *name*."""
         return holder(self.root / "locks" / name)
 
     @contextlib.contextmanager
     def claim(self, what: str, needs: Collection[str]) -> Iterator[None]:
-        """Let nobody take away *needs* (paths below the root) meanwhile, nor blobs without a record.
+        """Protect *needs* (paths below the root), and blobs without a record, from `cache prune`.
 
         :raises BuildFailed: the cache cannot be written.
         """
         with contextlib.ExitStack() as stack:
-            with self.lock(_GATE, "looks for what may go"), self.writable():
+            with self.gate(), self.writable():
                 name = f"{os.getpid()}-{secrets.token_hex(4)}"
                 stack.enter_context(hold(self._folder("claims") / name, what, needs=sorted(needs)))
             yield
 
     def claims(self) -> tuple[Holder, ...]:
-        """What is claimed now; claims of dead processes are deleted."""
+        """The present claims; those of dead processes are deleted."""
         found = []
         for path in sorted((self.root / "claims").glob("*")):
             if alive := holder(path):
@@ -197,14 +197,14 @@ class Store:
 
     @contextlib.contextmanager
     def gate(self) -> Iterator[None]:
-        """Keep new claims waiting: what is unclaimed stays so meanwhile. For moments only."""
-        with self.lock(_GATE, "looks for what may go"):
+        """Block new claims in the block, which should be short."""
+        with self.lock(_GATE, "checks the claims on files"):
             yield
 
-    # --- what comes and goes ----------------------------------------------------------------------
+    # --- temporary files --------------------------------------------------------------------------
 
     def temporary(self, stem: str) -> Path:
-        """A fresh path under tmp/, on the same file system as every place; names its process.
+        """A new path in tmp/, on the file system of the cache, with the name of this process.
 
         :raises BuildFailed: the cache cannot be written.
         """
@@ -212,7 +212,7 @@ class Store:
             return self._folder("tmp") / f"{self._token()}-{secrets.token_hex(4)}-{stem}"
 
     def sweep(self) -> int:
-        """Delete what dead processes left; returns how many files and folders."""
+        """Delete what dead processes left; returns the number of files and folders."""
         swept = scratch.sweep()
         for path in self.dead():
             remove_tree(path)
@@ -224,30 +224,30 @@ class Store:
         return swept
 
     def dead(self) -> list[Path]:
-        """What in tmp/ nobody works on any more.
+        """The files in tmp/ whose process has ended.
 
-        A process that lives holds a lock of its own. That is seen from other containers too, and after a
-        restart of the machine, where a pid would be somebody else's.
+        A running process holds a lock, which is visible in other containers, and does not survive a reboot;
+        a pid could belong to another process then.
         """
         found = []
         for path in (self.root / "tmp").glob("*"):
-            if (ours := _TEMPORARY.match(path.name)) is None:
+            if (match := _TEMPORARY.match(path.name)) is None:
                 continue
-            lock = self.root / "locks" / f"process-{ours[1]}"
-            # A lock file that somebody deleted by hand proves nothing; after a day it does.
+            lock = self.root / "locks" / f"process-{match[1]}"
+            # The user may have deleted the lock file of a running process, so its files are kept for a day.
             if holder(lock) is None and (lock.exists() or age(path) > _DAY):
                 found.append(path)
         return found
 
     def set_aside(self, paths: Iterable[Path]) -> list[Path]:
-        """Take *paths* out of their places, a rename each; returns what is to be deleted, at leisure."""
+        """Rename *paths* into tmp/; returns the paths that the caller has to delete."""
         aside = []
         for path in paths:
             try:
                 os.replace(path, place := self.temporary("aside"))
             except FileNotFoundError:
                 continue
-            except (OSError, BuildFailed):  # on a full disk even a name may want room
+            except (OSError, BuildFailed):  # on a full disk even a rename may fail
                 aside.append(path)
             else:
                 aside.append(place)
@@ -258,14 +258,16 @@ class Store:
         with _guard:
             if key not in _tokens:
                 token = f"{os.getpid()}.{secrets.token_hex(4)}"
-                acquire(self._folder("locks") / f"process-{token}", "works in tmp/")  # open until we end
+                acquire(
+                    self._folder("locks") / f"process-{token}", "works in tmp/"
+                )  # until this process ends
                 _tokens[key] = token
             return _tokens[key]
 
     def private(self, name: str) -> Path:
-        """The folder *name* of the cache, which no other user can enter.
+        """Create the folder *name* of the cache with mode 0700.
 
-        :raises OSError: it cannot be made so.
+        :raises OSError: that is not possible.
         """
         folder = self._folder(name)
         folder.chmod(0o700)
@@ -276,20 +278,20 @@ class Store:
 
     @contextlib.contextmanager
     def writable(self) -> Iterator[None]:
-        """An OSError inside is the cache's: it says so, and what to do."""
+        """Raise an OSError of the block as `BuildFailed` about the cache, with a hint."""
         try:
             yield
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            make_room = "make room (torchkiln cache prune), or "
+            free = "free space (torchkiln cache prune), or " if full else ""
             raise BuildFailed(
-                f"the cache {self.root} cannot be written: {error.strerror}",
-                hint=(make_room if full else "") + "set TORCHKILN_CACHE to a folder that can",
+                f"cannot write to the cache {self.root}: {error.strerror}",
+                hint=f"{free}set TORCHKILN_CACHE to a writable folder",
             ) from error
 
 
 def _size(path: Path) -> int:
-    """Bytes of a plain file; -1 where there is none: a link is none."""
+    """Bytes of a regular file; -1: it does not exist, or is a link or another type."""
     try:
         found = path.lstat()
     except OSError:
@@ -297,20 +299,20 @@ def _size(path: Path) -> int:
     return found.st_size if stat.S_ISREG(found.st_mode) else -1
 
 
-# What each user of a shared machine could change if these were open to others.
+# Folders that other users must not be able to change.
 _FOLDERS = (
     *("blobs", "blobs/sha256", "wheels", "records", "locks", "claims", "tmp", "keys"),
     *("toolkits", "bytecode", "interpreters", "rootfs", "pytest"),
 )
 
 
-def _demand_own(root: Path) -> None:
+def _require_private(root: Path) -> None:
     require_private(
         root,
         "the cache",
         (*_FOLDERS, *(f"records/{kind}" for kind in _names(root / "records"))),
-        hint="run chmod -R go-w on it, or set TORCHKILN_CACHE to a folder of your own; a folder that"
-        f" several users share is named by {shared_cache.VARIABLE} (docs/cache.md)",
+        hint="run chmod -R go-w on it, or set TORCHKILN_CACHE to a folder of your own; to share a cache"
+        f" between users, set {shared_cache.VARIABLE} (docs/cache.md)",
     )
 
 
@@ -322,7 +324,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def age(path: Path) -> float:
-    """Seconds since *path* was written; 0 if it is not there."""
+    """Seconds since *path* was modified; 0: it does not exist."""
     try:
         return time.time() - path.lstat().st_mtime
     except OSError:
