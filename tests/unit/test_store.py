@@ -138,7 +138,7 @@ def test_set_aside_works_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to do; when the disk is full, how to make room."""
     (tmp_path / "file").write_text("x")
-    with pytest.raises(BuildFailed, match="cannot write to the cache .*file") as found:
+    with pytest.raises(BuildFailed, match=r"cannot write to the cache .*file") as found:
         Store(tmp_path / "file").temporary("x")
     assert found.value.hint == "set TORCHKILN_CACHE to a writable folder"
 
