@@ -188,8 +188,8 @@ def test_pick_json():
 def test_pick_of_nothing_says_why_and_ends_with_3():
     result = CliRunner().invoke(pick, [*MATRIX, "--driver", "535", "--gpu", "B200"])
     assert isinstance(result.exception, NothingSelected)
-    assert "driver 535 does not know B200" in result.stdout
-    assert "driver 535 does not know B200" in result.exception.hint
+    assert "driver 535 does not support B200" in result.stdout
+    assert "driver 535 does not support B200" in result.exception.hint
 
 
 def test_pick_tells_all_faults_at_once():

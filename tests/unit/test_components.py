@@ -18,7 +18,7 @@ from tests.planned import LOCK_DIGEST, PROFILE, locked, wheel
 from torchkiln.errors import ConfigError, NothingSelected, Stale
 from torchkiln.lock.file import from_json, plain, to_json
 from torchkiln.lock.lock import inputs_digest
-from torchkiln.matrix.components import Offer
+from torchkiln.matrix.components import ComponentOffer
 from torchkiln.matrix.matrix import load
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, all_cells, everywhere, select
@@ -60,12 +60,15 @@ def faults(text: str) -> list[str]:
     ("text", "told"),
     [
         ("  a: {sufix: a, requires: [b]}", r":9: components.a.sufix: unknown key; nearest valid: suffix"),
-        ("  a: {suffix: a}", r":9: components.a: brings nothing: give requires, wheels or program"),
+        ("  a: {suffix: a}", r":9: components.a: is empty; add requires, wheels or program"),
         ("  a: {suffix: A-b, requires: [b]}", r":9: components.a.suffix: .*letters and digits"),
-        ("  a: {suffix: zstd, requires: [b]}", r":9: components.a.suffix: zstd says something else"),
-        ("  a: {suffix: s, requires: [b]}\n  c: {suffix: s, requires: [d]}", r":10: .*: s is a's already"),
+        ("  a: {suffix: zstd, requires: [b]}", r":9: components.a.suffix: zstd has another meaning"),
+        (
+            "  a: {suffix: s, requires: [b]}\n  c: {suffix: s, requires: [d]}",
+            r":10: .*: s is the suffix of a already",
+        ),
         ("  numpy: {suffix: a, requires: [b]}", r":9: components.numpy: numpy is in `packages`"),
-        ("  a: {suffix: a, requires: [Torch]}", r":9: components.a.requires\[0\]: torch is the cell's own"),
+        ("  a: {suffix: a, requires: [Torch]}", r":9: components.a.requires\[0\]: the cell determines torch"),
         (
             "  a: {suffix: a, program: {name: conda, version: '1', file: f, sha256: " + SHA + "}}",
             r"micromamba",
@@ -145,7 +148,7 @@ _SUFFIX = st.from_regex(r"[a-z][a-z0-9]{0,19}", fullmatch=True).filter(
 def test_a_tag_tells_what_it_was_made_of(suffixes: list[str], os: str, day: str) -> None:
     """The inverse of `tag_of`, whatever the suffixes; and a date behind it is a date."""
     offers = tuple(
-        Offer(name=f"c{number}", suffix=suffix, requires=("x",), wheels=(), program=None)
+        ComponentOffer(name=f"c{number}", suffix=suffix, requires=("x",), wheels=(), program=None)
         for number, suffix in enumerate(suffixes)
     )
     matrix = replace(MATRIX, components=offers)
@@ -182,7 +185,7 @@ def test_a_wheel_for_another_torch_or_python_is_none(torch: str, os: str) -> Non
     found = answer("flash-attn", torch=torch, os=os)
     assert (found.status, found.build) == (Status.UNAVAILABLE, None)
     assert "no wheel of flash-attn for torch" in found.why_unavailable
-    assert found.why_unavailable.endswith("it does for torch 2.7 with CUDA 12")
+    assert found.why_unavailable.endswith("only for torch 2.7 with CUDA 12")
 
 
 def test_without_components_nothing_of_them_is_said() -> None:

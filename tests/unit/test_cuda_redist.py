@@ -83,7 +83,7 @@ def test_a_file_that_does_not_say_what_it_stands_for_is_refused(tmp_path: Path) 
     path = tmp_path / "redist.yaml"
     path.write_text(GOOD.replace("untrusted: true\n", ""))
 
-    with pytest.raises(ConfigError, match="untrusted: missing"):
+    with pytest.raises(ConfigError, match="'untrusted' is missing"):
         read(path)
     with pytest.raises(ConfigError, match=f"{VARIABLE}: .*No such file"):
         read(tmp_path / "nowhere.yaml")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.gridcase import ASKED, FACTS, MATRIX, NATIVE_FIRST
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.gpu_archs import how_served
-from torchkiln.matrix.pick import Choice, Driver, parse_driver, parse_gpus, pick
+from torchkiln.matrix.pick import DriverVersion, Picked, parse_driver, parse_gpus, pick
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.select import Selection, select
 from torchkiln.util.versions import numbers
@@ -18,18 +18,18 @@ RUNTIME = tuple(resolve(cell, MATRIX, FACTS) for cell in select(Selection(), ASK
 NAMES = tuple(name for kind in FACTS.gpus for name in kind.names)
 
 
-def _pick(driver: str, *gpus: str) -> Choice:
+def _pick(driver: str, *gpus: str) -> Picked:
     return pick(RUNTIME, parse_driver(driver), parse_gpus(gpus, FACTS))
 
 
-def _cells(choice: Choice) -> list[tuple[str, str]]:
+def _cells(choice: Picked) -> list[tuple[str, str]]:
     return [(offer.resolution.cell.torch, offer.resolution.cell.cuda) for offer in choice.runs]
 
 
-def _against(choice: Choice, torch: str, cuda: str) -> str:
+def _against(choice: Picked, torch: str, cuda: str) -> str:
     cell = (torch, cuda)
     found = [o for o in choice.fails if (o.resolution.cell.torch, o.resolution.cell.cuda) == cell]
-    return "; ".join(found[0].against)
+    return "; ".join(found[0].obstacles)
 
 
 def test_the_issues_example():
@@ -38,9 +38,9 @@ def test_the_issues_example():
     assert _cells(choice)[:3] == [("2.8.0", "12.1"), ("2.7.1", "12.1"), ("2.7.1", "11.8")]
     assert len(choice.runs) == 23
     assert "no code for H100 (capability 9.0)" in _against(choice, "2.0.1", "11.7")
-    assert "compatibility mode" in choice.runs[0].minding[0]
+    assert "compatibility mode" in choice.runs[0].conditions[0]
     assert ("2.4.1", "12.1") in [
-        (o.resolution.cell.torch, o.resolution.cell.cuda) for o in choice.runs if not o.minding
+        (o.resolution.cell.torch, o.resolution.cell.cuda) for o in choice.runs if not o.conditions
     ]
 
 
@@ -62,8 +62,8 @@ def test_a_branch_that_only_reaches_the_floor_later_is_told():
     offers = {
         o.resolution.cell.torch: o for o in _pick("525", "A100").runs if o.resolution.cell.cuda == "12.1"
     }
-    assert "of branch 525, 525.60.13 or newer" in offers["2.7.1"].minding
-    assert not any("of branch" in text for offer in _pick("530", "A100").runs for text in offer.minding)
+    assert "needs 525.60.13 or newer of branch 525" in offers["2.7.1"].conditions
+    assert not any("of branch" in text for offer in _pick("530", "A100").runs for text in offer.conditions)
 
 
 def test_blackwell_wants_a_young_driver():
@@ -71,18 +71,18 @@ def test_blackwell_wants_a_young_driver():
     old = _pick("565", "B200")
     assert (old.runs, old.host) == (
         (),
-        ("driver 565 does not know B200 (capability 10.0): the first to do is 570",),
+        ("driver 565 does not support B200 (capability 10.0); the first branch that does is 570",),
     )
 
 
 def test_kepler_ended_with_470():
     assert ("2.7.1", "11.8") in _cells(_pick("470", "K80"))
-    assert "has dropped K80" in _pick("535", "K80").host[0]
+    assert "does not support K80 (capability " in _pick("535", "K80").host[0]
 
 
 def test_volta_ended_with_580():
     assert _pick("580", "V100").runs
-    assert "has dropped V100" in _pick("590", "V100").host[0]
+    assert "does not support V100 (capability " in _pick("590", "V100").host[0]
 
 
 def test_all_gpus_of_a_host_must_be_served():
@@ -104,8 +104,8 @@ def test_ptx_counts_only_on_a_driver_as_new_as_its_toolkit():
         _only_variant("2.7.1", "cu128"),
     )
     gpus = parse_gpus(["13.0"], FACTS)
-    assert "only PTX" in pick([native], Driver(version="565"), gpus).fails[0].against[0]
-    assert "compiles it" in pick([native], Driver(version="580"), gpus).runs[0].minding[0]
+    assert "only PTX" in pick([native], DriverVersion(version="565"), gpus).fails[0].obstacles[0]
+    assert "compiles it" in pick([native], DriverVersion(version="580"), gpus).runs[0].conditions[0]
 
 
 def _only_variant(torch: str, variant: str):
@@ -150,7 +150,7 @@ def test_unknown_gpus_all_at_once_with_the_nearest():
     with pytest.raises(ConfigError) as caught:
         parse_gpus(["H1000", "H100", "GTX1080"], FACTS)
     first, second = caught.value.message.splitlines()
-    assert first.startswith("--gpu H1000: not a known GPU; nearest: H100")
+    assert first.startswith("--gpu H1000: unknown GPU; nearest: H100")
     assert "GTX 1080" in second
 
 
@@ -162,7 +162,7 @@ def test_not_a_driver(text: str):
 
 @pytest.mark.parametrize("text", ["535", "R535", "r535", " 535 "])
 def test_a_branch(text: str):
-    assert parse_driver(text) == Driver(version="535")
+    assert parse_driver(text) == DriverVersion(version="535")
 
 
 DRIVERS = st.sampled_from(
@@ -179,9 +179,9 @@ def test_pick_agrees_with_resolve(driver: str, gpus: list[str]):
         build, floor = offer.resolution.build, offer.resolution.min_driver
         assert build is not None
         assert floor is not None
-        assert Driver(version=driver).reaches(floor) != "no"
+        assert DriverVersion(version=driver).reaches(floor) != "no"
         assert all(how_served(build.archs, gpu.kind.capability) for gpu in parse_gpus(gpus, FACTS))
-    assert choice.host or all(offer.against for offer in choice.fails)
+    assert choice.host or all(offer.obstacles for offer in choice.fails)
 
 
 @given(st.sampled_from(NAMES))

@@ -130,9 +130,9 @@ policy:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("gpus: [sm_90]", "no GPU of capability 'sm_90' is known"),
-        ("cells: [{gpus: ['9.9'], torch: '2.7.1'}]", "no GPU of capability '9.9' is known; nearest: "),
-        ("cells: [{checks: []}]", "names no cell: give at least one of torch, cuda, flavor, os, status"),
+        ("gpus: [sm_90]", "unknown GPU capability 'sm_90'"),
+        ("cells: [{gpus: ['9.9'], torch: '2.7.1'}]", "unknown GPU capability '9.9'; nearest: "),
+        ("cells: [{checks: []}]", "matches every cell; set at least one of torch, cuda, flavor, os, status"),
         ("cells: [{torch: '2.7'}]", "'2.7' is not in this matrix; nearest: 2.7.1"),
         ("cells: [{status: unavailable}]", "'unavailable' is not valid; valid: native, minor-compat"),
         ("cells: [{torch: '2.7.1', keys: [a]}]", "keys"),

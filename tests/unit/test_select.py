@@ -62,12 +62,12 @@ def test_what_is_named_together_and_has_no_cell_is_told_from_both_sides():
     with pytest.raises(ConfigError) as caught:
         _named(torch=("2.7,2.8",), cuda=("12.1,13.0",))
     assert caught.value.message.splitlines() == [
-        "--cuda 13.0: not in the matrix with the torch that is named; with torch 2.11.0"
+        "--cuda 13.0: not in the matrix with this torch, only with torch 2.11.0"
     ]
     with pytest.raises(ConfigError) as caught:
         _named(torch=("2.11",), cuda=("12.1",))
     assert caught.value.message.splitlines()[0] == (
-        "--torch 2.11.0: not in the matrix with the CUDA that is named; with CUDA 13.0"
+        "--torch 2.11.0: not in the matrix with this CUDA, only with CUDA 13.0"
     )
 
 

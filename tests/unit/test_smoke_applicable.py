@@ -59,4 +59,4 @@ def test_each_reason_is_a_fact() -> None:
     assert reasons <= FACTS.reasons().keys()
     assert FACTS.checks.keys() <= reasons
     for reason in reasons:
-        assert FACTS.cite(f"{'checks' if reason in FACTS.checks else 'traps'}.{reason}")
+        assert FACTS.citations[f"{'checks' if reason in FACTS.checks else 'traps'}.{reason}"]

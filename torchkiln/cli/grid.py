@@ -25,9 +25,9 @@ from torchkiln.matrix.explain import Explanation, needs, to_json
 from torchkiln.matrix.explain import explain as explanation_of
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.gpu_archs import served_classes
-from torchkiln.matrix.pick import Choice, Offer, parse_driver, parse_gpus
+from torchkiln.matrix.pick import Candidate, Picked, parse_driver, parse_gpus
 from torchkiln.matrix.pick import pick as choose
-from torchkiln.matrix.public_record import recorded, told_of_record
+from torchkiln.matrix.public_record import record_notice, recorded
 from torchkiln.matrix.resolve import resolve
 from torchkiln.matrix.sentences import reason
 from torchkiln.matrix.tags import tag_of
@@ -239,7 +239,7 @@ def _explained(explanation: Explanation, images: Path) -> str:
     if untrusted_in(images, resolution):
         lines += [_field("lock", USES)]
     if names := by_record_in(images, resolution):
-        lines += [_field("lock", told_of_record(names))]
+        lines += [_field("lock", record_notice(names))]
     lines += _listed("asks for", [" ".join(resolution.requirements)] if resolution.requirements else [])
     lines += _listed("bounds", [f"{one.requirement}  [{one.fact}]" for one in resolution.constraints])
     lines += _listed("limits", [f"{text}  [{fact}]" for fact, text in explanation.limits])
@@ -267,18 +267,18 @@ def _listed(name: str, values: Sequence[str]) -> list[str]:
     return [_field("" if index else name, value) for index, value in enumerate(values)]
 
 
-def _chosen(choice: Choice) -> list[str]:
+def _chosen(choice: Picked) -> list[str]:
     lines = _listed("host", choice.host)
     for place, offer in enumerate(choice.runs, 1):
-        minding = f"  ({'; '.join(offer.minding)})" if offer.minding else ""
+        minding = f"  ({'; '.join(offer.conditions)})" if offer.conditions else ""
         lines.append(f"{place:>2}. {_name(offer)}{minding}")
     if choice.fails and not choice.host:
         lines += ["", "does not run there:"]
-        lines += [f"    {_name(offer)}: {'; '.join(offer.against)}" for offer in choice.fails]
+        lines += [f"    {_name(offer)}: {'; '.join(offer.obstacles)}" for offer in choice.fails]
     return lines
 
 
-def _name(offer: Offer) -> str:
+def _name(offer: Candidate) -> str:
     resolution = offer.resolution
     cell = resolution.cell
     return (
@@ -286,8 +286,8 @@ def _name(offer: Offer) -> str:
     )
 
 
-def _choice_json(choice: Choice) -> dict[str, Any]:
-    def offered(offer: Offer) -> dict[str, Any]:
+def _choice_json(choice: Picked) -> dict[str, Any]:
+    def offered(offer: Candidate) -> dict[str, Any]:
         resolution = offer.resolution
         cell = resolution.cell
         return {
@@ -298,8 +298,8 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
             "os": cell.os,
             "status": resolution.status.value,
             "lockable": resolution.lockable,
-            "against": list(offer.against),
-            "minding": list(offer.minding),
+            "against": list(offer.obstacles),
+            "minding": list(offer.conditions),
         }
 
     return {

@@ -15,7 +15,7 @@ from torchkiln.matrix import facts
 from torchkiln.matrix import matrix as matrix_of
 from torchkiln.matrix.add_release.compat_block import block, toolkit_line
 from torchkiln.matrix.add_release.edit import with_pair, with_version
-from torchkiln.matrix.add_release.propose import Told, look_up
+from torchkiln.matrix.add_release.propose import ReleaseMetadata, look_up
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import load
 from torchkiln.store.root import cache_root
@@ -56,7 +56,7 @@ def add(package: str, version: str, write: bool, matrix_file: Path) -> None:
         click.echo(f"matrix: nothing was written; with --write these lines go into {matrix_file}", err=True)
 
 
-def _print(told: Told, known: Facts, *, beyond: bool) -> None:
+def _print(told: ReleaseMetadata, known: Facts, *, beyond: bool) -> None:
     if beyond:
         click.echo(f'# matrix.yaml, under beyond:\n  - {{torch: "{told.version}", cuda: "{told.cuda}"}}')
     else:
@@ -67,7 +67,7 @@ def _print(told: Told, known: Facts, *, beyond: bool) -> None:
         click.echo(f"# {_FACTS}, under cuda:\n{toolkit}", nl=False)
 
 
-def _write(matrix_file: Path, told: Told, known: Facts, *, beyond: bool) -> None:
+def _write(matrix_file: Path, told: ReleaseMetadata, known: Facts, *, beyond: bool) -> None:
     """Put the line into the file.
 
     :raises ConfigError: the facts lack what the matrix would name, or its text has no place for a line.

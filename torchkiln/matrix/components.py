@@ -1,7 +1,7 @@
-"""matrix.yaml's `components` -> what a cell can have on top, by --with: Offers, and a Component for one cell.
+"""Reads `components` of matrix.yaml, the optional parts that --with adds to an image.
 
-A component brings wheels of the default index (`requires`), wheels that no index has (`wheels`, by hash), or
-one program that is no Python package at all (`program`).
+A component has wheels of the default index (`requires`), wheels that no index has (`wheels`, by hash), or
+one program that is not a Python package (`program`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.util.versions import major_of, minor_of
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-#: What stands in tags already; a date begins with a digit, which no suffix does.
+#: Words with another meaning in tags. A date begins with a digit, and no suffix does.
 _TAKEN = ("runtime", "devel", *NAMED_FORMATS, *(name.partition(".")[0] for name in SYSTEMS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfferedWheel:
-    """A wheel by content, and the torch and CUDA that it was built for."""
+    """A wheel by hash, and the torch and CUDA that it was built for."""
 
     torch: str  # "2.7"
     cuda: str  # "12"
@@ -33,8 +33,8 @@ class OfferedWheel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
-    """A component as the matrix offers it."""
+class ComponentOffer:
+    """A component in matrix.yaml."""
 
     name: str
     suffix: str
@@ -43,67 +43,70 @@ class Offer:
     program: OwnFile | None
 
 
-def offers_of(data: Mapping[str, Any]) -> tuple[Offer, ...]:
-    """The offers in *data*, which fits the schema, by name."""
+def offers_of(data: Mapping[str, Any]) -> tuple[ComponentOffer, ...]:
+    """The offers in *data*, which matches the schema, by name."""
     return tuple(
-        Offer(
+        ComponentOffer(
             name=name,
-            suffix=one["suffix"],
-            requires=tuple(one.get("requires", ())),
+            suffix=body["suffix"],
+            requires=tuple(body.get("requires", ())),
             wheels=tuple(
-                OfferedWheel(torch=told["torch"], cuda=told["cuda"], file=_own_wheel(told))
-                for told in one.get("wheels", ())
+                OfferedWheel(torch=wheel["torch"], cuda=wheel["cuda"], file=_own_wheel(wheel))
+                for wheel in body.get("wheels", ())
             ),
-            program=_program(one["program"]) if "program" in one else None,
+            program=_program(body["program"]) if "program" in body else None,
         )
-        for name, one in sorted(data.items())
+        for name, body in sorted(data.items())
     )
 
 
 def faults(data: object, packages: Iterable[str]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What no schema can tell of `components`, by its place in matrix.yaml. Skips what has a wrong shape."""
+    """Faults in `components` that the schema cannot find, by path. Skips values that violate the schema."""
     seen: dict[str, str] = {}
     always = {_project(text) for text in packages}
-    for name, one in data.items() if isinstance(data, dict) else ():
-        if not isinstance(name, str) or not isinstance(one, dict):
+    for name, body in data.items() if isinstance(data, dict) else ():
+        if not isinstance(name, str) or not isinstance(body, dict):
             continue
         at = ("components", name)
         if name in always:
-            yield at, f"{name} is in `packages`: every image has it already"
-        if not any(one.get(key) for key in ("requires", "wheels", "program")):
-            yield at, "brings nothing: give requires, wheels or program"
-        suffix = one.get("suffix")
+            yield at, f"{name} is in `packages`, so every image has it already"
+        if not any(body.get(key) for key in ("requires", "wheels", "program")):
+            yield at, "is empty; add requires, wheels or program"
+        suffix = body.get("suffix")
         if isinstance(suffix, str):
             if suffix in _TAKEN:
-                yield (*at, "suffix"), f"{suffix} says something else in a tag; choose another suffix"
+                yield (*at, "suffix"), f"{suffix} has another meaning in tags; choose another suffix"
             elif suffix in seen:
-                yield (*at, "suffix"), f"{suffix} is {seen[suffix]}'s already"
+                yield (*at, "suffix"), f"{suffix} is the suffix of {seen[suffix]} already"
             seen.setdefault(suffix, name)
-        for index, text in enumerate(one["requires"] if isinstance(one.get("requires"), list) else ()):
+        for index, text in enumerate(body["requires"] if isinstance(body.get("requires"), list) else ()):
             if isinstance(text, str) and _project(text) in ("torch", "torchvision", "torchaudio"):
-                yield (*at, "requires", index), f"{_project(text)} is the cell's own; leave it out"
+                yield (*at, "requires", index), f"the cell determines {_project(text)}; remove it here"
 
 
 def named(
-    values: Sequence[str], offers: Sequence[Offer], packages: Iterable[str]
+    values: Sequence[str], offers: Sequence[ComponentOffer], packages: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """*values* sorted out: components, packages (which every image has), and what neither is."""
+    """*values* sorted into components, packages that every image has, and unknown names."""
     known, always = {offer.name for offer in offers}, {_project(text) for text in packages}
-    wanted = sorted(set(values))
+    names = sorted(set(values))
     return (
-        tuple(name for name in wanted if name in known),
-        tuple(name for name in wanted if name not in known and name in always),
-        tuple(name for name in wanted if name not in known and name not in always),
+        tuple(name for name in names if name in known),
+        tuple(name for name in names if name not in known and name in always),
+        tuple(name for name in names if name not in known and name not in always),
     )
 
 
-def for_cell(offer: Offer, cell: Cell, build: TorchBuild) -> CellComponent | str:
-    """*offer* for *cell*, or why it has nothing for it, in a clause."""
-    wheels = [one.file for one in offer.wheels if _fits(one, cell, build)]
+def for_cell(offer: ComponentOffer, cell: Cell, build: TorchBuild) -> CellComponent | str:
+    """*offer* for *cell*, or why it is not available for that cell, as a clause."""
+    wheels = [wheel.file for wheel in offer.wheels if _fits(wheel, cell, build)]
     if offer.wheels and not wheels:
-        having = ", ".join(dict.fromkeys(f"torch {one.torch} with CUDA {one.cuda}" for one in offer.wheels))
+        others = (f"torch {wheel.torch} with CUDA {wheel.cuda}" for wheel in offer.wheels)
         here = f"torch {minor_of(cell.torch)} with CUDA {major_of(build.cuda)} on Python {cell.python}"
-        return f"matrix.yaml names no wheel of {offer.name} for {here}; it does for {having}"
+        return (
+            f"matrix.yaml has no wheel of {offer.name} for {here},"
+            f" only for {', '.join(dict.fromkeys(others))}"
+        )
     return CellComponent(
         name=offer.name,
         suffix=offer.suffix,
@@ -114,33 +117,32 @@ def for_cell(offer: Offer, cell: Cell, build: TorchBuild) -> CellComponent | str
 
 
 def files_of(component: CellComponent) -> tuple[OwnFile, ...]:
-    """What of *component* is on no index."""
+    """The files of *component* that no index has."""
     return (*component.wheels, *([component.program] if component.program else []))
 
 
-def _fits(one: OfferedWheel, cell: Cell, build: TorchBuild) -> bool:
-    tags = parse_wheel_filename(one.file.filename)[3]
-    interpreters = {tag.interpreter for tag in tags}
+def _fits(wheel: OfferedWheel, cell: Cell, build: TorchBuild) -> bool:
+    interpreters = {tag.interpreter for tag in parse_wheel_filename(wheel.file.filename)[3]}
     python = cell.python.replace(".", "")
     return (
-        one.torch == minor_of(cell.torch)
-        and one.cuda == major_of(build.cuda)
+        wheel.torch == minor_of(cell.torch)
+        and wheel.cuda == major_of(build.cuda)
         and bool(interpreters & {f"cp{python}", "py3"})
     )
 
 
-def _own_wheel(told: Mapping[str, Any]) -> OwnFile:
-    name, version, *_ = told["file"].split("-")
+def _own_wheel(data: Mapping[str, Any]) -> OwnFile:
+    name, version, *_ = data["file"].split("-")
     return OwnFile(
         name=canonicalize_name(name),
         version=version.replace("_", "."),
-        filename=told["file"],
-        sha256=told["sha256"],
+        filename=data["file"],
+        sha256=data["sha256"],
     )
 
 
-def _program(told: Mapping[str, Any]) -> OwnFile:
-    return OwnFile(name=told["name"], version=told["version"], filename=told["file"], sha256=told["sha256"])
+def _program(data: Mapping[str, Any]) -> OwnFile:
+    return OwnFile(name=data["name"], version=data["version"], filename=data["file"], sha256=data["sha256"])
 
 
 def _project(requirement: str) -> str:

@@ -1,7 +1,7 @@
-"""cuda_redist.yaml -> Redist: NVIDIA's redistributable archives by release of the toolkit, each by its hash.
+"""Reads cuda_redist.yaml: NVIDIA's redistributable archives by toolkit release, each with its hash.
 
-The file ships with torchkiln. A test of the whole way brings one of its own, whose archives were made of
-something else: that says `untrusted: true`, and so does every image that is made by it.
+The file is part of torchkiln. An end-to-end test replaces it with one for archives of its own, which has
+`untrusted: true`; every image that is made with it is marked as untrusted.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torchkiln.util.located_yaml import parse as parse_yaml
 from torchkiln.util.schema import shipped, violations
 from torchkiln.util.strict_json import read_file, text_of
 
-VARIABLE = "TORCHKILN_CUDA_REDIST"  # the environment's: a file in place of the shipped one
-_LIMIT = 100_000  # bytes; the file has six thousand
+VARIABLE = "TORCHKILN_CUDA_REDIST"  # the path of a file that replaces cuda_redist.yaml
+_LIMIT = 100_000  # bytes; the file has 6,000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Redist:
-    """All of the file."""
+    """The contents of cuda_redist.yaml."""
 
     releases: Mapping[str, tuple[LockedArchive, ...]] = field(hash=False)  # by component's name
     untrusted: bool  # whether the archives are not NVIDIA's own
@@ -37,31 +37,32 @@ class Redist:
 
 @cache
 def load() -> Redist:
-    """The file that ships with torchkiln."""
+    """The file that is part of torchkiln."""
     return parse(files("torchkiln").joinpath("data/cuda_redist.yaml").read_bytes(), name="cuda_redist.yaml")
 
 
 def read(path: Path) -> Redist:
     """The file of untrusted archives at *path*.
 
-    :raises ConfigError: it cannot be read, is none, or does not say what it stands for.
+    :raises ConfigError: it cannot be read, is invalid, or lacks `untrusted: true`.
     """
     try:
         found = parse(read_file(path, _LIMIT), name=str(path))
     except OSError as error:
         raise ConfigError(
-            f"{VARIABLE}: {path}: {error.strerror}", hint="name a file as cuda_redist.yaml"
+            f"{VARIABLE}: {path}: {error.strerror}",
+            hint=f"set {VARIABLE} to a file in the format of cuda_redist.yaml, or unset it",
         ) from None
     if not found.untrusted:
         raise ConfigError(
-            f"{path}: untrusted: missing",
-            hint=f"write `untrusted: true`, or unset {VARIABLE}: NVIDIA's own archives are known here",
+            f"{path}: the key 'untrusted' is missing",
+            hint=f"add `untrusted: true`, or unset {VARIABLE} to use NVIDIA's own archives",
         )
     return found
 
 
 def parse(data: bytes, *, name: str) -> Redist:
-    """*data*, the bytes of such a file; *name* stands before messages.
+    """Parse *data*, the bytes of such a file; messages begin with *name*.
 
     :raises ConfigError: every fault, with its line.
     """
@@ -73,8 +74,8 @@ def parse(data: bytes, *, name: str) -> Redist:
         raise ConfigError.of(located.fault(path, text) for path, text in faults)
     releases = {
         release: tuple(
-            LockedArchive(component=component, path=_path(component, told["version"]), **told)
-            for component, told in sorted(components.items())
+            LockedArchive(component=component, path=_path(component, archive["version"]), **archive)
+            for component, archive in sorted(components.items())
         )
         for release, components in located.data["releases"].items()
     }
@@ -82,8 +83,8 @@ def parse(data: bytes, *, name: str) -> Redist:
 
 
 def digest_of(archives: Iterable[LockedArchive]) -> Digest:
-    """What stands for all of *archives* in a resolution."""
-    rows = sorted((asdict(one) for one in archives), key=lambda row: str(row["component"]))
+    """The digest of *archives* in a resolution."""
+    rows = sorted(map(asdict, archives), key=lambda row: str(row["component"]))
     canonical = json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()
     return Digest("sha256:" + hashlib.sha256(canonical).hexdigest())
 

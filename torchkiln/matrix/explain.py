@@ -1,4 +1,4 @@
-"""Cell -> Explanation: a resolution with all that led to it, each fact with its sources."""
+"""Explains the resolution of a cell: its reasons, limits, alternatives, and the sources of each fact."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _PREFERENCES: tuple[Prefer, ...] = ("default-index", "native")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """Everything that `explain` tells about one cell."""
+    """The result of `explain` for one cell."""
 
     resolution: Resolution
     reason: str  # why it has its status
     limits: tuple[tuple[str, str], ...]  # (fact id, sentence)
     prefer: Prefer
-    otherwise: Resolution | None  # under the other `prefer`; None where it decides nothing
+    otherwise: Resolution | None  # with the other value of `prefer`; None: the same build
     tag: str | None
     aliases: tuple[str, ...]
     gpus: tuple[tuple[str, tuple[str, ...]], ...]  # (capability, names) that the build's code serves
     require_cuda: str | None
     needs: tuple[str, ...]  # see `needs`
-    recorded: str | None  # hex sha256 of torch's wheel, by public record
+    recorded: str | None  # hex sha256 of torch's wheel in the public record
     citations: tuple[tuple[str, tuple[str, ...]], ...]  # (fact id, source ids)
     sources: tuple[SourceInfo, ...]
 
 
 def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
-    """The whole reasoning for *cell*."""
+    """The explanation of how *cell* resolves."""
     resolution = resolve(cell, matrix, facts)
     other = next(choice for choice in _PREFERENCES if choice != matrix.prefer)
     otherwise = resolve(cell, replace(matrix, prefer=other), facts)
@@ -68,7 +68,7 @@ def explain(cell: Cell, matrix: Matrix, facts: Facts) -> Explanation:
 
 
 def needs(resolution: Resolution) -> tuple[str, ...]:
-    """What locking the cell asks beside the default index and the default system's archive."""
+    """The sources that locking the cell needs besides the default index and the default OS's archive."""
     build, cell = resolution.build, resolution.cell
     found = ["PyTorch's own index"] if build and build.source is Source.PYTORCH else []
     found += [f"the archive of {cell.os}"] if cell.os != DEFAULT_OS else []
@@ -97,7 +97,7 @@ def to_json(explanation: Explanation) -> dict[str, Any]:
 
 
 def _facts_of(resolution: Resolution) -> Iterable[str]:
-    """The ids of all facts that *resolution* rests on, each once."""
+    """The ids of all facts that *resolution* is based on, each once."""
     cell, build = resolution.cell, resolution.build
     found = ["rules.grid"]
     if build:

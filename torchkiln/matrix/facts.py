@@ -1,11 +1,10 @@
-"""compat.yaml -> Facts: what is known about builds, drivers and GPUs, each with its sources.
+"""Reads compat.yaml: facts about builds, drivers and GPUs, each with its sources.
 
-The file ships with the package: its schema and its truth are checked by tests, not at each run.
+The file is part of the package, so tests check its schema and contents, not each run.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -18,47 +17,47 @@ from torchkiln.errors import ConfigError
 from torchkiln.matrix import cuda_redist
 from torchkiln.matrix.cuda_redist import Redist
 from torchkiln.model.cell import Toolkit
-from torchkiln.model.digest import Digest
 from torchkiln.util.schema import dotted, shipped
 from torchkiln.util.strict_json import text_of
 
-_LIMIT = 1 << 20  # bytes; the file has thirty thousand
+_LIMIT = 1 << 20  # bytes; the file has 50,000
 _HINT = "restore it: git checkout -- torchkiln/data/compat.yaml"
 
 Pairs = tuple[tuple[str, str], ...]
+IndexHash = tuple[str, str, str, str]  # of PyTorch's index: variant, CPython tag, project, hex
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DefaultWheel:
-    """The wheel that the default index serves as plain ``torch==X``."""
+    """The wheel that the default index serves as ``torch==X``."""
 
     variant: str  # "cu126"
     platform: str  # "manylinux_2_28_x86_64"
     requires_python: str
     pythons: tuple[str, ...]  # CPython tags, "cp311"
     triton: str
-    triton_below: str | None  # no triton from this Python on
+    triton_below: str | None  # from this Python on it requires no triton
     pins: Pairs  # (distribution, exact version): the nvidia-* and cuda-* requirements
-    toolkit: tuple[str, ...]  # the parts (extras) of cuda-toolkit that it requires; none before torch 2.11
+    toolkit: tuple[str, ...]  # the extras of cuda-toolkit that it requires; empty before torch 2.11
     requires: tuple[str, ...]  # the other requirements, PEP 508
     sha256: Pairs  # (CPython tag, hex)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """One CUDA build of a release, wherever it is served."""
+    """One CUDA build of a release, on any index."""
 
     name: str  # "cu118"
     cuda: str  # "11.8"
     archs: tuple[str, ...]
-    bundled: bool  # CUDA's libraries lie inside the wheel
+    bundled: bool  # CUDA's libraries are inside the wheel
     cudnn: str | None
     nccl: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """One release of torch. *home* is the release whose block tells of it: its own, or its newest patch's."""
+    """One release of torch. *home* is the release whose block describes it: itself, or its newest patch."""
 
     version: str
     home: str
@@ -67,21 +66,17 @@ class Release:
     cudnn_major: str
     default: DefaultWheel
     variants: tuple[Variant, ...]  # by CUDA version, ascending
-    index_sha256: tuple[
-        tuple[str, str, str, str], ...
-    ]  # (variant, CPython tag, project, hex): PyTorch's index
-    torchvision_requires: tuple[
-        str, ...
-    ]  # beside its torch, PEP 508; told where index_sha256 has torchvision
+    index_sha256: tuple[IndexHash, ...]
+    torchvision_requires: tuple[str, ...]  # besides torch, PEP 508; set if index_sha256 has torchvision
 
     def variant(self, name: str) -> Variant:
-        """The variant called *name*; KeyError if the release has none."""
+        """The variant called *name*; raises KeyError if there is none."""
         return {variant.name: variant for variant in self.variants}[name]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trap:
-    """Something that breaks a naive lock. One of `constrain`, `require`, `limit` answers it."""
+    """A problem of some builds, handled by one of `constrain`, `require` and `limit`."""
 
     id: str
     releases: tuple[str, ...]  # minors; empty: all
@@ -97,20 +92,20 @@ class Trap:
 class Drivers:
     """The drivers of one CUDA version."""
 
-    ga: str  # came with its first release
-    full: str  # came with its last update
+    ga: str  # released with its first version
+    full: str  # released with its last update
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownToolkit:
-    """A CUDA toolkit, and how it comes."""
+    """A CUDA toolkit and its source."""
 
-    requires: str  # the wheels, PEP 508; torch pins their version; empty: NVIDIA's archives bring it
+    requires: str  # its wheels, PEP 508, whose version torch pins; empty: it comes from NVIDIA's archives
     toolkit: Toolkit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Floor:
+class MinimumDriver:
     """The oldest driver of a CUDA major."""
 
     driver: str
@@ -123,19 +118,19 @@ class GpuClass:
 
     capability: str  # "9.0"
     names: tuple[str, ...]
-    first_branch: int | None  # of drivers; None: older than anything here
+    first_branch: int | None  # of drivers; None: older than all in the facts
     last_branch: int | None  # None: still supported
-    aarch64: tuple[str, ...]  # those of `names` that only exist beside an ARM host
+    aarch64: tuple[str, ...]  # those of `names` that exist only with an ARM host
 
     @property
     def x86_names(self) -> tuple[str, ...]:
-        """Those that a linux/amd64 image can meet."""
+        """Those that a linux/amd64 image can run on."""
         return tuple(name for name in self.names if name not in self.aarch64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceInfo:
-    """Where facts come from, and how far to trust it."""
+    """A source of facts, and how far it can be trusted."""
 
     id: str
     trust: str  # measured, official, third-party, inference, unverified
@@ -144,44 +139,39 @@ class SourceInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """All of compat.yaml."""
+    """The contents of compat.yaml."""
 
-    digest: Digest  # of the file's bytes
     as_of: str  # ISO date
     releases: Mapping[str, Release] = field(hash=False)
     cu118_pins: Pairs
     traps: tuple[Trap, ...]
-    limit_texts: Mapping[str, str] = field(hash=False)  # "rules.no-ptx" -> the words of a limit
+    limit_texts: Mapping[str, str] = field(hash=False)  # "rules.no-ptx" -> the sentence of a limit
     checks: Mapping[str, str] = field(hash=False)  # id -> why a smoke check does not apply
     toolkits: Mapping[str, KnownToolkit] = field(hash=False)  # by CUDA version
     redist: Redist  # cuda_redist.yaml
-    host_gcc: Mapping[str, int] = field(hash=False)  # by CUDA version: the newest that its nvcc takes
+    host_gcc: Mapping[str, int] = field(hash=False)  # by CUDA version: the newest that its nvcc accepts
     cuda: Mapping[str, Drivers] = field(hash=False)
-    floors: Mapping[str, Floor] = field(hash=False)  # by CUDA major
+    floors: Mapping[str, MinimumDriver] = field(hash=False)  # by CUDA major
     gpus: tuple[GpuClass, ...]  # by capability, ascending
     sources: Mapping[str, SourceInfo] = field(hash=False)
     citations: Mapping[str, tuple[str, ...]] = field(hash=False)  # fact id -> source ids
 
     def reasons(self) -> Mapping[str, str]:
-        """The words of each fact for which a smoke check may not apply, by its id."""
+        """The sentences that say why a smoke check does not apply, by the id of their fact."""
         traps = {trap.id.removeprefix("traps."): trap.limit for trap in self.traps if trap.limit}
         return traps | dict(self.checks)
-
-    def cite(self, fact: str) -> tuple[SourceInfo, ...]:
-        """The sources of the fact called *fact* (as in `Note.fact`); KeyError if there is no such fact."""
-        return tuple(self.sources[name] for name in self.citations[fact])
 
 
 @cache
 def load() -> Facts:
-    """The facts that ship with torchkiln. Read once a process."""
-    return parse(files("torchkiln").joinpath("data").joinpath("compat.yaml").read_bytes())
+    """torchkiln's own facts, read once per process."""
+    return parse(files("torchkiln").joinpath("data/compat.yaml").read_bytes())
 
 
 def parse(data: bytes, *, name: str = "compat.yaml") -> Facts:
-    """*data*, the bytes of a facts file of schema 1, as Facts; *name* stands before messages.
+    """Parse *data*, the bytes of a facts file; messages begin with *name*.
 
-    :raises ConfigError: it is none; what the schema has to say to it.
+    :raises ConfigError: it is invalid; lists the violations of its schema.
     """
     import yaml
 
@@ -196,13 +186,13 @@ def parse(data: bytes, *, name: str = "compat.yaml") -> Facts:
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{name}: {error}", hint=_HINT) from error
     try:
-        return _facts(data, raw)
+        return _facts(raw)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError.of(_faults(raw, name) or [f"{name}: {error!r}"], hint=_HINT) from error
 
 
 def _faults(raw: Any, name: str) -> list[str]:
-    """What the schema says to *raw*. Here only, for jsonschema takes 0.3 s to import."""
+    """The violations of the schema in *raw*. Imports jsonschema only here, as that takes 0.3 s."""
     import jsonschema
 
     found = jsonschema.Draft202012Validator(shipped("compat")).iter_errors(raw)
@@ -211,10 +201,9 @@ def _faults(raw: Any, name: str) -> list[str]:
     ]
 
 
-def _facts(data: bytes, raw: dict[str, Any]) -> Facts:
+def _facts(raw: dict[str, Any]) -> Facts:
     releases = {release.version: release for release in _releases(raw["releases"])}
     return Facts(
-        digest=Digest("sha256:" + hashlib.sha256(data).hexdigest()),
         as_of=raw["as_of"],
         releases=MappingProxyType(releases),
         cu118_pins=_pairs(raw["cu118_pins"]),
@@ -227,7 +216,7 @@ def _facts(data: bytes, raw: dict[str, Any]) -> Facts:
         cuda=MappingProxyType({name: Drivers(**body) for name, body in raw["cuda"].items()}),
         floors=MappingProxyType(
             {
-                name: Floor(driver=body["driver"], reports=body["reports"])
+                name: MinimumDriver(driver=body["driver"], reports=body["reports"])
                 for name, body in raw["floors"].items()
             }
         ),
@@ -253,7 +242,7 @@ def _limits(raw: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _limit_texts(raw: Mapping[str, Any]) -> Mapping[str, str]:
-    """The words of every limit that a cell can have. `{}` in them stands for the limit's values."""
+    """The sentences of all limits of cells, by fact. `{}` is replaced by the limit's values."""
     return MappingProxyType(
         {
             f"{table}.{name}": body["limit"]
@@ -289,15 +278,16 @@ def _release(version: str, body: Mapping[str, Any]) -> Release:
         sha256=_pairs(default["sha256"]),
     )
     variants = []
-    for name, told in body["variants"].items():
-        # The default wheel's own pins tell its cuDNN and NCCL; the names' ending changes with the CUDA major.
-        known = {key.split("-")[1]: value for key, value in pins.items()} if name == wheel.variant else told
+    for name, variant in body["variants"].items():
+        # The default wheel pins cuDNN and NCCL itself, under names whose suffix depends on the CUDA major.
+        pinned = {key.split("-")[1]: value for key, value in pins.items()}
+        known = pinned if name == wheel.variant else variant
         variants.append(
             Variant(
                 name=name,
                 cuda=cuda_of(name),
-                archs=tuple(told["archs"]),
-                bundled=told.get("bundled", False),
+                archs=tuple(variant["archs"]),
+                bundled=variant.get("bundled", False),
                 cudnn=known.get("cudnn"),
                 nccl=known.get("nccl"),
             )
@@ -309,12 +299,12 @@ def _release(version: str, body: Mapping[str, Any]) -> Release:
         cudnn_major=str(body["cudnn_major"]),
         default=wheel,
         variants=tuple(variants),
-        index_sha256=tuple(_of_index(body)),
+        index_sha256=tuple(_index_hashes(body)),
         torchvision_requires=tuple(body.get("torchvision_requires", ())),
     )
 
 
-def _of_index(body: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+def _index_hashes(body: Mapping[str, Any]) -> Iterator[IndexHash]:
     for variant, by_tag in body["index_sha256"].items():
         for tag, sha256 in by_tag.items():
             yield variant, tag, "torch", sha256
@@ -324,7 +314,7 @@ def _of_index(body: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _earlier(newest: Release, version: str, differs: Mapping[str, Any]) -> Release:
-    """An older patch of *newest*'s minor: the same but for what *differs*, and no hash is inherited."""
+    """An older patch of *newest*'s minor: the same except for what *differs*; it inherits no hashes."""
     wheel = newest.default
     return replace(
         newest,
@@ -381,7 +371,7 @@ def _pairs(mapping: Mapping[str, str]) -> Pairs:
 
 
 def _citations(raw: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[str, tuple[str, ...]]:
-    """Every fact id that a note may bear, with its source ids."""
+    """The source ids of each fact, by the fact's id."""
     general = {name: tuple(ids) for name, ids in raw["provenance"].items()}
     of_index = ("index_sha256", "index_companions")
     cited: dict[str, tuple[str, ...]] = {"cuda": ("cudarn",), **{name: general[name] for name in of_index}}
@@ -393,8 +383,8 @@ def _citations(raw: Mapping[str, Any], releases: Mapping[str, Release]) -> dict[
         cited[f"{at}.default"] = tuple(dict.fromkeys(general["default"] + extra))
         cited[f"{at}.companions"] = general["companions"]
         cited[f"{at}.cudnn_major"] = general["cudnn_major"]
-        for name, told in raw["releases"][release.home]["variants"].items():
+        for name, variant in raw["releases"][release.home]["variants"].items():
             assumed = () if release.home == version else ("memory",)
             cited[f"{at}.variants.{name}"] = general["variants"] + assumed
-            cited[f"{at}.archs.{name}"] = (told["source"], *assumed)
+            cited[f"{at}.archs.{name}"] = (variant["source"], *assumed)
     return cited

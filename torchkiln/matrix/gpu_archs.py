@@ -1,7 +1,7 @@
-"""Arch lists against GPUs: which compute capabilities a build's code serves, and how.
+"""Decides which GPUs the code of a build runs on, by arch list and compute capability.
 
 A cubin ``sm_XY`` runs on capability X.Z for every Z >= Y and on no other major. PTX ``compute_XY`` can be
-compiled for anything from X.Y on, but only by a driver at least as new as the toolkit that wrote it.
+compiled for every capability from X.Y on, but only by a driver at least as new as the toolkit that wrote it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)[a-z]?")
 
 
 def how_served(archs: Iterable[str], capability: str) -> Served | None:
-    """How code of *archs* runs on *capability* ("9.0"): as it is, by the driver's compiler, or not at all.
+    """How code of *archs* runs on *capability* ("9.0"): as cubin, as PTX that the driver compiles, or not.
 
-    :raises ValueError: an arch or a capability that is none.
+    :raises ValueError: an arch or the capability is invalid.
     """
     major, minor = (int(part) for part in capability.split("."))
     parsed = [_parsed(arch) for arch in archs]
@@ -31,17 +31,8 @@ def how_served(archs: Iterable[str], capability: str) -> Served | None:
     return None
 
 
-def capability_served(archs: Iterable[str], capability: str, *, jit: bool = False) -> bool:
-    """Whether code of *archs* runs on *capability*.
-
-    :param jit: the driver is as new as the build's toolkit (`Resolution.full_driver`), so PTX counts too.
-    """
-    how = how_served(archs, capability)
-    return how == "cubin" or (jit and how == "ptx")
-
-
 def served_classes(archs: Iterable[str], gpus: Iterable[GpuClass]) -> tuple[GpuClass, ...]:
-    """Those of *gpus* that code of *archs* serves on some driver."""
+    """Those of *gpus* on which code of *archs* runs with some driver."""
     listed = tuple(archs)
     return tuple(gpu_class for gpu_class in gpus if how_served(listed, gpu_class.capability))
 

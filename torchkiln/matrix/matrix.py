@@ -1,4 +1,4 @@
-"""YAML text -> Matrix: what may be asked for, or every fault in the file with its line."""
+"""Reads matrix.yaml, or reports every fault in it with its line."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from torchkiln.matrix.policy import Policy, policy_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.digest import Flavor
 from torchkiln.util import located_yaml
-from torchkiln.util.located_yaml import Located
 from torchkiln.util.schema import Path as SchemaPath
 from torchkiln.util.schema import shipped, shown
 from torchkiln.util.strict_json import read_file, text_of
 from torchkiln.util.versions import nearest, numbers
 
-_MOST = 50  # faults of one kind that are told
+_MAX_FAULTS = 50  # of each kind
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}")
 
 Prefer = Literal["default-index", "native"]
@@ -52,12 +51,12 @@ class NamedIndex:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """Cells that are known to fail. None fits every value."""
+    """Cells that are known to fail. None matches every value."""
 
-    torch: str | None
-    cuda: str | None
-    flavor: str | None
-    os: str | None
+    torch: str | None = None
+    cuda: str | None = None
+    flavor: str | None = None
+    os: str | None = None
     reason: str
 
     def covers(self, cell: Cell) -> bool:
@@ -68,29 +67,29 @@ class Bound:
             (self.flavor, cell.flavor),
             (self.os, cell.os),
         )
-        return all(wanted is None or wanted == value for wanted, value in pairs)
+        return all(pattern is None or pattern == value for pattern, value in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Aliases:
-    """Templates of further tags, by the rule that grants them; None: the rule is off."""
+    """Templates of additional tags, by rule; None: the rule is off."""
 
-    newest_patch: str | None
-    newest_cuda: str | None
-    newest_torch: str | None
+    newest_patch: str | None = None
+    newest_cuda: str | None = None
+    newest_torch: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matrix:
-    """All of matrix.yaml. Versions are sorted, oldest first."""
+    """The contents of matrix.yaml. Versions are sorted, oldest first."""
 
     torch: tuple[str, ...]
     cuda: tuple[str, ...]
-    beyond: tuple[Pair, ...]  # beside the product of the two
+    beyond: tuple[Pair, ...]  # in addition to all combinations of the two
     flavors: tuple[Flavor, ...]
     os: tuple[OsChoice, ...]
     packages: tuple[str, ...]  # PEP 508
-    components: tuple[components.Offer, ...]  # by name
+    components: tuple[components.ComponentOffer, ...]  # by name
     repository: str
     prefer: Prefer
     indexes: tuple[NamedIndex, ...]
@@ -100,7 +99,7 @@ class Matrix:
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """Every torch with every CUDA, and what lies beyond; by version, each once."""
+        """Every torch with every CUDA, and the pairs of `beyond`; by version, each once."""
         return tuple(sorted({*product(self.torch, self.cuda), *self.beyond}, key=_ordered))
 
     @property
@@ -123,38 +122,40 @@ def read(path: Path, facts: Facts) -> Matrix:
         text = text_of(read_file(path, 4 * located_yaml.MAX_TEXT))  # UTF-8 has up to four bytes a character
     except ValueError as error:
         line = str(error).removeprefix("line ")
-        raise ConfigError(f"{path}:{line}", hint=f"mend {path}, as UTF-8 text; nothing was done") from None
+        raise ConfigError(f"{path}:{line}", hint=f"correct {path} and save it as UTF-8") from None
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror or error}",
-            hint="name the file: --matrix FILE; without it ./matrix.yaml or the checkout's is read",
+            hint="name the file: --matrix FILE; the default is ./matrix.yaml, else the checkout's",
         ) from None
     return load(text, facts, name=str(path))
 
 
 def load(text: str, facts: Facts, *, name: str = "matrix.yaml") -> Matrix:
-    """*text* as a Matrix; *name* stands before the line in messages.
+    """Parse *text*; messages begin with *name* and the line.
 
-    :raises ConfigError: with every fault: unknown keys, wrong types, versions that the facts do not know.
+    :raises ConfigError: every fault: unknown keys, wrong types, versions that are not in the facts.
     """
     try:
         file = located_yaml.parse(text, name=name)
     except ConfigError as error:
-        raise ConfigError(error.message, hint=f"mend {name}; nothing was done") from None
+        raise ConfigError(error.message, hint=f"correct {name}") from None
     faults = located_yaml.faults(file, shipped("matrix"))
     if isinstance(file.data, dict):
-        faults += [file.fault(path, text) for path, text in islice(_meaning_faults(file, facts), _MOST)]
+        found = islice(_semantic_faults(file.data, facts), _MAX_FAULTS)
+        faults += [file.fault(path, text) for path, text in found]
     if faults:
-        raise ConfigError.of(sorted(faults, key=_line), hint=f"mend {name}; nothing was done")
+        raise ConfigError.of(sorted(faults, key=_line), hint=f"correct {name}")
     return _matrix(file.data)
 
 
 def _matrix(data: dict[str, Any]) -> Matrix:
-    aliases = data.get("aliases", {})
     return Matrix(
         torch=tuple(sorted(data["torch"], key=numbers)),
         cuda=tuple(sorted(data["cuda"], key=numbers)),
-        beyond=tuple(sorted(((one["torch"], one["cuda"]) for one in data.get("beyond", ())), key=_ordered)),
+        beyond=tuple(
+            sorted(((pair["torch"], pair["cuda"]) for pair in data.get("beyond", ())), key=_ordered)
+        ),
         flavors=tuple(data["flavors"]),
         os=tuple(OsChoice(name=name, python=body["python"]) for name, body in data["os"].items()),
         packages=tuple(data["packages"]),
@@ -165,21 +166,8 @@ def _matrix(data: dict[str, Any]) -> Matrix:
             NamedIndex(name=name, packages=tuple(packages))
             for name, packages in data.get("indexes", {}).items()
         ),
-        aliases=Aliases(
-            newest_patch=aliases.get("newest_patch"),
-            newest_cuda=aliases.get("newest_cuda"),
-            newest_torch=aliases.get("newest_torch"),
-        ),
-        bounds=tuple(
-            Bound(
-                torch=bound.get("torch"),
-                cuda=bound.get("cuda"),
-                flavor=bound.get("flavor"),
-                os=bound.get("os"),
-                reason=bound["reason"],
-            )
-            for bound in data.get("bounds", [])
-        ),
+        aliases=Aliases(**data.get("aliases", {})),
+        bounds=tuple(Bound(**bound) for bound in data.get("bounds", ())),
         policy=policy_of(data.get("policy", {})),
     )
 
@@ -188,24 +176,17 @@ def _ordered(pair: Pair) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return numbers(pair[0]), numbers(pair[1])
 
 
-def _meaning_faults(file: Located, facts: Facts) -> Iterator[tuple[SchemaPath, str]]:
-    """What no schema can tell: names that must be known elsewhere. Skips what has a wrong shape."""
-    data = file.data
-    for at, torch in _versions(data, "torch"):
-        if _VERSION.fullmatch(torch) and torch not in facts.releases:
-            near = ", ".join(nearest(torch, facts.releases))
-            yield at, f"nothing is known of torch {torch}; nearest known: {near}"
-    for at, cuda in _versions(data, "cuda"):
-        if _VERSION.fullmatch(cuda) and cuda not in facts.cuda:
-            near = ", ".join(nearest(cuda, facts.cuda))
-            yield at, f"nothing is known of CUDA {cuda}; nearest known: {near}"
+def _semantic_faults(data: dict[str, Any], facts: Facts) -> Iterator[tuple[SchemaPath, str]]:
+    """Faults that the schema cannot find, such as unknown versions. Skips values that violate the schema."""
+    for key, name, known in (("torch", "torch", facts.releases), ("cuda", "CUDA", facts.cuda)):
+        for at, version in _versions(data, key):
+            if _VERSION.fullmatch(version) and version not in known:
+                near = ", ".join(nearest(version, known))
+                yield at, f"{name} {version} is not in compat.yaml; nearest: {near}"
     for index, requirement in _texts(data.get("packages")):
         package = re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower()
         if package in ("torch", "torchvision", "torchaudio"):
-            yield (
-                ("packages", index),
-                f"{package} comes by itself, in the release that fits the cell's torch",
-            )
+            yield ("packages", index), f"every image has the {package} of its cell; remove it here"
     always = [text for _, text in _texts(data.get("packages"))]
     yield from components.faults(data.get("components"), always)
     for index, bound in _mappings(data.get("bounds")):
@@ -223,7 +204,7 @@ def _policy_faults(
         for index, gpu in _texts(demands.get("gpus")):
             if gpu not in known:
                 near = ", ".join(nearest(gpu[:20], known)) or ", ".join(known)
-                yield (*at, "gpus", index), f"no GPU of capability {shown(gpu)} is known; nearest: {near}"
+                yield (*at, "gpus", index), f"unknown GPU capability {shown(gpu)}; nearest: {near}"
     for at, cell in _exceptions(policy):
         yield from _cell_faults(data, at, cell, also=("status",))
 
@@ -236,7 +217,7 @@ def _exceptions(policy: dict[str, Any]) -> Iterator[tuple[SchemaPath, dict[str, 
 def _cell_faults(
     data: dict[str, Any], at: SchemaPath, bound: dict[str, Any], *, also: tuple[str, ...] = ()
 ) -> Iterator[tuple[SchemaPath, str]]:
-    """Of what is to mean cells of this matrix."""
+    """Faults of *bound*, which must match cells of this matrix."""
     lists = {
         "torch": [text for _, text in _versions(data, "torch")],
         "cuda": [text for _, text in _versions(data, "cuda")],
@@ -255,11 +236,11 @@ def _cell_faults(
             yield (*at, key), f"{shown(value)} is not in this matrix; nearest: {near}"
     names = (*lists, *also)
     if not any(key in bound for key in names):
-        yield at, f"names no cell: give at least one of {', '.join(names)}"
+        yield at, f"matches every cell; set at least one of {', '.join(names)}"
 
 
 def _versions(data: dict[str, Any], key: str) -> list[tuple[SchemaPath, str]]:
-    """Where versions stand: the list *key* and the pairs beyond."""
+    """The versions in the list *key* and in the pairs of `beyond`, with their paths."""
     beyond = ((index, pair.get(key)) for index, pair in _mappings(data.get("beyond")))
     return [((key, index), text) for index, text in _texts(data.get(key))] + [
         (("beyond", index, key), text) for index, text in beyond if isinstance(text, str)

@@ -1,8 +1,8 @@
-"""Cell -> the OS's tools that a devel image gets, and the compiler that its nvcc is given; pure.
+"""Chooses the OS packages of a devel image's build tools, and the host compiler of its nvcc. Pure.
 
-nvcc refuses a gcc that is newer than it knows. Where the OS's own is, an older one joins the tools, and is
-found first: nvcc looks for `gcc` where itself lies before it looks anywhere else, and that folder is on PATH.
-So make, CMake and torch's extensions take the same compiler, and no variable has to say so to each of them.
+nvcc refuses a gcc that is newer than it supports. If the OS's gcc is too new, an older one is installed too,
+and linked beside nvcc, where nvcc searches first. That folder is on PATH, so make, CMake and torch's
+extensions use the same compiler without further variables.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ _NAME = re.compile(r"devel(?:-gcc(?P<gcc>\d+))?")
 
 
 def tools_of(cell: Cell, facts: Facts) -> str | None:
-    """The name of the tools of *cell*, "devel" or "devel-gcc11"; None: a runtime image has none."""
+    """The name of the tools of *cell*, "devel" or "devel-gcc11"; None: it is a runtime image."""
     if cell.flavor != "devel":
         return None
-    # Of a CUDA that the facts do not name, the one before it tells: none took back a gcc.
+    # A CUDA that the facts lack supports at least the gcc of the CUDA before it.
     known = [cuda for cuda in facts.host_gcc if numbers(cuda) <= numbers(cell.cuda)]
     newest = facts.host_gcc[max(known, key=numbers)] if known else min(facts.host_gcc.values())
     return "devel" if operating_system(cell.os).gcc <= newest else f"devel-gcc{newest}"
 
 
 def is_tools(name: str) -> bool:
-    """Whether tools can be called *name*."""
+    """Whether *name* is a valid name of tools."""
     return _NAME.fullmatch(name) is not None
 
 
 def host_gcc(name: str) -> str | None:
-    """The version of the older gcc among the tools *name*, "11"; None: the OS's own will do.
+    """The version of the older gcc in the tools *name*, "11"; None: they use the OS's own.
 
-    :raises ValueError: no tools have such a name.
+    :raises ValueError: *name* is invalid.
     """
     if (found := _NAME.fullmatch(name)) is None:
-        raise ValueError(f"no tools are called {name!r}")
+        raise ValueError(f"unknown tools {name!r}")
     return found["gcc"]
 
 
 def packages_of(name: str) -> tuple[str, ...]:
-    """What is asked of the OS's archive for the tools *name*.
+    """The OS packages of the tools *name*.
 
-    :raises ValueError: no tools have such a name.
+    :raises ValueError: *name* is invalid.
     """
     gcc = host_gcc(name)
     return (*TOOLS, *((f"gcc-{gcc}", f"g++-{gcc}") if gcc else ()))

@@ -1,7 +1,6 @@
-"""Driver, GPUs -> Choice: which cells run on a host, best first, and why the others do not.
+"""Picks the cells that run on a host with a given driver and GPUs, best first, and says why others do not.
 
-`resolve` backwards: the cells are resolved first, then each is held against the host. Nothing is looked
-up here that `resolve` does not know too.
+The cells are resolved first, then each is checked against the host.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from torchkiln.model.cell import Resolution, Source
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import major_of, nearest, numbers
 
-_BRAND = {"nvidia", "geforce", "tesla"}  # words that drivers put before a name and people leave out
+_BRAND = {"nvidia", "geforce", "tesla"}  # optional words in the names of GPUs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Driver:
-    """A driver version, "535.104.05", or a whole branch of them, "535"."""
+class DriverVersion:
+    """A driver version, "535.104.05", or a branch of versions, "535"."""
 
     version: str
 
@@ -33,7 +32,7 @@ class Driver:
         return int(major_of(self.version))
 
     def reaches(self, version: str) -> Literal["yes", "no", "from"]:
-        """Whether it is *version* or newer; "from": its branch is, from *version* on."""
+        """Whether it is *version* or newer; "from": only the drivers of its branch from *version* on are."""
         if "." in self.version:
             return "yes" if numbers(self.version) >= numbers(version) else "no"
         other = int(major_of(version))
@@ -42,47 +41,47 @@ class Driver:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """A GPU as it was asked for, and its class."""
+    """A GPU of the host, and its class."""
 
-    name: str  # "H100", or the capability where only that was told
+    name: str  # "H100", or the capability if no name was given
     kind: GpuClass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
-    """One cell held against the host. *against* is empty where it runs; *minding* says on which terms."""
+class Candidate:
+    """One cell checked against the host."""
 
     resolution: Resolution
-    against: tuple[str, ...]
-    minding: tuple[str, ...]
+    obstacles: tuple[str, ...]  # why it does not run; empty: it runs
+    conditions: tuple[str, ...]  # under which it runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """The answer: what runs, best first; what does not; what about the host alone forbids everything."""
+class Picked:
+    """The result of `pick`."""
 
-    runs: tuple[Offer, ...]
-    fails: tuple[Offer, ...]
-    host: tuple[str, ...]
+    runs: tuple[Candidate, ...]  # best first
+    fails: tuple[Candidate, ...]
+    host: tuple[str, ...]  # why no cell runs on this host, such as a GPU that its driver does not support
 
 
-def parse_driver(text: str) -> Driver:
-    """*text*, as nvidia-smi prints it or as a branch ("535", "R535").
+def parse_driver(text: str) -> DriverVersion:
+    """*text*, a version as nvidia-smi prints it, or a branch ("535", "R535").
 
-    :raises ConfigError: neither.
+    :raises ConfigError: it is neither.
     """
     bare = text.strip().removeprefix("R").removeprefix("r")
     if not re.fullmatch(r"\d{3}(\.\d+){0,2}", bare):
         raise ConfigError(
-            f"--driver {text}: not a driver version", hint='say "535.104.05", or the branch alone: "535"'
+            f"--driver {text}: not a driver version", hint="write 535.104.05, or only the branch: 535"
         )
-    return Driver(version=bare)
+    return DriverVersion(version=bare)
 
 
 def parse_gpus(texts: Iterable[str], facts: Facts) -> tuple[Gpu, ...]:
     """*texts*, each a GPU's name as NVIDIA or nvidia-smi writes it, or a capability ("9.0", "sm_90").
 
-    :raises ConfigError: unknown names, all of them, with the nearest known.
+    :raises ConfigError: lists all unknown names, each with the nearest known ones.
     """
     found, faults = [], []
     for text in texts:
@@ -91,76 +90,77 @@ def parse_gpus(texts: Iterable[str], facts: Facts) -> tuple[Gpu, ...]:
             found.append(gpu)
         else:
             near = nearest(text, [name for kind in facts.gpus for name in kind.names])
-            faults.append(
-                f"--gpu {text}: not a known GPU" + (f"; nearest: {', '.join(near)}" if near else "")
-            )
+            faults.append(f"--gpu {text}: unknown GPU" + (f"; nearest: {', '.join(near)}" if near else ""))
     if faults:
-        raise ConfigError.of(faults, hint="a compute capability does as well: --gpu 9.0")
+        raise ConfigError.of(faults, hint="name a known GPU, or its compute capability: --gpu 9.0")
     return tuple(found)
 
 
-def pick(resolutions: Iterable[Resolution], driver: Driver, gpus: Sequence[Gpu]) -> Choice:
-    """Hold each of *resolutions* against a host with *driver* and all of *gpus*.
+def pick(resolutions: Iterable[Resolution], driver: DriverVersion, gpus: Sequence[Gpu]) -> Picked:
+    """Check each of *resolutions* against a host with *driver* and all of *gpus*.
 
-    Best first: the newest torch; then what the default index has; then what needs no compatibility mode;
-    then the newest CUDA.
+    Best first: the newest torch; then builds of the default index; then those that need no compatibility
+    mode; then the newest CUDA.
     """
     host = tuple(fault for gpu in gpus for fault in _host_faults(driver, gpu))
-    offers = [_offer(resolution, driver, gpus) for resolution in resolutions]
-    runs = [] if host else [offer for offer in offers if not offer.against]
-    fails = [offer for offer in offers if offer.against or host]
-    runs.sort(key=lambda offer: _worth(offer.resolution, driver), reverse=True)
-    fails.sort(key=lambda offer: numbers(offer.resolution.cell.torch), reverse=True)
-    return Choice(runs=tuple(runs), fails=tuple(fails), host=host)
+    candidates = [_candidate(resolution, driver, gpus) for resolution in resolutions]
+    runs = [] if host else [candidate for candidate in candidates if not candidate.obstacles]
+    fails = [candidate for candidate in candidates if candidate.obstacles or host]
+    runs.sort(key=lambda candidate: _rank(candidate.resolution, driver), reverse=True)
+    fails.sort(key=lambda candidate: numbers(candidate.resolution.cell.torch), reverse=True)
+    return Picked(runs=tuple(runs), fails=tuple(fails), host=host)
 
 
-def _worth(
-    resolution: Resolution, driver: Driver
+def _rank(
+    resolution: Resolution, driver: DriverVersion
 ) -> tuple[tuple[int, ...], bool, bool, tuple[int, ...], bool]:
     cell = resolution.cell
-    served_at_home = resolution.build is not None and resolution.build.source is Source.DEFAULT
+    on_default_index = resolution.build is not None and resolution.build.source is Source.DEFAULT
     full = resolution.full_driver is not None and driver.reaches(resolution.full_driver) != "no"
-    return (numbers(cell.torch), served_at_home, full, numbers(cell.cuda), cell.flavor == "runtime")
+    return (numbers(cell.torch), on_default_index, full, numbers(cell.cuda), cell.flavor == "runtime")
 
 
-def _host_faults(driver: Driver, gpu: Gpu) -> Iterable[str]:
-    kind = gpu.kind
+def _host_faults(driver: DriverVersion, gpu: Gpu) -> Iterable[str]:
+    kind, first, last = gpu.kind, gpu.kind.first_branch, gpu.kind.last_branch
+    unsupported = f"driver {driver.version} does not support {_called(gpu)}"
     if gpu.name in kind.aarch64:
-        yield f"{gpu.name} sits beside an aarch64 host; the images are for {LINUX_AMD64.machine}"
-    if kind.first_branch and driver.branch < kind.first_branch:
-        yield f"driver {driver.version} does not know {_called(gpu)}: the first to do is {kind.first_branch}"
-    if kind.last_branch and driver.branch > kind.last_branch:
-        yield f"driver {driver.version} has dropped {_called(gpu)}: the last to know it is {kind.last_branch}"
+        yield f"{gpu.name} needs an aarch64 host; the images are for {LINUX_AMD64.machine}"
+    if first and driver.branch < first:
+        yield f"{unsupported}; the first branch that does is {first}"
+    if last and driver.branch > last:
+        yield f"{unsupported} any more; the last branch that does is {last}"
 
 
-def _offer(resolution: Resolution, driver: Driver, gpus: Sequence[Gpu]) -> Offer:
+def _candidate(resolution: Resolution, driver: DriverVersion, gpus: Sequence[Gpu]) -> Candidate:
     build, min_driver, full = resolution.build, resolution.min_driver, resolution.full_driver
     if build is None or min_driver is None or full is None:
-        return Offer(resolution=resolution, against=(resolution.why_unavailable,), minding=())
-    against: list[str] = []
-    minding: list[str] = []
-    at_floor, at_full = driver.reaches(min_driver), driver.reaches(full)
-    if at_floor == "no":
-        against.append(
-            f"driver {driver.version} is older than {min_driver}, the floor of CUDA {major_of(build.cuda)}"
+        return Candidate(resolution=resolution, obstacles=(resolution.why_unavailable,), conditions=())
+    obstacles: list[str] = []
+    conditions: list[str] = []
+    at_min, at_full = driver.reaches(min_driver), driver.reaches(full)
+    if at_min == "no":
+        obstacles.append(
+            f"driver {driver.version} is older than {min_driver}, the minimum for CUDA {major_of(build.cuda)}"
         )
-    elif at_floor == "from":
-        minding.append(f"of branch {driver.version}, {min_driver} or newer")
-    if at_floor != "no" and at_full == "no":
-        minding.append(f"in CUDA's compatibility mode, as the driver is older than {full}")
+    elif at_min == "from":
+        conditions.append(f"needs {min_driver} or newer of branch {driver.version}")
+    if at_min != "no" and at_full == "no":
+        conditions.append(f"in CUDA's compatibility mode, as the driver is older than {full}")
     for gpu in gpus:
         how = how_served(build.archs, gpu.kind.capability)
         if how is None:
-            against.append(f"{build.version} has no code for {_called(gpu)}; it has {' '.join(build.archs)}")
+            obstacles.append(
+                f"{build.version} has no code for {_called(gpu)}, only for {' '.join(build.archs)}"
+            )
         elif how == "ptx" and at_full == "no":
-            against.append(
+            obstacles.append(
                 f"{build.version} has only PTX for {_called(gpu)}, which needs driver {full} or newer"
             )
         elif how == "ptx":
-            minding.append(f"{_called(gpu)} runs from PTX: the driver compiles it at first use")
+            conditions.append(f"{_called(gpu)} runs from PTX: the driver compiles it at first use")
     if build.source is not Source.DEFAULT:
-        minding.append("needs PyTorch's own index (TORCHKILN_INDEX_PYTORCH)")
-    return Offer(resolution=resolution, against=tuple(against), minding=tuple(minding))
+        conditions.append("needs PyTorch's own index (TORCHKILN_INDEX_PYTORCH)")
+    return Candidate(resolution=resolution, obstacles=tuple(obstacles), conditions=tuple(conditions))
 
 
 def _by_capability(text: str, facts: Facts) -> Gpu | None:
@@ -175,17 +175,17 @@ def _by_capability(text: str, facts: Facts) -> Gpu | None:
 
 
 def _by_name(text: str, facts: Facts) -> Gpu | None:
-    """The known GPU whose name begins *text*, the longest: nvidia-smi adds memory and socket behind it."""
-    asked = _words(text)
-    fitting = [
+    """The GPU with the longest name that *text* begins with: nvidia-smi appends memory and socket."""
+    wanted = _words(text)
+    matches = [
         (len(words), name, kind)
         for kind in facts.gpus
         for name in kind.names
-        if (words := _words(name)) == asked[: len(words)]
+        if (words := _words(name)) == wanted[: len(words)]
     ]
-    if not fitting:
+    if not matches:
         return None
-    _, name, kind = max(fitting, key=lambda fit: fit[0])
+    _, name, kind = max(matches, key=lambda match: match[0])
     return Gpu(name=name, kind=kind)
 
 

@@ -1,4 +1,4 @@
-"""`policy` in matrix.yaml, Resolution -> Policy: what the gate demands of the reports on one cell's image."""
+"""Reads `policy` of matrix.yaml: the reports that the gate requires for the image of a cell."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torchkiln.model.cell import Resolution
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.roles import ROLES, Role
 
-_DEMANDS = ("tiers", "checks", "gpus", "signed", "report_age")  # what an exception may change
+_REQUIREMENTS = ("tiers", "checks", "gpus", "signed", "report_age")  # keys that an exception may change
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exceptional:
-    """Cells of which something else is demanded. None fits every value."""
+class PolicyException:
+    """Cells with other requirements. None matches every value."""
 
     torch: str | None = None
     cuda: str | None = None
     flavor: str | None = None
     os: str | None = None
     status: str | None = None  # "native", "minor-compat"
-    demands: tuple[tuple[str, Any], ...]  # fields of Policy with their other values
+    changes: tuple[tuple[str, Any], ...]  # fields of Policy and their values for these cells
 
     def covers(self, resolution: Resolution) -> bool:
         """Whether the cell is one of them."""
@@ -34,68 +34,67 @@ class Exceptional:
             (self.os, cell.os),
             (self.status, resolution.status.value),
         )
-        return all(wanted is None or wanted == value for wanted, value in pairs)
+        return all(pattern is None or pattern == value for pattern, value in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrustedKey:
-    """A public key that the policy names."""
+    """A public key that the policy trusts."""
 
-    file: str  # PEM, beside matrix.yaml
-    until: str | None = None  # the last day, in UTC, on which its signatures count, "2027-03-31"
-    roles: tuple[Role, ...] = ROLES  # in which its signatures count
+    file: str  # PEM, relative to matrix.yaml
+    until: str | None = None  # the last day, in UTC, on which it is trusted, "2027-03-31"
+    roles: tuple[Role, ...] = ROLES  # for which it is trusted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """What must have been seen before an image may be published."""
+    """The reports that are required before an image may be published."""
 
     tiers: tuple[int, ...] = (0, 1)  # every check of these that applies
     checks: tuple[str, ...] = ("nccl-all-reduce",)  # and these
-    gpus: tuple[str, ...] = ()  # capabilities, "9.0": the GPUs' checks on each of them; none: on any
-    signed: bool = False  # each report by a trusted key, also of this machine's own runs
-    report_age: int = 0  # days after a run for which its report proves something; 0: for ever
-    suites: tuple[Digest, ...] = ()  # whose reports count beside those by the suite that is here
-    keys: tuple[TrustedKey, ...] = ()  # whose signatures count
-    cells: tuple[Exceptional, ...] = ()
-    strangers: bool = False  # reports that nobody signed whom we trust: for who only wants to look
-    age: int = 30  # days for which `smoke` takes a run that passed for one that would be the same
+    gpus: tuple[str, ...] = ()  # capabilities, "9.0", each of which must pass the GPU checks; empty: any
+    signed: bool = False  # each report needs a trusted signature, even of this machine's own runs
+    report_age: int = 0  # days for which a report is valid after its run; 0: no limit
+    suites: tuple[Digest, ...] = ()  # other suites whose reports are accepted, besides the present one
+    keys: tuple[TrustedKey, ...] = ()
+    cells: tuple[PolicyException, ...] = ()
+    strangers: bool = False  # accept reports without a trusted signature, for inspection only
+    age: int = 30  # days for which `smoke` reuses a passed run that would be repeated unchanged
 
     def of(self, resolution: Resolution) -> Policy:
-        """As it is for one cell: of the exceptions that cover it the last one decides, key by key."""
+        """The policy for one cell; if several exceptions cover it, the last one decides, key by key."""
         found = self
-        for one in self.cells:
-            if one.covers(resolution):
-                found = replace(found, **dict(one.demands))
+        for exception in self.cells:
+            if exception.covers(resolution):
+                found = replace(found, **dict(exception.changes))
         return replace(found, cells=())
 
 
 def policy_of(data: Mapping[str, Any]) -> Policy:
-    """The mapping in matrix.yaml, which fits matrix.schema.json."""
-    default = Policy()
+    """The policy in *data*, which matches matrix.schema.json."""
     return Policy(
-        **dict(_demands(data)),
+        **dict(_requirements(data)),
         suites=tuple(parse_digest(text) for text in data.get("suites", ())),
-        keys=tuple(
-            TrustedKey(file=one) if isinstance(one, str) else _key(one) for one in data.get("keys", ())
-        ),
-        cells=tuple(_exceptional(cell) for cell in data.get("cells", ())),
-        age=data.get("age", default.age),
+        keys=tuple(map(_key, data.get("keys", ()))),
+        cells=tuple(map(_exception, data.get("cells", ()))),
+        age=data.get("age", 30),
     )
 
 
-def _key(data: Mapping[str, Any]) -> TrustedKey:
+def _key(data: str | Mapping[str, Any]) -> TrustedKey:
+    if isinstance(data, str):
+        return TrustedKey(file=data)
     roles = (data["role"],) if "role" in data else ROLES
     return TrustedKey(file=data["file"], until=data.get("until"), roles=roles)
 
 
-def _exceptional(data: Mapping[str, Any]) -> Exceptional:
+def _exception(data: Mapping[str, Any]) -> PolicyException:
     cells = {name: data.get(name) for name in ("torch", "cuda", "flavor", "os", "status")}
-    return Exceptional(**cells, demands=_demands(data))
+    return PolicyException(**cells, changes=_requirements(data))
 
 
-def _demands(data: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    found = {name: data[name] for name in _DEMANDS if name in data}
+def _requirements(data: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    found = {name: data[name] for name in _REQUIREMENTS if name in data}
     if "tiers" in found:
         found["tiers"] = sorted(found["tiers"])
     return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in found.items())

@@ -1,8 +1,8 @@
-"""Cell -> Resolution: native, minor-compat or unavailable, by rule from what the facts know.
+"""Resolves a cell to a build of torch: native, minor-compat or unavailable.
 
-The rule: a wheel built with exactly the asked CUDA minor is native; a wheel of the same major and a newer
-minor runs on the same drivers (minor-compat); a major is never crossed. `prefer` of the matrix decides
-whether the default index's build goes before a native one that only PyTorch's own index has.
+A wheel built with exactly the cell's CUDA minor is native. A wheel of the same major and a newer minor runs
+on the same drivers (minor-compat). A wheel of another major is never used. `prefer` of the matrix decides
+whether a build of the default index precedes a native one that only PyTorch's own index has.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torchkiln.util.versions import major_of, minor_of, newest, numbers
 
 
 def resolve(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
-    """What *cell* is, with every reason. Total: each cell of *matrix* has an answer."""
+    """The resolution of *cell*, which each cell of *matrix* has."""
     plain = _plain(cell, matrix, facts)
     return _with_components(plain, matrix, facts) if cell.components else plain
 
@@ -40,7 +40,7 @@ def resolve(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
 def _plain(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
     for bound in matrix.bounds:
         if bound.covers(cell):
-            return _unavailable(cell, matrix, facts, f"seen to fail: {bound.reason}")
+            return _unavailable(cell, matrix, facts, f"known to fail: {bound.reason}")
     release = facts.releases[cell.torch]
     candidates = sorted(_candidates(cell, release), key=lambda build: _rank(build, cell, matrix))
     if not candidates:
@@ -51,35 +51,35 @@ def _plain(cell: Cell, matrix: Matrix, facts: Facts) -> Resolution:
 def require_buildable(resolution: Resolution) -> TorchBuild:
     """The build that *resolution* chose.
 
-    :raises Unresolvable: the cell is unavailable, or devel with a toolkit that no lock holds yet.
+    :raises Unresolvable: the cell is unavailable, or is devel and its toolkit is not known.
     """
     cell = resolution.cell
-    asked = f"torch {cell.torch} with CUDA {cell.cuda} ({cell.flavor}, {cell.os})"
+    name = f"torch {cell.torch} with CUDA {cell.cuda} ({cell.flavor}, {cell.os})"
     if resolution.build is None:
         near = ", ".join(f"--torch {torch} --cuda {cuda}" for torch, cuda in resolution.nearest)
         raise Unresolvable(
-            f"{asked} is unavailable: {resolution.why_unavailable}", hint=f"nearest: {near}" if near else ""
+            f"{name} is unavailable: {resolution.why_unavailable}", hint=f"nearest: {near}" if near else ""
         )
     if any(limit.fact == "rules.devel-toolkit" for limit in resolution.limits):
         raise Unresolvable(
-            f"{asked} cannot be built: no toolkit of CUDA {cell.cuda} is known here, neither of wheels nor of"
-            " NVIDIA's archives",
+            f"{name} cannot be built: torchkiln knows neither wheels nor archives of the CUDA {cell.cuda}"
+            " toolkit",
             hint="omit --flavor, or use --flavor runtime",
         )
     return resolution.build
 
 
 def require_cuda(resolution: Resolution) -> str:
-    """What the image may demand in NVIDIA_REQUIRE_CUDA: ``cuda>=12.0``, which the floor's driver reports.
+    """The image's NVIDIA_REQUIRE_CUDA: ``cuda>=12.0``, the version that the minimum driver reports.
 
-    Demanding the wheel's own minor would shut out drivers on which the cell runs. The first driver of a
-    CUDA major reports that major's .0 (facts: ``floors``), which a test holds against the facts.
+    The wheel's own minor would exclude drivers on which the cell runs. The first driver of a CUDA major
+    reports that major's .0 (facts: ``floors``), as a test checks.
     """
     return f"cuda>={major_of(resolution.cell.cuda)}.0"
 
 
 def _candidates(cell: Cell, release: Release) -> Iterable[TorchBuild]:
-    """All builds of the asked major, not older than asked, with a wheel for the system's Python."""
+    """All builds of the cell's CUDA major and at least its minor, with a wheel for the OS's Python."""
     if "cp" + cell.python.replace(".", "") not in release.default.pythons:
         return
     for variant in release.variants:
@@ -95,7 +95,7 @@ def _build(release: Release, variant: Variant) -> TorchBuild:
         cuda=variant.cuda,
         source=Source.DEFAULT if variant.name == release.default.variant else Source.PYTORCH,
         archs=variant.archs,
-        # Of some builds of PyTorch's own index only cuDNN's major is known, which is all that a tag tells.
+        # For some builds of PyTorch's own index only cuDNN's major is known; the tag needs no more.
         cudnn=variant.cudnn or release.cudnn_major,
         nccl=variant.nccl,
     )
@@ -135,7 +135,7 @@ def _resolved(cell: Cell, matrix: Matrix, facts: Facts, candidates: Sequence[Tor
 
 
 def _toolkit(known: KnownToolkit, build: TorchBuild, facts: Facts) -> Toolkit:
-    """With what the facts say of its archives now: when that changes, older locks are stale."""
+    """The toolkit with the digest of the facts about its archives: if they change, older locks are stale."""
     toolkit = known.toolkit
     if not toolkit.release:
         return toolkit
@@ -143,24 +143,24 @@ def _toolkit(known: KnownToolkit, build: TorchBuild, facts: Facts) -> Toolkit:
     return replace(
         toolkit,
         libraries=tuple(
-            one.replace("{cudnn}", cudnn).replace("{cuda}", build.cuda) for one in toolkit.libraries
+            path.replace("{cudnn}", cudnn).replace("{cuda}", build.cuda) for path in toolkit.libraries
         ),
         archives=digest_of(facts.redist.releases.get(toolkit.release, ())),
     )
 
 
 def _with_components(plain: Resolution, matrix: Matrix, facts: Facts) -> Resolution:
-    """*plain* with what its cell names beside; what it needs of the index itself stays as it is."""
+    """*plain* with the components of its cell; its own requirements do not change."""
     cell, build = plain.cell, plain.build
     if build is None:
         return plain
     found: list[CellComponent] = []
     for offer in matrix.components:
         if offer.name in cell.components:
-            told = for_cell(offer, cell, build)
-            if isinstance(told, str):
-                return replace(_unavailable(cell, matrix, facts, told), nearest=())
-            found.append(told)
+            component = for_cell(offer, cell, build)
+            if isinstance(component, str):
+                return replace(_unavailable(cell, matrix, facts, component), nearest=())
+            found.append(component)
     own = [file for component in found for file in files_of(component)]
     limits = [Limit(fact="rules.own-files", values=(file.name, file.filename)) for file in own]
     return replace(
@@ -174,7 +174,7 @@ def _with_components(plain: Resolution, matrix: Matrix, facts: Facts) -> Resolut
 def _requirements(
     build: TorchBuild, release: Release, matrix: Matrix, traps: Sequence[Trap]
 ) -> tuple[str, ...]:
-    # PyTorch's own index tells its builds apart by the local version; the default index shows none.
+    # The builds on PyTorch's own index differ in their local version; the default index has none.
     local = "" if build.source is Source.DEFAULT else f"+{build.variant}"
     return (
         f"torch=={release.version}{local}",
@@ -229,21 +229,21 @@ def _limits_of_devel(cell: Cell, facts: Facts) -> Iterable[Limit]:
 def _why_none(cell: Cell, release: Release, facts: Facts) -> str:
     if "cp" + cell.python.replace(".", "") not in release.default.pythons:
         return f"torch {cell.torch} has no wheel for Python {cell.python}"
-    asked = major_of(cell.cuda)
-    same_major = [variant.cuda for variant in release.variants if major_of(variant.cuda) == asked]
+    major = major_of(cell.cuda)
+    same_major = [variant.cuda for variant in release.variants if major_of(variant.cuda) == major]
     if same_major:
-        return f"torch {cell.torch} has no CUDA {asked} build newer than {newest(same_major)}"
-    having = [
+        return f"torch {cell.torch} has no CUDA {major} build newer than {newest(same_major)}"
+    others = [
         version
         for version, other in facts.releases.items()
-        if any(major_of(variant.cuda) == asked for variant in other.variants)
+        if any(major_of(variant.cuda) == major for variant in other.variants)
     ]
-    before = [version for version in having if numbers(version) < numbers(cell.torch)]
-    after = [version for version in having if numbers(version) > numbers(cell.torch)]
-    told = [f"the last is {newest(before)}"] if before else []
-    told += [f"the first is {min(after, key=numbers)}"] if after else []
-    others = ", ".join(told) or "nor has any known release"
-    return f"torch {minor_of(cell.torch)} has no CUDA {asked} build; {others}"
+    before = [version for version in others if numbers(version) < numbers(cell.torch)]
+    after = [version for version in others if numbers(version) > numbers(cell.torch)]
+    found = [f"the last is {newest(before)}"] if before else []
+    found += [f"the first is {min(after, key=numbers)}"] if after else []
+    known = ", ".join(found) or "no known release has one"
+    return f"torch {minor_of(cell.torch)} has no CUDA {major} build; {known}"
 
 
 def _unavailable(cell: Cell, matrix: Matrix, facts: Facts, reason: str) -> Resolution:
@@ -262,7 +262,7 @@ def _unavailable(cell: Cell, matrix: Matrix, facts: Facts, reason: str) -> Resol
 
 
 def _nearest(cell: Cell, matrix: Matrix, facts: Facts) -> tuple[tuple[str, str], ...]:
-    """The same torch with the nearest CUDA, and the same CUDA with the nearest torch, of those that work."""
+    """Of the cells that work, the one with the same torch and the nearest CUDA, and the reverse."""
 
     def works(torch: str, cuda: str) -> bool:
         other = Cell(torch=torch, cuda=cuda, flavor=cell.flavor, os=cell.os, python=cell.python)
@@ -272,7 +272,7 @@ def _nearest(cell: Cell, matrix: Matrix, facts: Facts) -> tuple[tuple[str, str],
     def by_distance(value: str, known: Sequence[str], others: Iterable[str]) -> list[str]:
         order = sorted({*known, value}, key=numbers)
         here = order.index(value)
-        return sorted(others, key=lambda one: abs(order.index(one) - here))
+        return sorted(others, key=lambda other: abs(order.index(other) - here))
 
     of_torch = [cuda for torch, cuda in matrix.pairs if torch == cell.torch]
     of_cuda = [torch for torch, cuda in matrix.pairs if cuda == cell.cuda]

@@ -1,4 +1,4 @@
-"""Selection -> Cells: which squares of the matrix somebody asked for."""
+"""Selects cells of the matrix by the options of the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_FLAVOR = "runtime"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """What the command line named. A value may hold several, comma-separated; an empty tuple: not named."""
+    """The selection options. A value may be a comma-separated list; an empty tuple: not given."""
 
     torch: tuple[str, ...] = ()
     cuda: tuple[str, ...] = ()
@@ -29,15 +29,15 @@ class Selection:
 
 
 def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> tuple[Cell, ...]:
-    """The cells of *matrix* that *selection* means, in the matrix's order, each once.
+    """The cells of *matrix* that match *selection*, in the matrix's order, each once.
 
-    A version's prefix means the newest that it fits and that goes with the other: ``2.7`` the newest 2.7, and
-    with it ``12`` the newest CUDA 12 of that. Not named: every torch and CUDA, the runtime flavor, debian12;
-    with ``every``: all of them. No cell has components but those that are named, and then each has them.
+    A version prefix selects the newest match that has a cell with the other option: ``2.7`` the newest 2.7,
+    and ``12`` the newest CUDA 12 of that. Defaults: every torch and CUDA, the runtime flavor, debian12; with
+    ``every``: all flavors and systems. Each cell gets the named components.
 
-    :param must_name: refuse a selection that names neither torch nor CUDA nor every cell.
-    :raises ConfigError: a value that the matrix does not have; all such values.
-    :raises NothingSelected: an option without a value, or *must_name*.
+    :param must_name: refuse a selection with neither torch nor CUDA nor ``every``.
+    :raises ConfigError: lists all values that the matrix does not have.
+    :raises NothingSelected: an option has no value, or *must_name* applies.
     """
     os_names = tuple(choice.name for choice in matrix.os)
     named = {
@@ -53,27 +53,28 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
     }
     if empty := [f"--{option}" for option, values in named.items() if not values]:
         raise NothingSelected(
-            f"{', '.join(empty)}: no value given", hint="leave the option out to take its default, or --all"
+            f"{', '.join(empty)}: no value given", hint="omit the option to use its default, or use --all"
         )
     if must_name and not (selection.every or "torch" in named or "cuda" in named):
         raise NothingSelected(
-            "nothing selected", hint="name --torch and --cuda, or --all; `list` shows what there is"
+            "nothing selected", hint="use --torch and --cuda, or --all; `list` shows the cells"
         )
     faults: list[str] = []
     torches = _fitting("torch", named.get("torch"), matrix.releases, faults)
     cudas = _fitting("cuda", named.get("cuda"), matrix.cudas, faults)
-    torch = _newest(torches, {one for one, other in matrix.pairs if any(other in some for some in cudas)})
-    cuda = _newest(cudas, {other for one, other in matrix.pairs if one in torch})
+    paired = {torch for torch, cuda in matrix.pairs if any(cuda in matches for matches in cudas)}
+    torch = _newest(torches, paired)
+    cuda = _newest(cudas, {cuda for one_torch, cuda in matrix.pairs if one_torch in torch})
     flavors = _words("flavor", named.get("flavor"), matrix.flavors, DEFAULT_FLAVOR, selection.every, faults)
     systems = _words("os", named.get("os"), os_names, DEFAULT_OS, selection.every, faults)
-    beside, _, strangers = components.named(named.get("with", ()), matrix.components, matrix.packages)
+    added, _, unknown = components.named(named.get("with", ()), matrix.components, matrix.packages)
     offered = [offer.name for offer in matrix.components]
-    for name in strangers:
+    for name in unknown:
         near = ", ".join(nearest(name[:40], offered) or offered) or "none"
-        faults.append(f"--with {name}: matrix.yaml has no such component; nearest: {near}")
+        faults.append(f"--with {name}: no such component in matrix.yaml; nearest: {near}")
     pairs = [pair for pair in matrix.pairs if pair[0] in torch and pair[1] in cuda]
     if "torch" in named and "cuda" in named:
-        faults += _strangers(torch, cuda, pairs, matrix)
+        faults += _unpaired(torch, cuda, pairs, matrix)
     if faults:
         raise ConfigError.of(faults, hint="`list --all` shows every cell of the matrix")
     return tuple(
@@ -83,7 +84,7 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
             flavor=flavor,
             os=choice.name,
             python=choice.python,
-            components=beside,
+            components=added,
         )
         for (one_torch, one_cuda), flavor, choice in product(
             pairs,
@@ -94,7 +95,7 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
 
 
 def everywhere(selection: Selection, matrix: Matrix) -> tuple[str, ...]:
-    """What of the components that *selection* names every image has anyway: they add nothing."""
+    """The names in `components` of *selection* that are packages of every image, so add nothing."""
     return components.named(_split(selection.components), matrix.components, matrix.packages)[1]
 
 
@@ -110,14 +111,14 @@ def _split(values: Iterable[str]) -> tuple[str, ...]:
 def _fitting(
     option: str, named: Sequence[str] | None, valid: Sequence[str], faults: list[str]
 ) -> list[list[str]]:
-    """For each of *named* the versions that it fits; not named: each valid one fits itself."""
+    """For each of *named* the versions that match; if it is None, each valid version alone."""
     if named is None:
         return [[version] for version in valid]
     found = []
     for value in named:
-        fitting = [version for version in valid if version == value or version.startswith(f"{value}.")]
-        if fitting:
-            found.append(fitting)
+        matches = [version for version in valid if version == value or version.startswith(f"{value}.")]
+        if matches:
+            found.append(matches)
         else:
             form = "" if DOTTED.fullmatch(value) else " (not a version)"
             near = ", ".join(nearest(value, valid)) or ", ".join(valid)
@@ -126,20 +127,20 @@ def _fitting(
 
 
 def _newest(fitting: list[list[str]], paired: set[str]) -> set[str]:
-    """The newest of each that is *paired*; where none is, the newest, so that it can be told."""
-    return {newest([one for one in some if one in paired] or some) for some in fitting}
+    """For each list the newest version that is *paired*; if none is, the newest, for the error message."""
+    return {newest([version for version in some if version in paired] or some) for some in fitting}
 
 
-def _strangers(torch: set[str], cuda: set[str], pairs: list[Pair], matrix: Matrix) -> list[str]:
-    """What was named and has no cell with anything else that was."""
-    told = []
-    for version in sorted(torch - {one for one, _ in pairs}, key=numbers):
-        known = ", ".join(other for one, other in matrix.pairs if one == version)
-        told.append(f"--torch {version}: not in the matrix with the CUDA that is named; with CUDA {known}")
-    for version in sorted(cuda - {other for _, other in pairs}, key=numbers):
-        known = ", ".join(one for one, other in matrix.pairs if other == version)
-        told.append(f"--cuda {version}: not in the matrix with the torch that is named; with torch {known}")
-    return told
+def _unpaired(torch: set[str], cuda: set[str], pairs: list[Pair], matrix: Matrix) -> list[str]:
+    """A message for each selected version that has no cell with the other selected versions."""
+    found = []
+    for version in sorted(torch - {torch for torch, _ in pairs}, key=numbers):
+        known = ", ".join(cuda for torch, cuda in matrix.pairs if torch == version)
+        found.append(f"--torch {version}: not in the matrix with this CUDA, only with CUDA {known}")
+    for version in sorted(cuda - {cuda for _, cuda in pairs}, key=numbers):
+        known = ", ".join(torch for torch, cuda in matrix.pairs if cuda == version)
+        found.append(f"--cuda {version}: not in the matrix with this torch, only with torch {known}")
+    return found
 
 
 def _words(
@@ -151,11 +152,11 @@ def _words(
     faults: list[str],
 ) -> set[str]:
     if named is None:
-        # A matrix without the usual default falls back on what it names first.
+        # If the matrix lacks the default, its first value is used.
         return set(valid) if every else {default if default in valid else valid[0]}
     for value in named:
         if value not in valid:
             near = nearest(value, valid)
-            told = f"nearest: {', '.join(near)}" if near else f"there is: {', '.join(valid)}"
-            faults.append(f"--{option} {value}: not in the matrix; {told}")
+            known = f"nearest: {', '.join(near)}" if near else f"valid: {', '.join(valid)}"
+            faults.append(f"--{option} {value}: not in the matrix; {known}")
     return set(named)

@@ -1,6 +1,6 @@
-"""Resolution -> English: why a cell resolves as it does, and what limits it.
+"""Writes the sentences about a resolution: its reason and its limits.
 
-Locks, labels and digests hold the ids and values alone, so that a sentence can be reworded at any time.
+Locks, labels and digests contain only ids and values, so that sentences can be reworded at any time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def reason(resolution: Resolution) -> str:
 
 
 def limit_text(limit: Limit, facts: Facts) -> str:
-    """What *limit* means for a user.
+    """The sentence of *limit*.
 
-    :raises KeyError: *facts* have no such limit.
+    :raises KeyError: it is not in *facts*.
     """
     text = facts.limit_texts[limit.fact]
     match limit.fact:

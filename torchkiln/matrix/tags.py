@@ -1,4 +1,4 @@
-"""Resolution -> tags: the names people know, and the aliases that an image has earned."""
+"""Names images: their tags, aliases and dated tags."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _TAG = re.compile(
     rf"(?P<suffixes>(?:-(?!(?:{_SYSTEMS})(?:-|$)|(?:{_FORMATS})(?:-|$))[a-z][a-z0-9]*)*)(?:-(?P<os>{_SYSTEMS}))?"
 )
 
-_LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # what people take for an image's own tag
+_LIKE = re.compile(r"v?[0-9]+(\.[0-9]+)+-cuda")  # looks like an image's own tag
 
 
 def tag_of(resolution: Resolution) -> str:
-    """The image's own tag, ``2.7.1-cuda12.1-cudnn9-runtime``, with ``-ubuntu22.04`` behind it off debian12.
+    """The image's own tag, ``2.7.1-cuda12.1-cudnn9-runtime``.
 
-    What it has beside, by name, stands between the two: ``-runtime-conda-transformers-ubuntu22.04``.
+    Component suffixes and any OS but debian12 follow: ``-runtime-conda-transformers-ubuntu22.04``.
 
-    :raises ValueError: the cell is unavailable, and what cannot be had has no name.
+    :raises ValueError: the cell is unavailable.
     """
     cell, build = resolution.cell, resolution.build
     if build is None or build.cudnn is None:
         raise ValueError(f"no tag for an unavailable cell: torch {cell.torch} with CUDA {cell.cuda}")
-    beside = "".join(f"-{component.suffix}" for component in resolution.components)
-    return f"{cell.torch}-cuda{cell.cuda}-cudnn{major_of(build.cudnn)}-{cell.flavor}{beside}{_ending(cell)}"
+    added = "".join(f"-{component.suffix}" for component in resolution.components)
+    return f"{cell.torch}-cuda{cell.cuda}-cudnn{major_of(build.cudnn)}-{cell.flavor}{added}{_ending(cell)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Named:
-    """What an image's own tag says."""
+class ParsedTag:
+    """The parts of an image's own tag."""
 
     torch: str
     cuda: str
@@ -53,16 +53,16 @@ class Named:
 
     @property
     def ending(self) -> str:
-        """Of every name but the default system's."""
+        """The suffix for the OS; empty for the default."""
         return "" if self.os == DEFAULT_OS else f"-{self.os}"
 
 
-def parse_name(tag: str) -> Named | None:
-    """The inverse of `tag_of`, as far as a tag tells; None: it is no image's own tag."""
+def parse_name(tag: str) -> ParsedTag | None:
+    """Parse a result of `tag_of`; None: it is not an image's own tag."""
     found = _TAG.fullmatch(tag)
     if found is None:
         return None
-    return Named(
+    return ParsedTag(
         torch=found["torch"],
         cuda=found["cuda"],
         flavor=found["flavor"],
@@ -71,8 +71,8 @@ def parse_name(tag: str) -> Named | None:
     )
 
 
-def names_of(named: Named, matrix: Matrix) -> tuple[str, ...]:
-    """Every alias that an image with such a tag could bear by *matrix*'s rules, if it were the newest."""
+def names_of(named: ParsedTag, matrix: Matrix) -> tuple[str, ...]:
+    """Every alias that an image with such a tag has by *matrix*'s rules if it is the newest."""
     rules = matrix.aliases
     if named.suffixes:
         return ()
@@ -83,11 +83,10 @@ def names_of(named: Named, matrix: Matrix) -> tuple[str, ...]:
 
 
 def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[str, ...]:
-    """The moving tags that *resolution*'s image bears by *matrix*'s rules; none for an unavailable cell.
+    """The moving tags of *resolution*'s image by *matrix*'s rules; empty for an unavailable cell.
 
-    An image with components has none: who asks for ``latest`` gets what everybody gets.
-
-    Newest always means the newest that can be had: an unavailable cell of the matrix outranks nobody.
+    An image with components has none, so that ``latest`` is always a plain image. Unavailable cells do not
+    count for what is newest.
     """
     cell, rules = resolution.cell, matrix.aliases
     if resolution.build is None or cell.components:
@@ -107,77 +106,79 @@ def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[st
 
 
 def dated(tag: str, day: str) -> str:
-    """The form of *tag* that never moves: ``2.7.1-cuda12.1-cudnn9-runtime-20261121``.
+    """The immutable form of *tag*: ``2.7.1-cuda12.1-cudnn9-runtime-20261121``.
 
-    :raises ConfigError: *day* is none; letters may follow it, for a second one of that day.
+    :raises ConfigError: *day* is not a date; letters may follow it, for a second image of that day.
     """
     if not _DAY.fullmatch(day):
-        raise ConfigError(f"{day!r} is no day", hint="write 20261122, or 20261122b for a second image of it")
+        raise ConfigError(
+            f"{day!r} is not a valid date", hint="write 20261122, or 20261122b for a second image of that day"
+        )
     return f"{tag}-{day}"
 
 
 def undated(tag: str) -> tuple[str, str] | None:
-    """The inverse of `dated`: the tag and the day; None: it is a tag that moves."""
+    """The inverse of `dated`: the tag and the day; None: it has no date."""
     found = re.fullmatch(rf"(?P<tag>.+)-(?P<day>{_DAY.pattern})", tag)
     return (found["tag"], found["day"]) if found else None
 
 
 def misfit(tag: str, own: str, matrix: Matrix) -> str | None:
-    """Why *tag* would say something untrue of the image whose own tag is *own*; None: it would not.
+    """Why *tag* would be misleading for the image whose own tag is *own*; None: it would not.
 
-    A name that no rule reads, "trial", says nothing, and so nothing untrue.
+    A name that matches no rule, such as "trial", is never misleading.
 
     :param own: with the suffix of its layer format.
     """
     if re.fullmatch(r"sha[0-9]+[-_:.].*", tag.lower()):
-        return "such tags are for lists of what goes with an image"
+        return "such tags are reserved for referrers of an image"
     base, day = undated(tag) or (tag, None)
     if base == own:
         return None
-    read = base.lower()  # "V2.7" is meant to be taken for v2.7
-    if _named(read) or own in (read, base):
+    read = base.lower()  # "V2.7" would be mistaken for v2.7
+    if _parsed(read) or own in (read, base):
         return f"the image is {own}{_differing(read, own)}"
     if base in aliases_for(own, matrix):
-        return f"only {own} has dated forms" if day else None
+        return f"only {own} can have a date" if day else None
     if _LIKE.match(read):
-        return f"the image is {own}, and only that may begin with a torch and a CUDA version"
+        return f"the image is {own}, and no other tag of it may begin with a torch and a CUDA version"
     if any(pattern.fullmatch(split_format(read)[0]) for pattern in _alias_patterns(matrix)):
-        return f"the image is {own}, of which that is no alias"
+        return f"the image is {own}, and this is not an alias of it"
     return None
 
 
 def aliases_for(own: str, matrix: Matrix) -> tuple[str, ...]:
-    """Every alias that the image with the tag *own* could bear, in its own form of layers."""
-    named, suffix = _named(own), tag_suffix(split_format(own)[1])
-    return tuple(f"{name}{suffix}" for name in names_of(named, matrix)) if named else ()
+    """Every alias that the image with the tag *own* has if it is the newest, with its format suffix."""
+    parsed, suffix = _parsed(own), tag_suffix(split_format(own)[1])
+    return tuple(f"{name}{suffix}" for name in names_of(parsed, matrix)) if parsed else ()
 
 
-def _named(tag: str) -> Named | None:
+def _parsed(tag: str) -> ParsedTag | None:
     return parse_name(split_format(tag)[0])
 
 
 def _differing(tag: str, own: str) -> str:
-    """In which parts."""
-    theirs, ours = _named(tag), _named(own)
-    if not theirs or not ours:
+    """The parts in which *tag* differs from *own*, for a message."""
+    a, b = _parsed(tag), _parsed(own)
+    if not a or not b:
         return ""
     parts = [
-        f"{name} {a or 'none'} instead of {b or 'none'}"
-        for name, a, b in (
-            ("torch", theirs.torch, ours.torch),
-            ("CUDA", theirs.cuda, ours.cuda),
-            ("flavor", theirs.flavor, ours.flavor),
-            ("OS", theirs.os, ours.os),
-            ("components", "-".join(theirs.suffixes), "-".join(ours.suffixes)),
+        f"{name} {ours or 'none'} instead of {theirs or 'none'}"
+        for name, ours, theirs in (
+            ("torch", a.torch, b.torch),
+            ("CUDA", a.cuda, b.cuda),
+            ("flavor", a.flavor, b.flavor),
+            ("OS", a.os, b.os),
+            ("components", "-".join(a.suffixes), "-".join(b.suffixes)),
             ("layers", split_format(tag)[1], split_format(own)[1]),
         )
-        if a != b
+        if ours != theirs
     ]
     return f": the tag says {', '.join(parts)}" if parts else ""
 
 
 def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:
-    """What the aliases of any image look like by *matrix*'s rules."""
+    """Patterns of the aliases of any image by *matrix*'s rules."""
     fields = {"torch": "[0-9.]+", "minor": r"[0-9]+\.[0-9]+", "cuda": "[0-9.]+", "flavor": "[a-z]+"}
     rules = (matrix.aliases.newest_patch, matrix.aliases.newest_cuda, matrix.aliases.newest_torch)
     return [
@@ -194,17 +195,17 @@ def _alias_patterns(matrix: Matrix) -> list[re.Pattern[str]]:
 
 
 def _is_newest(cell: Cell, pairs: Iterable[Pair], matrix: Matrix, facts: Facts) -> bool:
-    had = [pair for pair in pairs if _can_be_had(cell, *pair, matrix, facts)]
-    return (cell.torch, cell.cuda) == max(had, key=lambda pair: (numbers(pair[0]), numbers(pair[1])))
+    available = [pair for pair in pairs if _is_available(cell, *pair, matrix, facts)]
+    return (cell.torch, cell.cuda) == max(available, key=lambda pair: (numbers(pair[0]), numbers(pair[1])))
 
 
-def _can_be_had(cell: Cell, torch: str, cuda: str, matrix: Matrix, facts: Facts) -> bool:
-    """Whether *cell* with another torch and CUDA can be had."""
+def _is_available(cell: Cell, torch: str, cuda: str, matrix: Matrix, facts: Facts) -> bool:
+    """Whether *cell* with another torch and CUDA is available."""
     other = Cell(torch=torch, cuda=cuda, flavor=cell.flavor, os=cell.os, python=cell.python)
     return resolve(other, matrix, facts).status is not Status.UNAVAILABLE
 
 
-def _filled(template: str, cell: Cell | Named) -> str:
+def _filled(template: str, cell: Cell | ParsedTag) -> str:
     return template.format(torch=cell.torch, minor=minor_of(cell.torch), cuda=cell.cuda, flavor=cell.flavor)
 
 

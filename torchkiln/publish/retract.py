@@ -12,7 +12,7 @@ from torchkiln.attest.publication import publication
 from torchkiln.attest.retraction import retraction
 from torchkiln.attest.signers import Sealer
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.matrix.tags import Named, aliases_for, parse_name, undated
+from torchkiln.matrix.tags import ParsedTag, aliases_for, parse_name, undated
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer_format import split_format
 from torchkiln.oci.image import MANIFEST_TYPE, descriptor
@@ -100,7 +100,7 @@ def _move(reading: Reading, tag: str, others: Sequence[Listed], matrix: Matrix, 
     return Moved(tag=tag, to=dated)
 
 
-def _dated(one: Listed) -> list[tuple[str, str, Named, str]]:
+def _dated(one: Listed) -> list[tuple[str, str, ParsedTag, str]]:
     """The dated tags of an image: itself, the tag without the day, what that says, the day.
 
     One that was moved to it by somebody, so that it was not published under it, is left out.

@@ -7,7 +7,7 @@ import click
 from torchkiln.compare.locks import lock_change
 from torchkiln.errors import KilnError, printable
 from torchkiln.lock.session import Locked
-from torchkiln.matrix.public_record import told_of_record
+from torchkiln.matrix.public_record import record_notice
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.untrusted import USES, is_untrusted
 
@@ -32,7 +32,7 @@ class Output:
         if is_untrusted(locked):
             say(f"{tag}: {USES}")
         if locked.by_record:
-            say(f"{tag}: {told_of_record(locked.by_record)}")
+            say(f"{tag}: {record_notice(locked.by_record)}")
         click.echo(tag)
 
     def failed(self, tag: str, error: KilnError) -> None:

@@ -1,5 +1,4 @@
-"""Adds a torch release to matrix.yaml and to the facts.
+"""Adds a torch release to matrix.yaml, and proposes its facts from the metadata of its wheels.
 
-It proposes what the metadata of the release's wheels tell, and edits the two files without touching their
-comments.
+Comments and formatting of the files do not change.
 """

@@ -1,69 +1,70 @@
-"""Told -> YAML text: a release's block for compat.yaml. What metadata does not tell stands there as TODO."""
+"""Writes the block of a release for compat.yaml, with TODO for values that the metadata lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchkiln.matrix.add_release.propose import Companion, Told
+from torchkiln.matrix.add_release.propose import ReleaseMetadata
 from torchkiln.matrix.facts import Facts
 
 
-def block(told: Told) -> str:
-    """The block of *told* under `releases`, in the style of those that stand there.
+def block(found: ReleaseMetadata) -> str:
+    """The block of *found* under `releases`, in the style of the others.
 
-    The schema refuses it for as long as a TODO is in it.
+    The schema refuses it as long as it has a TODO.
     """
-    return "".join(f"{line}\n" for line in _lines(told))
+    return "".join(f"{line}\n" for line in _lines(found))
 
 
-def toolkit_line(told: Told, facts: Facts) -> str:
-    """The line for compat.yaml's `cuda` if it lacks the CUDA of *told*, else ""."""
-    if told.cuda in facts.cuda:
+def toolkit_line(found: ReleaseMetadata, facts: Facts) -> str:
+    """The line for `cuda` in compat.yaml if the CUDA of *found* is missing there, else ""."""
+    if found.cuda in facts.cuda:
         return ""
     where = "the driver tables of NVIDIA's CUDA release notes"
-    return f'  "{told.cuda}": {{ga: "TODO", full: "TODO"}}   # TODO: {where}\n'
+    return f'  "{found.cuda}": {{ga: "TODO", full: "TODO"}}   # TODO: {where}\n'
 
 
-def _lines(told: Told) -> Iterator[str]:
-    wheel = told.default
-    yield f'  "{told.version}":'
-    yield from _companions(told)
-    yield f"    cudnn_major: {told.cudnn_major or 'TODO   # its metadata pins no cuDNN'}"
+def _lines(found: ReleaseMetadata) -> Iterator[str]:
+    wheel = found.default
+    yield f'  "{found.version}":'
+    yield from _companions(found)
+    yield f"    cudnn_major: {found.cudnn_major or 'TODO   # its metadata does not pin cuDNN'}"
     yield "    default:"
     yield f"      variant: {wheel.variant}"
     yield f"      platform: {wheel.platform}"
     yield f'      requires_python: "{wheel.requires_python}"'
     yield f"      pythons: [{', '.join(wheel.pythons)}]"
-    asks = f"TODO   # it asks for {told.triton_asks or 'no triton'}"
-    yield f'      triton: "{wheel.triton}"' if wheel.triton else f"      triton: {asks}"
+    missing = f"TODO   # it requires {found.triton_requires or 'no triton'}"
+    yield f'      triton: "{wheel.triton}"' if wheel.triton else f"      triton: {missing}"
     if wheel.triton_below:
         yield f'      triton_below: "{wheel.triton_below}"'
     yield "      pins:"
     yield from (f'        {name}: "{version}"' for name, version in wheel.pins)
     if wheel.toolkit:
         yield f"      toolkit: [{', '.join(wheel.toolkit)}]"
-    yield "      requires: [" + ", ".join(f'"{one}"' for one in wheel.requires) + "]"
-    yield f"      bytes_cp310: {told.bytes_cp310 or 'TODO   # it has no wheel for CPython 3.10'}"
+    yield "      requires: [" + ", ".join(f'"{requirement}"' for requirement in wheel.requires) + "]"
+    yield f"      bytes_cp310: {found.bytes_cp310 or 'TODO   # it has no wheel for CPython 3.10'}"
     yield "      sha256:"
     yield from (f"        {tag}: {sha256}" for tag, sha256 in wheel.sha256)
     yield "    variants:"
-    yield "      # TODO: metadata tells no GPU code. Put what torch.cuda.get_arch_list() says (it stands in"
-    yield "      # libtorch_python.so too), and a line for each other CUDA build on PyTorch's own index"
+    yield "      # TODO: the metadata lacks GPU code. Add the result of torch.cuda.get_arch_list() (also in"
+    yield "      # libtorch_python.so), and a line for each other CUDA build on PyTorch's own index"
     yield f"      {wheel.variant}: {{archs: [TODO], source: TODO}}"
     yield "    index_sha256: {}"
 
 
-def _companions(told: Told) -> Iterator[str]:
-    pairs = (("torchvision", told.torchvision), ("torchaudio", told.torchaudio))
-    for name, one in pairs:
-        if not one.pins:
-            yield f"    # {_doubt(name, one, told.version)}"
-    yield "    companions: {" + ", ".join(f'{name}: "{one.version or "TODO"}"' for name, one in pairs) + "}"
+def _companions(found: ReleaseMetadata) -> Iterator[str]:
+    pairs = (("torchvision", found.torchvision), ("torchaudio", found.torchaudio))
+    for name, companion in pairs:
+        if not companion.pins:
+            yield f"    # {_doubt(name, companion.version, found.version)}"
+    versions = ", ".join(f'{name}: "{companion.version or "TODO"}"' for name, companion in pairs)
+    yield f"    companions: {{{versions}}}"
 
 
-def _doubt(name: str, one: Companion, torch: str) -> str:
-    if one.version is None:
+def _doubt(name: str, version: str | None, torch: str) -> str:
+    if version is None:
         return f"TODO: no {name} pins torch {torch}"
-    if one.version == torch:
-        return f"{name} {one.version} pins no torch: it is told by its number"
-    return f"TODO: no {name} pins torch {torch} exactly; {one.version}, which would take it, is the newest"
+    if version == torch:
+        return f"{name} {version} does not pin torch: it was chosen by its version number"
+    return f"TODO: no {name} pins torch {torch} exactly; {version} is the newest that allows it"

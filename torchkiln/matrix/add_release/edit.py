@@ -1,6 +1,6 @@
-"""matrix.yaml's text and a new version or pair -> the text with it: one line more, all else as it was.
+"""Inserts a version or a pair into the text of matrix.yaml; the rest of the text does not change.
 
-The file is people's: comments, order and blank lines stay. PyYAML tells where the list stands, and no more.
+PyYAML only finds the position of the list, so that comments, order and blank lines are kept.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torchkiln.util.versions import DOTTED, numbers
 
 
 def with_version(text: str, key: str, version: str, *, name: str) -> str:
-    """*text* with *version* in the list *key*, behind the newest that is older; *text* has been read before.
+    """The valid matrix *text* with *version* in the list *key*, after the newest older version.
 
     :param name: of the file, for messages.
-    :raises ConfigError: the list has a form in which nothing can be put by its text.
+    :raises ConfigError: the layout of the list is not supported.
     """
     return _with(text, key, version, f'"{version}"', name)
 
 
 def with_pair(text: str, torch: str, cuda: str, *, name: str) -> str:
-    """*text* with a cell beyond, behind those of an older torch; *text* has been read before.
+    """The valid matrix *text* with a pair in `beyond`, after those of an older torch.
 
-    :raises ConfigError: as above.
+    :raises ConfigError: the layout of the list is not supported.
     """
     item = f'{{torch: "{torch}", cuda: "{cuda}"}}'
     if _list(text, "beyond") is None:
@@ -35,12 +35,12 @@ def with_pair(text: str, torch: str, cuda: str, *, name: str) -> str:
 
 
 def _with(text: str, key: str, version: str, item: str, name: str) -> str:
-    """*text* with *item*, which is of *version*, in the list *key*."""
+    """*text* with *item*, which has *version*, in the list *key*."""
     node = _list(text, key)
-    items = [(one, of) for one in node.value if (of := _version(one))] if node else []
+    items = [(entry, number) for entry in node.value if (number := _version(entry))] if node else []
     if node is None or not items:
-        raise _by_hand(name, key, item)
-    older = [(numbers(of), one) for one, of in items if numbers(of) < numbers(version)]
+        raise _unsupported(name, key, item)
+    older = [(numbers(number), entry) for entry, number in items if numbers(number) < numbers(version)]
     beside = max(older, key=lambda pair: pair[0])[1] if older else items[0][0]
     begin, end = beside.start_mark.index, beside.end_mark.index
     if node.flow_style:
@@ -48,17 +48,17 @@ def _with(text: str, key: str, version: str, item: str, name: str) -> str:
     line = text.rfind("\n", 0, begin) + 1
     lead = text[line:begin]
     if not re.fullmatch(r"[ \t]*-[ \t]+", lead) or "\n" in text[begin:end]:
-        raise _by_hand(name, key, item)
+        raise _unsupported(name, key, item)
     new = f"{lead}{item}" + ("\r\n" if "\r\n" in text else "\n")
     if not older:
         return text[:line] + new + text[line:]
-    if (after := text.find("\n", end) + 1) == 0:  # the file's last line has no end
+    if (after := text.find("\n", end) + 1) == 0:  # the last line has no newline
         return f"{text}\n{new}"
     return text[:after] + new + text[after:]
 
 
 def _version(item: yaml.Node) -> str | None:
-    """Of a version its own, of a pair its torch."""
+    """The version that *item* is, or the torch version of a pair."""
     if isinstance(item, yaml.MappingNode):
         item = next((value for key, value in item.value if key.value == "torch"), item)
     found = item.value if isinstance(item, yaml.ScalarNode) else ""
@@ -73,8 +73,8 @@ def _list(text: str, key: str) -> yaml.SequenceNode | None:
     )
 
 
-def _by_hand(name: str, key: str, item: str) -> ConfigError:
+def _unsupported(name: str, key: str, item: str) -> ConfigError:
     return ConfigError(
-        f"{name}: the list {key} has a form into which no line can be put; nothing was written",
-        hint=f"write it by hand, under {key}:  - {item}",
+        f"{name}: cannot insert a line into the list {key}: its layout is not supported",
+        hint=f"add the line yourself, under {key}:  - {item}",
     )

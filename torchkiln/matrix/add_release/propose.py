@@ -1,4 +1,4 @@
-"""Release number -> Told: what an index's metadata says of one torch release, in the words of the facts."""
+"""Reads the facts of one torch release from the metadata on the default index."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from torchkiln.errors import ConfigError
-from torchkiln.matrix.add_release.wheel_requires import Asked, exact
+from torchkiln.matrix.add_release.wheel_requires import TorchRequirements, exact
 from torchkiln.matrix.facts import DefaultWheel
 from torchkiln.model.index import FileAt, WheelMetadata
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import DOTTED, nearest
 
-_READ_FROM = ("cp311", "cp310", "cp312")  # whose METADATA is read; that of all is the same
+_READ_FROM = ("cp311", "cp310", "cp312")  # the wheels with the preferred METADATA; all have the same
 
 
 class Catalogue(Protocol):
-    """All that a proposal needs of the default index."""
+    """The default index."""
 
     def versions(self, project: str) -> tuple[str, ...]:
         """The final releases of *project*, oldest first."""
@@ -34,25 +34,25 @@ class Catalogue(Protocol):
         ...
 
     def metadata(self, wheel: FileAt) -> WheelMetadata:
-        """What METADATA of *wheel* tells."""
+        """The METADATA of *wheel*."""
         ...
 
     def size(self, wheel: FileAt) -> int:
-        """Its size in bytes."""
+        """The size of *wheel* in bytes."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Companion:
-    """The release of torchvision or torchaudio that goes with a torch."""
+    """The release of torchvision or torchaudio for a torch release."""
 
     version: str | None  # None: none was found
-    pins: bool  # it pins that torch; if not, it was taken for its number, or for want of a better one
+    pins: bool  # it pins that torch; if not, its version number is equal, or it is the newest that allows it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
-    """What metadata tells of a release of torch. GPU code and other CUDA builds are not in it."""
+class ReleaseMetadata:
+    """The facts of a torch release in its metadata, which lacks GPU code and other CUDA builds."""
 
     version: str
     cuda: str  # of the default wheel, "12.8"
@@ -60,82 +60,85 @@ class Told:
     torchaudio: Companion
     cudnn_major: int
     default: DefaultWheel
-    triton_asks: str  # the requirement as it stands, where it is no exact pin; else ""
+    triton_requires: str  # the requirement if it is not an exact pin; else ""
     bytes_cp310: int | None
 
 
-def look_up(version: str, catalogue: Catalogue) -> Told:
-    """What *catalogue* tells of torch *version*.
+def look_up(version: str, catalogue: Catalogue) -> ReleaseMetadata:
+    """The metadata of torch *version* in *catalogue*.
 
-    :raises ConfigError: the index has no such release, or its default wheel is no CUDA build for x86_64.
-    :raises Unresolvable: the index has no torch at all.
-    :raises BuildFailed: the index gives no lasting answer.
+    :raises ConfigError: the index has no such release, or its default wheel is not a CUDA build for x86_64.
+    :raises Unresolvable: the index has no torch.
+    :raises BuildFailed: the index cannot be read.
     """
     known = catalogue.versions("torch")
     if version not in known:
-        releases = [one for one in known if DOTTED.fullmatch(one)]
+        releases = [release for release in known if DOTTED.fullmatch(release)]
         near = nearest(version, releases) if DOTTED.fullmatch(version) else tuple(reversed(releases))[:3]
         raise ConfigError(
-            f"torch {version}: the index has no such release; nearest: {', '.join(near) or 'none'}",
-            hint="name one exactly: matrix add torch 2.9.1",
+            f"torch {version}: not found on the index; nearest: {', '.join(near) or 'none'}",
+            hint="name an exact release: matrix add torch 2.9.1",
         )
     wheels = _by_python(catalogue.wheels("torch", version))
     if not wheels:
         raise ConfigError(
-            f"torch {version}: the index has no wheel of it for Linux {LINUX_AMD64.machine}",
+            f"torch {version}: no wheel for Linux {LINUX_AMD64.machine} on the index",
             hint="choose another release",
         )
     metadata = catalogue.metadata(_to_read(wheels))
-    asked = Asked(metadata.requires)
-    cuda = asked.cuda()
+    requires = TorchRequirements(metadata.requires)
+    cuda = requires.cuda()
     if cuda is None:
         raise ConfigError(
-            f"torch {version}: its metadata names no CUDA runtime and no cuda-toolkit",
-            hint="it may be a CPU build, or have CUDA inside; such a release is entered by hand",
+            f"torch {version}: its metadata requires neither a CUDA runtime nor cuda-toolkit",
+            hint="it may be a CPU build, or bundle CUDA; add such a release to compat.yaml yourself",
         )
     cp310 = wheels.get("cp310")
-    return Told(
+    return ReleaseMetadata(
         version=version,
         cuda=cuda,
         torchvision=_companion("torchvision", version, catalogue),
         torchaudio=_companion("torchaudio", version, catalogue),
-        cudnn_major=asked.cudnn_major(),
+        cudnn_major=requires.cudnn_major(),
         default=DefaultWheel(
             variant="cu" + cuda.replace(".", ""),
             platform=_platform(_to_read(wheels)),
             requires_python=_specifier(metadata.requires_python, version),
             pythons=tuple(wheels),
-            triton=asked.triton,
-            triton_below=asked.triton_below,
-            pins=tuple(sorted(asked.pins.items())),
-            toolkit=asked.toolkit,
-            requires=tuple(sorted(asked.others)),
+            triton=requires.triton,
+            triton_below=requires.triton_below,
+            pins=tuple(sorted(requires.pins.items())),
+            toolkit=requires.toolkit,
+            requires=tuple(sorted(requires.others)),
             sha256=tuple((tag, wheel.sha256) for tag, wheel in wheels.items() if not tag.endswith("t")),
         ),
-        triton_asks=asked.triton_asks,
+        triton_requires=requires.triton_requires,
         bytes_cp310=catalogue.size(cp310) if cp310 else None,
     )
 
 
 def _specifier(text: str, version: str) -> str:
-    """*text* as METADATA has it, if it is one: it goes into a YAML file."""
+    """*text*, checked because it is written to a YAML file.
+
+    :raises ConfigError: it is not a valid specifier.
+    """
     try:
         SpecifierSet(text)
     except InvalidSpecifier as error:
         raise ConfigError(
-            f"torch {version} requires Python {text[:100]!r}, which is no set of versions",
-            hint="the index's metadata is at fault",
+            f"torch {version}: invalid Requires-Python {text[:100]!r}",
+            hint="the metadata on the index is invalid; try another index",
         ) from error
     return text
 
 
 def _by_python(wheels: tuple[FileAt, ...]) -> dict[str, FileAt]:
-    """Our platform's wheels by CPython tag ("cp313t": free-threaded), oldest first; each the last build."""
+    """The x86_64 wheels by CPython tag ("cp313t": free-threaded), oldest first; the last build of each."""
     best: dict[tuple[int, str], tuple[int, FileAt]] = {}
     for wheel in wheels:
         _, _, build, tags = parse_wheel_filename(wheel.filename)
         for tag in tags:
-            if not (re.fullmatch(r"cp3\d{1,3}", tag.interpreter) and _is_here(tag.platform)):
+            if not (re.fullmatch(r"cp3\d{1,3}", tag.interpreter) and _is_linux_amd64(tag.platform)):
                 continue
             name = tag.abi if tag.abi.endswith("t") else tag.interpreter
             key, number = (int(tag.interpreter[3:]), name), build[0] if build else 0
@@ -144,7 +147,7 @@ def _by_python(wheels: tuple[FileAt, ...]) -> dict[str, FileAt]:
     return {name: best[minor, name][1] for minor, name in sorted(best)}
 
 
-def _is_here(platform: str) -> bool:
+def _is_linux_amd64(platform: str) -> bool:
     return platform.endswith(LINUX_AMD64.wheel_tag("")) and "linux" in platform
 
 
@@ -157,21 +160,21 @@ def _to_read(wheels: dict[str, FileAt]) -> FileAt:
 
 
 def _companion(project: str, torch: str, catalogue: Catalogue) -> Companion:
-    """The release of *project* that pins *torch*; where newer ones pin none, the one of torch's number."""
-    would_do: list[str] = []  # they name no torch, or a range with this one in it
+    """The release of *project* that pins *torch*; else that of the same number, or the newest that fits."""
+    fitting: list[str] = []  # without a requirement on torch, or with a range that includes this one
     for version in reversed(catalogue.versions(project)):
         wheels = _by_python(catalogue.wheels(project, version))
         if not wheels:
             continue
-        wanted = _torch_of(catalogue.metadata(_to_read(wheels)))
-        pinned = exact(wanted) if wanted else None
+        required = _torch_of(catalogue.metadata(_to_read(wheels)))
+        pinned = exact(required) if required else None
         if pinned and Version(pinned) < Version(torch):
-            break  # older releases pin older ones still
-        if wanted is None or wanted.specifier.contains(torch):
+            break  # older releases pin even older ones
+        if required is None or required.specifier.contains(torch):
             if pinned:
                 return Companion(version=version, pins=True)
-            would_do.append(version)
-    same = torch if torch in would_do else next(iter(would_do), None)
+            fitting.append(version)
+    same = torch if torch in fitting else next(iter(fitting), None)
     return Companion(version=same, pins=False)
 
 

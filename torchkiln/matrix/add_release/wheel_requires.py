@@ -1,6 +1,6 @@
-"""Requires-Dist of torch -> what the facts tell apart: exact pins of NVIDIA's packages, triton, the rest.
+"""Sorts torch's Requires-Dist as the facts need it: exact pins of NVIDIA's packages, triton, and the rest.
 
-Only what holds on Linux x86_64 counts. No name hangs on a CUDA ending: newer wheels drop it.
+Only requirements for Linux x86_64 count. Package names may lack the CUDA suffix, as in newer wheels.
 """
 
 from __future__ import annotations
@@ -16,28 +16,31 @@ from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.versions import minor_of
 
 _PYTHONS = tuple(f"3.{minor}" for minor in range(6, 40))
-# Conditions that hold wherever our images run.
+# Conditions that are true in every image.
 _HERE = re.compile(f"({'|'.join(f'{name} == .{value}.' for name, value in LINUX_AMD64.markers.items())})")
 
 
-class Asked:
-    """The requirements of one torch, sorted."""
+class TorchRequirements:
+    """The requirements of one torch release, sorted.
+
+    :raises ConfigError: a requirement is invalid.
+    """
 
     def __init__(self, requires: tuple[str, ...]) -> None:
         self.pins: dict[str, str] = {}
         self.toolkit: tuple[str, ...] = ()
         self.others: list[str] = []
-        self.triton, self.triton_asks = "", ""  # the exact version; the requirement where it is no exact pin
+        self.triton, self.triton_requires = "", ""  # the exact version, or any other requirement
         self.triton_below: str | None = None
         for text in requires:
             try:
                 requirement = Requirement(text)
             except InvalidRequirement as error:
                 raise ConfigError(
-                    f"torch requires {text[:100]!r}, which is no requirement",
-                    hint="the index's metadata is at fault",
+                    f"torch has the invalid requirement {text[:100]!r}",
+                    hint="the metadata on the index is invalid; try another index",
                 ) from error
-            pythons = [one for one in _PYTHONS if _holds(requirement.marker, one)]
+            pythons = [python for python in _PYTHONS if _holds(requirement.marker, python)]
             if pythons:
                 self._sort(requirement, pythons)
 
@@ -45,7 +48,7 @@ class Asked:
         name, pinned = canonicalize_name(requirement.name), exact(requirement)
         if name == "triton":
             self.triton = pinned or ""
-            self.triton_asks = "" if pinned else f"triton{requirement.specifier}"
+            self.triton_requires = "" if pinned else f"triton{requirement.specifier}"
             self.triton_below = None if pythons[-1] == _PYTHONS[-1] else _after(pythons[-1])
         elif pinned and name.startswith(("nvidia-", "cuda-")):
             self.pins[name] = pinned
@@ -58,27 +61,28 @@ class Asked:
             )
 
     def cuda(self) -> str | None:
-        """The CUDA minor of the build: of the toolkit that is required, or of the runtime library."""
+        """The CUDA minor of the build, from the pinned cuda-toolkit or the runtime library; None: neither."""
         stems = ("cuda-toolkit", "nvidia-cuda-runtime")
         found = (value for stem in stems for name, value in self.pins.items() if _stem(name) == stem)
         return next(map(minor_of, found), None)
 
     def cudnn_major(self) -> int:
-        """Of the cuDNN that is pinned; 0 where none is."""
+        """The major version of the pinned cuDNN; 0: none."""
         found = (value for name, value in self.pins.items() if _stem(name) == "nvidia-cudnn")
         return int(next(found, "0").split(".")[0])
 
 
 def _stem(name: str) -> str:
-    """`"nvidia-cudnn"` of `"nvidia-cudnn-cu12"` and of `"nvidia-cudnn"`: newer names drop the ending."""
+    """`"nvidia-cudnn"` of `"nvidia-cudnn-cu12"` and of `"nvidia-cudnn"`, as newer names have no suffix."""
     return re.sub(r"-cu\d+$", "", name)
 
 
 def exact(requirement: Requirement) -> str | None:
-    """The version of ``==X``; None for everything else, ``==X.*`` included."""
-    one = next(iter(requirement.specifier), None)
-    alone = one is not None and len(requirement.specifier) == 1
-    return one.version if one and alone and one.operator == "==" and "*" not in one.version else None
+    """The version of ``==X``; None for every other requirement, including ``==X.*``."""
+    specifiers = list(requirement.specifier)
+    if len(specifiers) != 1 or specifiers[0].operator != "==" or "*" in specifiers[0].version:
+        return None
+    return specifiers[0].version
 
 
 def _holds(marker: Marker | None, python: str) -> bool:
@@ -94,10 +98,10 @@ def _holds(marker: Marker | None, python: str) -> bool:
 
 
 def _condition(requirement: Requirement) -> str:
-    """The marker as the facts write it, without what holds wherever our images run."""
+    """The marker in the form of the facts, without conditions that are true in every image."""
     parts = str(requirement.marker).split(" and ")
-    kept = [part for part in parts if not _HERE.fullmatch(part)]
-    return ";" + re.sub(r"\s*(==|!=|<=|>=|<|>)\s*", r"\1", " and ".join(kept)).replace('"', "'")
+    needed = [part for part in parts if not _HERE.fullmatch(part)]
+    return ";" + re.sub(r"\s*(==|!=|<=|>=|<|>)\s*", r"\1", " and ".join(needed)).replace('"', "'")
 
 
 def _after(python: str) -> str:
