@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchkiln.attest.roles import KeyInRole
     from torchkiln.errors import KilnError
     from torchkiln.lock.folder import LockFolder
-    from torchkiln.lock.session import Locked
+    from torchkiln.lock.session import LockResult
     from torchkiln.matrix.policy import Policy
     from torchkiln.model.cell import Cell, Resolution
     from torchkiln.model.image import BuiltImage
@@ -75,12 +75,12 @@ def lock(
     :raises Unresolvable: the cell is unavailable, or its requirements conflict.
     :raises ConfigError: the matrix, a setting of an index, or *upgrade* is wrong.
     """
-    from torchkiln.lock.session import Request, Session
+    from torchkiln.lock.session import LockRequest, LockSession
 
     folder = _folder(project)
-    session = Session(
+    session = LockSession(
         folder,
-        Request(as_of=as_of, upgrade=upgrade),
+        LockRequest(as_of=as_of, upgrade=upgrade),
         _store(project),
         environ=os.environ,
         observer=_LockObserver(project.say),
@@ -233,7 +233,7 @@ class _LockObserver:
 
     say: Callable[[str], None]
 
-    def locked(self, result: Locked) -> None: ...
+    def locked(self, result: LockResult) -> None: ...
 
     def failed(self, tag: str, error: KilnError) -> None: ...
 

@@ -12,7 +12,7 @@ from tests.gridcase import FACTS
 from tests.standin.index_server import IndexServer
 from torchkiln.errors import KilnError
 from torchkiln.lock.folder import LockFolder
-from torchkiln.lock.session import Locked, Request, Session
+from torchkiln.lock.session import LockRequest, LockResult, LockSession
 from torchkiln.matrix.matrix import read
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
@@ -36,13 +36,13 @@ class Heard:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.results: list[Locked] = []
+        self.results: list[LockResult] = []
         self.failures: list[tuple[str, KilnError]] = []
 
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def locked(self, result: Locked) -> None:
+    def locked(self, result: LockResult) -> None:
         self.results.append(result)
 
     def failed(self, tag: str, error: KilnError) -> None:
@@ -64,9 +64,9 @@ class House:
             "PIP_CONFIG_FILE": "/dev/null",
         }
 
-    def session(self, as_of: str | None = None, upgrade: tuple[str, ...] = ()) -> Session:
-        request = Request(as_of=as_of, upgrade=upgrade)
-        return Session(self.folder, request, self.store, environ=self.environ, observer=self.heard)
+    def session(self, as_of: str | None = None, upgrade: tuple[str, ...] = ()) -> LockSession:
+        request = LockRequest(as_of=as_of, upgrade=upgrade)
+        return LockSession(self.folder, request, self.store, environ=self.environ, observer=self.heard)
 
 
 @pytest.fixture(name="house")

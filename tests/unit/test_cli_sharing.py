@@ -182,7 +182,7 @@ def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
     ("arguments", "kind", "sentence"),
     [
         ((), NothingSelected, "no chosen cell has a lock in"),
-        (("--torch", "2.7", "--cuda", "12.1"), Stale, "this cell was not locked yet"),
+        (("--torch", "2.7", "--cuda", "12.1"), Stale, "the cell is not locked yet"),
         (("--torch", "2.7,2.8"), NothingSelected, "no chosen cell has a lock in"),
         (("--torch", "2.8", "--cuda", "11.7"), Unresolvable, "2.8"),
         (("--torch", "9.9"), ConfigError, "--torch 9.9: not in the matrix"),

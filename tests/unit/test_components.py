@@ -174,7 +174,7 @@ def test_what_lies_on_no_index_is_told_with_the_variable() -> None:
     found = answer("conda", "flash-attn")
     told = [limit_text(one, FACTS) for one in found.limits if one.fact == "rules.own-files"]
     assert len(told) == 2
-    assert told[0].startswith("micromamba-linux-64 is on no index")
+    assert told[0].startswith("micromamba-linux-64 is not on an index")
     assert "TORCHKILN_INDEX_MICROMAMBA" in told[0]
     assert "TORCHKILN_INDEX_FLASH_ATTN" in told[1]
     assert (found.lockable, answer("transformers").lockable) == (False, True)
@@ -251,10 +251,10 @@ def test_the_lock_is_read_as_it_was_written(components: Sequence[str]) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"components": ()}, "name different ones"),
+        ({"components": ()}, "have different components"),
         (
             {"components": (LockedComponent(name="transformers", wheels=("nobody",)),)},
-            "names nobody, which is no wheel of this lock",
+            "names nobody, which is not in this lock",
         ),
         (
             {"components": (LockedComponent(name="transformers", wheels=(), program=PROGRAM),)},
@@ -270,7 +270,7 @@ def test_a_lock_that_is_at_odds_with_itself_is_refused(change: dict[str, object]
 def test_a_wheel_belongs_to_one_component() -> None:
     both = lock_with("flash-attn", "transformers")
     twice = (both.components[0], replace(both.components[1], wheels=("einops",)))
-    with pytest.raises(Stale, match="einops belongs to two"):
+    with pytest.raises(Stale, match="einops belongs to two components"):
         from_json(to_json(replace(both, components=twice)))
 
 

@@ -143,7 +143,7 @@ def test_each_value_of_a_lock_is_under_the_seal(change: tuple[Any, ...]) -> None
     owner[key] = value
     if change[:3] == ("wheels", 0, "index"):
         document["indexes"] = ["default-index", "pytorch"]
-    with pytest.raises(Stale, match="edited by hand or merged badly"):
+    with pytest.raises(Stale, match="edited or merged incorrectly"):
         lock_file.from_json(json_bytes(document))
 
 

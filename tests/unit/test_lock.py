@@ -213,10 +213,10 @@ def test_what_made_a_lock_stale_is_named(tmp_path: Path) -> None:
     assert staleness(tmp_path, fresh, BOUND, BASE) == ()
 
     asked_more = replace(fresh, requirements=(*fresh.requirements, "einops"))
-    assert staleness(tmp_path, asked_more, BOUND, BASE) == ("made from other requirements",)
+    assert staleness(tmp_path, asked_more, BOUND, BASE) == ("made with other requirements",)
     assert "its base" in staleness(tmp_path, fresh, BOUND, replace(BASE, digest=ONES))[0]
     (tmp_path / "2.7.1-cuda12.1-cudnn9-runtime" / "requirements.txt").write_text("")
-    assert staleness(tmp_path, fresh, BOUND, BASE) == ("requirements.txt does not fit lock.json",)
+    assert staleness(tmp_path, fresh, BOUND, BASE) == ("requirements.txt does not match lock.json",)
     assert "not locked yet" in staleness(tmp_path, resolution("2.6.0"), BOUND, BASE)[0]
 
 

@@ -75,7 +75,7 @@ def test_a_sweep_goes_on_and_the_observer_hears_of_all(house: House) -> None:
 
     (house.folder.path / "2.7.1-cuda12.1-cudnn9-runtime" / "lock.json").write_text("{}")
     house.session("2026-11-01").run((cell(),), sweeping=False)
-    assert "made anew, no version is kept" in house.heard.lines[-1]
+    assert "ignoring the versions of the present lock" in house.heard.lines[-1]
 
 
 def test_another_matrix_makes_a_lock_stale_for_all_who_ask(house: House, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_another_matrix_makes_a_lock_stale_for_all_who_ask(house: House, tmp_pat
     house.folder = LockFolder(house.folder.path, read(tmp_path / "matrix.yaml", FACTS), FACTS)
 
     (reason,) = house.folder.check([cell()], sweeping=False).stale
-    assert reason.endswith("made from other requirements")
+    assert reason.endswith("made with other requirements")
     with pytest.raises(Stale, match="was made from another matrix"):
         house.folder.fresh(cell(), {})
     with pytest.raises(Stale, match="on which the components go, was made from another matrix"):

@@ -22,7 +22,7 @@ from torchkiln.docker.build_locked import build_on_docker
 from torchkiln.docker.daemon import Engine
 from torchkiln.errors import BuildFailed, Stale
 from torchkiln.gate.cell_state import Kept, State, state
-from torchkiln.lock.file import how_to_mend
+from torchkiln.lock.file import how_to_restore
 from torchkiln.lock.lock import from_json, how_to_lock, load_locked, lock, lock_digest, to_json
 from torchkiln.lock.request import PublicRecord, System, Versions
 from torchkiln.matrix.policy import Policy
@@ -164,7 +164,7 @@ def _as(name: str, **other: object) -> Callable[[LockedCell], LockedCell]:
     ],
 )
 def test_a_lock_that_is_at_odds_with_itself_is_refused(change: Callable[[LockedCell], LockedCell]) -> None:
-    with pytest.raises(Stale, match="by_record: not the wheels of PyTorch's index that have no size"):
+    with pytest.raises(Stale, match="by_record: must list the wheels of PyTorch's index that have no size"):
         from_json(to_json(change(KEPT)))
 
 
@@ -172,7 +172,7 @@ def test_whoever_mends_it_is_told_the_same_way() -> None:
     words = "torchkiln lock --torch 2.0.1 --cuda 11.8"
     assert how_to_lock(KEPT.resolution.cell, by_record=True) == f"{words} --public-record"
     assert how_to_lock(KEPT.resolution.cell) == words
-    assert how_to_mend(json.loads(to_json(KEPT)), "x").endswith(" --public-record")
+    assert how_to_restore(json.loads(to_json(KEPT)), "x").endswith(" --public-record")
 
 
 # --- what comes of it ---------------------------------------------------------------------------------------

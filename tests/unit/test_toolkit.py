@@ -253,11 +253,11 @@ def test_its_lock_names_the_archives() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"sha256": "0" * 64}, "not those that resolution.toolkit means"),
-        ({"version": "12.2.0"}, "is no archive of cuda_cccl 12.2.0"),
+        ({"sha256": "0" * 64}, "do not match resolution.toolkit"),
+        ({"version": "12.2.0"}, "is not an archive of cuda_cccl 12.2.0"),
         ({"path": "a/b/../../x.tar.xz"}, "path"),
         ({"path": "https://host/x/y.tar.xz"}, "path"),
-        ({"component": "cuda_nvcc"}, "a component stands twice"),
+        ({"component": "cuda_nvcc"}, "duplicate component"),
     ],
 )
 def test_a_lock_with_other_archives_than_it_means_is_refused(change: dict[str, str], told: str) -> None:

@@ -142,19 +142,19 @@ def test_the_lock_holds_them_and_older_locks_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("spoiled", "words"),
     [
-        (replace(devel(), tools=None), "tools: they are not there, the cell asks for devel"),
-        (replace(locked(), tools=tools_on(locked().base)), "tools: they are devel, the cell asks for none"),
+        (replace(devel(), tools=None), "tools: none, but the cell needs devel"),
+        (replace(locked(), tools=tools_on(locked().base)), "tools: devel, but the cell needs none"),
         (
             replace(devel("devel-gcc11"), tools=tools_on(locked().base)),
-            "tools: they are devel, the cell asks for devel-gcc11",
+            "tools: devel, but the cell needs devel-gcc11",
         ),
         (
             replace(devel(), tools=replace(tools_on(locked().base), base=Digest("sha256:" + "e" * 64))),
-            "tools: they were made on another base",
+            "tools: made for another base",
         ),
         (
             replace(devel(), tools=replace(tools_on(locked().base), os="ubuntu22.04")),
-            "tools: they were made on another base",
+            "tools: made for another base",
         ),
         (
             replace(devel("devel"), tools=replace(tools_on(locked().base), name="../../x")),

@@ -18,7 +18,7 @@ from torchkiln.errors import ConfigError, Stale
 from torchkiln.lock.choice import lockable
 from torchkiln.lock.folder import LockFolder
 from torchkiln.lock.lock import how_to_lock
-from torchkiln.lock.session import Request, Session
+from torchkiln.lock.session import LockRequest, LockSession
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
 from torchkiln.store.root import cache_root
@@ -89,8 +89,8 @@ def lock(
     if record:
         _record(folder, wanted, store, sweeping=sweeping)
         return
-    request = Request(as_of=as_of, upgrade=upgrade, upgrade_base=upgrade_base, by_record=by_record)
-    Session(folder, request, store, environ=os.environ, observer=Output()).run(wanted, sweeping=sweeping)
+    request = LockRequest(as_of=as_of, upgrade=upgrade, upgrade_base=upgrade_base, by_record=by_record)
+    LockSession(folder, request, store, environ=os.environ, observer=Output()).run(wanted, sweeping=sweeping)
 
 
 def _check(folder: LockFolder, cells: Sequence[Cell], *, sweeping: bool) -> None:

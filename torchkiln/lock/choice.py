@@ -1,4 +1,4 @@
-"""Which cells can be locked here, and what of a cell is taken by public record."""
+"""Selects the cells that can be locked here, and the wheels that come from public record."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def lockable(
     by_record: bool = False,
     sweeping: bool = False,
 ) -> tuple[Cell, ...]:
-    """The *cells* that can be locked at all.
+    """The *cells* that can be locked here.
 
-    :param by_record: what is on public record counts.
-    :param sweeping: leave the others out, a line each; else they are refused.
-    :raises Unresolvable: a cell is unavailable, and this is no sweep.
+    :param by_record: also lock cells whose wheels are in the public record.
+    :param sweeping: skip the other cells with a line for each, instead of raising an exception.
+    :raises Unresolvable: a cell is unavailable, without *sweeping*.
     :raises NothingSelected: none of them can be locked.
     """
-    wanted = []
+    found = []
     for cell in cells:
         resolution = folder.resolution(cell)
         try:
@@ -40,29 +40,28 @@ def lockable(
         except KilnError as error:
             if not sweeping:
                 raise
-            say(f"left out: {error.message}")
+            say(f"skipped: {error.message}")
             continue
         known = by_record and on_record(folder.facts, build, cell.python)
-        there = known or environ.get(PYTORCH_VARIABLE)
-        if sweeping and build.source is Source.PYTORCH and not there:
+        reachable = known or environ.get(PYTORCH_VARIABLE)
+        if sweeping and build.source is Source.PYTORCH and not reachable:
             name = f"torch {cell.torch} with CUDA {cell.cuda} ({cell.flavor}, {cell.os})"
-            say(f"left out: {name} is only on PyTorch's own index; {PYTORCH_VARIABLE} is not set")
+            say(f"skipped: {name} is only on PyTorch's own index; {PYTORCH_VARIABLE} is not set")
             continue
-        wanted.append(cell)
-    if not wanted:
+        found.append(cell)
+    if not found:
         raise NothingSelected(
-            "none of the chosen cells can be locked here", hint="`list` shows what each one is"
+            "none of the selected cells can be locked here", hint="`list` shows the status of each cell"
         )
-    return tuple(wanted)
+    return tuple(found)
 
 
 def record_of(
     resolution: Resolution, facts: Facts, *, by_record: bool, pytorch_url: str | None
 ) -> PublicRecord:
-    """What public record tells of the wheels; with *by_record* they are taken from it, unseen.
+    """The public record of the cell's wheels; with *by_record* the lock uses it instead of the index.
 
-    :raises Unresolvable: it does not tell of all of them; or it would, was not asked for, and there is no
-        *pytorch_url*.
+    :raises Unresolvable: the record is incomplete; or neither *by_record* nor *pytorch_url* is set.
     """
     build, python = resolution.build, resolution.cell.python
     if build is None or build.source is not Source.PYTORCH:
@@ -72,12 +71,12 @@ def record_of(
         raise Unresolvable(
             f"{tag_of(resolution)}: not all of torch, torchvision and torchaudio {build.variant} for Python"
             f" {python} are on public record",
-            hint=f"leave --public-record out, and set {PYTORCH_VARIABLE} to that index's address",
+            hint=f"omit --public-record, and set {PYTORCH_VARIABLE} to the index's address",
         )
     if known and not by_record and pytorch_url is None:
         raise Unresolvable(
             f"{tag_of(resolution)}: its torch is only on PyTorch's own index, which is not configured",
-            hint=f"set {PYTORCH_VARIABLE} to that index's address; or, as the hashes of what it takes"
-            f" from there are on public record: {how_to_lock(resolution.cell, by_record=True)}",
+            hint=f"set {PYTORCH_VARIABLE} to the index's address, or use the hashes on public record:"
+            f" {how_to_lock(resolution.cell, by_record=True)}",
         )
     return PublicRecord(torch=recorded(facts, build, python), known=known if by_record else ())

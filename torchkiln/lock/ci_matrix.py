@@ -1,4 +1,4 @@
-"""Locked cells, what an earlier revision had → the cells that a CI has to do, as GitHub's matrix."""
+"""Writes GitHub's job matrix of locked cells, all or those that changed since a revision."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Reason = Literal["new", "lock"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CiJob:
-    """One cell for a CI to build. `changed` is None where nothing was compared."""
+    """One cell for a CI to build. `changed` is None if no revision was compared."""
 
     locked: LockedCell
     changed: Reason | None = None
 
 
 def digest_in(lock: bytes) -> str | None:
-    """The digest that a lock.json of any schema contains; None: it has none."""
+    """The digest in a lock.json of any schema; None: it has none."""
     try:
         document = json_of(lock)
     except ValueError:
@@ -34,9 +34,9 @@ def digest_in(lock: bytes) -> str | None:
 
 
 def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iterator[CiJob]:
-    """Those of *locks* that differ from the revision that had the digests *then*, by tag.
+    """Those of *locks* whose digest differs from *then*, the digests of a revision by tag.
 
-    A raised `RECIPE` changes the digest of every lock, so that every image is built again.
+    A new `RECIPE` changes the digest of every lock, so that every image is built again.
     """
     for locked in locks:
         tag = tag_of(locked.resolution)
@@ -47,12 +47,12 @@ def changed(locks: Iterable[LockedCell], then: Mapping[str, str | None]) -> Iter
 
 
 def github_matrix(jobs: Iterable[CiJob]) -> str:
-    """One line of JSON: `strategy.matrix` takes it by fromJSON. An empty one wants an `if` before the job."""
+    """One line of JSON for fromJSON in `strategy.matrix`. A job needs an `if` for an empty matrix."""
     return json.dumps({"include": [_row(job) for job in jobs]}, separators=(",", ":"))
 
 
 def _row(job: CiJob) -> dict[str, Any]:
-    """Keys are only ever added; workflows name them."""
+    """Keys are never removed or renamed, as workflows use them."""
     resolution, base = job.locked.resolution, job.locked.base
     cell = resolution.cell
     row: dict[str, Any] = {

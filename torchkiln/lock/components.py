@@ -1,8 +1,8 @@
-"""Resolution with components, the plain cell's lock -> LockedCell: that lock, and what each component adds.
+"""Locks a cell with components: the lock of the plain cell, and the wheels that each component adds.
 
-Nothing of the plain lock moves: its wheels are constraints, so that the image is the plain one with layers on
-top. Components are locked one after the other, by name, each onto what the earlier ones brought; so a wheel
-that two of them need belongs to the first, and `a` alone and `a` with `b` have a's layers in common.
+The wheels of the plain lock are constraints, so that the image is the plain one with more layers. Components
+are locked in order of their names, each on top of the earlier ones. A wheel that two components need belongs
+to the first, so `a` alone and `a` with `b` share the layers of `a`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from torchkiln.model.operating_system import operating_system
 
 
 class WideIndex(Index, Protocol):
-    """What is needed beside indexes: files that are on none."""
+    """Package indexes, and files that are on no index."""
 
     def own(self, file: OwnFile) -> LockedWheel:
-        """*file*, measured and held against its hash.
+        """*file* with its size, verified by its hash.
 
-        :raises Unresolvable: nobody said where it lies, or it is not there.
+        :raises Unresolvable: its location is not set, or it does not exist.
         """
         ...
 
     def requires(self, wheel: LockedWheel) -> tuple[str, ...]:
-        """What a wheel from `own` asks for: PEP 508, markers included."""
+        """The requirements of a wheel from `own`: PEP 508, with markers."""
         ...
 
 
@@ -48,24 +48,24 @@ def lock_beside(
 ) -> LockedCell:
     """*plain* with the components of *resolution*.
 
-    :param versions: those of components; *plain*'s stay.
-    :param below: what *plain*'s cell, the same without components, resolves to now.
+    :param versions: for the components; the versions of *plain* do not change.
+    :param below: the present resolution of the same cell without components.
     :raises Stale: *plain* was made from another matrix or other facts.
-    :raises ConfigError: a component brings nothing that *plain* lacks.
-    :raises Unresolvable: a component does not fit on *plain*, or a file of it cannot be had.
+    :raises ConfigError: a component adds nothing to *plain*.
+    :raises Unresolvable: a component conflicts with *plain*, or one of its files is not available.
     """
     require_fresh(plain, below, bound, role=", on which the components go,", run="first run")
     previous = versions.previous
     keep = versions.kept | {wheel.name: wheel.version for wheel in plain.wheels}
     wheels = {wheel.name: wheel for wheel in plain.wheels}
-    asked = list(resolution.requirements)
+    requirements = list(resolution.requirements)
     found: list[LockedComponent] = []
     for component in resolution.components:
         own = [index.own(file) for file in component.wheels]
         program = index.own(component.program) if component.program else None
-        asked += [*component.requires, *(text for wheel in own for text in index.requires(wheel))]
-        wanted = IndexRequest(
-            requirements=tuple(dict.fromkeys(asked)),
+        requirements += [*component.requires, *(text for wheel in own for text in index.requires(wheel))]
+        request = IndexRequest(
+            requirements=tuple(dict.fromkeys(requirements)),
             constraints=(
                 *(bound.requirement for bound in resolution.constraints),
                 *(f"{wheel.name}=={wheel.version}" for wheel in wheels.values()),
@@ -76,7 +76,7 @@ def lock_beside(
             keep=tuple(sorted(keep.items())),
             bound=bound if resolution.build and resolution.build.source is Source.PYTORCH else (),
         )
-        new = _new(component, plain, index, wanted, {*wheels, *(wheel.name for wheel in own)})
+        new = _new(component, plain, index, request, {*wheels, *(wheel.name for wheel in own)})
         names = tuple(sorted(wheel.name for wheel in (*new, *own)))
         found.append(LockedComponent(name=component.name, wheels=names, program=program))
         wheels |= {wheel.name: wheel for wheel in (*new, *own)}
@@ -95,23 +95,23 @@ def lock_beside(
 
 
 def _new(
-    component: CellComponent, plain: LockedCell, index: Index, wanted: IndexRequest, there: Collection[str]
+    component: CellComponent, plain: LockedCell, index: Index, request: IndexRequest, present: Collection[str]
 ) -> tuple[LockedWheel, ...]:
+    """The index's wheels for *request* that are not *present*."""
     tag = tag_of(plain.resolution)
     new: tuple[LockedWheel, ...] = ()
     if component.requires or component.wheels:
         try:
-            new = tuple(wheel for wheel in index.wheels(wanted) if wheel.name not in there)
+            new = tuple(wheel for wheel in index.wheels(request) if wheel.name not in present)
         except Unresolvable as error:
             raise Unresolvable(
-                f"{component.name} does not go on {tag}, whose packages stay as they are locked:"
-                f" {error.message}",
-                hint=f"bound it under `components: {component.name}` in matrix.yaml, or upgrade what lies"
-                " below: torchkiln lock --upgrade PACKAGE",
+                f"{component.name} conflicts with the locked packages of {tag}: {error.message}",
+                hint=f"constrain it under `components: {component.name}` in matrix.yaml, or upgrade the plain"
+                " image: torchkiln lock --upgrade PACKAGE",
             ) from error
     if not (new or component.wheels or component.program):
         raise ConfigError(
-            f"--with {component.name}: {tag} has all of it already, so it would be the same image",
-            hint=f"leave it out, or name under `components: {component.name}` in matrix.yaml what is to come",
+            f"--with {component.name}: adds nothing: {tag} has all its packages already",
+            hint=f"omit it, or add requirements under `components: {component.name}` in matrix.yaml",
         )
     return new

@@ -1,4 +1,4 @@
-"""LockedCell ⇄ its two files: lock.json, which we read, and requirements.txt, which pip reads."""
+"""Reads and writes the two files of a lock: lock.json, and requirements.txt for pip."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-z0-9-]{1,60}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Envelope:
-    """What a lock's file has beside the fields of its LockedCell."""
+    """The fields of lock.json that are not in LockedCell."""
 
     schema: Literal[2]
     digest: fields.Sha256Digest
@@ -45,7 +45,7 @@ _ORDER = (
 
 
 def to_json(locked: LockedCell) -> bytes:
-    """The committed form: one wheel, one OS package and one layer a line, for the sake of diffs."""
+    """The contents of lock.json, with a line for each wheel, OS package and layer, for readable diffs."""
     document = _document(locked)
     document["digest"] = _digest(document)
     document["seal"] = _seal(document)
@@ -57,53 +57,53 @@ def to_json(locked: LockedCell) -> bytes:
 def from_json(data: bytes, *, where: str = "lock.json") -> LockedCell:
     """The inverse of `to_json`.
 
-    :raises Stale: *data* is no lock, one of another schema, or changed since it was written; names *where*.
+    :raises Stale: *data* is not a lock, has another schema, or was changed; the message begins with *where*.
     """
     document = parse(data, where=where)
     if reason := broken_seal(document):
-        raise Stale(f"{where}: {reason}", hint=how_to_mend(document, where))
+        raise Stale(f"{where}: {reason}", hint=how_to_restore(document, where))
     return locked_of(document)
 
 
 def parse(data: bytes, *, where: str) -> dict[str, Any]:
-    """*data* as a document that fits lock.schema.json and is at one with itself; its seal is not looked at.
+    """*data* as a document that is valid and consistent, apart from its seal.
 
-    :raises Stale: it is none; every fault, with its place in the file.
+    :raises Stale: it is not; lists every fault with its path.
     """
     try:
         document = json_of(data)
     except ValueError as error:
-        raise Stale(f"{where}: {error}", hint=how_to_mend(None, where)) from None
+        raise Stale(f"{where}: {error}", hint=how_to_restore(None, where)) from None
     schema = document.get("schema", "none") if isinstance(document, dict) else SCHEMA
     if schema != SCHEMA:
-        raise Stale(f"{where}: schema {shown(schema)}, not {SCHEMA}", hint=how_to_mend(document, where))
+        raise Stale(f"{where}: schema {shown(schema)}, not {SCHEMA}", hint=how_to_restore(document, where))
     if isinstance(document, dict) and "seal" not in document:
-        old = "it has no seal, by which a change would be noticed: it was written by an older torchkiln"
-        raise Stale(f"{where}: {old}, or cut", hint=how_to_mend(document, where))
-    wrong = sentences(document, shipped("lock"), where) or [
-        f"{where}: {fault}" for fault in _inner_faults(document)
+        old = "the key 'seal' is missing: an older torchkiln wrote the file, or it is truncated"
+        raise Stale(f"{where}: {old}", hint=how_to_restore(document, where))
+    faults = sentences(document, shipped("lock"), where) or [
+        f"{where}: {fault}" for fault in _inconsistencies(document)
     ]
-    if wrong:
-        raise Stale("\n".join(wrong), hint=how_to_mend(document, where))
+    if faults:
+        raise Stale("\n".join(faults), hint=how_to_restore(document, where))
     found: dict[str, Any] = document
     return found
 
 
 def broken_seal(document: Mapping[str, Any]) -> str:
-    """What the seal of *document* tells: a sentence; empty when it is whole."""
+    """Why the seal of *document* does not match; empty if it does."""
     if document["seal"] == _seal(document):
         return ""
     if _digest(document) == document["digest"]:
-        part = "its recorded layers, or its seal, are"
+        part = "its recorded layers or its seal"
     elif document["seal"] == _seal({**document, "digest": _digest(document)}):
-        part = "its digest is"
+        part = "its digest"
     else:
-        part = "something beside its recorded layers is"
-    return f"edited by hand or merged badly: {part} no longer what `lock` wrote"
+        part = "a part other than its recorded layers"
+    return f"edited or merged incorrectly: {part} changed after `lock` wrote it"
 
 
-def how_to_mend(document: object, where: str) -> str:
-    """The way out for whoever has a broken lock at *where*; tells the cell as far as *document* does."""
+def how_to_restore(document: object, where: str) -> str:
+    """A hint for a broken lock at *where*; names the cell as far as *document* does."""
     cell = document.get("resolution", {}) if isinstance(document, dict) else {}
     cell = cell.get("cell", {}) if isinstance(cell, dict) else {}
     options = [
@@ -111,24 +111,24 @@ def how_to_mend(document: object, where: str) -> str:
         for name in ("torch", "cuda", "flavor", "os")
         if isinstance(cell, dict) and isinstance(value := cell.get(name), str) and _PLAIN.fullmatch(value)
     ]
-    beside = cell.get("components") if isinstance(cell, dict) else None
-    if isinstance(beside, list) and all(isinstance(one, str) and _NAME.fullmatch(one) for one in beside):
-        options.append(f" --with {','.join(beside)}")
+    names = cell.get("components") if isinstance(cell, dict) else None
+    if isinstance(names, list) and all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+        options.append(f" --with {','.join(names)}")
     if isinstance(document, dict) and "by_record" in document:
         options.append(" --public-record")
     return (
         f"restore it: git checkout -- {where}"
-        f"; or make it anew, with the newest packages: torchkiln lock{''.join(options) or ' --all'}"
+        f"; or lock the newest packages: torchkiln lock{''.join(options) or ' --all'}"
     )
 
 
 def lock_digest(locked: LockedCell) -> Digest:
-    """The digest of all that *locked* asks for; recorded layers, which follow from it, do not count."""
+    """The digest of *locked* without its recorded layers, which follow from the rest."""
     return _digest(_document(locked))
 
 
 def requirements_txt(locked: LockedCell) -> bytes:
-    """The wheels of *locked* for ``pip install --require-hashes --no-deps``; a package a line."""
+    """The wheels of *locked* for ``pip install --require-hashes --no-deps``, one on each line."""
     cell = locked.resolution.cell
     head = (
         f"# torch {cell.torch}, CUDA {cell.cuda}, {cell.os}, Python {cell.python}; made by torchkiln lock\n"
@@ -143,7 +143,7 @@ def requirements_txt(locked: LockedCell) -> bytes:
 
 
 def _document(locked: LockedCell) -> dict[str, Any]:
-    # Derived, for the reader: which indexes had to be configured when this was locked.
+    # Derived, for readers: the indexes that the lock needs.
     indexes = sorted({wheel.index.value for wheel in locked.wheels})
     values: dict[str, Any] = codec.plain(locked) | {"resolution": plain(locked.resolution)}
     values["base"] = artefact_json(locked.base)
@@ -154,7 +154,7 @@ def _document(locked: LockedCell) -> dict[str, Any]:
 
 
 def plain(resolution: Resolution) -> dict[str, Any]:
-    """What *resolution* decides, as plain values: ids and values, no sentences."""
+    """The JSON values of *resolution*: ids and values, no sentences."""
     values: dict[str, Any] = codec.plain(resolution)
     if "toolkit" in values:
         values["toolkit"] = dict(sorted(values["toolkit"].items()))
@@ -162,12 +162,12 @@ def plain(resolution: Resolution) -> dict[str, Any]:
 
 
 def _digest(document: Mapping[str, Any]) -> Digest:
-    """Of what is asked for. Images bear it, so what follows from it, layers and seal, does not count."""
+    """The digest that images contain; it excludes layers and seal, which follow from the rest."""
     return _sha256({key: value for key, value in document.items() if key not in ("digest", "layers", "seal")})
 
 
 def _seal(document: Mapping[str, Any]) -> Digest:
-    """Of all that stands in the file, however it is laid out."""
+    """The digest of all values in the file, regardless of its formatting."""
     return _sha256({key: value for key, value in document.items() if key != "seal"})
 
 
@@ -176,8 +176,8 @@ def _sha256(document: Mapping[str, Any]) -> Digest:
     return parse_digest("sha256:" + hashlib.sha256(canonical).hexdigest())
 
 
-def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
-    """Where *document*, which fits its schema, is at odds with itself."""
+def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:
+    """The contradictions in *document*, which matches its schema."""
     seen: set[str] = set()
     for number, wheel in enumerate(document["wheels"]):
         at, name = f"wheels[{number}]", wheel["name"]
@@ -186,91 +186,93 @@ def _inner_faults(document: Mapping[str, Any]) -> Iterator[str]:
             continue
         file, version, *_ = wheel["filename"].split("-")
         if re.sub(r"[_.]+", "-", file).lower() != name or not _same_version(version, wheel["version"]):
-            yield f"{at}: {wheel['filename']} is no wheel of {name} {wheel['version']}"
+            yield f"{at}: {wheel['filename']} is not a wheel of {name} {wheel['version']}"
         if name in seen:
-            yield f"{at}: {name} stands twice"
+            yield f"{at}: duplicate wheel of {name}"
         seen.add(name)
-    unmeasured = [(wheel["name"], wheel["index"]) for wheel in document["wheels"] if "size" not in wheel]
-    if unmeasured != [(name, Source.PYTORCH.value) for name in document.get("by_record", ())]:
-        yield "by_record: not the wheels of PyTorch's index that have no size"
+    without_size = [(wheel["name"], wheel["index"]) for wheel in document["wheels"] if "size" not in wheel]
+    if without_size != [(name, Source.PYTORCH.value) for name in document.get("by_record", ())]:
+        yield "by_record: must list the wheels of PyTorch's index that have no size"
     yield from _component_faults(document, seen)
     if document["indexes"] != sorted({wheel["index"] for wheel in document["wheels"]}):
-        yield "indexes: not those that the wheels name"
+        yield "indexes: must list the indexes of the wheels"
     if document["resolution"]["build"]["cudnn"] is None:
-        yield "resolution.build.cudnn: must be text, not nothing; the tag names it"
-    yield from _faults_of_archives(document)
+        yield "resolution.build.cudnn: must be text, not nothing; the tag contains it"
+    yield from _archive_faults(document)
     cell, base = document["resolution"]["cell"], document["base"]
     if base["os"] != cell["os"] or not base["python"].startswith(cell["python"] + "."):
-        of = f"{base['os']} with Python {base['python']}"
-        yield f"base: it is {of}, the cell asks for {cell['os']} with Python {cell['python']}"
-    tools, wanted = document.get("tools"), document["resolution"].get("tools")
-    if (found := tools["name"] if tools else None) != wanted:
-        yield f"tools: they are {found or 'not there'}, the cell asks for {wanted or 'none'}"
+        found = f"{base['os']} with Python {base['python']}"
+        yield f"base: {found}, but the cell needs {cell['os']} with Python {cell['python']}"
+    tools, needed = document.get("tools"), document["resolution"].get("tools")
+    if (name := tools["name"] if tools else None) != needed:
+        yield f"tools: {name or 'none'}, but the cell needs {needed or 'none'}"
     elif tools and (tools["os"], tools["base"]) != (base["os"], base["digest"]):
-        yield "tools: they were made on another base"
+        yield "tools: made for another base"
 
 
-def _faults_of_archives(document: Mapping[str, Any]) -> Iterator[str]:
-    """They are those that the resolution means, each once."""
+def _archive_faults(document: Mapping[str, Any]) -> Iterator[str]:
+    """Differences between the archives and the resolution."""
     archives = codec.typed(tuple[LockedArchive, ...], document.get("archives", []))
-    if len({one.component for one in archives}) < len(archives):
-        yield "archives: a component stands twice"
-    for number, one in enumerate(archives):
-        if not one.filename.startswith(f"{one.component}-") or f"-{one.version}-" not in one.filename:
-            yield f"archives[{number}]: {one.filename} is no archive of {one.component} {one.version}"
-    meant = document["resolution"].get("toolkit", {}).get("archives")
-    if (digest_of(archives) if archives else None) != meant:
-        yield "archives: not those that resolution.toolkit means"
+    if len({archive.component for archive in archives}) < len(archives):
+        yield "archives: duplicate component"
+    for number, archive in enumerate(archives):
+        name, component, version = archive.filename, archive.component, archive.version
+        if not name.startswith(f"{component}-") or f"-{version}-" not in name:
+            yield f"archives[{number}]: {name} is not an archive of {component} {version}"
+    expected = document["resolution"].get("toolkit", {}).get("archives")
+    if (digest_of(archives) if archives else None) != expected:
+        yield "archives: do not match resolution.toolkit"
 
 
 def _component_faults(document: Mapping[str, Any], wheels: set[str]) -> Iterator[str]:
-    """Between what the cell names, what its resolution tells of it, and what is locked of it."""
+    """Differences between the components of the cell, its resolution and the lock."""
     resolution, locked = document["resolution"], document.get("components", [])
-    asked = resolution["cell"].get("components", [])
-    names = [[one["name"] for one in some] for some in (resolution.get("components", []), locked)]
-    if names != [asked, asked]:
-        yield "components: the cell, its resolution and the lock name different ones"
-    asked_for = [one["program"]["sha256"] for one in resolution.get("components", []) if "program" in one]
-    if asked_for != [one["program"]["sha256"] for one in locked if "program" in one]:
-        yield "components: a program is locked by another sha256 than the resolution has"
-    taken: set[str] = set()
-    for one in locked:
-        if lost := sorted(set(one["wheels"]) - wheels):
-            yield f"components: {one['name']} names {', '.join(lost)}, which is no wheel of this lock"
-        if twice := sorted(set(one["wheels"]) & taken):
-            yield f"components: {', '.join(twice)} belongs to two"
-        taken |= set(one["wheels"])
+    resolved, names = resolution.get("components", []), resolution["cell"].get("components", [])
+    if any([one["name"] for one in listed] != names for listed in (resolved, locked)):
+        yield "components: the cell, its resolution and the lock have different components"
+    hashes = [
+        [one["program"]["sha256"] for one in listed if "program" in one] for listed in (resolved, locked)
+    ]
+    if hashes[0] != hashes[1]:
+        yield "components: a program has another sha256 than in the resolution"
+    owned: set[str] = set()
+    for component in locked:
+        if missing := sorted(set(component["wheels"]) - wheels):
+            yield f"components: {component['name']} names {', '.join(missing)}, which is not in this lock"
+        if shared := sorted(set(component["wheels"]) & owned):
+            yield f"components: {', '.join(shared)} belongs to two components"
+        owned |= set(component["wheels"])
 
 
-def _same_version(one: str, other: str) -> bool:
-    """By spelling, else by meaning: 1.0+a_b of a file's name is 1.0+a.b."""
-    if one == other:
+def _same_version(a: str, b: str) -> bool:
+    """Whether two versions are equal, regardless of spelling: 1.0+a_b in file names is 1.0+a.b."""
+    if a == b:
         return True
     from packaging.version import InvalidVersion, Version
 
     try:
-        return Version(one.replace("_", "-")) == Version(other)
+        return Version(a.replace("_", "-")) == Version(b)
     except InvalidVersion:
         return False
 
 
 def _field(key: str, value: Any) -> str:
     if key in ("wheels", "components", "archives", "layers"):
-        return _block("[", (_compact(one) for one in value), "]", 2)
+        return _block("[", map(json.dumps, value), "]", 2)
     if key in ("resolution", "base", "tools"):
         inner = (
             f'"{name}": '
             + (
-                _block("{", (f"{_compact(k)}: {_compact(v)}" for k, v in field.items()), "}", 4)
+                _block("{", (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in field.items()), "}", 4)
                 if name == "packages"
-                else _block("[", (_compact(one) for one in field), "]", 4)
+                else _block("[", map(json.dumps, field), "]", 4)
                 if name in ("limits", "constraints", "components")
-                else _compact(field)
+                else json.dumps(field)
             )
             for name, field in value.items()
         )
         return _block("{", inner, "}", 2)
-    return _compact(value)
+    return json.dumps(value)
 
 
 def _block(opening: str, items: Iterable[str], closing: str, indent: int) -> str:
@@ -278,12 +280,8 @@ def _block(opening: str, items: Iterable[str], closing: str, indent: int) -> str
     return f"{opening}\n" + ",\n".join(lines) + f"\n{' ' * indent}{closing}" if lines else opening + closing
 
 
-def _compact(value: Any) -> str:
-    return json.dumps(value)
-
-
 def locked_of(document: Mapping[str, Any]) -> LockedCell:
-    """The data class of a document from `parse`."""
+    """The LockedCell of a document from `parse`."""
     resolution = document["resolution"]
     limits = [codec.plain(Limit.parse(text)) for text in resolution["limits"]]
     values = _without(document, *_ENVELOPE)
@@ -297,7 +295,7 @@ def _without(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a lock's file, of `LockedCell` and what `to_json` adds."""
+    """The JSON Schema of lock.json."""
     found = codec.schema_of(LockedCell)
     properties = {**found["properties"], **codec.schema_of(_Envelope)["properties"]}
     return {

@@ -1,4 +1,4 @@
-"""The folder of locks: what a build takes from it, and which of its locks are stale."""
+"""Loads locks for builds from the folder of locks, and finds stale ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchkiln.model.operating_system import DEFAULT_OS
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """How many locks are fresh; why the others are not, a line each."""
+    """The number of fresh locks, and a line for each reason why another is stale."""
 
     fresh: int
     stale: tuple[str, ...]
@@ -30,7 +30,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class LockFolder:
-    """The folder of locks, with the matrix and the facts that they are made from."""
+    """The folder of locks, and the matrix and facts from which they are made."""
 
     path: Path
     matrix: Matrix
@@ -43,18 +43,18 @@ class LockFolder:
         return next(bound, ())
 
     def resolution(self, cell: Cell) -> Resolution:
-        """What *cell* resolves to now."""
+        """The present resolution of *cell*."""
         return resolve(cell, self.matrix, self.facts)
 
     def below(self, cell: Cell) -> Resolution:
-        """What *cell* without its components resolves to now."""
+        """The present resolution of *cell* without its components."""
         return self.resolution(replace(cell, components=()))
 
     def fresh(self, cell: Cell, environ: Mapping[str, str]) -> LockedCell:
-        """The lock of *cell*, if it fits matrix and facts, and *environ* names the index that it needs.
+        """The lock of *cell*, made from the present matrix and facts.
 
-        :raises Unresolvable: the cell is unavailable, or its index is not configured.
-        :raises Stale: the lock is not there, unsound, or made from another matrix or other facts.
+        :raises Unresolvable: the cell is unavailable, or *environ* does not set the index that it needs.
+        :raises Stale: the lock is missing, invalid, or made from another matrix or other facts.
         """
         resolution = self.resolution(cell)
         source = require_buildable(resolution).source
@@ -63,22 +63,22 @@ class LockFolder:
             then = "" if (self.path / tag / "lock.json").exists() else f", then: {how_to_lock(cell)}"
             raise Unresolvable(
                 f"{tag}: its torch is only on PyTorch's own index, which is not configured",
-                hint=f"set {PYTORCH_VARIABLE} to that index's address{then}",
+                hint=f"set {PYTORCH_VARIABLE} to the index's address{then}",
             )
         locked = load_locked(self.path, tag, how=how_to_lock(cell))
         require_fresh(locked, resolution, self.bound)
         return locked
 
     def check(self, cells: Iterable[Cell], *, sweeping: bool) -> Checked:
-        """Which locks of *cells* are fresh.
+        """Check the locks of *cells*.
 
-        :param sweeping: nobody named the cells, so a lock may be missing that need not be committed.
+        :param sweeping: ignore missing locks that need not be committed.
         """
         fresh, stale = 0, []
         for cell in cells:
             resolution = self.resolution(cell)
             tag = tag_of(resolution) if resolution.build else None
-            # Only what the default index serves must be committed; other locks are checked where they are.
+            # Only locks of wheels on the default index must be committed; others are checked if they exist.
             committed = resolution.lockable and cell.os == DEFAULT_OS and not cell.components
             if tag is None or (sweeping and not committed and not (self.path / tag).is_dir()):
                 continue

@@ -1,11 +1,11 @@
-"""Resolution → LockedCell: every byte named, once, so that every later build is the same."""
+"""Locks a resolution: chooses every file by hash, so that all later builds are the same."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -20,7 +20,7 @@ from torchkiln.errors import BuildFailed, ConfigError, Stale, Unresolvable
 from torchkiln.lock.file import (
     broken_seal,
     from_json,
-    how_to_mend,
+    how_to_restore,
     lock_digest,
     locked_of,
     parse,
@@ -58,20 +58,20 @@ __all__ = [
     "to_json",
 ]
 
-RULES = 1  # raise it when the same question would be answered by other wheels
-_LIMIT = 4 << 20  # bytes; a lock has fifty thousand
-_SHOWN = 5
-_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")  # as registries have it
+RULES = 1  # increase it when the same inputs result in other wheels
+_LIMIT = 4 << 20  # bytes; a lock has 50,000
+_SHOWN = 5  # names in a message
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")  # of the OCI distribution specification
 _PINNED = re.compile(r"^(\S+)==(\S+) --hash=sha256:(\S+)\r?$", re.MULTILINE)
 
 
 class Index(Protocol):
-    """All that `lock` needs of package indexes."""
+    """The package indexes."""
 
     def wheels(self, wanted: IndexRequest) -> tuple[LockedWheel, ...]:
-        """The wheels that *wanted* comes to, each measured.
+        """The wheels that satisfy *wanted*, each with its size.
 
-        :raises Unresolvable: it cannot be had.
+        :raises Unresolvable: the requirements conflict.
         """
         ...
 
@@ -86,15 +86,15 @@ def lock(
     untrusted: Collection[Source] = (),
     record: PublicRecord = NO_RECORD,
 ) -> LockedCell:
-    """Name every byte of *resolution*.
+    """The lock of *resolution*.
 
-    The date of a previous lock goes on to hold, unless something is upgraded.
+    It has the date of the previous lock unless something is upgraded.
 
-    :param bound: the packages that the matrix binds to the index `pytorch`; they go there only if the
-        resolution's torch does.
-    :param untrusted: the indexes that are untrusted; the lock says so if it used one.
-    :raises Unresolvable: the cell is unavailable, or its packages cannot be had.
-    :raises BuildFailed: the index gave another torch wheel than the recorded one.
+    :param bound: the packages that the matrix binds to the index `pytorch`; used only if the resolution's
+        torch comes from there.
+    :param untrusted: the untrusted indexes; the lock is marked if it uses one.
+    :raises Unresolvable: the cell is unavailable, or its requirements conflict.
+    :raises BuildFailed: the torch wheel on the index differs from the public record.
     """
     cell = resolution.cell
     build, previous, known = resolution.build, versions.previous, record.known
@@ -109,13 +109,13 @@ def lock(
             python=cell.python,
             glibc=operating_system(cell.os).glibc,
             as_of=date,
-            keep=tuple(one for one in versions.kept.items() if one[0] not in by_record),
+            keep=tuple(kept for kept in versions.kept.items() if kept[0] not in by_record),
             bound=bound if build.source is Source.PYTORCH and not known else (),
             known=known,
         )
     )
-    asked = {wheel.index for wheel in wheels if wheel.name not in by_record}
-    torch = _check(build, cell.torch, wheels)
+    queried = {wheel.index for wheel in wheels if wheel.name not in by_record}
+    torch = _torch_wheel(build, cell.torch, wheels)
     if record.torch and torch.index not in untrusted:
         _check_record(torch, record.torch)
     locked = LockedCell(
@@ -126,7 +126,7 @@ def lock(
         epoch=epoch_of(date),
         inputs=inputs_digest(resolution, bound),
         layers=(),
-        untrusted=bool(asked & {*untrusted}),
+        untrusted=bool(queried & {*untrusted}),
         by_record=by_record,
         tools=system.tools,
         archives=_archives(resolution, system.archives),
@@ -137,7 +137,7 @@ def lock(
 
 
 def epoch_of(date: str) -> int:
-    """The seconds that stand for an ISO date in an image: its midnight, UTC."""
+    """The timestamp of files in an image that is locked as of an ISO date: its midnight, UTC."""
     return int(datetime.fromisoformat(date).replace(tzinfo=timezone.utc).timestamp())
 
 
@@ -146,27 +146,27 @@ def _name(requirement: str) -> str:
 
 
 def _archives(resolution: Resolution, known: Collection[LockedArchive]) -> tuple[LockedArchive, ...]:
-    """Those that the resolution means, of which it holds a digest."""
+    """*known*, checked against the digest in the resolution."""
     toolkit = resolution.toolkit
     if toolkit is None or not toolkit.release:
         return ()
     if digest_of(known) != toolkit.archives:
         raise Unresolvable(
-            f"the archives of CUDA {toolkit.release} are not those that the cell was resolved with",
-            hint="hand `lock` the archives of the facts that `resolve` had",
+            f"the archives of CUDA {toolkit.release} differ from those of the resolution",
+            hint="pass `lock` the archives of the facts that `resolve` used",
         )
-    return tuple(sorted(known, key=lambda one: one.component))
+    return tuple(sorted(known, key=lambda archive: archive.component))
 
 
 def _interpreter(locked: LockedCell) -> tuple[OsPackage, ...]:
-    """The packages of the base's Python: with the wheels they decide the wheel layers, byte-code included."""
-    return tuple(one for one in locked.base.packages if re.match(r"(lib)?python3", one.name))
+    """The packages of the base's Python, which with the wheels determine the wheel layers and byte-code."""
+    return tuple(package for package in locked.base.packages if re.match(r"(lib)?python3", package.name))
 
 
 def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
-    """The digest of what the matrix and the facts say about this one cell, and of our own rules.
+    """The digest of what the matrix, the facts and the rules determine for this cell.
 
-    Not of those files' bytes: a new torch release must not make the other cells' locks stale.
+    It does not depend on the files' bytes, so that a new torch release does not make other locks stale.
     """
     build = resolution.build
     inputs = {
@@ -181,7 +181,7 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
 
 
 def how_to_lock(cell: Cell, *, by_record: bool = False) -> str:
-    """The command that locks *cell*; *by_record*: by what is on public record."""
+    """The command that locks *cell*; *by_record*: with --public-record."""
     words = ["torchkiln lock", f"--torch {cell.torch}", f"--cuda {cell.cuda}"]
     words += [f"--flavor {cell.flavor}"] if cell.flavor != "runtime" else []
     words += [f"--os {cell.os}"] if cell.os != DEFAULT_OS else []
@@ -191,58 +191,64 @@ def how_to_lock(cell: Cell, *, by_record: bool = False) -> str:
 
 
 def load_locked(images: Path, tag: str, *, how: str = "torchkiln lock") -> LockedCell:
-    """The committed lock of *tag* under the folder *images*; *how*: what would make one.
+    """The committed lock of *tag* in the folder *images*; *how* is the command that creates it.
 
-    :raises Stale: there is none, it is another image's, or it is not as `lock` wrote it; then also which of
-        the files beside it disagree.
+    :raises ConfigError: *tag* is invalid.
+    :raises Stale: the lock is missing, belongs to another image, or was changed after `lock` wrote it; then
+        the message lists the files beside it that differ.
     """
     path = images / tag / "lock.json"
     if not _TAG.fullmatch(tag):
-        raise ConfigError(f"{tag[:200]!r} is not the tag of an image", hint="`list` shows the tags there are")
+        raise ConfigError(f"{tag[:200]!r} is not the tag of an image", hint="`list` shows all tags")
     try:
         data = read_file(path, _LIMIT)
     except FileNotFoundError:
-        raise Stale(f"{path} is not there: this cell was not locked yet", hint=f"run: {how}") from None
+        raise Stale(f"{path}: no such file: the cell is not locked yet", hint=f"run: {how}") from None
     except OSError as error:
-        raise Stale(f"{path}: {error.strerror}", hint=how_to_mend(None, str(path))) from None
+        raise Stale(f"{path}: {error.strerror}", hint=how_to_restore(None, str(path))) from None
     document = parse(data, where=str(path))
-    hint = how_to_mend(document, str(path))
     locked = locked_of(document)
-    if told := broken_seal(document):
-        beside = (f"  {line}" for line in disagreements(images, path.parent, locked))
-        raise Stale("\n".join((f"{path}: {told}", *beside)), hint=hint)
+    if reason := broken_seal(document):
+        differing = (f"  {line}" for line in _differences(images, path.parent, locked))
+        lines = (f"{path}: {reason}", *differing)
+        raise Stale("\n".join(lines), hint=how_to_restore(document, str(path)))
     if (own := tag_of(locked.resolution)) != tag:
-        raise Stale(f"{path}: is the lock of {own}, not of {tag}", hint=how_to_mend(None, str(path)))
+        raise Stale(f"{path}: is the lock of {own}, not of {tag}", hint=how_to_restore(None, str(path)))
     return locked
 
 
-def disagreements(images: Path, folder: Path, locked: LockedCell) -> tuple[str, ...]:
-    """Where what was made with the lock in *folder* tells something else than *locked*, a phrase each."""
+def some_of(names: Sequence[str]) -> str:
+    """The first of *names*, and the number of the others."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _differences(images: Path, folder: Path, locked: LockedCell) -> tuple[str, ...]:
+    """How the files that were made with the lock in *folder* differ from *locked*, as phrases."""
     found = []
     wheels = {wheel.name: (wheel.version, wheel.sha256) for wheel in locked.wheels}
     with suppress(OSError, ValueError):
         lines = _PINNED.findall(text_of(read_file(folder / "requirements.txt", _LIMIT)))
         pinned = {name: (version, sha256) for name, version, sha256 in lines}
-        other = sorted(n for n in wheels.keys() | pinned.keys() if wheels.get(n) != pinned.get(n))
-        more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
-        if other:
-            found.append(f"requirements.txt disagrees on {', '.join(other[:_SHOWN])}{more}")
+        names = wheels.keys() | pinned.keys()
+        if differing := sorted(name for name in names if wheels.get(name) != pinned.get(name)):
+            found.append(f"requirements.txt has other {some_of(differing)}")
     with suppress(OSError, ValueError, AttributeError):
         rendered = json_of(read_file(folder / "image.json", _LIMIT)).get("lock")
         if rendered != lock_digest(locked):
-            found.append("image.json and the Dockerfile were rendered from another lock")
+            found.append("image.json and the Dockerfile belong to another lock")
     for artefact, file in ((locked.base, "base"), (locked.tools, locked.resolution.tools)):
         name = f"base-{locked.base.os}/{file}.json"
         with suppress(OSError, ValueError, AttributeError):
-            beside = json_of(read_file(images / name, _LIMIT)) if artefact else {}
-            told = artefact_json(artefact) if artefact else {}
-            if other := sorted(key for key, value in told.items() if beside.get(key) != value):
-                found.append(f"{name} disagrees on {', '.join(other)}")
+            committed = json_of(read_file(images / name, _LIMIT)) if artefact else {}
+            values = artefact_json(artefact) if artefact else {}
+            if differing := sorted(key for key, value in values.items() if committed.get(key) != value):
+                found.append(f"{name} has other {', '.join(differing)}")
     return tuple(found)
 
 
 def save(images: Path, locked: LockedCell) -> Path:
-    """Write both files of *locked*; returns their folder."""
+    """Write the two files of *locked*; returns their folder."""
     folder = images / tag_of(locked.resolution)
     write_atomic(folder / "requirements.txt", requirements_txt(locked))
     write_atomic(folder / "lock.json", to_json(locked))
@@ -250,23 +256,30 @@ def save(images: Path, locked: LockedCell) -> Path:
 
 
 def _check_record(torch: LockedWheel, recorded: str) -> None:
-    """An index that nobody here can see is believed no further than the record goes."""
+    """Check the hash of *torch* on an index against the public record.
+
+    :raises BuildFailed: they differ.
+    """
     if torch.sha256 != recorded:
         raise BuildFailed(
-            f"{torch.filename} has sha256 {torch.sha256} on this index; on public record it has {recorded}",
-            hint="take another mirror of PyTorch's own index; one made for a test has untrusted+ before"
-            " its address; a record that is wrong is mended in compat.yaml, under index_sha256",
+            f"{torch.filename}: checksum mismatch: sha256 {torch.sha256} on this index, {recorded} on public"
+            " record",
+            hint="use another mirror of PyTorch's own index; write untrusted+ before the address of a test"
+            " index; correct a wrong record in compat.yaml, under index_sha256",
         )
 
 
-def _check(build: TorchBuild, release: str, wheels: tuple[LockedWheel, ...]) -> LockedWheel:
-    """Torch's wheel: the index must have given the one that was resolved, not one that a resolver found."""
+def _torch_wheel(build: TorchBuild, release: str, wheels: tuple[LockedWheel, ...]) -> LockedWheel:
+    """The wheel of torch among *wheels*.
+
+    :raises Unresolvable: it is not the build of the resolution.
+    """
     torch = next((wheel for wheel in wheels if wheel.name == "torch"), None)
     found = Version(torch.version) if torch else None
     wanted = Version(build.version) if build.source is Source.PYTORCH else Version(release)
     if torch is None or found != wanted or torch.index is not build.source:
         raise Unresolvable(
-            f"torch {wanted} was asked of {build.source.value}, which gave {found or 'none'}",
-            hint="look at the requirements in matrix.yaml and at the index's pages",
+            f"torch {wanted} not found on the index {build.source.value}; found {found or 'none'}",
+            hint="check the requirements in matrix.yaml and the pages of the index",
         )
     return torch

@@ -1,4 +1,4 @@
-"""A folder of locks -> what the lock of a cell says of itself, for commands that need no lock."""
+"""Reads marks of a cell's lock for commands that work without locks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torchkiln.model.untrusted import TOOLKIT, is_untrusted
 
 
 def untrusted_in(images: Path, resolution: Resolution) -> bool:
-    """Whether the lock of *resolution* uses an untrusted source; False without a valid lock."""
-    locked = _that_says(images, resolution, b'"untrusted"', TOOLKIT.encode())
+    """Whether the lock of *resolution* uses an untrusted source; False if there is no valid lock."""
+    locked = _with_any(images, resolution, b'"untrusted"', TOOLKIT.encode())
     return locked is not None and is_untrusted(locked)
 
 
 def by_record_in(images: Path, resolution: Resolution) -> tuple[str, ...]:
-    """The wheels that the lock of *resolution* has by public record; without a sound lock, none."""
-    locked = _that_says(images, resolution, b'"by_record"')
+    """The wheels of the lock of *resolution* from public record; empty if there is no valid lock."""
+    locked = _with_any(images, resolution, b'"by_record"')
     return locked.by_record if locked else ()
 
 
-def _that_says(images: Path, resolution: Resolution, *words: bytes) -> LockedCell | None:
-    """The lock, if one of *words* stands in it: to read it whole takes its time, and `list` has a hundred."""
+def _with_any(images: Path, resolution: Resolution, *words: bytes) -> LockedCell | None:
+    """The lock if its file contains one of *words*: parsing all locks would slow `list` down."""
     if resolution.build is None:
         return None
     tag = tag_of(resolution)

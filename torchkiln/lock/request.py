@@ -1,4 +1,4 @@
-"""What `lock` is given beside a resolution and an index."""
+"""Defines the inputs of `lock` besides a resolution and an index."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ EVERYTHING = ("*",)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Versions:
-    """Which versions a lock may take.
+    """The versions that a lock may use.
 
-    `as_of` is an ISO date: what was uploaded on that day or later (UTC) does not take part. `previous` is the
-    present lock, whose versions are kept; `upgrade` names the packages that need not keep them, `EVERYTHING`
-    all.
+    `as_of` is an ISO date: files uploaded on that day or later (UTC) are ignored. `previous` is the present
+    lock, whose versions are kept except those of packages in `upgrade`, which may be `EVERYTHING`.
     """
 
     as_of: str
@@ -27,7 +26,7 @@ class Versions:
 
     @property
     def kept(self) -> dict[str, str]:
-        """The version of each package that stays."""
+        """The version of each package that is not upgraded."""
         if self.previous is None or set(EVERYTHING) & set(self.upgrade):
             return {}
         moving = {canonicalize_name(name) for name in self.upgrade}
@@ -36,7 +35,7 @@ class Versions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class System:
-    """What an image has beside wheels. `tools` are on `base`; `archives` of the toolkit's whole release."""
+    """The parts of an image besides wheels. `archives` are those of the whole toolkit release."""
 
     base: LockedBase
     tools: LockedTools | None = None
@@ -45,10 +44,10 @@ class System:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublicRecord:
-    """What is on public record of the cell's wheels: see `matrix/public_record.py`.
+    """The public record of the cell's wheels: see `matrix/public_record.py`.
 
-    `torch` is the hex sha256 of torch's wheel; `given` are wheels that no index is asked for: all that the
-    cell takes from PyTorch's own.
+    `torch` is the hex sha256 of torch's wheel; `known` are the wheels of PyTorch's own index, to be locked
+    without querying it.
     """
 
     torch: str | None = None

@@ -1,4 +1,4 @@
-"""One run of `lock`: cells, one after the other, each into its folder; what all of them need, once."""
+"""Runs `lock` for several cells, and shares indexes and bases between them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from torchkiln.store.store import Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What a run is asked for.
+class LockRequest:
+    """The options of a run.
 
-    `as_of`: an ISO date, None for today; `upgrade`: packages that may move, see `Versions`; `by_record`: take
-    what is only on PyTorch's own index by the hashes on public record, without asking that index.
+    `as_of`: an ISO date, None for today; `upgrade`: packages to upgrade, see `Versions`; `by_record`: use the
+    hashes on public record instead of PyTorch's own index.
     """
 
     as_of: str | None = None
@@ -38,8 +38,8 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Locked:
-    """A cell that was locked. `yanked`: name, version and reason of wheels that their index has withdrawn."""
+class LockResult:
+    """The result for one cell. `yanked`: name, version and reason of yanked wheels."""
 
     tag: str
     previous: LockedCell | None
@@ -47,33 +47,33 @@ class Locked:
     yanked: tuple[tuple[str, str, str], ...]
 
 
-class Observer(Protocol):
-    """Hears of a run."""
+class LockObserver(Protocol):
+    """Receives the results of a run."""
 
     def say(self, line: str) -> None:
-        """A sentence about the run."""
+        """A line of diagnostics."""
 
-    def locked(self, result: Locked) -> None:
+    def locked(self, result: LockResult) -> None:
         """A cell was locked, and its files are written."""
 
     def failed(self, tag: str, error: KilnError) -> None:
-        """A cell could not be locked, and the run goes on."""
+        """A cell could not be locked; the run continues."""
 
 
-class Session:
-    """The indexes and each OS's base are opened once.
+class LockSession:
+    """A run of `lock`, which opens the indexes and each OS's base once.
 
-    :raises ConfigError: the date that was asked for is not valid, or a setting of an index.
+    :raises ConfigError: the date or a setting of an index is invalid.
     """
 
     def __init__(
         self,
         folder: LockFolder,
-        request: Request,
+        request: LockRequest,
         store: Store,
         *,
         environ: Mapping[str, str],
-        observer: Observer,
+        observer: LockObserver,
     ) -> None:
         self._folder, self._request, self._observer = folder, request, observer
         self._date = date_of(request.as_of)
@@ -82,10 +82,13 @@ class Session:
             folder.path, store, environ=environ, say=observer.say, upgrade=request.upgrade_base
         )
         if left_out := self._index.pages.settings.left_out:
-            observer.say(f"not followed, by design: {', '.join(left_out)}")
+            observer.say(f"ignored by design: {', '.join(left_out)}")
 
     def run(self, cells: Sequence[Cell], *, sweeping: bool) -> None:
-        """Lock each; in a sweep one failure does not stop the others, and the worst ends the run."""
+        """Lock *cells*.
+
+        :param sweeping: continue after a failure, and raise the one with the highest exit code at the end.
+        """
         failures: list[KilnError] = []
         for cell in cells:
             try:
@@ -99,34 +102,35 @@ class Session:
             worst = max(failures, key=lambda error: error.exit_code)
             raise type(worst)(f"{len(failures)} of {len(cells)} cells could not be locked", hint=worst.hint)
 
-    def lock(self, cell: Cell) -> Locked:
-        """Lock *cell* and write its files; what its present lock has, and nothing upgrades, is kept.
+    def lock(self, cell: Cell) -> LockResult:
+        """Lock *cell* and write its files; versions of the present lock are kept unless upgraded.
 
-        :raises Unresolvable: the cell is unavailable, or its packages cannot be had.
-        :raises ConfigError: a package that was to be upgraded is not in the lock.
+        :raises Unresolvable: the cell is unavailable, or its requirements conflict.
+        :raises ConfigError: a package to upgrade is not in the lock.
         """
         resolution = self._folder.resolution(cell)
         tag = tag_of(resolution)
         previous = self._previous(tag)
-        found = (self._beside if resolution.components else self._plain)(resolution, previous)
+        found = (self._with_components if resolution.components else self._plain)(resolution, previous)
         save(self._folder.path, found)
-        versions = ((wheel.name, wheel.version) for wheel in found.wheels)
-        yanked = tuple((*one, self._index.yanked[one]) for one in versions if one in self._index.yanked)
-        return Locked(tag=tag, previous=previous, lock=found, yanked=yanked)
+        versions = [(wheel.name, wheel.version) for wheel in found.wheels]
+        reasons = self._index.yanked
+        yanked = tuple((*version, reasons[version]) for version in versions if version in reasons)
+        return LockResult(tag=tag, previous=previous, lock=found, yanked=yanked)
 
     def _previous(self, tag: str) -> LockedCell | None:
-        """The present lock; one that is broken gives no versions to keep, and is made anew."""
+        """The present lock; None: it does not exist, or is invalid and will be replaced."""
         if not (self._folder.path / tag / "lock.json").exists():
             return None
         try:
             previous = load_locked(self._folder.path, tag)
         except Stale as error:
-            self._observer.say(f"{tag}: made anew, no version is kept: {error.message}")
+            self._observer.say(f"{tag}: ignoring the versions of the present lock: {error.message}")
             return None
-        known = {*EVERYTHING, *(wheel.name for wheel in previous.wheels)}
-        strangers = [name for name in self._request.upgrade if canonicalize_name(name) not in known]
-        if strangers and not set(EVERYTHING) & set(self._request.upgrade):
-            raise ConfigError(f"--upgrade {', '.join(strangers)}: not in the lock of {tag}")
+        names = {*EVERYTHING, *(wheel.name for wheel in previous.wheels)}
+        unknown = [name for name in self._request.upgrade if canonicalize_name(name) not in names]
+        if unknown and not set(EVERYTHING) & set(self._request.upgrade):
+            raise ConfigError(f"--upgrade {', '.join(unknown)}: not in the lock of {tag}")
         return previous
 
     def _versions(self, previous: LockedCell | None, date: str) -> Versions:
@@ -147,30 +151,32 @@ class Session:
             record=record,
         )
 
-    def _beside(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
-        """On the plain cell's lock, whose day goes on to hold unless another is asked for."""
+    def _with_components(self, resolution: Resolution, previous: LockedCell | None) -> LockedCell:
+        """The lock on top of the plain cell's lock, with the newer date of both unless one is requested."""
         below = self._folder.below(resolution.cell)
         plain = load_locked(self._folder.path, tag_of(below), how=how_to_lock(below.cell))
-        kept = max(one.as_of for one in (plain, previous) if one)
-        asked = self._request.as_of or self._request.upgrade
+        newest = max(locked.as_of for locked in (plain, previous) if locked)
+        requested = self._request.as_of or self._request.upgrade
         return lock_beside(
             resolution,
             self._index,
             plain,
-            self._versions(previous, self._date if asked else kept),
+            self._versions(previous, self._date if requested else newest),
             below=below,
             bound=self._folder.bound,
         )
 
 
 def date_of(as_of: str | None) -> str:
-    """*as_of* as an ISO date; today (UTC) where it is None.
+    """*as_of* as an ISO date; today (UTC) if it is None.
 
-    :raises ConfigError: it is no date.
+    :raises ConfigError: it is not a valid date.
     """
     if as_of is None:
         return datetime.now(timezone.utc).date().isoformat()
     try:
         return datetime.strptime(as_of, "%Y-%m-%d").date().isoformat()
     except ValueError:
-        raise ConfigError(f"--as-of {as_of}: not a date", hint="write it as 2026-11-21") from None
+        raise ConfigError(
+            f"--as-of {as_of!r} is not a valid date", hint="write it as YYYY-MM-DD: 2026-11-21"
+        ) from None

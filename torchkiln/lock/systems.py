@@ -1,4 +1,4 @@
-"""What an image has beside wheels, for one run of `lock`: bases and tools, each locked once."""
+"""Locks bases and tools, each once in a run of `lock`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchkiln.store.store import Store
 
 
 class Systems:
-    """The locked bases below *images*; built where there is none yet, or, with *upgrade*, anew."""
+    """The locked bases in *images*; missing ones are built, with *upgrade* all are rebuilt."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Systems:
         self._tools: dict[tuple[str, str], LockedTools] = {}
 
     def of(self, resolution: Resolution, facts: Facts) -> System:
-        """What *resolution* goes on."""
+        """The base, tools and archives of *resolution*."""
         base, toolkit = self._base(resolution.cell.os), resolution.toolkit
         return System(
             base=base,
@@ -53,7 +53,7 @@ class Systems:
         return self._bases[os_name]
 
     def _tools_on(self, base: LockedBase, name: str) -> LockedTools:
-        """The locked tools *name* on *base*; built where there are none on it yet."""
+        """The locked tools *name* on *base*; built if they are missing or made for another base."""
         if (base.os, name) not in self._tools:
             found = tools.read_lock(self._images, base.os, name)
             if found is None or found.base != base.digest:

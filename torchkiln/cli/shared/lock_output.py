@@ -6,7 +6,7 @@ import click
 
 from torchkiln.compare.locks import lock_change
 from torchkiln.errors import KilnError, printable
-from torchkiln.lock.session import Locked
+from torchkiln.lock.session import LockResult
 from torchkiln.matrix.public_record import record_notice
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.untrusted import USES, is_untrusted
@@ -23,7 +23,7 @@ class Output:
     def say(self, line: str) -> None:
         say(line)
 
-    def locked(self, result: Locked) -> None:
+    def locked(self, result: LockResult) -> None:
         tag, locked = result.tag, result.lock
         say(f"{tag}: {_named(locked)}: {_changes(result)}")
         for name, version, reason in result.yanked:
@@ -50,7 +50,7 @@ def _named(locked: LockedCell) -> str:
     return named
 
 
-def _changes(result: Locked) -> str:
+def _changes(result: LockResult) -> str:
     """What differs from the lock that was there."""
     if result.previous is None:
         return "new"
