@@ -52,7 +52,7 @@ def test_a_line_takes_the_form_of_its_neighbours(before: str, after: str) -> Non
 
 @pytest.mark.parametrize("text", ['torch:\n  -\n    "2.8.0"\n', "torch: []\n", "cuda: [1]\n", "x\n"])
 def test_a_form_without_a_place_for_it_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="the list torch has a form") as caught:
+    with pytest.raises(ConfigError, match="cannot insert a line into the list torch") as caught:
         put(text, "2.9.1")
 
     assert '- "2.9.1"' in caught.value.hint
@@ -88,7 +88,7 @@ def test_a_cell_beyond_stands_behind_those_of_an_older_torch(before: str, after:
 
 @pytest.mark.parametrize("text", ["beyond: []\n", 'beyond:\n  - torch: "2.8.0"\n    cuda: "12.8"\n'])
 def test_pairs_in_a_form_without_a_place_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="the list beyond has a form") as caught:
+    with pytest.raises(ConfigError, match="cannot insert a line into the list beyond") as caught:
         with_pair(text, "2.9.1", "12.8", name="matrix.yaml")
 
     assert PAIR in caught.value.hint

@@ -47,7 +47,7 @@ def test_the_issues_example():
 def test_a_driver_below_the_floor():
     choice = _pick("470", "V100")
     assert all(cuda in ("11.7", "11.8") for _, cuda in _cells(choice))
-    assert "older than 525.60.13, the floor of CUDA 12" in _against(choice, "2.7.1", "12.1")
+    assert "older than 525.60.13, the minimum for CUDA 12" in _against(choice, "2.7.1", "12.1")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Plans an image from a lock: which layers it has, in which order, and its configuration.
+"""Plans an image from a lock: its layers, their order, and its configuration.
 
-Planning is pure; `plan.load` and `plan.rootfs` read what it needs from the disk.
+Planning is pure; `plan.load` and `plan.rootfs` read its inputs from the disk.
 """

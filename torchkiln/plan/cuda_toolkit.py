@@ -1,4 +1,4 @@
-"""LockedCell -> what makes a CUDA toolkit of wheels or archives: links where compilers look, variables."""
+"""Makes a CUDA toolkit from a cell's wheels or archives: links for compilers, and environment variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchkiln.model.recipe import site
 from torchkiln.util.versions import DOTTED, numbers
 
 HOME = "/usr/local/cuda"
-# Which component of NVIDIA's has the headers of a wheel's libraries, by the wheel's folder.
+# The component of NVIDIA's toolkit with the headers of a wheel's libraries, by the wheel's folder.
 _COMPONENTS = {
     "cublas": "libcublas",
     "cuda_cupti": "cuda_cupti",
@@ -30,58 +30,59 @@ _COMPONENTS = {
 
 
 def home(toolkit: Toolkit) -> str:
-    """Where it lies, from the root: `usr/local/cuda-12.1`."""
+    """Its path relative to /: `usr/local/cuda-12.1`."""
     return f"{HOME}-{toolkit.cuda}".lstrip("/")
 
 
 def libraries_of(locked: LockedCell) -> tuple[str, ...]:
-    """Those of the wheels that the toolkit links to, paths below site-packages.
+    """The wheels' libraries that the toolkit links to, as paths below site-packages.
 
-    An archive's headers may name what an older library lacks: its soname is the same for a whole major. So a
-    wheel takes the place of the archive's library only from the archive's version on.
+    A wheel's library replaces the archive's only if its version is not older: the archive's headers may
+    declare functions that an older library lacks, although all of a CUDA major have the same soname.
     """
     toolkit = locked.resolution.toolkit
     if toolkit is None:
         return ()
     if not toolkit.release:
         return toolkit.libraries
-    archives = {one.component: one.version for one in locked.archives}
-    wheels = {re.sub(r"-cu\d+$", "", one.name): one.version for one in locked.wheels}
+    archives = {archive.component: archive.version for archive in locked.archives}
+    wheels = {re.sub(r"-cu\d+$", "", wheel.name): wheel.version for wheel in locked.wheels}
 
     def fits(library: str) -> bool:
         folder = _folder(library).rpartition("/")[2]
         version = wheels.get("nvidia-" + folder.replace("_", "-"))
-        wanted = archives.get(_COMPONENTS.get(folder, ""))
-        if wanted is None or version is None:
+        minimum = archives.get(_COMPONENTS.get(folder, ""))
+        if minimum is None or version is None:
             return version is not None
-        return DOTTED.fullmatch(version) is not None and numbers(version) >= numbers(wanted)
+        return DOTTED.fullmatch(version) is not None and numbers(version) >= numbers(minimum)
 
-    return tuple(one for one in toolkit.libraries if fits(one))
+    return tuple(library for library in toolkit.libraries if fits(library))
 
 
 def toolkit_links(locked: LockedCell) -> tuple[OverlayLink, ...]:
-    """/usr/local/cuda as NVIDIA's own installation has it, by path; nothing of it lies among the packages."""
+    """The links of /usr/local/cuda as in NVIDIA's own installation, by path."""
     toolkit = locked.resolution.toolkit
     if toolkit is None:
         return ()
-    of_its_kind = _of_archives(toolkit) if toolkit.release else _of_wheels(toolkit, site(locked.base.python))
-    found = (*of_its_kind, *_of_libraries(toolkit, libraries_of(locked), site(locked.base.python)))
+    packages = site(locked.base.python)
+    links = _archive_links(toolkit) if toolkit.release else _wheel_links(toolkit, packages)
+    found = (*links, *_library_links(toolkit, libraries_of(locked), packages))
     return tuple(sorted(found, key=lambda link: link.path))
 
 
-def _of_wheels(toolkit: Toolkit, packages: str) -> Iterator[OverlayLink]:
+def _wheel_links(toolkit: Toolkit, packages: str) -> Iterator[OverlayLink]:
     place, wheels = home(toolkit), f"{packages}/{toolkit.folder}"
     yield OverlayLink(path=HOME.lstrip("/"), target=PurePosixPath(place).name)
     for name in ("include", "nvvm"):
         yield OverlayLink(path=f"{place}/{name}", target=f"{wheels}/{name}")
-    # One by one: nvcc takes what lies beside the folder that it was called from, and a folder that is a link
-    # itself would lead it to the wheels, which have no lib64.
+    # A link for each program: nvcc uses the folders beside the one that it is called from. If bin/ itself was
+    # a link, these would be the wheels' folders, where lib64 is missing.
     for name in toolkit.programs:
         yield OverlayLink(path=f"{place}/bin/{name}", target=f"{wheels}/bin/{name}")
 
 
-def _of_archives(toolkit: Toolkit) -> Iterator[OverlayLink]:
-    """The tree is there; the links are those that NVIDIA's installer makes."""
+def _archive_links(toolkit: Toolkit) -> Iterator[OverlayLink]:
+    """The links that NVIDIA's installer makes."""
     place = home(toolkit)
     yield OverlayLink(path=HOME.lstrip("/"), target=PurePosixPath(place).name)
     yield OverlayLink(path=f"{place}/include", target=f"{TARGET}/include")
@@ -90,9 +91,9 @@ def _of_archives(toolkit: Toolkit) -> Iterator[OverlayLink]:
     yield OverlayLink(path=f"{place}/extras/CUPTI/lib64", target=f"../../{TARGET}/lib")
 
 
-def _of_libraries(toolkit: Toolkit, libraries: tuple[str, ...], packages: str) -> Iterator[OverlayLink]:
-    """A wheel has libcudart.so.13 alone, and a linker asks for libcudart.so."""
-    folder = f"{TARGET}/lib" if toolkit.release else "lib64"  # that is a link itself where there is a tree
+def _library_links(toolkit: Toolkit, libraries: tuple[str, ...], packages: str) -> Iterator[OverlayLink]:
+    """libcudart.so, which linkers need, as a link to the wheel's libcudart.so.13, and so on."""
+    folder = f"{TARGET}/lib" if toolkit.release else "lib64"  # of archives, lib64 is a link itself
     for library in libraries:
         name = PurePosixPath(library).name
         name = name if name.endswith(".a") else f"{name.partition('.so.')[0]}.so"
@@ -100,15 +101,15 @@ def _of_libraries(toolkit: Toolkit, libraries: tuple[str, ...], packages: str) -
 
 
 def settings(locked: LockedCell) -> EnvironmentSettings:
-    """Where shells, compilers and build systems find it, also what lies beside it (cuDNN, NCCL)."""
+    """The variables by which shells, compilers and build systems find it, and cuDNN and NCCL."""
     toolkit = locked.resolution.toolkit
     if toolkit is None:
         return EnvironmentSettings()
     packages = site(locked.base.python)
-    folders = tuple(dict.fromkeys(_folder(one) for one in libraries_of(locked)))
-    # Of what the archives have headers for, the wheels' own would be another version's.
-    headers = [f"{packages}/{one}/include" for one in folders if not toolkit.release or _is_beside(one)]
-    stubs = [f"{HOME}/lib64/stubs"] if toolkit.release else []  # -lcuda; behind the libraries themselves
+    folders = tuple(dict.fromkeys(map(_folder, libraries_of(locked))))
+    # The archives' headers may have other versions than the wheels', which must not be used then.
+    headers = [f"{packages}/{path}/include" for path in folders if not toolkit.release or _is_separate(path)]
+    stubs = [f"{HOME}/lib64/stubs"] if toolkit.release else []  # for -lcuda; after the libraries
     return EnvironmentSettings(
         programs=(f"{HOME}/bin",),
         libraries=tuple(f"{packages}/{folder}/lib" for folder in folders),
@@ -125,21 +126,21 @@ def _folder(library: str) -> str:
     return str(PurePosixPath(library).parent.parent)
 
 
-def _is_beside(folder: str) -> bool:
-    """Whether what lies there is no part of NVIDIA's toolkit archives here: cuDNN, NCCL, nvJitLink."""
+def _is_separate(folder: str) -> bool:
+    """Whether it is not a part of NVIDIA's toolkit archives in images: cuDNN, NCCL, nvJitLink."""
     return folder.rpartition("/")[2] not in _COMPONENTS
 
 
-_DRIVERS = {"cc": "gcc", "gcc": "gcc", "c++": "g++", "g++": "g++"}  # what is looked for -> what it is
+_COMPILERS = {"cc": "gcc", "gcc": "gcc", "c++": "g++", "g++": "g++"}  # name of the link -> program
 
 
 def compiler_links(locked: LockedCell) -> tuple[OverlayLink, ...]:
-    """The older gcc beside nvcc, under the names that are looked for."""
+    """Links to the older gcc in nvcc's folder, under the usual names of compilers."""
     gcc = host_gcc(locked.tools.name) if locked.tools else None
     toolkit = locked.resolution.toolkit
     if gcc is None or toolkit is None:
         return ()
     return tuple(
-        OverlayLink(path=f"{home(toolkit)}/bin/{name}", target=f"/usr/bin/{driver}-{gcc}")
-        for name, driver in sorted(_DRIVERS.items())
+        OverlayLink(path=f"{home(toolkit)}/bin/{name}", target=f"/usr/bin/{program}-{gcc}")
+        for name, program in sorted(_COMPILERS.items())
     )

@@ -1,8 +1,8 @@
-"""Locked wheels and archives -> their layers: what shares one, and in which order they stand.
+"""Assigns locked wheels and archives to layers, and orders the layers.
 
-A host shares extracted layers only as prefixes, so what most images have in common comes first: the CUDA
-libraries of one toolkit, then NVIDIA's libraries with a version of their own, then what follows torch.
-Names never hang on a CUDA suffix: newer wheels drop it.
+A host shares extracted layers only as prefixes, so the layers that most images have come first: the CUDA
+libraries of one toolkit, then NVIDIA's libraries with versions of their own, then torch and the rest.
+Package names may lack the CUDA suffix, as in newer wheels.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torchkiln.model.recipe import BIG_WHEEL, MAX_LAYER
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.micromamba import program_layer
 
-_OWN_CADENCE = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not versioned with the toolkit
-# Python packages and no libraries. torch has them from 2.10 on: among CUDA's libraries they would part that
-# image from 2.9's, of which the 2.9 GB of libraries in front are the same.
+_OWN_VERSIONS = frozenset({"cudnn", "cusparselt", "nccl", "nvshmem"})  # not versioned with the toolkit
+# Python packages that torch requires from 2.10 on. Among CUDA's libraries, they would change the layers
+# (2.9 GB) that images of torch 2.9 and 2.10 share.
 _BINDINGS = frozenset({"cuda-bindings", "cuda-pathfinder"})
-# What only devel has, on top of everything, so that below it is runtime's.
+# Only in devel images, and on top, so that the layers below are those of runtime.
 _TOOLKIT = frozenset({"cuda-cccl", "cuda-crt", "cuda-nvcc", "cuda-profiler-api", "nvml-dev", "nvvm"})
-# Archives that are taken whole, or nearly so, and are large: a layer each. Of the others it is headers.
+# Large archives of which nearly everything is used have a layer each. Of the others, only headers are used.
 _LARGE_ARCHIVES = frozenset({"cuda_gdb", "cuda_nvcc", "cuda_nvdisasm"})
 _PACKAGES = frozenset({"torchvision", "torchaudio", "numpy", "pillow", "tqdm"})
-_NAMED_IN_TITLE = 5  # a title tells so many wheels by name, more by number
+_NAMED_IN_TITLE = 5  # more wheels are counted in a title, not named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Family:
     title: str
-    holds: Callable[[str], bool]
+    includes: Callable[[str], bool]
 
 
 def _is_nvidia(name: str) -> bool:
@@ -52,95 +52,101 @@ def _is_toolkit(name: str) -> bool:
 _FAMILIES = (
     _Family(
         title="CUDA libraries",
-        holds=lambda name: _is_nvidia(name) and _stem(name) not in _OWN_CADENCE,
+        includes=lambda name: _is_nvidia(name) and _stem(name) not in _OWN_VERSIONS,
     ),
-    _Family(title="NVIDIA libraries", holds=_is_nvidia),
-    _Family(title="triton", holds=lambda name: name in {"triton", "pytorch-triton"}),
-    _Family(title="torch", holds=lambda name: name == "torch"),
-    _Family(title="packages", holds=_PACKAGES.__contains__),
-    _Family(title="dependencies", holds=lambda _name: True),
+    _Family(title="NVIDIA libraries", includes=_is_nvidia),
+    _Family(title="triton", includes=lambda name: name in {"triton", "pytorch-triton"}),
+    _Family(title="torch", includes=lambda name: name == "torch"),
+    _Family(title="packages", includes=_PACKAGES.__contains__),
+    _Family(title="dependencies", includes=lambda _name: True),
 )
 
 
 def made_layers(locked: LockedCell) -> tuple[MadeLayer, ...]:
-    """Every layer that a build makes of what *locked* fetches, in order; base, tools and overlay are not."""
+    """Every layer that a build makes from downloads, in order: all but base, tools and overlay."""
     return (*plain_layers(locked), *archive_layers(locked), *component_layers(locked))
 
 
 def plain_layers(locked: LockedCell) -> tuple[WheelLayer, ...]:
-    """The wheels' layers that the cell without components has too.
+    """The wheel layers of the cell without components.
 
-    :raises BuildFailed: a single wheel is larger than a registry takes.
+    :raises BuildFailed: a wheel is larger than the limit of a layer.
     """
-    above = {name for component in locked.components for name in component.wheels}
-    plain = (wheel for wheel in locked.wheels if wheel.name not in above)
+    added = {name for component in locked.components for name in component.wheels}
+    plain = (wheel for wheel in locked.wheels if wheel.name not in added)
     return wheel_layers(plain, python=locked.base.python)
 
 
 def component_layers(locked: LockedCell) -> tuple[MadeLayer, ...]:
-    """What each component adds, by name.
+    """The layers of the components, by name.
 
-    :raises BuildFailed: a single wheel is larger than a registry takes.
+    :raises BuildFailed: a wheel is larger than the limit of a layer.
     """
     found: list[MadeLayer] = []
     for component in locked.components:
         wheels = [wheel for wheel in locked.wheels if wheel.name in component.wheels]
-        found += _layers(f"with {component.name}", _fitting(wheels), locked.base.python)
+        found += _layers(f"with {component.name}", _checked(wheels), locked.base.python)
         if component.program:
             found.append(program_layer(component.program))
     return tuple(found)
 
 
 def files_of(locked: LockedCell) -> tuple[LockedWheel, ...]:
-    """All that a build of *locked* fetches: its wheels, and its components' programs."""
+    """The wheels of *locked* and the programs of its components."""
     programs = (component.program for component in locked.components)
     return (*locked.wheels, *(program for program in programs if program))
 
 
 def wheel_layers(wheels: Iterable[LockedWheel], *, python: str) -> tuple[WheelLayer, ...]:
-    """Every wheel in exactly one layer: the small ones of a family together, each big one alone.
+    """Layers of *wheels*: the small ones of a family share a layer, each big one has its own.
 
-    The order depends on names and sizes only, never on the order of *wheels*.
+    The result does not depend on the order of *wheels*.
 
-    :param python: the base's full version.
-    :raises BuildFailed: a single wheel is larger than a registry takes.
+    :param python: the full version of the base's Python.
+    :raises BuildFailed: a wheel is larger than the limit of a layer.
     """
     families: dict[str, list[LockedWheel]] = {family.title: [] for family in _FAMILIES}
     toolkit: list[LockedWheel] = []
-    for wheel in _fitting(wheels):
+    for wheel in _checked(wheels):
         if _is_toolkit(wheel.name):
             toolkit.append(wheel)
         else:
-            families[next(family.title for family in _FAMILIES if family.holds(wheel.name))].append(wheel)
+            family = next(family for family in _FAMILIES if family.includes(wheel.name))
+            families[family.title].append(wheel)
     runtime = (layer for title, members in families.items() for layer in _layers(title, members, python))
     return (*runtime, *_layers("CUDA toolkit", toolkit, python))
 
 
 def archive_layers(locked: LockedCell) -> tuple[ToolkitLayer, ...]:
-    """Every archive of the toolkit in exactly one layer; the same for all cells with the same archives."""
+    """The layers of the toolkit's archives, the same for all cells with these archives."""
     toolkit = locked.resolution.toolkit
     if toolkit is None or not locked.archives:
         return ()
     name, place = f"CUDA {toolkit.release}", home(toolkit)
-    small = tuple(one for one in locked.archives if one.component not in _LARGE_ARCHIVES)
-    large = [one for one in locked.archives if one.component in _LARGE_ARCHIVES]
+    small = tuple(archive for archive in locked.archives if archive.component not in _LARGE_ARCHIVES)
+    large = [archive for archive in locked.archives if archive.component in _LARGE_ARCHIVES]
     shared = ToolkitLayer(title=f"{name}: parts of {len(small)} archives", archives=small, home=place)
     return (
         *([shared] if small else []),
         *(
-            ToolkitLayer(title=f"{name}: {one.component} {one.version}", archives=(one,), home=place)
-            for one in large
+            ToolkitLayer(
+                title=f"{name}: {archive.component} {archive.version}", archives=(archive,), home=place
+            )
+            for archive in large
         ),
     )
 
 
-def _fitting(wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
-    """*wheels* by name, each of which fits into a layer."""
+def _checked(wheels: Iterable[LockedWheel]) -> list[LockedWheel]:
+    """*wheels* by name.
+
+    :raises BuildFailed: a wheel is larger than the limit of a layer.
+    """
     for wheel in (ordered := sorted(wheels, key=lambda wheel: wheel.name)):
         if wheel.size > MAX_LAYER:
             raise BuildFailed(
-                f"{wheel.filename} has {wheel.size} bytes; a layer may have {MAX_LAYER}",
-                hint="registries refuse such a layer; choose another build of it",
+                f"{wheel.filename} has {wheel.size} bytes; the limit of a layer is {MAX_LAYER}",
+                hint="registries refuse such a layer; use a smaller build of the package",
             )
     return ordered
 
@@ -155,7 +161,7 @@ def _layers(family: str, wheels: list[LockedWheel], python: str) -> Iterator[Whe
 
 
 def _portions(wheels: list[LockedWheel]) -> Iterator[list[LockedWheel]]:
-    """*wheels* in order, cut before a portion grows over the limit of a layer."""
+    """*wheels* in order, divided so that no portion exceeds the limit of a layer."""
     portion: list[LockedWheel] = []
     size = 0
     for wheel in wheels:

@@ -1,4 +1,4 @@
-"""Cell -> ImagePlan by way of the committed lock: reads images/<tag>/ and rootfs/, then calls `plan`."""
+"""Plans a cell from its committed lock: reads images/<tag>/ and rootfs/, then calls `plan`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torchkiln.util.places import ROOTFS
 
 
 def plan_cell(cell: Cell, matrix: Matrix, facts: Facts, *, images: Path) -> ImagePlan:
-    """The plan of *cell* by its lock below *images*.
+    """The plan of *cell* from its lock in *images*.
 
     :raises Unresolvable: the cell is unavailable.
-    :raises Stale: its lock is not there, or unsound.
-    :raises ConfigError: rootfs/ is unsound.
+    :raises Stale: its lock is missing or invalid.
+    :raises ConfigError: rootfs/ is invalid.
     """
     resolution = resolve(cell, matrix, facts)
     require_buildable(resolution)
@@ -33,7 +33,7 @@ def plan_cell(cell: Cell, matrix: Matrix, facts: Facts, *, images: Path) -> Imag
 def plan_locked(locked: LockedCell, matrix: Matrix, facts: Facts, *, rootfs: Path = ROOTFS) -> ImagePlan:
     """The plan of *locked* with the files of *rootfs*.
 
-    :raises ConfigError: *rootfs* is unsound.
+    :raises ConfigError: *rootfs* is invalid.
     """
     return plan(
         locked,

@@ -1,4 +1,4 @@
-"""LockedCell -> ImagePlan: the ordered layers and the config, for either engine; pure."""
+"""Plans an image from a lock: its ordered layers and its config, for either engine. Pure."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ IMAGE_JSON = "etc/torchkiln/image.json"
 CONSTRAINTS = "etc/torchkiln/constraints.txt"
 GENERATED = (IMAGE_JSON, CONSTRAINTS)  # in the overlay beside the files of rootfs/
 
-# The folder stays a volume so that work in it outlives `docker restart`, is off the slow overlay and is
-# writable under --read-only; BuildKit keeps what a derived Dockerfile puts there.
+# A volume, so that files in it survive `docker restart`, are not on the slow overlay file system and can be
+# written with --read-only; BuildKit keeps files that a derived Dockerfile puts there.
 _WORKSPACE = "/workspace"
 
-# The last folder is where Kubernetes services such as GKE mount the driver's programs.
+# Kubernetes services such as GKE mount the driver's programs in the last folder.
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin"
-# ... and its libraries: those hosts neither bind them into the library folders nor run ldconfig.
+# They mount its libraries here, and neither bind them into the library folders nor run ldconfig.
 _DRIVERS = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
 _OF_TORCH = frozenset({"torch", "torchvision", "torchaudio", "triton", "pytorch-triton"})
-_WHOSE = "# What this image was built with. To let go of it: PIP_CONSTRAINT= UV_CONSTRAINT= pip install ..."
+_HEADER = "# What this image was built with. To let go of it: PIP_CONSTRAINT= UV_CONSTRAINT= pip install ..."
 
 
 def plan(
@@ -57,12 +57,11 @@ def plan(
     aliases: Sequence[str],
     lock_digest: Digest,
 ) -> ImagePlan:
-    """What *locked* becomes: base, wheels (see layering), then *overlay* with the generated files on top.
+    """The plan of *locked*: base, layers of wheels and archives, and *overlay* with the generated files.
 
-    *aliases* follow from the matrix as a whole, so they are told (`tags.aliases_of`); *lock_digest* names
-    the lock without the layers that were recorded in it.
+    *aliases* depend on the whole matrix: see `tags.aliases_of`. *lock_digest* is that of `lock.lock_digest`.
 
-    :raises ConfigError: *overlay* brings a generated file of its own.
+    :raises ConfigError: *overlay* contains a generated file.
     :raises Unresolvable: the cell is unavailable.
     :raises BuildFailed: a wheel is too large for a layer.
     """
@@ -70,7 +69,7 @@ def plan(
     tag = tag_of(locked.resolution)
     for file in overlay:
         if file.path in GENERATED:
-            raise ConfigError(f"rootfs/{file.path}: this file is made by the plan", hint="delete it")
+            raise ConfigError(f"rootfs/{file.path}: the plan generates this file", hint="delete it")
     generated = (
         OverlayFile(
             path=IMAGE_JSON, mode=0o644, data=pretty_json(_image_facts(locked, build, tag, lock_digest))
@@ -106,7 +105,7 @@ def plan(
 
 
 def _tools(locked: LockedCell) -> tuple[ArtefactLayer, ...]:
-    """What the OS's archive adds to a devel image, above all that it has in common with runtime."""
+    """The layer of OS tools of a devel image, above the layers that it shares with runtime."""
     if locked.tools is None:
         return ()
     count = _count(len(locked.tools.packages), "package")
@@ -119,15 +118,15 @@ def _count(number: int, what: str) -> str:
 
 
 def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest) -> ImageConfig:
-    toolkit, beside = settings(locked), micromamba.settings(locked)
+    toolkit, conda = settings(locked), micromamba.settings(locked)
     return ImageConfig(
         env=(
-            ("PATH", ":".join((f"{PREFIX}/bin", *toolkit.programs, _SYSTEM_PATH, *beside.programs))),
+            ("PATH", ":".join((f"{PREFIX}/bin", *toolkit.programs, _SYSTEM_PATH, *conda.programs))),
             ("LANG", "C.UTF-8"),
             ("VIRTUAL_ENV", PREFIX),
-            ("PYTHONUNBUFFERED", "1"),  # `docker logs` and `nohup ... &` show a training's lines as they come
+            ("PYTHONUNBUFFERED", "1"),  # so that `docker logs` and `nohup ... &` show output at once
             ("LD_LIBRARY_PATH", ":".join((*_DRIVERS, *toolkit.libraries))),
-            # What was built and proved together stays together, whatever is installed beside it.
+            # Later installations must not replace the packages that were tested together.
             ("PIP_CONSTRAINT", f"/{CONSTRAINTS}"),
             ("UV_CONSTRAINT", f"/{CONSTRAINTS}"),
             ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
@@ -136,7 +135,7 @@ def _config(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
             ("NVIDIA_REQUIRE_CUDA", require_cuda(locked.resolution)),
             *toolkit.env,
-            *beside.env,
+            *conda.env,
         ),
         entrypoint=("/usr/bin/tini", "--", "/opt/torchkiln/entrypoint"),
         cmd=(),
@@ -184,7 +183,7 @@ def _labels(
 
 
 def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: Digest) -> dict[str, Any]:
-    """What the image tells about itself at /etc/torchkiln/image.json."""
+    """The contents of /etc/torchkiln/image.json, the image's description of itself."""
     resolution, cell = locked.resolution, locked.resolution.cell
     return {
         "schema": SCHEMA,
@@ -211,7 +210,7 @@ def _image_facts(locked: LockedCell, build: TorchBuild, tag: str, lock_digest: D
         "wheels": [
             {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in locked.wheels
         ],
-        **({"archives": [_archive_facts(one) for one in locked.archives]} if locked.archives else {}),
+        **({"archives": [_archive_facts(archive) for archive in locked.archives]} if locked.archives else {}),
     }
 
 
@@ -219,7 +218,7 @@ def _tools_facts(tools: LockedTools) -> dict[str, Any]:
     return {
         "name": tools.name,
         "digest": tools.digest,
-        "packages": {one.name: one.version for one in tools.packages},
+        "packages": {package.name: package.version for package in tools.packages},
     }
 
 
@@ -228,18 +227,18 @@ def _archive_facts(archive: LockedArchive) -> dict[str, str]:
 
 
 def constraints(locked: LockedCell) -> str:
-    """Requirements that hold torch, its CUDA libraries, and what it cannot do without, in place."""
-    held = [
+    """The contents of constraints.txt: pins of torch and its CUDA libraries, and the constraints of torch."""
+    pins = [
         f"{wheel.name}=={wheel.version}"
         for wheel in locked.wheels
         if wheel.name in _OF_TORCH or wheel.name.startswith(("nvidia-", "cuda-"))
     ]
     bounds = [bound.requirement for bound in locked.resolution.constraints]
-    return "".join(f"{line}\n" for line in (_WHOSE, *sorted(held), *sorted(bounds)))
+    return "".join(f"{line}\n" for line in (_HEADER, *sorted(pins), *sorted(bounds)))
 
 
 def to_json(plan: ImagePlan) -> dict[str, Any]:
-    """The file form, as in images/<tag>/plan.json: overlay files by hash, sizes in bytes."""
+    """The values of images/<tag>/plan.json: overlay files by hash, sizes in bytes."""
     config = plan.config
     check = config.healthcheck
     return {
@@ -271,20 +270,20 @@ def to_json(plan: ImagePlan) -> dict[str, Any]:
 
 
 def _layer_json(layer: PlannedLayer) -> dict[str, Any]:
-    told: dict[str, Any] = {"kind": layer.kind, "title": layer.title, "bytes": layer.size}
+    values: dict[str, Any] = {"kind": layer.kind, "title": layer.title, "bytes": layer.size}
     match layer:
         case ArtefactLayer():
-            return told | {"digest": layer.artefact.digest}
+            return values | {"digest": layer.artefact.digest}
         case WheelLayer():
-            return told | {"wheels": [wheel.filename for wheel in layer.wheels]}
+            return values | {"wheels": [wheel.filename for wheel in layer.wheels]}
         case ToolkitLayer():
-            return told | {"archives": [archive.filename for archive in layer.archives]}
+            return values | {"archives": [archive.filename for archive in layer.archives]}
         case ProgramLayer():
             folders = {path: f"{mode:04o}" for path, mode in layer.folders}
-            told |= {"wheels": [layer.program.filename], **_links_json(layer.links), "folders": folders}
+            values |= {"wheels": [layer.program.filename], **_links_json(layer.links), "folders": folders}
         case OverlayLayer():
-            told |= _links_json(layer.links)
-    return told | {"files": [_file_json(file) for file in layer.files]}
+            values |= _links_json(layer.links)
+    return values | {"files": [_file_json(file) for file in layer.files]}
 
 
 def _links_json(links: Sequence[OverlayLink]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""rootfs/ -> OverlayFile: the files that go into every image as they are."""
+"""Reads rootfs/, the files that are copied into every image."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from torchkiln.model.plan import OverlayFile
 def load(rootfs: Path) -> tuple[OverlayFile, ...]:
     """Every regular file below *rootfs*, by path; modes are 0755 if the owner may execute, else 0644.
 
-    Git keeps no more of a mode than that, and a checkout's umask must not reach an image.
+    Git stores only that part of a mode, and the umask of a checkout must not change an image.
 
-    :raises ConfigError: the folder is missing, or holds links or special files (all are named).
+    :raises ConfigError: the folder is missing, or contains links or special files; lists all of them.
     """
     if not rootfs.is_dir():
-        raise ConfigError(f"{rootfs}: no such folder", hint="torchkiln runs from its checkout; clone it anew")
+        raise ConfigError(
+            f"{rootfs}: no such folder", hint="torchkiln runs from its checkout; clone the repository again"
+        )
     files: list[OverlayFile] = []
     faults: list[str] = []
     for folder, folders, names in os.walk(rootfs, followlinks=False):
-        # What Python, mypy and their like leave beside programs that they looked at.
+        # Caches of Python, mypy and similar tools.
         folders[:] = [
-            n for n in folders if n != "__pycache__" and not Path(folder, n, "CACHEDIR.TAG").exists()
+            name
+            for name in folders
+            if name != "__pycache__" and not Path(folder, name, "CACHEDIR.TAG").exists()
         ]
-        for name in [*names, *(n for n in folders if Path(folder, n).is_symlink())]:
+        for name in [*names, *(name for name in folders if Path(folder, name).is_symlink())]:
             path = Path(folder, name)
             mode = path.lstat().st_mode
             if not stat.S_ISREG(mode):
@@ -40,5 +44,5 @@ def load(rootfs: Path) -> tuple[OverlayFile, ...]:
                 )
             )
     if faults:
-        raise ConfigError.of(sorted(faults), hint="put a copy in its place")
+        raise ConfigError.of(sorted(faults), hint="replace it by a copy of the file")
     return tuple(sorted(files, key=lambda file: file.path))
