@@ -36,9 +36,9 @@ class DefaultWheel:
     requires_python: str
     pythons: tuple[str, ...]  # CPython tags, "cp311"
     triton: str
-    triton_below: str | None  # from this Python on it requires no triton
+    triton_below: str | None = None  # from this Python on it requires no triton
     pins: Pairs  # (distribution, exact version): the nvidia-* and cuda-* requirements
-    toolkit: tuple[str, ...]  # the extras of cuda-toolkit that it requires; empty before torch 2.11
+    toolkit: tuple[str, ...] = ()  # the extras of cuda-toolkit that it requires; empty before torch 2.11
     requires: tuple[str, ...]  # the other requirements, PEP 508
     sha256: Pairs  # (CPython tag, hex)
 
@@ -79,13 +79,13 @@ class Trap:
     """A problem of some builds, handled by one of `constrain`, `require` and `limit`."""
 
     id: str
-    releases: tuple[str, ...]  # minors; empty: all
-    variants: tuple[str, ...]  # of the chosen build; empty: all
-    python_from: str | None
-    constrain: str | None  # PEP 508
-    require: str | None  # PEP 508
-    limit: str | None
-    why: str
+    releases: tuple[str, ...] = ()  # minors; empty: all
+    variants: tuple[str, ...] = ()  # of the chosen build; empty: all
+    python_from: str | None = None
+    constrain: str | None = None  # PEP 508
+    require: str | None = None  # PEP 508
+    limit: str | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,17 +215,11 @@ def _facts(raw: dict[str, Any]) -> Facts:
         redist=cuda_redist.load(),
         cuda=MappingProxyType({name: Drivers(**body) for name, body in raw["cuda"].items()}),
         floors=MappingProxyType(
-            {
-                name: MinimumDriver(driver=body["driver"], reports=body["reports"])
-                for name, body in raw["floors"].items()
-            }
+            {name: MinimumDriver(**_without_source(body)) for name, body in raw["floors"].items()}
         ),
         gpus=tuple(_gpu_class(capability, body) for capability, body in raw["gpus"].items()),
         sources=MappingProxyType(
-            {
-                name: SourceInfo(id=name, trust=body["trust"], what=body["what"])
-                for name, body in raw["sources"].items()
-            }
+            {name: SourceInfo(id=name, **body) for name, body in raw["sources"].items()}
         ),
         citations=MappingProxyType(_citations(raw, releases)),
     )
@@ -263,20 +257,10 @@ def _releases(raw: Mapping[str, Any]) -> list[Release]:
 
 
 def _release(version: str, body: Mapping[str, Any]) -> Release:
-    default = body["default"]
-    pins = default["pins"]
-    wheel = DefaultWheel(
-        variant=default["variant"],
-        platform=default["platform"],
-        requires_python=default["requires_python"],
-        pythons=tuple(default["pythons"]),
-        triton=default["triton"],
-        triton_below=default.get("triton_below"),
-        pins=_pairs(pins),
-        toolkit=tuple(default.get("toolkit", ())),
-        requires=tuple(default["requires"]),
-        sha256=_pairs(default["sha256"]),
-    )
+    pins = body["default"]["pins"]
+    values = {key: value for key, value in body["default"].items() if key != "bytes_cp310"}
+    values |= {"pins": _pairs(pins), "sha256": _pairs(values["sha256"])}
+    wheel = DefaultWheel(**_frozen(values))
     variants = []
     for name, variant in body["variants"].items():
         # The default wheel pins cuDNN and NCCL itself, under names whose suffix depends on the CUDA major.
@@ -332,28 +316,25 @@ def _earlier(newest: Release, version: str, differs: Mapping[str, Any]) -> Relea
 
 
 def _trap(name: str, body: Mapping[str, Any]) -> Trap:
-    when = body["when"]
-    return Trap(
-        id=f"traps.{name}",
-        releases=tuple(when.get("releases", ())),
-        variants=tuple(when.get("variants", ())),
-        python_from=when.get("python_from"),
-        constrain=body.get("constrain"),
-        require=body.get("require"),
-        limit=body.get("limit"),
-        why=body.get("why", ""),
-    )
+    values = _without_source(body)
+    return Trap(id=f"traps.{name}", **values.pop("when"), **values)
 
 
 def _toolkit(cuda: str, body: Mapping[str, Any]) -> KnownToolkit:
-    toolkit = Toolkit(
-        cuda=cuda,
-        libraries=tuple(body["libraries"]),
-        folder=body.get("folder", ""),
-        programs=tuple(body.get("programs", ())),
-        release=body.get("release", ""),
-    )
-    return KnownToolkit(requires=body.get("requires", ""), toolkit=toolkit)
+    values = _without_source(body)
+    requires = values.pop("requires", "")
+    return KnownToolkit(requires=requires, toolkit=Toolkit(cuda=cuda, **values))
+
+
+def _without_source(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a data class in *body*, with tuples for lists."""
+    return {key: _frozen(value) for key, value in body.items() if key != "source"}
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return {key: _frozen(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
 def _gpu_class(capability: str, body: Mapping[str, Any]) -> GpuClass:

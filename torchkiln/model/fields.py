@@ -90,7 +90,7 @@ ArchivePath = Annotated[
     Meta(
         pattern=r"^[a-z0-9_]+/[a-z0-9_-]+/[A-Za-z0-9_.-]+\.tar\.xz$",
         max_length=250,
-        description="where it lies in NVIDIA's layout",
+        description='a path in NVIDIA\'s layout, "cuda_nvcc/linux-x86_64/cuda_nvcc-12.1.tar.xz"',
     ),
 ]
 
