@@ -12,8 +12,7 @@ from typing import Any, Literal
 from torchkiln.errors import ConfigError
 from torchkiln.matrix import components
 from torchkiln.matrix.facts import Facts
-from torchkiln.matrix.policy import Policy, policy_of
-from torchkiln.model.cell import Cell
+from torchkiln.matrix.policy import CellPattern, Policy, policy_of
 from torchkiln.model.digest import Flavor
 from torchkiln.util import located_yaml
 from torchkiln.util.schema import Path as SchemaPath
@@ -50,24 +49,10 @@ class NamedIndex:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bound:
-    """Cells that are known to fail. None matches every value."""
+class Bound(CellPattern):
+    """Cells that are known to fail."""
 
-    torch: str | None = None
-    cuda: str | None = None
-    flavor: str | None = None
-    os: str | None = None
     reason: str
-
-    def covers(self, cell: Cell) -> bool:
-        """Whether *cell* is one of them."""
-        pairs = (
-            (self.torch, cell.torch),
-            (self.cuda, cell.cuda),
-            (self.flavor, cell.flavor),
-            (self.os, cell.os),
-        )
-        return all(pattern is None or pattern == value for pattern, value in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchkiln.model.cell import Resolution
+from torchkiln.model.cell import Cell, Resolution
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.roles import ROLES, Role
 
@@ -14,27 +14,30 @@ _REQUIREMENTS = ("tiers", "checks", "gpus", "signed", "report_age")  # keys that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyException:
-    """Cells with other requirements. None matches every value."""
+class CellPattern:
+    """Cells by their values; None matches every value."""
 
     torch: str | None = None
     cuda: str | None = None
     flavor: str | None = None
     os: str | None = None
+
+    def covers(self, cell: Cell) -> bool:
+        """Whether *cell* is one of them."""
+        names = ("torch", "cuda", "flavor", "os")
+        return all(getattr(self, name) in (None, getattr(cell, name)) for name in names)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyException(CellPattern):
+    """Cells with other requirements."""
+
     status: str | None = None  # "native", "minor-compat"
     changes: tuple[tuple[str, Any], ...]  # fields of Policy and their values for these cells
 
-    def covers(self, resolution: Resolution) -> bool:
+    def applies_to(self, resolution: Resolution) -> bool:
         """Whether the cell is one of them."""
-        cell = resolution.cell
-        pairs = (
-            (self.torch, cell.torch),
-            (self.cuda, cell.cuda),
-            (self.flavor, cell.flavor),
-            (self.os, cell.os),
-            (self.status, resolution.status.value),
-        )
-        return all(pattern is None or pattern == value for pattern, value in pairs)
+        return self.covers(resolution.cell) and self.status in (None, resolution.status.value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +65,10 @@ class Policy:
     age: int = 30  # days for which `smoke` reuses a passed run that would be repeated unchanged
 
     def of(self, resolution: Resolution) -> Policy:
-        """The policy for one cell; if several exceptions cover it, the last one decides, key by key."""
+        """The policy for one cell; if several exceptions apply, the last one decides, key by key."""
         found = self
         for exception in self.cells:
-            if exception.covers(resolution):
+            if exception.applies_to(resolution):
                 found = replace(found, **dict(exception.changes))
         return replace(found, cells=())
 

@@ -38,7 +38,8 @@ def tag_of(resolution: Resolution) -> str:
     if build is None or build.cudnn is None:
         raise ValueError(f"no tag for an unavailable cell: torch {cell.torch} with CUDA {cell.cuda}")
     added = "".join(f"-{component.suffix}" for component in resolution.components)
-    return f"{cell.torch}-cuda{cell.cuda}-cudnn{major_of(build.cudnn)}-{cell.flavor}{added}{_ending(cell)}"
+    suffix = _os_suffix(cell.os)
+    return f"{cell.torch}-cuda{cell.cuda}-cudnn{major_of(build.cudnn)}-{cell.flavor}{added}{suffix}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +51,6 @@ class ParsedTag:
     flavor: str
     os: str
     suffixes: tuple[str, ...] = ()  # of components, "transformers"
-
-    @property
-    def ending(self) -> str:
-        """The suffix for the OS; empty for the default."""
-        return "" if self.os == DEFAULT_OS else f"-{self.os}"
 
 
 def parse_name(tag: str) -> ParsedTag | None:
@@ -73,13 +69,7 @@ def parse_name(tag: str) -> ParsedTag | None:
 
 def names_of(named: ParsedTag, matrix: Matrix) -> tuple[str, ...]:
     """Every alias that an image with such a tag has by *matrix*'s rules if it is the newest."""
-    rules = matrix.aliases
-    if named.suffixes:
-        return ()
-    names = [f"{_filled(rules.newest_patch, named)}{named.ending}"] if rules.newest_patch else []
-    if named.flavor == "runtime" and named.os == DEFAULT_OS:
-        names += [_filled(rule, named) for rule in (rules.newest_cuda, rules.newest_torch) if rule]
-    return tuple(names)
+    return () if named.suffixes else tuple(_aliases(named, matrix).values())
 
 
 def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[str, ...]:
@@ -88,21 +78,31 @@ def aliases_of(resolution: Resolution, matrix: Matrix, facts: Facts) -> tuple[st
     An image with components has none, so that ``latest`` is always a plain image. Unavailable cells do not
     count for what is newest.
     """
-    cell, rules = resolution.cell, matrix.aliases
+    cell = resolution.cell
     if resolution.build is None or cell.components:
         return ()
     of_minor = [pair for pair in matrix.pairs if minor_of(pair[0]) == minor_of(cell.torch)]
-    names: list[str] = []
-    if rules.newest_patch and _is_newest(
-        cell, [pair for pair in of_minor if pair[1] == cell.cuda], matrix, facts
-    ):
-        names.append(_filled(rules.newest_patch, cell) + _ending(cell))
-    if cell.flavor == "runtime" and cell.os == DEFAULT_OS:
-        if rules.newest_cuda and _is_newest(cell, of_minor, matrix, facts):
-            names.append(_filled(rules.newest_cuda, cell))
-        if rules.newest_torch and _is_newest(cell, matrix.pairs, matrix, facts):
-            names.append(_filled(rules.newest_torch, cell))
-    return tuple(dict.fromkeys(names))
+    rivals = {
+        "newest_patch": [pair for pair in of_minor if pair[1] == cell.cuda],
+        "newest_cuda": of_minor,
+        "newest_torch": matrix.pairs,
+    }
+    found = _aliases(cell, matrix).items()
+    return tuple(dict.fromkeys(name for rule, name in found if _is_newest(cell, rivals[rule], matrix, facts)))
+
+
+def _aliases(image: Cell | ParsedTag, matrix: Matrix) -> dict[str, str]:
+    """The aliases of a plain *image* by rule, if it is the newest."""
+    templates = {"newest_patch": matrix.aliases.newest_patch}
+    if image.flavor == "runtime" and image.os == DEFAULT_OS:
+        templates["newest_cuda"] = matrix.aliases.newest_cuda
+        templates["newest_torch"] = matrix.aliases.newest_torch
+    values = {"torch": image.torch, "minor": minor_of(image.torch), "cuda": image.cuda}
+    return {
+        rule: template.format(**values, flavor=image.flavor) + _os_suffix(image.os)
+        for rule, template in templates.items()
+        if template
+    }
 
 
 def dated(tag: str, day: str) -> str:
@@ -205,9 +205,5 @@ def _is_available(cell: Cell, torch: str, cuda: str, matrix: Matrix, facts: Fact
     return resolve(other, matrix, facts).status is not Status.UNAVAILABLE
 
 
-def _filled(template: str, cell: Cell | ParsedTag) -> str:
-    return template.format(torch=cell.torch, minor=minor_of(cell.torch), cuda=cell.cuda, flavor=cell.flavor)
-
-
-def _ending(cell: Cell) -> str:
-    return "" if cell.os == DEFAULT_OS else f"-{cell.os}"
+def _os_suffix(os: str) -> str:
+    return "" if os == DEFAULT_OS else f"-{os}"
