@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,7 @@ from torchkiln.errors import Stale
 from torchkiln.matrix.cuda_redist import digest_of
 from torchkiln.model import fields
 from torchkiln.model.cell import Limit, Resolution, Source
-from torchkiln.model.digest import Digest, parse_digest
+from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.lock import LockedArchive, LockedCell, artefact_fields, artefact_json
 from torchkiln.util import codec
 from torchkiln.util.schema import sentences, shipped, shown
@@ -163,17 +162,13 @@ def plain(resolution: Resolution) -> dict[str, Any]:
 
 def _digest(document: Mapping[str, Any]) -> Digest:
     """The digest that images contain; it excludes layers and seal, which follow from the rest."""
-    return _sha256({key: value for key, value in document.items() if key not in ("digest", "layers", "seal")})
+    excluded = ("digest", "layers", "seal")
+    return digest_of_json({key: value for key, value in document.items() if key not in excluded})
 
 
 def _seal(document: Mapping[str, Any]) -> Digest:
     """The digest of all values in the file, regardless of its formatting."""
-    return _sha256({key: value for key, value in document.items() if key != "seal"})
-
-
-def _sha256(document: Mapping[str, Any]) -> Digest:
-    canonical = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-    return parse_digest("sha256:" + hashlib.sha256(canonical).hexdigest())
+    return digest_of_json({key: value for key, value in document.items() if key != "seal"})
 
 
 def _inconsistencies(document: Mapping[str, Any]) -> Iterator[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -32,7 +30,7 @@ from torchkiln.lock.request import NO_RECORD, PublicRecord, System, Versions
 from torchkiln.matrix.cuda_redist import digest_of
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell, Resolution, Source, TorchBuild
-from torchkiln.model.digest import Digest, parse_digest
+from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.index import IndexRequest
 from torchkiln.model.lock import (
     LockedArchive,
@@ -176,8 +174,7 @@ def inputs_digest(resolution: Resolution, bound: tuple[str, ...]) -> Digest:
         "bound": bound if build and build.source is Source.PYTORCH else (),
         "glibc": operating_system(resolution.cell.os).glibc,
     }
-    canonical = json.dumps(inputs, sort_keys=True, separators=(",", ":")).encode()
-    return parse_digest("sha256:" + hashlib.sha256(canonical).hexdigest())
+    return digest_of_json(inputs)
 
 
 def how_to_lock(cell: Cell, *, by_record: bool = False) -> str:

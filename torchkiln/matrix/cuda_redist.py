@@ -6,8 +6,6 @@ The file is part of torchkiln. An end-to-end test replaces it with one for archi
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -16,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from torchkiln.errors import ConfigError
-from torchkiln.model.digest import Digest
+from torchkiln.model.digest import Digest, digest_of_json
 from torchkiln.model.lock import LockedArchive
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.util.located_yaml import parse as parse_yaml
@@ -84,9 +82,7 @@ def parse(data: bytes, *, name: str) -> Redist:
 
 def digest_of(archives: Iterable[LockedArchive]) -> Digest:
     """The digest of *archives* in a resolution."""
-    rows = sorted(map(asdict, archives), key=lambda row: str(row["component"]))
-    canonical = json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()
-    return Digest("sha256:" + hashlib.sha256(canonical).hexdigest())
+    return digest_of_json(sorted(map(asdict, archives), key=lambda row: str(row["component"])))
 
 
 def _path(component: str, version: str) -> str:

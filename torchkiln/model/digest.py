@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from typing import Literal, NewType
+from typing import Any, Literal, NewType
 
 Digest = NewType("Digest", str)
 Flavor = Literal["runtime", "devel"]
@@ -19,3 +21,9 @@ def parse_digest(text: str) -> Digest:
     if not _DIGEST.fullmatch(text):
         raise ValueError(f"not a sha256 digest: {text!r}")
     return Digest(text)
+
+
+def digest_of_json(value: Any) -> Digest:
+    """The digest of the JSON *value* with sorted keys and without spaces."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return Digest("sha256:" + hashlib.sha256(canonical).hexdigest())
