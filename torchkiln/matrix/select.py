@@ -60,11 +60,11 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
             "nothing selected", hint="use --torch and --cuda, or --all; `list` shows the cells"
         )
     faults: list[str] = []
-    torches = _fitting("torch", named.get("torch"), matrix.releases, faults)
-    cudas = _fitting("cuda", named.get("cuda"), matrix.cudas, faults)
-    paired = {torch for torch, cuda in matrix.pairs if any(cuda in matches for matches in cudas)}
-    torch = _newest(torches, paired)
-    cuda = _newest(cudas, {cuda for one_torch, cuda in matrix.pairs if one_torch in torch})
+    torch_matches = _matches("torch", named.get("torch"), matrix.releases, faults)
+    cuda_matches = _matches("cuda", named.get("cuda"), matrix.cudas, faults)
+    paired = {torch for torch, cuda in matrix.pairs if any(cuda in matches for matches in cuda_matches)}
+    torches = _newest(torch_matches, paired)
+    cudas = _newest(cuda_matches, {cuda for torch, cuda in matrix.pairs if torch in torches})
     flavors = _words("flavor", named.get("flavor"), matrix.flavors, DEFAULT_FLAVOR, selection.every, faults)
     systems = _words("os", named.get("os"), os_names, DEFAULT_OS, selection.every, faults)
     added, _, unknown = components.named(named.get("with", ()), matrix.components, matrix.packages)
@@ -72,21 +72,21 @@ def select(selection: Selection, matrix: Matrix, *, must_name: bool = False) -> 
     for name in unknown:
         near = ", ".join(nearest(name[:40], offered) or offered) or "none"
         faults.append(f"--with {name}: no such component in matrix.yaml; nearest: {near}")
-    pairs = [pair for pair in matrix.pairs if pair[0] in torch and pair[1] in cuda]
+    pairs = [(torch, cuda) for torch, cuda in matrix.pairs if torch in torches and cuda in cudas]
     if "torch" in named and "cuda" in named:
-        faults += _unpaired(torch, cuda, pairs, matrix)
+        faults += _unpaired(torches, cudas, pairs, matrix)
     if faults:
         raise ConfigError.of(faults, hint="`list --all` shows every cell of the matrix")
     return tuple(
         Cell(
-            torch=one_torch,
-            cuda=one_cuda,
+            torch=torch,
+            cuda=cuda,
             flavor=flavor,
             os=choice.name,
             python=choice.python,
             components=added,
         )
-        for (one_torch, one_cuda), flavor, choice in product(
+        for (torch, cuda), flavor, choice in product(
             pairs,
             (flavor for flavor in matrix.flavors if flavor in flavors),
             (choice for choice in matrix.os if choice.name in systems),
@@ -108,7 +108,7 @@ def _split(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
-def _fitting(
+def _matches(
     option: str, named: Sequence[str] | None, valid: Sequence[str], faults: list[str]
 ) -> list[list[str]]:
     """For each of *named* the versions that match; if it is None, each valid version alone."""
@@ -126,18 +126,18 @@ def _fitting(
     return found
 
 
-def _newest(fitting: list[list[str]], paired: set[str]) -> set[str]:
+def _newest(lists: list[list[str]], paired: set[str]) -> set[str]:
     """For each list the newest version that is *paired*; if none is, the newest, for the error message."""
-    return {newest([version for version in some if version in paired] or some) for some in fitting}
+    return {newest([version for version in some if version in paired] or some) for some in lists}
 
 
-def _unpaired(torch: set[str], cuda: set[str], pairs: list[Pair], matrix: Matrix) -> list[str]:
+def _unpaired(torches: set[str], cudas: set[str], pairs: list[Pair], matrix: Matrix) -> list[str]:
     """A message for each selected version that has no cell with the other selected versions."""
     found = []
-    for version in sorted(torch - {torch for torch, _ in pairs}, key=numbers):
+    for version in sorted(torches - {torch for torch, _ in pairs}, key=numbers):
         known = ", ".join(cuda for torch, cuda in matrix.pairs if torch == version)
         found.append(f"--torch {version}: not in the matrix with this CUDA, only with CUDA {known}")
-    for version in sorted(cuda - {cuda for _, cuda in pairs}, key=numbers):
+    for version in sorted(cudas - {cuda for _, cuda in pairs}, key=numbers):
         known = ", ".join(torch for torch, cuda in matrix.pairs if cuda == version)
         found.append(f"--cuda {version}: not in the matrix with this torch, only with torch {known}")
     return found
