@@ -333,7 +333,7 @@ CASES = (
     case("matrix: a pipe", lambda: piped(Path("matrix.yaml")), _LIST, 2, "matrix.yaml: a pipe, not a file"),
     case("matrix: not there", lambda: None, _LIST, 2, "matrix.yaml: No such file"),
     case("lock: a version changed by hand", lock_tree(_wheel(version="2.5.2", filename="absl_py-2.5.2-py3-none-any.whl")), _PLAN, 5, "requirements.txt has other absl-py"),
-    case("lock: a layer's diff_id changed", lock_tree(lambda d: d["layers"][0].update(diff_id=d["layers"][0]["digest"])), _PLAN, 5, "its recorded layers, or its seal"),
+    case("lock: a layer's diff_id changed", lock_tree(lambda d: d["layers"][0].update(diff_id=d["layers"][0]["digest"])), _PLAN, 5, "its recorded layers or its seal"),
     case("lock: a base package changed", lock_tree(lambda d: d["base"]["packages"].update(tar="9")), _CHECK, 5, "base.json has other packages"),
     case("lock: older than the seals", lock_tree(lambda d: d.pop("seal")), _PLAN, 5, "the key 'seal' is missing"),
     case("lock: another schema", lock_tree(lambda d: d.update(schema=3)), _PLAN, 5, "schema 3, not 2"),
@@ -393,6 +393,6 @@ CASES = (
     case("scan: of a folder", scan(by_trivy(ArtifactType="filesystem")), _SCAN, 12, "must be 'container_image', not 'filesystem'"),
     case("scan: of another image", scan(by_trivy()), _SCAN, 12, "is of another image"),
     case("vulnerabilities: for ever", tolerated("- {id: CVE-2026-1, reason: it is fine so}"), _SCAN, 2, "the key 'until' is missing"),
-    case("vulnerabilities: everything", tolerated("- {id: '*', reason: it is fine so, until: 2026-12-24}"), _SCAN, 2, "'*' is not a vulnerability's name"),
+    case("vulnerabilities: everything", tolerated("- {id: '*', reason: it is fine so, until: 2026-12-24}"), _SCAN, 2, "'*' is not the id of a vulnerability"),
 )
 # fmt: on

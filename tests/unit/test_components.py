@@ -258,7 +258,7 @@ def test_the_lock_is_read_as_it_was_written(components: Sequence[str]) -> None:
         ),
         (
             {"components": (LockedComponent(name="transformers", wheels=(), program=PROGRAM),)},
-            "a program is locked by another sha256",
+            "a program has another sha256",
         ),
     ],
 )

@@ -69,8 +69,8 @@ def _entry(**changes: str | None) -> str:
         (_entry(until="2027-02-29"), "list.yaml:3: [0].until: '2027-02-29' is no day of the calendar"),
         (_entry(until="2027-11-24"), "list.yaml:3: [0].until: 2027-11-24 is more than a year ahead"),
         (_entry(until="never"), "list.yaml:3: [0].until: 'never' is not the last day"),
-        (_entry(id="'*'"), "list.yaml:1: [0].id: '*' is not a vulnerability's name"),
-        (_entry(id="libfoo"), "list.yaml:1: [0].id: 'libfoo' is not a vulnerability's name"),
+        (_entry(id="'*'"), "list.yaml:1: [0].id: '*' is not the id of a vulnerability"),
+        (_entry(id="libfoo"), "list.yaml:1: [0].id: 'libfoo' is not the id of a vulnerability"),
         (_entry(package="'*'"), "list.yaml:4: [0].package: '*' is not the name of a package"),
         (_entry(packages="zlib1g"), "list.yaml:4: [0].packages: unknown key; nearest valid: package"),
         (

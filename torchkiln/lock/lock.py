@@ -272,11 +272,11 @@ def _torch_wheel(build: TorchBuild, release: str, wheels: tuple[LockedWheel, ...
     :raises Unresolvable: it is not the build of the resolution.
     """
     torch = next((wheel for wheel in wheels if wheel.name == "torch"), None)
-    found = Version(torch.version) if torch else None
-    wanted = Version(build.version) if build.source is Source.PYTORCH else Version(release)
-    if torch is None or found != wanted or torch.index is not build.source:
+    expected = Version(build.version if build.source is Source.PYTORCH else release)
+    if torch is None or Version(torch.version) != expected or torch.index is not build.source:
+        found = f"torch {torch.version} from {torch.index.value}" if torch else "no torch"
         raise Unresolvable(
-            f"torch {wanted} not found on the index {build.source.value}; found {found or 'none'}",
+            f"expected torch {expected} from {build.source.value}, but the requirements resolve to {found}",
             hint="check the requirements in matrix.yaml and the pages of the index",
         )
     return torch
