@@ -115,7 +115,7 @@ def put_base(base: LockedBase, store: Store, salt: str = "") -> None:
 
 def build(
     cell: ImagePlan, cache: Path, layout: Path, fetcher: Fetcher, *, layer_format: LayerFormat = "gzip"
-) -> image_build.Build:
+) -> image_build.BuildResult:
     """Build *cell* with the base in *cache* and the host's Python."""
     store = Store(cache)
     put_base(cell.locked.base, store)

@@ -23,7 +23,7 @@ from torchkiln.build import build as builder
 from torchkiln.build import wheel_layers
 from torchkiln.build.cache_claims import build_needs
 from torchkiln.build.environment import Environment
-from torchkiln.build.image import Build
+from torchkiln.build.image import BuildResult
 from torchkiln.matrix import facts, matrix
 from torchkiln.model.layer_format import LayerFormat
 from torchkiln.model.progress import Fetcher, Silent
@@ -54,7 +54,7 @@ def build(
     ref: str = "",
     store: Store | None = None,
     layer_format: LayerFormat = "gzip",
-) -> Build:
+) -> BuildResult:
     """Build a cell of *wheels* in *cache* into *layout*, as `torchkiln build` does."""
     store = store or Store(cache)
     known = facts.load()
@@ -67,7 +67,7 @@ def build(
             known,
             layout,
             Environment(store=store, fetcher=fetcher, observer=Silent()),
-            options=builder.Options(refs=(ref,) if ref else (), layer_format=layer_format),
+            options=builder.BuildOptions(refs=(ref,) if ref else (), layer_format=layer_format),
         )
 
 

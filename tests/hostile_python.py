@@ -12,7 +12,7 @@ import pytest
 
 from torchkiln.base.interpreter import LOADER, Interpreter
 from torchkiln.build.bytecode import Bytecode
-from torchkiln.build.confined import Confined
+from torchkiln.build.confined import ConfinedPython
 from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
@@ -50,14 +50,14 @@ def program(body: str, folder: Path) -> bytes:
     return made.read_bytes()
 
 
-def hostile(body: str, folder: Path, *, inside: bool = True) -> Confined:
+def hostile(body: str, folder: Path, *, inside: bool = True) -> ConfinedPython:
     """Such a program as a base's Python, as it lies in the cache."""
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / "python" / LOADER
     place.parent.mkdir(parents=True)
     place.write_bytes(program(body, folder))
     place.chmod(0o755)
-    return Confined(python=Interpreter(root=folder / "python", version=VERSION), inside=inside)
+    return ConfinedPython(python=Interpreter(root=folder / "python", version=VERSION), sandboxed=inside)
 
 
 def answer(frames: Iterable[tuple[str, bytes]], end: bytes | None = None) -> bytes:
@@ -87,7 +87,7 @@ def compiled(work: Bytecode, sources: dict[str, bytes]) -> list[tuple[str, bytes
     return [(code.source, code.content()) for code in work.result()]
 
 
-def refused(python: Confined, cache: Path, sources: dict[str, bytes] = SOURCES) -> str:
+def refused(python: ConfinedPython, cache: Path, sources: dict[str, bytes] = SOURCES) -> str:
     """What a build says that *python* compiles for; nothing is kept of what that did."""
     work = Bytecode(WHEEL, Store(cache), VERSION, tuple(python.argv()))
     try:

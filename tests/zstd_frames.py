@@ -64,16 +64,17 @@ SHAPES: Mapping[str, Shape] = {
     ),
     "raw": Shape(pack=raw_frame),
     "nothing": Shape(pack=lambda tar: b"", fault="does not end with two zero blocks"),
-    "cut": Shape(pack=lambda tar: program(tar)[:-9], fault="the zstd frame at byte 0 is cut off"),
+    "cut": Shape(pack=lambda tar: program(tar)[:-9], fault="the zstd frame at byte 0 is truncated"),
     "without its checksum": Shape(
-        pack=lambda tar: program(tar)[:-CHECKSUM], fault="the zstd frame at byte 0 is cut off"
+        pack=lambda tar: program(tar)[:-CHECKSUM], fault="the zstd frame at byte 0 is truncated"
     ),
     "cut in the second": Shape(
-        pack=lambda tar: program(tar) + program(tar)[:7], fault=r"the zstd frame at byte [1-9]\d+ is cut off"
+        pack=lambda tar: program(tar) + program(tar)[:7],
+        fault=r"the zstd frame at byte [1-9]\d+ is truncated",
     ),
     "cut in what is skipped": Shape(
         pack=lambda tar: program(tar) + skippable(b"x" * 9)[:-1],
-        fault=r"the zstd frame at byte [1-9]\d+ is cut off",
+        fault=r"the zstd frame at byte [1-9]\d+ is truncated",
     ),
     "a wrong checksum": Shape(
         pack=lambda tar: program(tar)[:-CHECKSUM] + bytes(CHECKSUM),
@@ -94,16 +95,17 @@ SHAPES: Mapping[str, Shape] = {
         pack=lambda tar: raw_frame(tar, told=1 << 40), fault="the zstd frame at byte 0 is damaged"
     ),
     "garbage behind": Shape(
-        pack=lambda tar: program(tar) + b"garbage", fault="what is behind the last zstd frame"
+        pack=lambda tar: program(tar) + b"garbage", fault=r"trailing data at byte [1-9]\d+: not a zstd frame"
     ),
     "zeros behind": Shape(
-        pack=lambda tar: program(tar) + bytes(9), fault="what is behind the last zstd frame"
+        pack=lambda tar: program(tar) + bytes(9), fault=r"trailing data at byte [1-9]\d+: not a zstd frame"
     ),
     "one byte behind": Shape(
-        pack=lambda tar: program(tar) + MAGIC[:1], fault="what is behind the last zstd frame"
+        pack=lambda tar: program(tar) + MAGIC[:1], fault=r"trailing data at byte [1-9]\d+: not a zstd frame"
     ),
     "gzip behind": Shape(
-        pack=lambda tar: program(tar) + b"\x1f\x8b\x08\0", fault="what is behind the last zstd frame"
+        pack=lambda tar: program(tar) + b"\x1f\x8b\x08\0",
+        fault=r"trailing data at byte [1-9]\d+: not a zstd frame",
     ),
     "a dictionary": Shape(
         pack=lambda tar: MAGIC + b"\x01\x50\x07" + program(tar)[6:],

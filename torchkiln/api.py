@@ -102,10 +102,10 @@ def build(
     :raises Stale: there is no lock, or it was made from another matrix or other facts.
     :raises BuildFailed: a wheel, the base or the tools cannot be had as they are locked.
     """
-    from torchkiln.build.build import Options
+    from torchkiln.build.build import BuildOptions
     from torchkiln.build.build import build as build_locked
     from torchkiln.build.environment import Environment
-    from torchkiln.build.prerequisites import Sources
+    from torchkiln.build.prerequisites import BaseSources
     from torchkiln.index.lazy import LateIndex
     from torchkiln.model.progress import Silent
     from torchkiln.oci.owned import demand_own_layout
@@ -114,7 +114,7 @@ def build(
     folder, store = _folder(project), _store(project)
     locked = folder.fresh(_cell(cell, folder), os.environ)
     environment = Environment(store=store, fetcher=LateIndex(store), observer=Silent(), say=project.say)
-    options = Options(sources=Sources(locked_only=locked_only), layer_format=layer_format)
+    options = BuildOptions(sources=BaseSources(locked_only=locked_only), layer_format=layer_format)
     return build_locked(
         locked, folder.matrix, folder.facts, project.layout.absolute(), environment, options=options
     ).image

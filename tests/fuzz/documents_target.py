@@ -29,7 +29,7 @@ from torchkiln.errors import KilnError, printable
 from torchkiln.gate.clearance import decision_of
 from torchkiln.lock import file as lock_file
 from torchkiln.oci.documents import descriptors, diff_ids
-from torchkiln.oci.spelling import misspelt
+from torchkiln.oci.spelling import wrong_case_keys
 from torchkiln.sbom import scanner_report as scan_report
 from torchkiln.sbom.listed import listed
 from torchkiln.smoke import report
@@ -132,7 +132,7 @@ def judge(data: bytes) -> str:
         for key in ("manifests", "layers"):
             _told(lambda key=key: descriptors(Path("x"), key, value))  # type: ignore[misc]
         _told(lambda: diff_ids(Path("x"), value))
-        assert all(line == line.strip() for line in misspelt(value))
+        assert all(line == line.strip() for line in wrong_case_keys(value))
     return "taken"
 
 

@@ -63,7 +63,7 @@ def _scripts(raws: list[Raw]) -> list[Raw]:
 
 def _sized(name: str, size: int) -> Kind:
     """A metadata file of *size* bytes as told; of zeros, if it came to that."""
-    stop = f"{name}' is {size} bytes; [0-9]+ at most for its kind"
+    stop = f"{name}' is too large: {size} bytes, at most [0-9]+ are allowed"
     return Kind(
         entries(
             lambda raws: (
@@ -81,9 +81,9 @@ BOMBS: dict[str, Kind] = {
     "bomb, nearly as told": _bomb((64 << 20) - 1),
     "bomb by ratio": Kind(field(stream=ZEROS, size=2_000_000_000), "unpacks to .* times its own size"),
     "bomb by sum": Kind(entries(_told_large), "unpacks to 48[0-9]+ bytes"),
-    "bomb by overlap": Kind(entries(_kernel), "overlaps the one before it"),
-    "bomb by count": Kind(_many, "200001 entries in .* bytes; 200000 at most"),
-    "bomb by folders": Kind(entries(_deep), "more than 50000 folders"),
+    "bomb by overlap": Kind(entries(_kernel), "overlaps the previous entry"),
+    "bomb by count": Kind(_many, "200001 entries, .* bytes; at most 200000 are allowed"),
+    "bomb by folders": Kind(entries(_deep), "more than 50000 directories"),
     "bomb by scripts": Kind(entries(_scripts), "73400320 bytes of scripts"),
     "huge METADATA": _sized("METADATA", 65 << 20),
     "huge WHEEL": _sized("WHEEL", 65 << 20),
@@ -91,7 +91,7 @@ BOMBS: dict[str, Kind] = {
     "huge entry points": _sized("entry_points.txt", 65 << 20),
     "huge source": Kind(
         entries(lambda raws: [*raws, replace(entry("bad/huge.py", b""), stream=ZEROS, size=64 << 20)]),
-        "'bad/huge.py' is 67108864 bytes",
+        "'bad/huge.py' is too large: 67108864 bytes",
     ),
     "record of many lines": Kind(
         entries(
@@ -100,19 +100,19 @@ BOMBS: dict[str, Kind] = {
                 for raw in raws
             ]
         ),
-        "RECORD cannot be read: too many lines",
+        "invalid RECORD: too many lines",
     ),
-    "smuggled member": Kind(stream(lambda s: s + SMUGGLED), "bytes behind the end of its deflate stream"),
+    "smuggled member": Kind(stream(lambda s: s + SMUGGLED), "trailing data after its deflate stream"),
     "smuggled far behind": Kind(
-        stream(lambda s: s + bytes(300_000) + SMUGGLED), "bytes behind the end of its deflate"
+        stream(lambda s: s + bytes(300_000) + SMUGGLED), "trailing data after its deflate"
     ),
     "smuggled behind nothing": Kind(
         entries(lambda raws: [*raws, replace(entry("bad/e", b""), stream=deflated(b"") + SMUGGLED)]),
-        "behind the end",
+        "trailing data after",
     ),
     "smuggled behind a stored block": Kind(
         entries(lambda raws: [*raws, replace(entry("bad/e", b"x"), stream=b"\1\1\0\xfe\xffx" + SMUGGLED)]),
-        "behind the end",
+        "trailing data after",
     ),
     # taken, as pip takes them
     "many zeros": Kind(with_file(File(path="bad/zeros", data=bytes(8 << 20)))),

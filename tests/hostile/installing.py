@@ -35,8 +35,8 @@ def _file(path: str, scheme: str, reason: str = "") -> Kind:
     return Kind(with_file(File(path=path, data=b"x = 2\n", scheme=scheme)), reason)  # type: ignore[arg-type]
 
 
-_WEAK = "only SHA-256 and stronger hashes are accepted"
-_OTHER = "'bad/lib.so' is not what RECORD says"
+_WEAK = "use SHA-256 or better"
+_OTHER = "hash of 'bad/lib.so' does not match RECORD"
 
 
 def _hash(text: str, reason: str = _WEAK) -> Kind:
@@ -66,37 +66,40 @@ def _tagged(tag: str, reason: str) -> Kind:
     return Kind(lambda honest: honest.read_bytes(), reason, f"bad-1.0-{tag}.whl")
 
 
-def _wheel_tag(tag: str, reason: str = "WHEEL's tags are not for Python 3.11") -> Kind:
+def _wheel_tag(
+    tag: str, reason: str = "the tags in WHEEL are not supported on this platform .Python 3.11"
+) -> Kind:
     return Kind(metadata("WHEEL", b"py3-none-any", tag.encode()), reason)
 
 
-def _requires(python: str, reason: str = "requires Python .*, the image has 3.11") -> Kind:
+def _requires(python: str, reason: str = "requires a different Python: 3.11 not in") -> Kind:
     line = f"Version: 1.0\nRequires-Python: {python}\n".encode()
     return Kind(metadata("METADATA", b"Version: 1.0\n", line), reason)
 
 
-_OWN = "would replace the environment's own"
-_PLAIN = "entry point .* is not plain"
+_OWN = "would replace .* of the virtual environment"
+_PLAIN = "invalid script entry point: "
 
 INSTALLING: dict[str, Kind] = {
     # RECORD
     "record lies on a hash": Kind(
         record_line(lambda line: line.replace("sha256=", "sha256=A", 1)),
-        "'bad/lib.so' is not what RECORD says",
+        "hash of 'bad/lib.so' does not match RECORD",
     ),
     "record lies on a size": Kind(
-        record_line(lambda line: line + "0"), "'bad/lib.so' has no hash in RECORD, or another size"
+        record_line(lambda line: line + "0"), "'bad/lib.so' has no hash or a wrong size in RECORD"
     ),
     "record tells no number": Kind(
-        record_line(lambda line: line.rpartition(",")[0] + ",many"), "has no hash in RECORD, or another size"
+        record_line(lambda line: line.rpartition(",")[0] + ",many"), "has no hash or a wrong size in RECORD"
     ),
     "record lacks a file": Kind(
         record(lambda lines: [line for line in lines if LIB not in line]), "'bad/lib.so' is not in RECORD"
     ),
-    "record lacks a hash": Kind(record_line(lambda _: f"{LIB},,"), "has no hash in RECORD"),
+    "record lacks a hash": Kind(record_line(lambda _: f"{LIB},,"), "has no hash or a wrong size in RECORD"),
     "record lacks nearly all": Kind(record(lambda _: []), r"not in RECORD; .* \(and 2 more\)"),
     "record tells twice": Kind(
-        record(lambda lines: [*lines, f"{LIB},sha256=x,1"]), "RECORD tells 'bad/lib.so' twice"
+        record(lambda lines: [*lines, f"{LIB},sha256=x,1"]),
+        "RECORD contains two different lines for 'bad/lib.so'",
     ),
     "record with md5": _hash("md5=" + hashlib.md5(CODE * 9).hexdigest()),
     "record with sha1": _hash("sha1=" + hashlib.sha1(CODE * 9).hexdigest()),
@@ -118,15 +121,16 @@ INSTALLING: dict[str, Kind] = {
     "record with two hashes": _hash(_by("sha256") + " " + _by("sha512"), _OTHER),
     "record with a hash of another alphabet": _hash("sha256=" + "+/" * 21 + "A", _OTHER),
     "record by sha512 and a false size": Kind(
-        record_line(lambda _: f"{LIB},{_by('sha512')},7"), "has no hash in RECORD, or another size"
+        record_line(lambda _: f"{LIB},{_by('sha512')},7"), "has no hash or a wrong size in RECORD"
     ),
     "record tells by two algorithms": Kind(
-        record(lambda lines: [*lines, f"{LIB},{_by('sha512')},1"]), "RECORD tells 'bad/lib.so' twice"
+        record(lambda lines: [*lines, f"{LIB},{_by('sha512')},1"]),
+        "RECORD contains two different lines for 'bad/lib.so'",
     ),
     "record with a dot in front": Kind(
         record_line(lambda line: "./" + line), "'bad/lib.so' is not in RECORD"
     ),
-    "record in other case": Kind(record_line(str.upper), "only SHA-256|'bad/lib.so' is not in RECORD"),
+    "record in other case": Kind(record_line(str.upper), "use SHA-256|'bad/lib.so' is not in RECORD"),
     "record with backslashes": Kind(
         record_line(lambda line: line.replace("/", "\\", 1)), "'bad/lib.so' is not in RECORD"
     ),
@@ -135,9 +139,9 @@ INSTALLING: dict[str, Kind] = {
     ),
     "record climbs": Kind(record(lambda lines: [*lines, "../../../../../../etc/passwd,,"]), "a path outside"),
     "record is absolute": Kind(record(lambda lines: [*lines, "/etc/passwd,,"]), "a path outside"),
-    "record with an empty line": Kind(record(lambda lines: ["", *lines]), "RECORD cannot be read"),
-    "record with an odd line end": Kind(record_line(lambda line: line + "\x0cx,,"), "RECORD cannot be read"),
-    "record with an open quote": Kind(record(lambda lines: [*lines, '"x,,']), "RECORD cannot be read"),
+    "record with an empty line": Kind(record(lambda lines: ["", *lines]), "invalid RECORD"),
+    "record with an odd line end": Kind(record_line(lambda line: line + "\x0cx,,"), "invalid RECORD"),
+    "record with an open quote": Kind(record(lambda lines: [*lines, '"x,,']), "invalid RECORD"),
     "record is no text": Kind(
         entries(
             lambda raws: [
@@ -145,7 +149,7 @@ INSTALLING: dict[str, Kind] = {
                 for raw in raws
             ]
         ),
-        "RECORD cannot be read",
+        "invalid RECORD",
     ),
     "no record": Kind(
         entries(lambda raws: [raw for raw in raws if not raw.name.endswith(b"/RECORD")]), "RECORD is missing"
@@ -153,80 +157,98 @@ INSTALLING: dict[str, Kind] = {
     # the wheel's own metadata
     "no METADATA": Kind(without(f"{INFO}/METADATA"), "METADATA is missing"),
     "METADATA in Latin-1": _headers(
-        b"Name: bad\n", b"Name: bad\nAuthor: Andr\xe9\n", "METADATA is not UTF-8"
+        b"Name: bad\n", b"Name: bad\nAuthor: Andr\xe9\n", "METADATA is not valid UTF-8"
     ),
-    "METADATA in UTF-16": _headers(b"Name: bad\n", "Name: bad\n".encode("utf-16"), "METADATA is not UTF-8"),
+    "METADATA in UTF-16": _headers(
+        b"Name: bad\n", "Name: bad\n".encode("utf-16"), "METADATA is not valid UTF-8"
+    ),
     "METADATA with a text in Latin-1": Kind(
-        metadata("METADATA", b"Version: 1.0\n", b"Version: 1.0\n\nCaf\xe9\n"), "METADATA is not UTF-8"
+        metadata("METADATA", b"Version: 1.0\n", b"Version: 1.0\n\nCaf\xe9\n"), "METADATA is not valid UTF-8"
     ),
     "METADATA with half a character": _headers(
-        b"Name: bad\n", b"Name: bad\nSummary: \xed\xa0\x80\n", "METADATA is not UTF-8"
+        b"Name: bad\n", b"Name: bad\nSummary: \xed\xa0\x80\n", "METADATA is not valid UTF-8"
     ),
     "METADATA with an overlong slash": _headers(
-        b"Name: bad\n", b"Name: bad\nSummary: \xc0\xaf\n", "METADATA is not UTF-8"
+        b"Name: bad\n", b"Name: bad\nSummary: \xc0\xaf\n", "METADATA is not valid UTF-8"
     ),
     "METADATA with a mark of byte order": _headers(
-        b"Metadata-Version", b"\xef\xbb\xbfMetadata-Version", "METADATA is that of  "
+        b"Metadata-Version", b"\xef\xbb\xbfMetadata-Version", "METADATA has  "
     ),
-    "METADATA with a million headers": _headers(b"Name: bad\n", b"A: b\n" * 700_000, "more than 10000 lines"),
+    "METADATA with a million headers": _headers(
+        b"Name: bad\n", b"A: b\n" * 700_000, "more than 10000 header lines"
+    ),
     "METADATA with a million folds": _headers(
-        b"Name: bad\n", b"Name: bad\n" + b" x\n" * 900_000, "more than 10000 lines"
+        b"Name: bad\n", b"Name: bad\n" + b" x\n" * 900_000, "more than 10000 header lines"
     ),
-    "METADATA with old line ends": _headers(b"Name: bad\n", b"A: b\r" * 700_000, "more than 10000 lines"),
+    "METADATA with old line ends": _headers(
+        b"Name: bad\n", b"A: b\r" * 700_000, "more than 10000 header lines"
+    ),
     "METADATA of 10 MB in a line": _headers(
-        b"Name: bad\n", b"Name: bad\nSummary: " + b"x" * 10_000_000 + b"\n", "4194304 at most for its kind"
+        b"Name: bad\n", b"Name: bad\nSummary: " + b"x" * 10_000_000 + b"\n", "at most 4194304 are allowed"
     ),
-    "METADATA begins with its text": _headers(
-        b"Metadata-Version", b"\nMetadata-Version", "METADATA is that of"
-    ),
-    "name folded over two lines": _headers(b"Name: bad\n", b"Name: bad\n evil\n", "METADATA is that of"),
-    "two versions": _headers(
-        b"Version: 1.0\n", b"Version: 1.0\nVersion: 2.0\n", "METADATA is that of bad 1.0, 2"
-    ),
-    "two names, in capitals": _headers(
-        b"Name: bad\n", b"Name: bad\nNAME: good\n", "METADATA is that of bad, good"
-    ),
+    "METADATA begins with its text": _headers(b"Metadata-Version", b"\nMetadata-Version", "METADATA has"),
+    "name folded over two lines": _headers(b"Name: bad\n", b"Name: bad\n evil\n", "METADATA has"),
+    "two versions": _headers(b"Version: 1.0\n", b"Version: 1.0\nVersion: 2.0\n", "METADATA has bad 1.0, 2"),
+    "two names, in capitals": _headers(b"Name: bad\n", b"Name: bad\nNAME: good\n", "METADATA has bad, good"),
     "WHEEL not UTF-8": Kind(
-        metadata("WHEEL", b"Wheel-Version", b"Generator: \xff\nWheel-Version"), "WHEEL is not UTF-8"
+        metadata("WHEEL", b"Wheel-Version", b"Generator: \xff\nWheel-Version"), "WHEEL is not valid UTF-8"
     ),
     "no WHEEL": Kind(without(f"{INFO}/WHEEL"), "WHEEL is missing"),
-    "another project": Kind(
-        metadata("METADATA", b"Name: bad", b"Name: good"), "METADATA is that of good 1.0"
-    ),
+    "another project": Kind(metadata("METADATA", b"Name: bad", b"Name: good"), "METADATA has good 1.0"),
     "another version": Kind(
-        metadata("METADATA", b"Version: 1.0\n", b"Version: 1.1\n"), "METADATA is that of bad 1.1"
+        metadata("METADATA", b"Version: 1.0\n", b"Version: 1.1\n"), "METADATA has bad 1.1"
     ),
     "two names": Kind(
-        metadata("METADATA", b"Name: bad\n", b"Name: bad\nName: good\n"), "METADATA is that of bad, good 1.0"
+        metadata("METADATA", b"Name: bad\n", b"Name: bad\nName: good\n"), "METADATA has bad, good 1.0"
     ),
-    "no name": Kind(metadata("METADATA", b"Name: bad\n", b""), "METADATA is that of  1.0"),
-    "no version": Kind(metadata("METADATA", b"\nVersion: 1.0\n", b"\n"), "METADATA is that of bad"),
+    "no name": Kind(metadata("METADATA", b"Name: bad\n", b""), "METADATA has  1.0"),
+    "no version": Kind(metadata("METADATA", b"\nVersion: 1.0\n", b"\n"), "METADATA has bad"),
     "version that is none": Kind(
-        metadata("METADATA", b"Version: 1.0\n", b"Version: $(id)\n"), r"METADATA is that of bad \$\(id\)"
+        metadata("METADATA", b"Version: 1.0\n", b"Version: $(id)\n"), r"METADATA has bad \$\(id\)"
     ),
-    "format 2": Kind(metadata("WHEEL", b"Version: 1.0", b"Version: 2.0"), "Wheel-Version 2.0; only 1.x"),
-    "format that is none": Kind(metadata("WHEEL", b"Version: 1.0", b"Version: new"), "Wheel-Version new"),
-    "format missing": Kind(metadata("WHEEL", b"Wheel-Version: 1.0\n", b""), "Wheel-Version missing"),
-    "another project's folder": Kind(with_spec(name="other"), "its metadata folder is other-1.0.dist-info"),
-    "another version's folder": Kind(with_spec(version="2.0"), "its metadata folder is bad-2.0.dist-info"),
+    "format 2": Kind(
+        metadata("WHEEL", b"Version: 1.0", b"Version: 2.0"), "unsupported Wheel-Version: 2.0; only 1.x"
+    ),
+    "format that is none": Kind(
+        metadata("WHEEL", b"Version: 1.0", b"Version: new"), "unsupported Wheel-Version: new"
+    ),
+    "format missing": Kind(
+        metadata("WHEEL", b"Wheel-Version: 1.0\n", b""), "unsupported Wheel-Version: missing"
+    ),
+    "another project's folder": Kind(
+        with_spec(name="other"), "directory 'other-1.0.dist-info' does not start with"
+    ),
+    "another version's folder": Kind(
+        with_spec(version="2.0"), "directory 'bad-2.0.dist-info' does not start with"
+    ),
     "two metadata folders": Kind(
-        with_file(File(path="more-1.0.dist-info/METADATA", data=b"")), "2 .dist-info folders"
+        with_file(File(path="more-1.0.dist-info/METADATA", data=b"")), "2 .dist-info directories"
     ),
-    "no metadata folder": Kind(lambda _: write([entry("bad/__init__.py", CODE)]), "0 .dist-info folders"),
+    "no metadata folder": Kind(lambda _: write([entry("bad/__init__.py", CODE)]), "0 .dist-info directories"),
     # for another Python or machine
     "file name: Python 3.12": _tagged(
-        "cp312-cp312-manylinux_2_28_x86_64", "its tags are not for Python 3.11"
+        "cp312-cp312-manylinux_2_28_x86_64", "not a supported wheel on this platform: Python 3.11"
     ),
-    "file name: Python 2": _tagged("py2-none-any", "its tags are not for Python 3.11"),
-    "file name: PyPy": _tagged("pp311-pypy311_pp73-any", "its tags are not for Python 3.11"),
-    "file name: Windows": _tagged("cp311-cp311-win_amd64", "its tags are not for .* x86_64 Linux"),
-    "file name: macOS": _tagged("cp311-cp311-macosx_11_0_arm64", "its tags are not for .* x86_64 Linux"),
-    "file name: arm": _tagged("cp311-cp311-manylinux_2_28_aarch64", "its tags are not for .* x86_64 Linux"),
-    "file name: musl": _tagged("cp311-cp311-musllinux_1_2_x86_64", "its tags are not for .* x86_64 Linux"),
+    "file name: Python 2": _tagged("py2-none-any", "not a supported wheel on this platform: Python 3.11"),
+    "file name: PyPy": _tagged(
+        "pp311-pypy311_pp73-any", "not a supported wheel on this platform: Python 3.11"
+    ),
+    "file name: Windows": _tagged(
+        "cp311-cp311-win_amd64", "not a supported wheel on this platform: .* x86_64 Linux"
+    ),
+    "file name: macOS": _tagged(
+        "cp311-cp311-macosx_11_0_arm64", "not a supported wheel on this platform: .* x86_64 Linux"
+    ),
+    "file name: arm": _tagged(
+        "cp311-cp311-manylinux_2_28_aarch64", "not a supported wheel on this platform: .* x86_64 Linux"
+    ),
+    "file name: musl": _tagged(
+        "cp311-cp311-musllinux_1_2_x86_64", "not a supported wheel on this platform: .* x86_64 Linux"
+    ),
     "file name: no wheel's": Kind(lambda h: h.read_bytes(), "not the file name of a wheel", "bad-1.0.whl"),
     "WHEEL: Python 3.12": _wheel_tag("cp312-cp312-any"),
     "WHEEL: Windows": _wheel_tag("py3-none-win_amd64"),
-    "WHEEL: no tag": _wheel_tag("any", "WHEEL has a tag that is none"),
+    "WHEEL: no tag": _wheel_tag("any", "WHEEL contains an invalid tag"),
     "requires a newer Python": _requires(">=3.12"),
     "requires an older Python": _requires("<3.11"),
     # entry points
@@ -235,26 +257,30 @@ INSTALLING: dict[str, Kind] = {
     "point with a semicolon": points("a;id = bad:main", _PLAIN),
     "point with a path": points("../../usr/bin/env = bad:main", _PLAIN),
     "point, absolute": points("/bin/sh = bad:main", _PLAIN),
-    "point with two lines": points("run = bad:main\rimport os", "no entry|not plain"),
-    "point with a form feed": points("run = bad:main\x0cimport os", "no entry|not plain"),
+    "point with two lines": points("run = bad:main\rimport os", "invalid line|invalid script entry point"),
+    "point with a form feed": points(
+        "run = bad:main\x0cimport os", "invalid line|invalid script entry point"
+    ),
     "point without attribute": points("run = bad", _PLAIN),
     "point hidden": points(".bashrc = bad:main", _PLAIN),
     "point with a dash": points("-rf = bad:main", _PLAIN),
     "point turned around": points("\u202enur = bad:main", _PLAIN),
     "point too long": points("r" * 256 + " = bad:main", "too long"),
-    "point over python": points("python3 = bad:main", "the environment's own"),
-    "point over activate": points("activate = bad:main", "the environment's own"),
+    "point over python": points("python3 = bad:main", "of the virtual environment"),
+    "point over activate": points("activate = bad:main", "of the virtual environment"),
     "points not utf-8": Kind(
-        info("entry_points.txt", b"[console_scripts]\n\xff = bad:main\n"), "is not UTF-8"
+        info("entry_points.txt", b"[console_scripts]\n\xff = bad:main\n"), "is not valid UTF-8"
     ),
-    "points without a section": Kind(info("entry_points.txt", b"run = bad:main\n"), "no entry"),
-    "point over a large script": Kind(with_spec(**POINT_OVER_SCRIPT), "a script and an entry point are both"),
+    "points without a section": Kind(info("entry_points.txt", b"run = bad:main\n"), "invalid line"),
+    "point over a large script": Kind(
+        with_spec(**POINT_OVER_SCRIPT), "a script and an entry point have the same path"
+    ),
     # places
     "no such scheme": Kind(
-        lambda honest: write([*read(honest), entry("bad-1.0.data/nowhere/x", b"x")]), "no such data scheme"
+        lambda honest: write([*read(honest), entry("bad-1.0.data/nowhere/x", b"x")]), "unknown scheme key"
     ),
     "scheme without a path": Kind(
-        lambda honest: write([*read(honest), entry("bad-1.0.data/scripts", b"x")]), "no such data scheme"
+        lambda honest: write([*read(honest), entry("bad-1.0.data/scripts", b"x")]), "unknown scheme key"
     ),
     "over python": _file("bin/python", "data", _OWN),
     "over python, as a script": _file("python3.11", "scripts", _OWN),

@@ -57,7 +57,7 @@ def with_spec(**fields: object) -> Make:
     return lambda honest: write_wheel(replace(SPEC, **fields), honest.parent / "spec").read_bytes()  # type: ignore[arg-type]
 
 
-def named(name: str, reason: str = "an absolute path|a path that is not plain|control") -> Kind:
+def named(name: str, reason: str = "an absolute path|the path is not normalized|control") -> Kind:
     """A file of that name."""
     return Kind(with_file(File(path=name, data=b"x")), f"entry .*: ({reason})" if reason else "")
 
@@ -157,7 +157,7 @@ def points(text: str, reason: str = "entry point|no entry") -> Kind:
     return Kind(info("entry_points.txt", f"[console_scripts]\n{text}\n".encode()), reason)
 
 
-def cut(where: Callable[[bytes], int], reason: str = "not a readable zip|sha256 is") -> Kind:
+def cut(where: Callable[[bytes], int], reason: str = "bad zip file|hash mismatch") -> Kind:
     """Only the beginning."""
 
     def make(honest: Path) -> bytes:

@@ -33,13 +33,13 @@ NAMES: dict[str, Kind] = {
     "traversal": named("../evil.py"),
     "traversal deep": named("bad/../../../../etc/passwd"),
     "traversal in data": Kind(
-        with_file(File(path="../../evil", data=b"x", scheme="data")), "a path that is not plain"
+        with_file(File(path="../../evil", data=b"x", scheme="data")), "the path is not normalized"
     ),
     "traversal in scripts": Kind(
-        with_file(File(path="../../../etc/x", data=b"x", scheme="scripts")), "a path that is not plain"
+        with_file(File(path="../../../etc/x", data=b"x", scheme="scripts")), "the path is not normalized"
     ),
     "traversal in purelib": Kind(
-        with_file(File(path="../x", data=b"x", scheme="purelib")), "a path that is not plain"
+        with_file(File(path="../x", data=b"x", scheme="purelib")), "the path is not normalized"
     ),
     "absolute": named("/etc/passwd"),
     "two slashes in front": named("//etc/passwd"),
@@ -49,48 +49,51 @@ NAMES: dict[str, Kind] = {
     "backslash": named("bad\\..\\x.py"),
     "dot": named("bad/./x.py"),
     "empty part": named("bad//x.py"),
-    "empty name": raw_named(b"", "a path that is not plain"),
-    "folder with two slashes": raw_named(b"bad//", "a path that is not plain"),
+    "empty name": raw_named(b"", "the path is not normalized"),
+    "folder with two slashes": raw_named(b"bad//", "the path is not normalized"),
     "tab": named("bad/a\tb.py"),
     "newline": named("bad/a\nb.py"),
     "delete": named("bad/a\x7fb.py"),
     "escape": named("bad/\x1b[2J.py"),
     "escape of eight bits": named("bad/\x9b2J.py"),
     "line separator": named("bad/a\u2028b.py"),
-    "right to left": named("bad/\u202egnp.py", "characters that turn the direction"),
-    "isolated direction": named("bad/\u2066x\u2069.py", "characters that turn the direction"),
+    "right to left": named("bad/\u202egnp.py", "bidirectional control characters"),
+    "isolated direction": named("bad/\u2066x\u2069.py", "bidirectional control characters"),
     "nul": raw_named(b"bad/l\0b.so", "control characters"),
-    "not utf-8": raw_named(b"bad/\xff.so", "not a readable zip"),
-    "surrogate": raw_named(b"bad/\xed\xa0\x80.so", "not a readable zip"),
-    "whiteout": Kind(
-        with_file(File(path="bad/.wh.lib.so", data=b"")), r"layers use to delete files \(.wh.\)"
-    ),
-    "opaque": Kind(with_file(File(path="bad/.wh..wh..opq", data=b"")), "layers use to delete"),
-    "whiteout folder": Kind(with_file(File(path=".wh.bad/x", data=b"")), "layers use to delete"),
+    "not utf-8": raw_named(b"bad/\xff.so", "bad zip file"),
+    "surrogate": raw_named(b"bad/\xed\xa0\x80.so", "bad zip file"),
+    "whiteout": Kind(with_file(File(path="bad/.wh.lib.so", data=b"")), r"a whiteout name"),
+    "opaque": Kind(with_file(File(path="bad/.wh..wh..opq", data=b"")), "a whiteout name"),
+    "whiteout folder": Kind(with_file(File(path=".wh.bad/x", data=b"")), "a whiteout name"),
     "long part": Kind(with_file(File(path="bad/" + "é" * 128, data=b"")), "too long"),
     "long path": Kind(with_file(File(path="/".join(["d" * 99] * 41), data=b"")), "too long"),
     "long for its byte-code": Kind(
-        with_file(File(path="m" * 250 + ".py", data=b"")), "a name too long for its byte-code"
+        with_file(File(path="m" * 250 + ".py", data=b"")), "file name too long for its byte-code"
     ),
-    "another name in its header": Kind(local(name=b"bad/lib.sO"), "header and the directory disagree"),
-    "another name in the directory": Kind(told(name=b"bad/lib.sO"), "header and the directory disagree"),
+    "another name in its header": Kind(
+        local(name=b"bad/lib.sO"), "local header and central directory disagree"
+    ),
+    "another name in the directory": Kind(
+        told(name=b"bad/lib.sO"), "local header and central directory disagree"
+    ),
     "a second name": Kind(told(extra=unicode_path(b"../../evil.py")), "a second name, b'../../evil.py'"),
     "a second name in its header": Kind(local(extra=unicode_path(b"bad/evil.py")), "a second name"),
-    "twice": Kind(entries(lambda raws: [*raws, raws[0]]), "entry 'bad/__init__.py' occurs twice"),
+    "twice": Kind(entries(lambda raws: [*raws, raws[0]]), "entry 'bad/__init__.py' is a duplicate"),
     "twice, otherwise": Kind(
-        entries(lambda raws: [*raws, entry("bad/__init__.py", b"evil()\n")]), "'bad/__init__.py' occurs twice"
+        entries(lambda raws: [*raws, entry("bad/__init__.py", b"evil()\n")]),
+        "'bad/__init__.py' is a duplicate",
     ),
     "file and folder": Kind(
-        with_file(File(path="bad/lib.so/x", data=b"")), "'bad/lib.so' is a file and a folder"
+        with_file(File(path="bad/lib.so/x", data=b"")), "'bad/lib.so' is both a file and a directory"
     ),
-    "symlink": mode(stat.S_IFLNK | 0o644, "entry 'bad/lib.so': neither a file nor a folder"),
-    "character device": mode(stat.S_IFCHR | 0o644, "neither a file nor a folder"),
-    "block device": mode(stat.S_IFBLK | 0o644, "neither a file nor a folder"),
-    "pipe": mode(stat.S_IFIFO | 0o644, "neither a file nor a folder"),
-    "socket": mode(stat.S_IFSOCK | 0o644, "neither a file nor a folder"),
-    "no such type": mode(0o030644, "neither a file nor a folder"),
+    "symlink": mode(stat.S_IFLNK | 0o644, "entry 'bad/lib.so': not a regular file or directory"),
+    "character device": mode(stat.S_IFCHR | 0o644, "not a regular file or directory"),
+    "block device": mode(stat.S_IFBLK | 0o644, "not a regular file or directory"),
+    "pipe": mode(stat.S_IFIFO | 0o644, "not a regular file or directory"),
+    "socket": mode(stat.S_IFSOCK | 0o644, "not a regular file or directory"),
+    "no such type": mode(0o030644, "not a regular file or directory"),
     "folder with content": Kind(
-        entries(lambda raws: [*raws, entry("bad/sub/", b"hidden", mode=0o040755)]), "a folder with content"
+        entries(lambda raws: [*raws, entry("bad/sub/", b"hidden", mode=0o040755)]), "a directory with content"
     ),
     # taken, as pip takes them
     "names that differ in case": named("bad/LIB.so", ""),

@@ -24,7 +24,7 @@ from torchkiln.base.interpreter import interpreter
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import EPOCH, recipe
 from torchkiln.base.sources import variables
-from torchkiln.build.confined import Confined
+from torchkiln.build.confined import ConfinedPython
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase
 from torchkiln.oci.compression import GZIP
@@ -134,15 +134,15 @@ def test_its_empty_environment_belongs_to_its_own_python(fresh: tuple[LockedBase
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["in a sandbox", "without one"])
-def python(request: pytest.FixtureRequest) -> Confined:
+def python(request: pytest.FixtureRequest) -> ConfinedPython:
     if request.param and sandbox.fault():
         pytest.skip(f"this host makes no sandbox: {sandbox.fault()}")
     store = Store(cache_root())
     base, _ = artefact.ensure(artefact.read_lock(ROOT / "images", "debian12"), store, os_name="debian12")
-    return Confined(python=interpreter(base, store), inside=request.param)
+    return ConfinedPython(python=interpreter(base, store), sandboxed=request.param)
 
 
-def said(python: Confined, code: str) -> list[str]:
+def said(python: ConfinedPython, code: str) -> list[str]:
     got = subprocess.run(
         [*python.argv(), "-c", code],
         env={"PYTHONPATH": "/nowhere", "PYTHONHASHSEED": "5", "LD_LIBRARY_PATH": "/nowhere", "LC_ALL": "xx"},
@@ -155,13 +155,13 @@ def said(python: Confined, code: str) -> list[str]:
 
 
 @pytest.mark.network
-def test_the_bases_python_is_the_bases(python: Confined) -> None:
+def test_the_bases_python_is_the_bases(python: ConfinedPython) -> None:
     code = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
     assert said(python, code) == [python.python.version]
 
 
 @pytest.mark.network
-def test_nothing_of_the_host_is_loaded(python: Confined) -> None:
+def test_nothing_of_the_host_is_loaded(python: ConfinedPython) -> None:
     """In a sandbox there is no /proc that tells; but there is nothing of the host either."""
     code = """
 import os, sys, py_compile, marshal, zipfile, hashlib, ctypes, ssl, lzma, bz2, uuid
@@ -179,7 +179,7 @@ for entry in sys.path: print(entry)
 
 
 @pytest.mark.network
-def test_sets_are_marshalled_alike_each_time(python: Confined) -> None:
+def test_sets_are_marshalled_alike_each_time(python: ConfinedPython) -> None:
     code = "print(compile(\"x in {'a','b','c','d','e','f','g'}\", 'f', 'eval').co_consts[0])"
 
     assert len({tuple(said(python, code)) for _ in range(4)}) == 1
@@ -188,7 +188,7 @@ def test_sets_are_marshalled_alike_each_time(python: Confined) -> None:
 @needs_mmdebstrap
 def test_mmdebstraps_own_words_are_passed_on(tmp_path: Path) -> None:
     said: list[str] = []
-    with pytest.raises(BuildFailed, match=r"mmdebstrap ended with code \d+") as caught:
+    with pytest.raises(BuildFailed, match=r"mmdebstrap failed with exit status \d+") as caught:
         build(
             recipe("debian12"),
             Store(tmp_path),

@@ -22,7 +22,7 @@ from tests.needs import needs_gcc
 from tests.unpublished import FakeIndex
 from torchkiln.build import image as image_build
 from torchkiln.build import wheel_layers
-from torchkiln.build.confined import Confined
+from torchkiln.build.confined import ConfinedPython
 from torchkiln.build.environment import Environment
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.progress import Silent
@@ -166,13 +166,13 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     ("body", "said"),
     [
         pytest.param("for (;;) pause();", "did not", id="sleeps"),
-        pytest.param("read_all(); for (;;) pause();", "did not go on in time", id="sleeps at the end"),
-        pytest.param("for (;;);", "did not go on in time", id="spins"),
+        pytest.param("read_all(); for (;;) pause();", "timed out", id="sleeps at the end"),
+        pytest.param("for (;;);", "timed out", id="spins"),
         pytest.param("read_all(); close(2); for (;;) pause();", "in time", id="closes its errors"),
         pytest.param(
             "for (char one; ;) { struct timespec t = {0, 200000000}; nanosleep(&t, 0);"
             " clock_nanosleep(CLOCK_MONOTONIC, 0, &t, 0); read(0, &one, 1); }",
-            "did not go on in time",
+            "timed out",
             id="trickles",
         ),
         pytest.param(
@@ -199,7 +199,7 @@ def test_it_does_not_go_on_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
 ) -> None:
     """Nor when it is handed more than a pipe holds."""
-    monkeypatch.setattr(bytecode, "_PATIENCE", 3.0)
+    monkeypatch.setattr(bytecode, "_TIMEOUT", 3.0)
     python = hostile(body, tmp_path)
     much = {f"/a/{number}.py": b"x = 1\n" * 3000 for number in range(12)}
 
@@ -207,7 +207,7 @@ def test_it_does_not_go_on_for_ever(
     assert said in refused(python, tmp_path / "other")
 
 
-def running(python: Confined) -> list[Path]:
+def running(python: ConfinedPython) -> list[Path]:
     """The folders in /proc of the processes that run *python*'s loader."""
     loader = os.stat(Path(python.python.root, python.python.argv()[0]))
     found = []
@@ -292,18 +292,18 @@ def test_a_strangers_python_does_not_run_without_namespaces(
     put_base(cell.locked.base, store)
     monkeypatch.setattr(wheel_layers, "interpreter", lambda _base, _store: HostPython())
 
-    def build(*, stranger: bool) -> None:
+    def build(*, foreign: bool) -> None:
         index, layout = FakeIndex(wheels), tmp_path / "layout"
         environment = Environment(store=store, fetcher=index, observer=Silent(), say=said.append)
-        image_build.build(cell, layout, environment, stranger=stranger)
+        image_build.build(cell, layout, environment, foreign=foreign)
 
-    with pytest.raises(ToolMissing, match=r"cannot make a sandbox .* Operation not permitted"):
-        build(stranger=True)
+    with pytest.raises(ToolMissing, match=r"no sandbox is available .* Operation not permitted"):
+        build(foreign=True)
     assert not (tmp_path / "layout").exists()
-    build(stranger=False)
+    build(foreign=False)
     assert said == [
-        "this host cannot make a sandbox ([Errno 1] Operation not permitted: unshare):"
-        " the base's Python runs with a filter only"
+        "no sandbox is available ([Errno 1] Operation not permitted: unshare):"
+        " the base's Python runs with a system call filter only"
     ]
 
 

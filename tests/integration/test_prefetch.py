@@ -10,7 +10,7 @@ import pytest
 
 from tests.cells import build, planned_cell, small_wheels
 from tests.unpublished import FakeIndex
-from torchkiln.build.prefetch import fetching, unfetched
+from torchkiln.build.prefetch import fetching, missing_wheels
 from torchkiln.errors import BuildFailed
 from torchkiln.store.store import Store
 
@@ -33,7 +33,7 @@ def threads() -> list[str]:
 def test_what_came_meanwhile_is_not_asked_for_again(wheels: list[Path], tmp_path: Path) -> None:
     cell, index, store = planned_cell(wheels), FakeIndex(wheels), Store(tmp_path / "cache")
     sizes = {wheel.name: wheel.stat().st_size for wheel in wheels}
-    with fetching(unfetched(cell, store), store, index):
+    with fetching(missing_wheels(cell, store), store, index):
         end = time.monotonic() + 30
         while arrived(store) != sizes and time.monotonic() < end:
             time.sleep(0.01)
@@ -42,7 +42,7 @@ def test_what_came_meanwhile_is_not_asked_for_again(wheels: list[Path], tmp_path
     built = build(cell, store.root, tmp_path / "layout", index)
 
     assert index.sent == sizes
-    assert unfetched(cell, store) == ()
+    assert missing_wheels(cell, store) == ()
     assert arrived(store) == {}
     fresh = build(cell, tmp_path / "other", tmp_path / "others", FakeIndex(wheels))
     assert built.image.manifest == fresh.image.manifest
@@ -53,7 +53,7 @@ def test_a_build_goes_on_from_where_it_was_cut(wheels: list[Path], tmp_path: Pat
     cell, store = planned_cell(wheels), Store(tmp_path / "cache")
     index = FakeIndex(wheels, piece=100, pause=0.01)
     sizes = {wheel.name: wheel.stat().st_size for wheel in wheels}
-    with fetching(unfetched(cell, store), store, index):
+    with fetching(missing_wheels(cell, store), store, index):
         end = time.monotonic() + 30
         while not sum(arrived(store).values()) and time.monotonic() < end:
             time.sleep(0.001)
@@ -70,7 +70,7 @@ def test_who_fails_meanwhile_is_heard_and_the_downloads_end(wheels: list[Path], 
     index = FakeIndex(wheels, piece=100, pause=0.01)
     with (
         pytest.raises(BuildFailed, match="no base"),
-        fetching(unfetched(cell, store), store, index),
+        fetching(missing_wheels(cell, store), store, index),
     ):
         raise BuildFailed("no base")
     assert threads() == []
@@ -79,7 +79,7 @@ def test_who_fails_meanwhile_is_heard_and_the_downloads_end(wheels: list[Path], 
 def test_a_wheel_that_cannot_be_had_is_told_by_the_build(wheels: list[Path], tmp_path: Path) -> None:
     cell, store = planned_cell(wheels), Store(tmp_path / "cache")
     index = FakeIndex(wheels, piece=100, broken={wheel.name: "the index is away" for wheel in wheels})
-    with fetching(unfetched(cell, store), store, index):
+    with fetching(missing_wheels(cell, store), store, index):
         while threads() and len(index.fetched) < len(wheels):
             time.sleep(0.001)
 

@@ -138,7 +138,7 @@ def test_it_runs_in_a_sandbox_whoever_signed(scene: Scene, keys: tuple[str, ...]
     before = kept(scene.desk)
     done = scene.verify("--rebuild", "--untrusted", keys=keys)
 
-    assert "rebuild: the base's Python stopped while compiling: no harm was done" in told(done, 12)
+    assert "rebuild: the base's Python failed to compile: no harm was done" in told(done, 12)
     assert not Path("/tmp/torchkiln-rebuild-marker").exists()
     assert kept(scene.desk) == before
 
@@ -153,7 +153,7 @@ def test_its_byte_code_goes_into_no_later_build(scene: Scene) -> None:
     before = kept(scene.desk)
     message = told(scene.verify("--rebuild", "--untrusted", keys=()), 12)
     assert "rebuild: layer " in message
-    assert "the lock has" in message
+    assert "expected sha256:" in message
     assert kept(scene.desk) == before
 
     again = scene.desk.build()
@@ -199,7 +199,9 @@ def test_a_host_without_namespaces(scene: Scene, tmp_path: Path, monkeypatch: py
         message = told(scene.verify("--rebuild", "--untrusted"), 8)
     finally:
         sandbox.fault.cache_clear()
-    assert "cannot make a sandbox for the programs of the image: unshare: Operation not permitted" in message
+    assert (
+        "no sandbox is available for the programs of the image: unshare: Operation not permitted" in message
+    )
 
 
 @pytest.mark.parametrize("form", ["gzip", "zstd"])

@@ -258,7 +258,7 @@ def test_on_a_terminal_the_command_has_one(place: Place) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["2.7-run-tset", "id"], "no image is called '2.7-run-tset'"),
+        (["2.7-run-tset", "id"], "no such image: '2.7-run-tset'"),
         (["docker:nowhere:1", "id"], "nowhere:1: no such image in the engine"),
         (["--bind", "/nowhere:/x", "--", "id"], "bind /nowhere: no such file or folder"),
         (

@@ -67,7 +67,7 @@ def test_one_that_another_key_signed_is_refused(
     archive.sign("jammy-security", by=ubuntu_archive.new_key(tmp_path / "gnupg", "another"))
     first, *rest = (error := refusal(environ)).message.splitlines()
 
-    assert first == "the archive of ubuntu22.04 is not signed by whom it should be:"
+    assert first == "the signature of the archive of ubuntu22.04 cannot be verified:"
     assert len(rest) == 1
     assert "/ubuntu jammy-security: " in rest[0]
     assert "NO_PUBKEY" in rest[0]

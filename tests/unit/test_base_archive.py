@@ -16,12 +16,12 @@ from tests.document_strategies import FEW, answer, json_bytes, mutated
 from torchkiln.base.archive import (
     files_path,
     from_json,
-    note_files,
+    merged,
+    packages_without_file,
     read_files,
     read_lists,
+    record_files,
     to_json,
-    together,
-    without_file,
     write_files,
 )
 from torchkiln.base.artefact import read_lock, write_lock
@@ -73,7 +73,7 @@ def test_an_index_tells_the_file_of_the_very_version(tmp_path: Path) -> None:
     assert (found.name, found.version, found.architecture) == ("tini", "0.19.0-1+b3", "amd64")
     assert (found.source, found.size, found.sha256) == ("tini (0.19.0-1)", 248, f"{10:064x}")
     told = BaseFiles(base=BASE.digest, debs=(found,))
-    assert without_file(replace(BASE, packages=wanted), told) == ("gone 1",)
+    assert packages_without_file(replace(BASE, packages=wanted), told) == ("gone 1",)
 
 
 def test_an_index_that_is_none_is_told(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_it_is_about_one_base_and_no_other(tmp_path: Path) -> None:
     assert read_files(images, BASE, store) == FILES
     assert read_files(images, other, store) is None
 
-    note_files(store, replace(FILES, base=other.digest))
+    record_files(store, replace(FILES, base=other.digest))
     assert read_files(images, other, store) == replace(FILES, base=other.digest)
 
 
@@ -116,8 +116,8 @@ def test_a_broken_note_is_named(tmp_path: Path) -> None:
 def test_an_archive_forgets_and_the_note_does_not() -> None:
     now = replace(FILES, debs=FILES.debs[:1])
 
-    assert together(FILES, now) == FILES
-    assert together(None, now) == now
+    assert merged(FILES, now) == FILES
+    assert merged(None, now) == now
 
 
 def test_the_base_is_built_as_before_and_apts_lists_are_copied_out() -> None:
@@ -162,7 +162,7 @@ def test_the_committed_note_is_of_the_committed_base(tmp_path: Path) -> None:
     found = read_files(ROOT / "images", locked, Store(tmp_path))
 
     assert found is not None
-    assert without_file(locked, found) == ()
+    assert packages_without_file(locked, found) == ()
     assert len({deb.sha256 for deb in found.debs}) == len(found.debs) == len(locked.packages)
 
 

@@ -207,7 +207,7 @@ def test_packages_that_came_went_and_moved() -> None:
         OsPackage(name="d", version="1"),
     )
 
-    assert artefact.moved(before, after) == ("a 1 → (gone)", "b 1 → 2", "d (new) → 1")
+    assert artefact.package_changes(before, after) == ("a 1 → (gone)", "b 1 → 2", "d (new) → 1")
 
 
 def test_the_contents_are_told_by_dpkg(tmp_path: Path) -> None:

@@ -134,38 +134,38 @@ REFUSED: dict[str, tuple[list[Any], list[Any], str]] = {
     "a file below a link to the host": (
         [entry(f"{LIBRARY}/json", kind=LINK, to="HOST")],
         [entry(f"{LIBRARY}/json/evil", b"x")],
-        "lies below",
+        "is below",
     ),
     "a file below a link to the folder above": (
         [entry(f"{LIBRARY}/json", kind=LINK, to="../../../../..")],
         [entry(f"{LIBRARY}/json/outside", b"x")],
-        "lies below",
+        "is below",
     ),
     "a link below a link": (
         [entry(f"{LIBRARY}/json", kind=LINK, to="HOST")],
         [entry(f"{LIBRARY}/json/more", kind=LINK, to="HOST")],
-        "lies below",
+        "is below",
     ),
     "a file in the place of a link": (
         [entry(f"{LIBRARY}/x.py", kind=LINK, to="HOST/passwd")],
         [entry(f"{LIBRARY}/x.py", b"evil")],
-        "is there twice",
+        "is a duplicate",
     ),
     "a link in the place of a folder": (
         [],
         [entry(LIBRARY + "/json/x.py", b""), entry(f"{LIBRARY}/json", kind=LINK, to="HOST")],
-        "is there twice",
+        "is a duplicate",
     ),
     "a folder in the place of a link": (
         [entry(f"{LIBRARY}/json", kind=LINK, to="HOST")],
         [entry(f"{LIBRARY}/json", kind=FOLDER)],
-        "is there twice",
+        "is a duplicate",
     ),
-    "a file twice": ([], [entry(f"{LIBRARY}/os.py", b"other")], "is there twice"),
-    "a file below a file": ([], [entry(f"{LIBRARY}/os.py/x", b"x")], "lies below"),
-    "a path that climbs": ([], [entry(f"{LIBRARY}/../../../outside", b"x")], "leaves its folder by"),
-    "a path with a point": ([], [entry(f"{LIBRARY}/./x.py", b"x")], "not a plain name"),
-    "a path with two slashes": ([], [entry(f"{LIBRARY}//etc/x.py", b"x")], "not a plain name"),
+    "a file twice": ([], [entry(f"{LIBRARY}/os.py", b"other")], "is a duplicate"),
+    "a file below a file": ([], [entry(f"{LIBRARY}/os.py/x", b"x")], "is below"),
+    "a path that climbs": ([], [entry(f"{LIBRARY}/../../../outside", b"x")], "contains '..'"),
+    "a path with a point": ([], [entry(f"{LIBRARY}/./x.py", b"x")], "the name is not normalized"),
+    "a path with two slashes": ([], [entry(f"{LIBRARY}//etc/x.py", b"x")], "the name is not normalized"),
     "a long path": ([], [entry(f"{LIBRARY}/" + "a/" * 3000 + "x", b"")], "more than 4095 bytes"),
     "a long name": ([], [entry(f"{LIBRARY}/" + "a" * 300, b"")], "more than 255 bytes"),
     "a hard link to the host": ([], [entry(f"{LIBRARY}/x", kind=HARD, to="HOST/passwd")], "hard link"),
@@ -211,7 +211,7 @@ def on(host: Path, entries: list[Any]) -> list[Any]:
 def test_a_program_that_is_a_link_to_elsewhere(tmp_path: Path, gone: str, target: str) -> None:
     """The host's own would be started."""
     kept = [one for one in SOUND if one[0].name != gone]
-    with pytest.raises(BuildFailed, match=f"the base has no {gone}"):
+    with pytest.raises(BuildFailed, match=f"the base has no /{gone}"):
         taken(tmp_path, *kept, entry(gone, kind=LINK, to=target))
 
 
@@ -219,7 +219,7 @@ def test_a_pax_header_gives_the_name(tmp_path: Path) -> None:
     """Read by the one reader: where that sees a path that climbs, nothing is written."""
     info, data = entry(f"{LIBRARY}/x.py", b"x")
     info.pax_headers = {"path": f"{LIBRARY}/../../../../outside"}
-    with pytest.raises(BuildFailed, match="leaves its folder by"):
+    with pytest.raises(BuildFailed, match=r"contains '\.\.'"):
         taken(tmp_path, *SOUND, (info, data))
 
 
@@ -240,17 +240,17 @@ def bomb(count: int, size: int) -> bytes:
 @pytest.mark.parametrize(
     ("name", "most", "count", "size"),
     [
-        ("_MOST_ONE", 1000, 1, 1001),
-        ("_MOST_ALL", 5000, 6, 1000),
-        ("_MOST_FILES", 10, 11, 1),
-        ("_MOST_READ", 20_000, 20, 1000),
+        ("_MAX_FILE", 1000, 1, 1001),
+        ("_MAX_TOTAL", 5000, 6, 1000),
+        ("_MAX_FILES", 10, 11, 1),
+        ("_MAX_READ", 20_000, 20, 1000),
     ],
 )
 def test_sizes_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int, count: int, size: int
 ) -> None:
     monkeypatch.setattr(extraction, name, most)
-    with pytest.raises(BuildFailed, match="cannot be taken out"):
+    with pytest.raises(BuildFailed, match="cannot be extracted"):
         taken(tmp_path, tar=bomb(count, size))
 
 
@@ -319,5 +319,5 @@ def test_another_blob_than_was_named(tmp_path: Path) -> None:
     """A layout's files are not looked at before: what runs of them is."""
     blob = tmp_path / "base"
     blob.write_bytes(gzip.compress(tar_of(SOUND)))
-    with pytest.raises(BuildFailed, match="checksum mismatch"):
+    with pytest.raises(BuildFailed, match="diff_id mismatch"):
         extract_python(blob, base_of(tar_of(SOUND[:2])), tmp_path / "into")

@@ -16,7 +16,7 @@ from torchkiln.build.cache_keys import layer_key
 from torchkiln.errors import BuildFailed
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
-from torchkiln.wheel.bytecode import Code, Compiler, cached_name, press, read_pack
+from torchkiln.wheel.bytecode import Code, Compiler, cached_name, read_pack, write_pack
 
 SOURCES = {
     "/a/__init__.py": b"import sys\n__all__ = ['main', 'x']\nx = 'x'\n",
@@ -50,7 +50,7 @@ def pack_of(sources: dict[str, bytes], place: Path, python: str = sys.executable
         compiler.add(path, source)
     compiler.finish()
     pack = place.with_suffix(".kept")
-    press(place, pack, compiler.asked)
+    write_pack(place, pack, compiler.requested)
     with pack.open("rb") as file:
         return [(code.source, code.content()) for code in read_pack(file)]
 
@@ -153,7 +153,7 @@ def test_a_cut_file_of_the_worker_is_not_kept(tmp_path: Path) -> None:
     made = tmp_path / "pack"
     made.write_bytes(made.read_bytes()[:-40])
     with pytest.raises(ValueError):
-        press(made, tmp_path / "kept", [(path, len(source)) for path, source in SOURCES.items()])
+        write_pack(made, tmp_path / "kept", [(path, len(source)) for path, source in SOURCES.items()])
 
 
 def test_code_that_does_not_inflate_to_itself() -> None:
@@ -193,7 +193,7 @@ def test_a_full_disk_is_told_with_what_to_do() -> None:
         compiler.finish()
     assert "No space left on device" in error.value.message
     assert "\n" not in error.value.message
-    assert "make room" in error.value.hint
+    assert "free disk space" in error.value.hint
 
 
 def test_a_worker_can_be_ended(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from torchkiln.cache.policy import (
     DAY,
-    Item,
+    CacheItem,
     ItemUsage,
     Kind,
-    Policy,
+    PrunePolicy,
     Root,
     expendable,
     item_usages,
@@ -24,9 +24,9 @@ NOW = 1_800_000_000.0
 GB = 1_000_000_000
 
 
-def item(kind: Kind, path: str, *, days: float = 1.0, size: int = GB, **details: object) -> Item:
+def item(kind: Kind, path: str, *, days: float = 1.0, size: int = GB, **details: object) -> CacheItem:
     """Last used *days* ago."""
-    return Item(kind=kind, path=path, size=size, used=NOW - days * DAY, **details)  # type: ignore[arg-type]
+    return CacheItem(kind=kind, path=path, size=size, used=NOW - days * DAY, **details)  # type: ignore[arg-type]
 
 
 TAG = Root(
@@ -63,7 +63,7 @@ CACHE = (
 JUDGED = item_usages(CACHE, (TAG, LOCK, BUILD))
 
 
-def gone(policy: Policy) -> list[str]:
+def gone(policy: PrunePolicy) -> list[str]:
     return [one.item.path for one in expendable(JUDGED, policy, now=NOW)]
 
 
@@ -72,17 +72,23 @@ USELESS = ["ancient base", "forgotten.whl", "page", "stale", "dead.whl.part", "n
 
 def test_by_default_what_nobody_has_a_use_for() -> None:
     """The least recently used first; what a lock could be built from stays."""
-    assert gone(Policy()) == USELESS
+    assert gone(PrunePolicy()) == USELESS
 
 
 def test_all_takes_what_no_tag_needs() -> None:
     """Wheels and byte-code too; not a locked base, nor what is in use."""
-    assert set(gone(Policy(everything=True))) == {*USELESS, "old.whl", "torch.whl", "torch.pack", "fresh"}
+    assert set(gone(PrunePolicy(everything=True))) == {
+        *USELESS,
+        "old.whl",
+        "torch.whl",
+        "torch.pack",
+        "fresh",
+    }
 
 
 def test_older_than_goes_by_age_alone() -> None:
     """Of all that no tag needs; what ended processes left goes at any age."""
-    assert gone(Policy(older_than=40.5 * DAY)) == [
+    assert gone(PrunePolicy(older_than=40.5 * DAY)) == [
         *("ancient base", "forgotten.whl", "old.whl", "torch.pack"),
         *("dead.whl.part", "tmp/x"),
     ]
@@ -99,12 +105,12 @@ def test_older_than_goes_by_age_alone() -> None:
 )
 def test_max_size_takes_the_oldest_until_it_fits(size: int, taken: list[str]) -> None:
     """And not one more."""
-    assert gone(Policy(max_size=size)) == taken
+    assert gone(PrunePolicy(max_size=size)) == taken
 
 
 def test_max_size_and_age_together() -> None:
     """Only what is old enough, and only as much as is needed."""
-    assert gone(Policy(max_size=0, older_than=95 * DAY)) == [
+    assert gone(PrunePolicy(max_size=0, older_than=95 * DAY)) == [
         *("dead.whl.part", "tmp/x", "ancient base", "forgotten.whl")
     ]
 
@@ -114,14 +120,14 @@ def test_each_reason_is_told() -> None:
     why = {one.item.path: one.why for one in JUDGED}
     assert why["torch"] == "needed by 2.7.1 in dist"
     assert why["claimed"] == why["new.whl.part"] == "in use: process 7"
-    assert why["linked elsewhere"] == "an unknown layout has it too: deleting it would free nothing"
-    assert why["old base"] == "locked by 2.6.0; the archive may not give it again"
+    assert why["linked elsewhere"] == "hard-linked from an unknown layout: deleting it frees no space"
+    assert why["old base"] == "locked by 2.6.0; the archive may no longer have its packages"
     assert why["torch.whl"] == "to make layers again, of 2.7.1 in dist"
     assert why["running"] == "a command runs in it"
     assert why["fresh"] == "goes after 7 days without use"
-    assert why["dead.whl.part"] == why["tmp/x"] == "left by a process that ended"
-    assert why["nobody's"] == "no tag and no lock needs it"
-    assert why["notes"] == "not ours: never touched"
+    assert why["dead.whl.part"] == why["tmp/x"] == "left behind by an ended process"
+    assert why["nobody's"] == "not needed by any tag or lock"
+    assert why["notes"] == "not created by torchkiln: never deleted"
     many = [replace(TAG, name=name) for name in "abcd"]
     (one,) = item_usages([item("layers", "torch")], many)
     assert one.why == "needed by a and 3 others"
@@ -135,14 +141,14 @@ roots = st.builds(
     sources=st.frozensets(st.sampled_from("abcdefgh")),
 )
 policies = st.builds(
-    Policy,
+    PrunePolicy,
     everything=st.booleans(),
     older_than=st.none() | st.floats(0, 100 * DAY),
     max_size=st.none() | st.integers(0, 50),
 )
 items = st.lists(
     st.builds(
-        Item,
+        CacheItem,
         kind=st.sampled_from(["layers", "wheels", "partial wheels", "leftovers", "unpacked images"]),
         path=st.sampled_from("abcdefgh"),
         size=st.integers(0, 9),
@@ -154,7 +160,7 @@ items = st.lists(
 
 
 @given(items=items, roots=st.lists(roots, max_size=3), policy=policies)
-def test_what_is_needed_never_goes(items: list[Item], roots: list[Root], policy: Policy) -> None:
+def test_what_is_needed_never_goes(items: list[CacheItem], roots: list[Root], policy: PrunePolicy) -> None:
     """Whatever is asked for; and what is left fits, or nothing more could go."""
     usages = item_usages(items, roots)
     taken = expendable(usages, policy, now=NOW)
@@ -164,7 +170,7 @@ def test_what_is_needed_never_goes(items: list[Item], roots: list[Root], policy:
         assert not needed & {one.item.path, *one.item.along}
     if policy.max_size is not None and policy.older_than is None:
         left = [one for one in usages if one not in taken]
-        assert _size(left) <= policy.max_size or all(one.firm for one in left)
+        assert _size(left) <= policy.max_size or all(one.protected for one in left)
 
 
 def _size(usages: list[ItemUsage]) -> int:
@@ -180,10 +186,10 @@ def test_ages_and_sizes_as_people_write_them() -> None:
         *(20 * GB, 20 * GB, 3 << 29, 500_000_000, 0, 7000, 12)
     ]
     for text in ("soon", "", "30", "-3d", "d", "3 d d"):
-        with pytest.raises(ConfigError, match="is no length of time"):
+        with pytest.raises(ConfigError, match="is not a valid duration"):
             parse_age(text)
     for text in ("big", "", "-1GB", "20 GBs", "1e9"):
-        with pytest.raises(ConfigError, match="is no size"):
+        with pytest.raises(ConfigError, match="is not a valid size"):
             parse_bytes(text)
 
 
@@ -191,6 +197,6 @@ def test_what_layers_say_goes_when_nobody_asked_for_long() -> None:
     """It is read again from the layers, in seconds."""
     said = (item("layer texts", "said", days=29), item("layer texts", "said long ago", days=31))
 
-    assert [one.item.path for one in expendable(item_usages(said, ()), Policy(), now=NOW)] == [
+    assert [one.item.path for one in expendable(item_usages(said, ()), PrunePolicy(), now=NOW)] == [
         "said long ago"
     ]

@@ -13,7 +13,7 @@ import pytest
 from tests.scanning import allow, ask, entry, reported, today
 from tests.scans import DOCUMENTS, by_grype, by_trivy, stand_in, two_images
 from torchkiln.errors import ConfigError, GateRefused, VerificationFailed
-from torchkiln.oci.archive import alone
+from torchkiln.oci.archive import link_image
 from torchkiln.oci.layout import ImageOnDisk, Layout
 from torchkiln.util.places import ROOT
 
@@ -243,7 +243,7 @@ def test_the_pages_commands_for_elsewhere_are_the_tools_own(
     layout: Layout, line: str, tmp_path: Path
 ) -> None:
     """By the stand-in; what they write is of the image."""
-    alone(layout.image("a"), tmp_path / "LAYOUT")
+    link_image(layout.image("a"), tmp_path / "LAYOUT")
     argv, _, _ = line.partition(" >")
     tool, *rest = argv.split()
     stand_in(Path("bin"), tool)

@@ -29,11 +29,11 @@ def test_verify_tells_every_fault(tmp_path: Path) -> None:
     done = CliRunner().invoke(verify, [str(layout.path), "--json"])
 
     assert isinstance(done.exception, VerificationFailed)
-    assert "1 fault\na layers[1]: opt/venv/x.py: twice in the layer" in done.exception.message
+    assert "1 fault\na layers[1]: opt/venv/x.py: duplicate entry" in done.exception.message
     assert json.loads(done.stdout) == {
         "layout": str(layout.path),
         "images": [],
-        "faults": [{"where": "a layers[1]", "what": "opt/venv/x.py: twice in the layer"}],
+        "faults": [{"where": "a layers[1]", "what": "opt/venv/x.py: duplicate entry"}],
     }
 
 

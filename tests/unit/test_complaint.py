@@ -53,14 +53,16 @@ def test_an_archive_that_gives_no_answer_is_named_once_with_what_to_look_at() ->
             f"  http://archive.test/debian: {why}",
             f"  http://security.test/security: {why}",
         ]
-        assert error.hint == ("look at the network, and at the proxy (http_proxy, or apt's own); another one")
+        assert error.hint == (
+            "check the network and the proxy (http_proxy, or apt's configuration); another one"
+        )
 
 
 def test_an_answer_is_not_taken_for_silence() -> None:
     error = told(SILENT.format(why="404  Not Found [IP: 192.0.2.1 80]"))
 
     assert error.message.startswith(
-        "mmdebstrap ended with code 25; it said:\n  E: Failed to fetch http://arch"
+        "mmdebstrap failed with exit status 25:\n  E: Failed to fetch http://arch"
     )
     assert error.hint == "another one"
 
@@ -74,7 +76,7 @@ def test_a_full_disk_is_not_taken_for_a_bad_signature() -> None:
         E: mmdebstrap failed to run
         """)
 
-    assert error.message == "no room is left in /var/tmp, where the base of debian12 is made"
+    assert error.message == "no space left on device: /var/tmp, where the base of debian12 is built"
     assert "TMPDIR" in error.hint
 
 
@@ -89,12 +91,12 @@ def test_the_lines_that_tell_stand_and_those_that_only_sigh_do_not() -> None:
         """)
 
     assert error.message.splitlines() == [
-        "mmdebstrap ended with code 25; it said:",
+        "mmdebstrap failed with exit status 25:",
         "  dpkg: error processing package passwd (--install):",
         "  E: Sub-process env returned an error code (1)",
     ]
-    assert told("Killed\n").message.endswith("it said:\n  Killed")
-    assert told("").message.endswith("it said:\n  nothing")
+    assert told("Killed\n").message.endswith("exit status 25:\n  Killed")
+    assert told("").message.endswith("exit status 25:\n  no output")
 
 
 UNSIGNED = """\
@@ -117,7 +119,7 @@ def test_an_archive_that_is_not_signed_by_its_keys_is_told_with_the_reason() -> 
         error = told(UNSIGNED.format(why=why))
 
         assert error.message.splitlines() == [
-            "the archive of debian12 is not signed by whom it should be:",
+            "the signature of the archive of debian12 cannot be verified:",
             f"  http://archive.test/ubuntu jammy: {why}",
             "  http://archive.test/ubuntu jammy-security: it has no signature",
         ]

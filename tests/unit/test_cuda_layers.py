@@ -141,7 +141,7 @@ def test_an_image_of_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert forecast(place.plan, store)["downloads"] == 0
 
 
-def _built(plan: ImagePlan, store: Store, place: Place) -> image_build.Build:
+def _built(plan: ImagePlan, store: Store, place: Place) -> image_build.BuildResult:
     environment = Environment(
         store=store, fetcher=Shelf(place.folder), observer=Silent(), archives=place.source
     )

@@ -45,13 +45,18 @@ def test_metadata_of_this_wheel(filename: str, name: str, version: str) -> None:
 @pytest.mark.parametrize(
     ("name", "version", "wheel_version", "reason"),
     [
-        ("other", "1.0", "1.0", "METADATA is that of other 1.0"),
-        ("some-thing", "1.1", "1.0", "METADATA is that of some-thing 1.1"),
-        ("some-thing", "one", "1.0", "METADATA is that of some-thing one"),
-        ("some-thing\nName: some-thing", "1.0", "1.0", "METADATA is that of some-thing, some-thing 1.0"),
-        ("", "", "1.0", "METADATA is that of"),
-        ("some-thing", "1.0", "2.0", "Wheel-Version 2.0; only 1.x"),
-        ("some-thing", "1.0", "", "Wheel-Version missing"),
+        ("other", "1.0", "1.0", "inconsistent name or version: METADATA has other 1.0"),
+        ("some-thing", "1.1", "1.0", "inconsistent name or version: METADATA has some-thing 1.1"),
+        ("some-thing", "one", "1.0", "inconsistent name or version: METADATA has some-thing one"),
+        (
+            "some-thing\nName: some-thing",
+            "1.0",
+            "1.0",
+            "inconsistent name or version: METADATA has some-thing, some-thing 1.0",
+        ),
+        ("", "", "1.0", "inconsistent name or version: METADATA has"),
+        ("some-thing", "1.0", "2.0", "unsupported Wheel-Version: 2.0; only 1.x"),
+        ("some-thing", "1.0", "", "unsupported Wheel-Version: missing"),
     ],
 )
 def test_metadata_of_another_wheel(name: str, version: str, wheel_version: str, reason: str) -> None:
@@ -62,7 +67,7 @@ def test_metadata_of_another_wheel(name: str, version: str, wheel_version: str, 
 
 def test_two_local_versions_of_one_release_are_two() -> None:
     """The wheel of CUDA 11.8 is not that of CUDA 12.6."""
-    with pytest.raises(BadWheel, match=r"METADATA is that of torch 2\.7\.1\+cu118"):
+    with pytest.raises(BadWheel, match=r"inconsistent name or version: METADATA has torch 2\.7\.1\+cu118"):
         check("torch-2.7.1+cu126-py3-none-any.whl", name="torch", version="2.7.1+cu118")
 
 
@@ -102,16 +107,21 @@ def test_tags_that_fit(tag: str) -> None:
 @pytest.mark.parametrize("tag", OTHERS)
 def test_tags_of_another_python_or_machine(tag: str) -> None:
     """Wherever they stand."""
-    with pytest.raises(BadWheel, match=r": its tags are not for Python 3\.11 on x86_64 Linux"):
+    with pytest.raises(
+        BadWheel, match=r": not a supported wheel on this platform: Python 3\.11, x86_64 Linux"
+    ):
         check(f"some_thing-1.0-{tag}.whl")
-    with pytest.raises(BadWheel, match=r": WHEEL's tags are not for Python 3\.11 on x86_64 Linux: "):
+    with pytest.raises(
+        BadWheel,
+        match=r": the tags in WHEEL are not supported on this platform \(Python 3\.11, x86_64 Linux\): ",
+    ):
         check(wheel=f"Tag: {tag}\n")
 
 
 @pytest.mark.parametrize("line", ["Tag: any", "Tag:", "Tag: a-b-c-d"])
 def test_a_tag_that_is_none(line: str) -> None:
     """Three parts."""
-    with pytest.raises(BadWheel, match="WHEEL has a tag that is none"):
+    with pytest.raises(BadWheel, match="WHEEL contains an invalid tag"):
         check(wheel=line)
 
 
@@ -124,5 +134,5 @@ def test_the_python_that_it_requires(requires: str) -> None:
 @pytest.mark.parametrize("requires", [">=3.12", "<3.11", "==3.10.*", "!=3.11.*"])
 def test_it_requires_another_python(requires: str) -> None:
     """Said as it stands there."""
-    with pytest.raises(BadWheel, match=r": it requires Python .*, the image has 3\.11$"):
+    with pytest.raises(BadWheel, match=r": requires a different Python: 3\.11 not in "):
         check(metadata=f"Requires-Python: {requires}\n")

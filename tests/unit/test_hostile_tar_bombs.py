@@ -24,7 +24,7 @@ from pathlib import Path
 from torchkiln.errors import KilnError
 from torchkiln.oci.validate.layer import GZIP_TYPE, inspect_layer
 from torchkiln.oci.opening import open_layer
-from torchkiln.oci.read_tar import DAMAGED, grow
+from torchkiln.oci.read_tar import DAMAGED, apply_layer
 from torchkiln.oci.unpack import LayerBlob, unpack
 
 how, path, diff_id = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
@@ -36,7 +36,7 @@ try:
         said = "; ".join(inspect_layer(path, GZIP_TYPE).faults)
     else:
         with open_layer(path) as stream:
-            grow({}, stream)
+            apply_layer({}, stream)
 except (KilnError, *DAMAGED) as error:
     said = getattr(error, "message", str(error))
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -90,7 +90,7 @@ BOMBS: dict[str, tuple[Callable[[], Iterator[bytes]], str]] = {
     "names": (names, "have more than 64 MiB"),
     "attributes": (attributes, "have more than 64 MiB"),
     "a file of zeros": (lambda: repeated(ZEROS, 112, before=HUGE), "unpacks to more than"),
-    "zeros behind the end": (lambda: repeated(ZEROS, 30, before=file(b"f") + END), "of zeros behind the end"),
+    "zeros behind the end": (lambda: repeated(ZEROS, 30, before=file(b"f") + END), "of zeros after the end"),
     "an extended header of a GiB": (
         lambda: repeated(ZEROS, 16, before=head(b"x", b"x", size=1 << 30)),
         "more than 1048576",

@@ -25,7 +25,7 @@ from tests.tar_readers import TAR_READERS, comparable
 from tests.trees import Tree, differences, tree_of_folder
 from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest
-from torchkiln.oci.read_tar import DAMAGED, grow
+from torchkiln.oci.read_tar import DAMAGED, apply_layer
 from torchkiln.oci.unpack import LayerBlob, unpack
 from torchkiln.oci.validate.tar import TarInspector
 
@@ -89,7 +89,7 @@ def test_verify_and_diff_refuse_it_too(name: str) -> None:
 
     if name not in GROUPS["Links and order"]:
         with pytest.raises(DAMAGED):
-            grow({}, io.BytesIO(REFUSED[name].layers[-1]))
+            apply_layer({}, io.BytesIO(REFUSED[name].layers[-1]))
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -142,7 +142,7 @@ def test_another_wheel_than_the_locked_one(honest: Path) -> None:
     with pytest.raises(
         BadWheel,
         match=rf"^{honest.name}: the index serves another file than the lock names:"
-        rf" sha256 is {sha256(honest)}, locked was 0{{64}}$",
+        rf" hash mismatch: the lock has sha256:0{{64}}, the downloaded file has sha256:{sha256(honest)}$",
     ):
         add(honest, layer, locked="0" * 64)
     assert locked_wheel(honest).sha256 == sha256(honest)

@@ -15,7 +15,7 @@ from requests.exceptions import ConnectionError as NoConnection
 
 from tests.planned import locked
 from tests.standin.index_server import IndexServer, metadata_of, wheel_bytes
-from torchkiln.build.dependencies import demand_agreement
+from torchkiln.build.dependencies import check_metadata
 from torchkiln.errors import BadWheel, BuildFailed, KilnError, Unresolvable
 from torchkiln.index.package_index import PackageIndex, open_index
 from torchkiln.model.cell import Source
@@ -177,24 +177,24 @@ def cell_of(store: Store, *wheels: tuple[str, bytes], **changes: str) -> LockedC
 
 
 DISAGREE = {
-    "missing": ({"requires": ["numpy"]}, "it requires numpy, which the lock does not have"),
-    "too old": ({"requires": ["other>=2"]}, "it requires other>=2, the lock has other 1.0"),
+    "missing": ({"requires": ["numpy"]}, "requires numpy, which is not locked"),
+    "too old": ({"requires": ["other>=2"]}, "requires other>=2, but other 1.0 is locked"),
     "asked for by an extra": (
         {"requires": ["numpy; extra == 'more'"]},
-        "it requires numpy; extra == 'more', which the lock does not have",
+        "requires numpy; extra == 'more', which is not locked",
     ),
     "asked for by an extra of another": (
         {"requires": ["other[deep]"]},
-        "other-1.0-py3-none-any.whl: it requires hidden; extra == 'deep', which the lock does not have",
+        "other-1.0-py3-none-any.whl: requires hidden; extra == 'deep', which is not locked",
     ),
     "by a marker of the image": (
         {"requires": ["numpy; python_version == '3.11' and sys_platform == 'linux'"]},
-        "which the lock does not have",
+        "which is not locked",
     ),
-    "Python": ({"python": ">=3.12"}, "it requires Python >=3.12, the image has 3.11.2"),
-    "a patch of Python": ({"python": ">=3.11.3"}, "it requires Python >=3.11.3, the image has 3.11.2"),
+    "Python": ({"python": ">=3.12"}, "requires a different Python: 3.11.2 not in '>=3.12'"),
+    "a patch of Python": ({"python": ">=3.11.3"}, "requires a different Python: 3.11.2 not in '>=3.11.3'"),
     "garbage for Python": ({"python": "new"}, "its Requires-Python cannot be read: 'new'"),
-    "garbage for a requirement": ({"requires": ["a b c"]}, "its Requires-Dist cannot be read: 'a b c'"),
+    "garbage for a requirement": ({"requires": ["a b c"]}, "invalid Requires-Dist: 'a b c'"),
 }
 
 
@@ -207,7 +207,7 @@ def test_a_build_finds_what_the_lock_was_not_told(kind: str, tmp_path: Path) -> 
     cell = cell_of(store, wheel_bytes("demo", "1.0", **details), other)  # type: ignore[arg-type]
     for _ in range(2):  # a refusal is not remembered as an agreement
         with pytest.raises(BuildFailed) as caught:
-            demand_agreement(cell, store)
+            check_metadata(cell, store)
         assert why in caught.value.message
         assert "-1.0-py3-none-any.whl: it" in caught.value.message
 
@@ -215,8 +215,8 @@ def test_a_build_finds_what_the_lock_was_not_told(kind: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("version", ["2.0", "1.0.post1", "1.0+cu118"])
 def test_a_build_finds_a_wheel_of_another_version(version: str, tmp_path: Path) -> None:
     store = Store(tmp_path)
-    with pytest.raises(BuildFailed, match=r"its METADATA is that of demo 1\.0"):
-        demand_agreement(cell_of(store, wheel_bytes("demo", "1.0"), demo=version), store)
+    with pytest.raises(BuildFailed, match=r"inconsistent name or version: METADATA has demo 1\.0"):
+        check_metadata(cell_of(store, wheel_bytes("demo", "1.0"), demo=version), store)
 
 
 def test_what_does_not_apply_is_not_asked_for(tmp_path: Path) -> None:
@@ -231,14 +231,14 @@ def test_what_does_not_apply_is_not_asked_for(tmp_path: Path) -> None:
     cell = cell_of(
         store, wheel_bytes("demo", "1.0", requires=requires), wheel_bytes("other-thing", "1.0+cu118")
     )
-    demand_agreement(cell, store)
-    demand_agreement(cell, store)
+    check_metadata(cell, store)
+    check_metadata(cell, store)
 
 
 def test_metadata_that_is_not_there_is_told(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with pytest.raises(BadWheel):
-        demand_agreement(cell_of(store, ("demo-1.0-py3-none-any.whl", b"no zip")), store)
+        check_metadata(cell_of(store, ("demo-1.0-py3-none-any.whl", b"no zip")), store)
 
 
 # --- yanked ---------------------------------------------------------------------------------------

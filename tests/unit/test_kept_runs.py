@@ -221,11 +221,11 @@ def test_two_processes_that_make_the_key_have_one(tmp_path: Path, monkeypatch: p
 
 def test_prune_leaves_the_key(tmp_path: Path) -> None:
     """`cache prune --all` takes what can be made again; the key cannot."""
-    from torchkiln.cache.policy import Policy
+    from torchkiln.cache.policy import PrunePolicy
     from torchkiln.cache.prune import prune
     from torchkiln.cache.usage import cache_usage
 
     kept(tmp_path).keep(REPORT)
     store = Store(tmp_path / "cache")
-    prune(store, lambda: cache_usage(store, [], images=tmp_path / "images"), Policy(everything=True))
+    prune(store, lambda: cache_usage(store, [], images=tmp_path / "images"), PrunePolicy(everything=True))
     assert own(tmp_path) == [REPORT]

@@ -40,16 +40,16 @@ def raw(name: bytes, **fields: bytes) -> bytes:
 END = bytes(1024)
 F = Member(name="opt/f", data=b"1")
 TAR_FAULTS: dict[str, tuple[bytes, str]] = {
-    "absolute": (tar_of([Member(name="/etc/passwd")]), "'/etc/passwd': an absolute name"),
+    "absolute": (tar_of([Member(name="/etc/passwd")]), "'/etc/passwd': the name is absolute"),
     "dot dot": (
         tar_of([Member(name="opt/../etc")]),
-        r"'opt/\.\./etc': a name that leaves its folder by \.\.",
+        r"'opt/\.\./etc': the name contains '\.\.'",
     ),
-    "not plain": (tar_of([Member(name="opt//etc")]), "'opt//etc': not a plain name"),
+    "not plain": (tar_of([Member(name="opt//etc")]), "'opt//etc': the name is not normalized"),
     "long part": (tar_of([Member(name="x" * 256)]), "more than 255 bytes"),
-    "twice": (tar_of([F, F]), "opt/f: twice in the layer"),
-    "twice by dot": (tar_of([F, Member(name="./opt/f")]), "opt/f: twice in the layer"),
-    "folder twice": (tar_of([Member(name="d/"), Member(name="d/")]), "d: twice in the layer"),
+    "twice": (tar_of([F, F]), "opt/f: duplicate entry"),
+    "twice by dot": (tar_of([F, Member(name="./opt/f")]), "opt/f: duplicate entry"),
+    "folder twice": (tar_of([Member(name="d/"), Member(name="d/")]), "d: duplicate entry"),
     "pax size": (
         raw(b"p", kind=b"x", size=b"00000000012\0") + b"10 size=x\n".ljust(512, b"\0") + raw(b"f") + END,
         "its size 'x' in the pax header is not a number",
@@ -61,49 +61,55 @@ TAR_FAULTS: dict[str, tuple[bytes, str]] = {
         + bytes(9),
         "its size is 0 in the header and 99 in the pax header",
     ),
-    "file and folder": (tar_of([F, Member(name="opt/f/")]), "opt/f: twice in the layer"),
+    "file and folder": (tar_of([F, Member(name="opt/f/")]), "opt/f: duplicate entry"),
     "parent missing": (
         tar_of([Member(name="no/where/f")]),
-        "parent missing: no/where is not in this layer and not",
+        "parent missing: no/where is not in this layer and missing",
     ),
     "parent a file": (
         tar_of([Member(name="etc/motd/f")]),
-        "parent missing: etc/motd is not in this layer and no folder in those below",
+        "parent missing: etc/motd is not in this layer and not a directory in those below",
     ),
-    "parent a file here": (tar_of([F, Member(name="opt/f/g")]), "opt/f/g: its parent opt/f is not a folder"),
+    "parent a file here": (
+        tar_of([F, Member(name="opt/f/g")]),
+        "opt/f/g: its parent opt/f is not a directory",
+    ),
     "parent later": (
         tar_of([Member(name="srv/f"), Member(name="srv/")]),
-        "srv/f: comes before its parent folder srv",
+        "srv/f: precedes its parent directory srv",
     ),
     "hard link": (
         tar_of([Member(name="l", kind=tarfile.LNKTYPE)]),
-        "'': not a plain hard link target",
+        "'': the hard link target is not normalized",
     ),
-    "empty link": (tar_of([Member(name="l", kind=tarfile.SYMTYPE)]), "'l' is a symbolic link to ''"),
+    "empty link": (
+        tar_of([Member(name="l", kind=tarfile.SYMTYPE)]),
+        "'l' has an empty or too long link target: ''",
+    ),
     "fat folder": (
         raw(b"d/", kind=b"5", size=b"00000000001\0") + bytes(512) + END,
         "'d' is not a file, but has content",
     ),
-    "unknown type": (raw(b"s", kind=b"S") + END, "'s' is of type b'S'"),
+    "unknown type": (raw(b"s", kind=b"S") + END, "'s' has the unsupported type b'S'"),
     "mode": (raw(b"m", mode=b"0100644\0") + END, "m: mode 100644 has more than permission bits"),
-    "world": (tar_of([Member(name="w", mode=0o666)]), "w: mode 666 lets everybody write"),
-    "owner": (tar_of([Member(name="o", uid=70_000)]), "o: owner 70000:0 is beyond"),
+    "world": (tar_of([Member(name="w", mode=0o666)]), "w: mode 666 is world-writable"),
+    "owner": (tar_of([Member(name="o", uid=70_000)]), "o: owner 70000:0 is above"),
     "checksum": (
         raw(b"c", check=b"0000000\0") + END,
-        r"cannot be read \(after the start\): its checksum is wrong",
+        r"invalid tar header \(after the start\): checksum mismatch",
     ),
     "magic": (raw(b"c", magic=b"v7\0\0\0\0") + END, r"neither a POSIX \(ustar\) nor a GNU header"),
     "number": (raw(b"n", size=b"0000000000x\0") + END, "is not an octal number"),
     "negative": (raw(b"n", uid=b"\xff" * 8) + END, "its user id is negative"),
     "no end": (tar_of([F])[:1024], "does not end with two zero blocks"),
     "half end": (tar_of([F])[:1536], "does not end with two zero blocks"),
-    "behind the end": (tar_of([F])[:1536] + END + b"x" * 512, "bytes behind the end of the tar"),
-    "one zero block": (raw(b"a") + bytes(512) + raw(b"b") + END, "bytes behind the end of the tar"),
-    "cut in a file": (tar_of([F])[:700], "the tar is cut off within opt/f"),
-    "cut in a header": (raw(b"a") + raw(b"b")[:100], "the tar is cut off within a header"),
+    "behind the end": (tar_of([F])[:1536] + END + b"x" * 512, "trailing data after the end of the tar"),
+    "one zero block": (raw(b"a") + bytes(512) + raw(b"b") + END, "trailing data after the end of the tar"),
+    "cut in a file": (tar_of([F])[:700], "unexpected end of the tar, within opt/f"),
+    "cut in a header": (raw(b"a") + raw(b"b")[:100], "unexpected end of the tar, within a header"),
     "pax": (
         raw(b"p", kind=b"x", size=b"00000000005\0") + b"9 a=b".ljust(512, b"\0") + END,
-        "a pax header cannot be read",
+        "malformed extended header",
     ),
     "empty": (b"", "does not end with two zero blocks"),
 }
@@ -124,16 +130,16 @@ def test_a_fault_in_a_tar_is_found(tmp_path: Path, kind: str) -> None:
 GZIP_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "garbage": (
         lambda tar: members_of(tar, 3) + b"garbage",
-        "trailing bytes: what is behind the last gzip member",
+        r"trailing data at byte \d+: not a gzip member",
     ),
-    "zeros": (lambda tar: members_of(tar) + bytes(9), "trailing bytes: what is behind the last gzip member"),
-    "one byte": (lambda tar: members_of(tar) + b"\x1f", "trailing bytes"),
-    "no gzip": (lambda tar: tar, r"what is at the start \(byte 0\) is no gzip member"),
+    "zeros": (lambda tar: members_of(tar) + bytes(9), r"trailing data at byte \d+: not a gzip member"),
+    "one byte": (lambda tar: members_of(tar) + b"\x1f", "trailing data"),
+    "no gzip": (lambda tar: tar, r"the blob does not begin with a gzip member"),
     "bad crc": (lambda tar: members_of(tar)[:-8] + bytes(8), "the gzip member at byte 0 is damaged"),
-    "cut": (lambda tar: members_of(tar)[:-8], "the gzip member at byte 0 is cut off"),
+    "cut": (lambda tar: members_of(tar)[:-8], "the gzip member at byte 0 is truncated"),
     "cut in a head": (
         lambda tar: members_of(tar) + b"\x1f\x8b\x08",
-        r"the gzip member at byte \d+ is cut off",
+        r"the gzip member at byte \d+ is truncated",
     ),
 }
 
@@ -154,7 +160,7 @@ def test_a_smuggled_member_is_seen_as_tar(tmp_path: Path) -> None:
         build(tmp_path, tar_of(OWN), pack=lambda tar: members_of(tar) + gzip.compress(b"smuggled" * 64))
     )
 
-    assert "a layers[1]: there are bytes behind the end of the tar" in found
+    assert "a layers[1]: trailing data after the end of the tar" in found
 
 
 def test_faults_are_counted_not_hoarded(tmp_path: Path) -> None:
@@ -207,10 +213,10 @@ def test_what_tarfile_reads_is_read_the_same(
     inspector.inspect(tar[at : at + step] for at in range(0, len(tar), step))
 
     assert inspector.faults() == ()
-    assert inspector.names.wants() == []
+    assert inspector.paths.missing_parents() == []
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        assert inspector.names.others == {info.name for info in archive if not info.isdir()}
-        assert inspector.names.folders == {info.name for info in archive if info.isdir()}
+        assert inspector.paths.others == {info.name for info in archive if not info.isdir()}
+        assert inspector.paths.folders == {info.name for info in archive if info.isdir()}
 
 
 @given(data=st.binary(max_size=3000), at=st.integers(0, 4000), flip=st.integers(1, 255))
@@ -249,7 +255,7 @@ def test_a_member_may_begin_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     assert (facts.digest, facts.diff_id, facts.faults) == (digest(blob), digest(tar), ())
     assert more.digest == digest(blob + b"\x1f")
-    assert f"(byte {len(blob)})" in more.faults[0]
+    assert f"at byte {len(blob)}:" in more.faults[0]
 
 
 def test_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

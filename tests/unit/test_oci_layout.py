@@ -128,7 +128,7 @@ def test_nothing_is_dropped_beside_a_manifest_that_cannot_be_read(tmp_path: Path
 
     assert before < blobs(tmp_path)
     assert open_layout(tmp_path / "layout").image("a").manifest == built.manifest
-    with pytest.raises(VerificationFailed, match="not what its digest says"):
+    with pytest.raises(VerificationFailed, match="digest mismatch"):
         prune(tmp_path / "layout")
 
 
@@ -190,7 +190,7 @@ def test_a_layer_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
     layer = store.layer("torch 2.7.1", tar_of(files(a=b"a")))
     store.path(layer.blob.digest).write_bytes(b"short")
 
-    with pytest.raises(BuildFailed, match=r"'torch 2\.7\.1'.*not in the store"):
+    with pytest.raises(BuildFailed, match=r"'torch 2\.7\.1'.*is missing or truncated"):
         write_image(tmp_path / "layout", plan("a"), (layer,), store.path)
 
     assert open_layout(tmp_path / "layout").refs() == {}
@@ -212,7 +212,7 @@ def test_an_unknown_name_tells_the_nearest(tmp_path: Path) -> None:
     """A typo is answered with what was probably meant."""
     build(tmp_path, "2.7.1-cuda12.1-runtime")
 
-    with pytest.raises(ConfigError, match=r"no image is called '2\.7\.1-cuda12\.2-runtime'") as caught:
+    with pytest.raises(ConfigError, match=r"no such image: '2\.7\.1-cuda12\.2-runtime'") as caught:
         open_layout(tmp_path / "layout").image("2.7.1-cuda12.2-runtime")
 
     assert caught.value.hint == "did you mean 2.7.1-cuda12.1-runtime?"
@@ -226,7 +226,7 @@ def test_several_images_want_a_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         open_layout(tmp_path / "layout").image()
 
-    assert "it holds a, b" in caught.value.hint
+    assert "images: a, b" in caught.value.hint
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "layout").mkdir()
     (tmp_path / "layout/thesis.tex").write_text("years")
 
-    with pytest.raises(VerificationFailed, match="not empty and no OCI layout"):
+    with pytest.raises(VerificationFailed, match="is not empty and not an OCI layout"):
         build(tmp_path)
 
     assert {path.name for path in (tmp_path / "layout").iterdir()} <= {"thesis.tex", ".lock"}
@@ -271,7 +271,7 @@ def test_a_malformed_layout_is_told_by_file(tmp_path: Path, name: str, text: str
 
 def test_a_missing_folder_is_a_usage_error(tmp_path: Path) -> None:
     """Nothing there is not the same as something broken."""
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="no such directory"):
         open_layout(tmp_path / "nowhere")
 
 

@@ -92,7 +92,7 @@ def test_a_flipped_byte_is_found_in_any_blob(tmp_path: Path) -> None:
         at = random.Random(1).randrange(len(before))
         replace(path, lambda data, at=at: data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
 
-        assert any(f"wrong digest: the blob sha256:{path.name}" in text for text in words(layout))
+        assert any(f"wrong digest: the content of blob sha256:{path.name}" in text for text in words(layout))
 
         replace(path, lambda _, before=before: before)
     assert words(layout) == []
@@ -111,7 +111,7 @@ def test_a_missing_and_a_cut_blob_are_found(tmp_path: Path) -> None:
     assert (
         f"a layers[1]: wrong size: {second.size} in the descriptor, the blob has {second.size - 20}" in found
     )
-    assert "a layers[1]: the gzip member at byte 0 is cut off" in found
+    assert "a layers[1]: the gzip member at byte 0 is truncated" in found
 
 
 def test_blobs_that_nobody_needs_are_found(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ DOCUMENT_FAULTS: dict[str, tuple[str, Callable[[Any], object], str]] = {
     "wrong diff_id": (
         "config",
         lambda c: c["rootfs"]["diff_ids"].__setitem__(1, "sha256:" + "0" * 64),
-        r"layers\[1\]: wrong diff_id: sha256:0{64} in the config, sha256:\w{64} in truth",
+        r"layers\[1\]: wrong diff_id: sha256:0{64} in the config, the layer has sha256:\w{64}",
     ),
     "layer media type": (
         "manifest",
@@ -170,7 +170,7 @@ DOCUMENT_FAULTS: dict[str, tuple[str, Callable[[Any], object], str]] = {
     "digest no digest": (
         "manifest",
         lambda m: m["layers"][1].update(digest="../../etc/passwd"),
-        r"a layers\[1\]: '\.\./\.\./etc/passwd' is no sha256 digest",
+        r"a layers\[1\]: '\.\./\.\./etc/passwd' is not a sha256 digest",
     ),
     "history": (
         "config",
@@ -195,7 +195,7 @@ DOCUMENT_FAULTS: dict[str, tuple[str, Callable[[Any], object], str]] = {
     "index twice": (
         "index",
         lambda i: i["manifests"].append(i["manifests"][0]),
-        "index.json: the name 'a' stands there twice",
+        "index.json: duplicate name: 'a'",
     ),
     "index no list": ("index", lambda i: i.update(manifests={}), "index.json: manifests is not a list"),
     "index schema": (
@@ -227,7 +227,7 @@ def test_all_faults_come_at_once(tmp_path: Path) -> None:
 
     found = "\n".join(words(layout))
 
-    for text in ("layout version '0.9'", "os is missing", "history mismatch", "an absolute name"):
+    for text in ("layout version '0.9'", "os is missing", "history mismatch", "the name is absolute"):
         assert text in found
 
 

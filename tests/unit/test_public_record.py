@@ -14,8 +14,8 @@ from tests.gridcase import FACTS, MATRIX, answer
 from torchkiln.build import prerequisites
 from torchkiln.build.environment import Environment
 from torchkiln.build.known import forecast
-from torchkiln.build.prefetch import measured, unfetched
-from torchkiln.build.prerequisites import Sources
+from torchkiln.build.prefetch import measured, missing_wheels
+from torchkiln.build.prerequisites import BaseSources
 from torchkiln.docker import build as docker_build
 from torchkiln.docker.bake import bake
 from torchkiln.docker.build_locked import build_on_docker
@@ -225,7 +225,7 @@ def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: py
         raise BuildFailed("far enough")
 
     monkeypatch.setattr("torchkiln.docker.build.build", build)
-    monkeypatch.setattr(prerequisites, "at_hand", lambda plan, *_, **__: (plan.locked, ()))
+    monkeypatch.setattr(prerequisites, "provide", lambda plan, *_, **__: (plan.locked, ()))
     with pytest.raises(BuildFailed, match="far enough"):
         build_on_docker(
             KEPT,
@@ -233,8 +233,8 @@ def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: py
             FACTS,
             Engine(host="unix:///nowhere", version="26.1", buildx=(0, 13)),
             Environment(store=Store(tmp_path), fetcher=Scale(), observer=Silent()),
-            sources=Sources(),
-            options=docker_build.Options(),
+            sources=BaseSources(),
+            options=docker_build.BuildOptions(),
         )
     assert all(one.size for layer in handed[0].made for one in layer.inputs)
 
@@ -246,7 +246,7 @@ def test_until_then_nobody_makes_one_up(tmp_path: Path) -> None:
     told = forecast(plan, store)
     assert told["of_unknown_size"] == 3
     assert told["download_bytes"] == sum(one.size for one in KEPT.wheels)
-    assert not {one.name for one in unfetched(plan, store)} & {*NAMES}
+    assert not {one.name for one in missing_wheels(plan, store)} & {*NAMES}
     assert "of_unknown_size" not in forecast(plan_locked(reports.LOCKED, MATRIX, FACTS), store)
 
 

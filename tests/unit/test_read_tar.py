@@ -10,7 +10,7 @@ import pytest
 
 from tests.roots import entry, tar_of
 from torchkiln.model.contents import TreeEntry
-from torchkiln.oci.read_tar import DAMAGED, grow, layer_contents
+from torchkiln.oci.read_tar import DAMAGED, apply_layer, layer_contents
 
 Entry = tuple[tarfile.TarInfo, bytes]
 FOLDER = tarfile.DIRTYPE
@@ -20,7 +20,7 @@ def tree_of(*layers: list[Entry]) -> dict[str, TreeEntry]:
     """What *layers*, lowest first, make together."""
     tree: dict[str, TreeEntry] = {}
     for layer in layers:
-        grow(tree, io.BytesIO(tar_of(layer)))
+        apply_layer(tree, io.BytesIO(tar_of(layer)))
     return tree
 
 
@@ -63,7 +63,7 @@ def test_everything_that_belongs_to_a_path() -> None:
 
 def test_a_text_is_kept_where_it_is_wanted() -> None:
     tree: dict[str, TreeEntry] = {}
-    grow(tree, io.BytesIO(tar_of([entry("a", b"1\xff"), entry("b", b"2")])), lambda path: path == "a")
+    apply_layer(tree, io.BytesIO(tar_of([entry("a", b"1\xff"), entry("b", b"2")])), lambda path: path == "a")
 
     assert (tree["a"].text, tree["b"].text) == ("1\\xff", None)
 
@@ -113,7 +113,7 @@ def test_a_hard_link_to_a_file_of_a_lower_layer() -> None:
 )
 def test_what_is_no_layer_is_refused(data: bytes) -> None:
     with pytest.raises(DAMAGED):
-        grow({}, io.BytesIO(data))
+        apply_layer({}, io.BytesIO(data))
 
 
 def test_one_layer_by_itself() -> None:

@@ -19,7 +19,7 @@ from tests.cells import build, planned_cell, small_wheels
 from tests.unpublished import FakeIndex, locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import worker as build_worker
-from torchkiln.build.image import Build
+from torchkiln.build.image import BuildResult
 from torchkiln.build.known import known_layers
 from torchkiln.build.worker import Input, Task, make_layer
 from torchkiln.errors import BadWheel
@@ -173,7 +173,7 @@ def arriving(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return run
 
 
-def recorded_layers(built: Build) -> tuple[ImageLayer, ...]:
+def recorded_layers(built: BuildResult) -> tuple[ImageLayer, ...]:
     return built.image.layers[1:-1]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchkiln.cache.policy import Policy
+from torchkiln.cache.policy import PrunePolicy
 from torchkiln.cache.prune import prune
 from torchkiln.cache.usage import cache_usage
 from torchkiln.store.store import Store
@@ -134,7 +134,7 @@ def test_prune_sweeps_too_unless_it_only_looks(top: Path, monkeypatch: pytest.Mo
     (top / "torchkiln-base-0123456789abcdef").mkdir()
     store = Store(top.parent / "cache")
     for dry_run, left in ((True, 1), (False, 0)):
-        prune(store, lambda: cache_usage(store, [], top.parent / "images"), Policy(), dry_run=dry_run)
+        prune(store, lambda: cache_usage(store, [], top.parent / "images"), PrunePolicy(), dry_run=dry_run)
         assert len(leftovers(top)) == left
 
 

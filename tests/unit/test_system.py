@@ -15,7 +15,7 @@ from tests.unit.test_base_artefact import a_base
 from tests.unit.test_tools import devel
 from torchkiln.base import artefact, keeping, tools
 from torchkiln.build.environment import Environment
-from torchkiln.build.prerequisites import Sources, at_hand, ready
+from torchkiln.build.prerequisites import BaseSources, provide, ready
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.model.lock import LockedBase, LockedCell, LockedTools, OsPackage
 from torchkiln.model.plan import ImagePlan
@@ -95,7 +95,7 @@ def a_cell() -> LockedCell:
 def found(locked: LockedCell, store: Store, **sources: Any) -> tuple[LockedCell, tuple[str, ...]]:
     nobody: Any = None
     environment = Environment(store=store, fetcher=nobody, observer=Silent(), environ={})
-    return at_hand(planned(locked), environment, Sources(**sources))
+    return provide(planned(locked), environment, BaseSources(**sources))
 
 
 def planned(locked: LockedCell) -> ImagePlan:
@@ -138,7 +138,8 @@ def test_with_locked_only_they_end_the_build(store: Store, archive: Archive) -> 
     archive.cmake = "3.31"
 
     with pytest.raises(
-        BuildFailed, match=r"the layer of tools devel of debian12 is locked as .*\n  cmake 3\.25 → 3\.31"
+        BuildFailed,
+        match=r"the layer of tools devel of debian12 does not match the lock .*\n  cmake 3\.25 → 3\.31",
     ) as caught:
         found(a_cell(), store, locked_only=True)
     assert caught.value.exit_code == 6
@@ -158,7 +159,7 @@ def test_on_another_base_they_are_made_anew_though_the_cache_has_the_locked(
 
     assert now.base == a_base(None, "3.0.19")
     assert now.tools == some_tools(now.base, None)
-    assert moved == ("openssl 3.0.18 → 3.0.19", "the same packages, other bytes")
+    assert moved == ("openssl 3.0.18 → 3.0.19", "same packages, different bytes")
     assert (archive.bases, archive.tools) == (1, 1)
     assert found(locked, store) == (now, moved)
     assert (archive.bases, archive.tools) == (1, 1)
@@ -200,7 +201,7 @@ def test_tools_of_another_base_are_none_of_this_one(tmp_path: Path, store: Store
 
     with pytest.raises(BuildFailed, match=r"openssl 3\.0\.18 → 3\.0\.17") as caught:
         tools.adopt(tmp_path / "f", "devel", base, store)
-    assert "made on another base" in caught.value.hint
+    assert "built on another base" in caught.value.hint
 
     (tmp_path / "g").write_bytes(tools_tar(base, "3.25"))
     assert tools.adopt(tmp_path / "g", "devel", base, store) == some_tools(base, None)
@@ -237,7 +238,7 @@ def test_a_build_plans_once_and_again_only_on_another_base(store: Store, archive
 
     def plan_built(locked: LockedCell) -> tuple[ImagePlan, tuple[str, ...]]:
         planned_on.clear()
-        with ready(locked, counted, environment, Sources(), what="tests") as found:
+        with ready(locked, counted, environment, BaseSources(), what="tests") as found:
             return found
 
     assert plan_built(a_cell()) == (planned(a_cell()), ())

@@ -98,7 +98,7 @@ def test_pieces_of_the_source_change_nothing() -> None:
 
 @pytest.mark.parametrize(("wrong", "told"), [(-1, "more"), (1, "less")])
 def test_another_length_than_told_is_refused(wrong: int, told: str) -> None:
-    with pytest.raises(NotCompressible, match=f"it holds {told} than {len(TAR) + wrong} bytes"):
+    with pytest.raises(NotCompressible, match=f"it has {told} than {len(TAR) + wrong} bytes"):
         compress(io.BytesIO(TAR), io.BytesIO(), unpacked=len(TAR) + wrong)
 
 
@@ -162,7 +162,7 @@ BLOB = compressed(SMALL)[0]
         (GZIP_TYPE, "zstd", "wrong media type: .*gzip.*, but the blob is zstd"),
         (TAR_TYPE, "zstd", "wrong media type: .*tar'.*, but the blob is zstd"),
         (ZSTD_TYPE, "gzip", "wrong media type: .*zstd.*, but the blob is gzip"),
-        (ZSTD_TYPE, "tar", "what is at the start .* is no zstd frame"),
+        (ZSTD_TYPE, "tar", "does not begin with a zstd frame"),
     ],
 )
 def test_a_wrong_media_type_is_told(called: str, held: str, fault: str, tmp_path: Path) -> None:

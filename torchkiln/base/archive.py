@@ -1,8 +1,8 @@
-"""An archive's signed indexes, a base's packages -> BaseFiles: in which .deb each of them came.
+"""Records the .deb file of each package of a base, from the signed indexes of the archive.
 
-apt has checked the indexes' signatures before they lie in its lists. A base has no lists, so what they said
-is noted when it is built: in the store, and beside its lock in ``images/base-<os>/debs.json``; of the tools
-on top of it in ``devel-debs.json``.
+apt has checked the signatures of the indexes in its lists. A base has no lists, so the files are recorded
+when it is built: in the store and beside its lock in ``images/base-<os>/debs.json``, those of the tools in
+``devel-debs.json``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchkiln.util.strict_json import json_of, read_file
 
 SCHEMA = 1
 _RECORDS = "debs"
-_LIMIT = 4 << 20  # bytes of debs.json; it has sixty thousand
+_LIMIT = 4 << 20  # bytes of debs.json, which has sixty thousand
 _HEX = re.compile(r"[0-9a-f]{64}")
 _TEXT = {"type": "string", "minLength": 1, "maxLength": 400}
 _DEB = {
@@ -58,7 +58,7 @@ _SCHEMA: dict[str, Any] = {
 
 
 def read_lists(lists: Path, packages: Iterable[OsPackage]) -> tuple[DebFile, ...]:
-    """What the Packages files in apt's folder *lists* say of *packages*, by name and version.
+    """The .deb files of *packages*, by name and version, in the Packages files of apt's folder *lists*.
 
     :raises BuildFailed: an index cannot be read.
     """
@@ -73,48 +73,48 @@ def read_lists(lists: Path, packages: Iterable[OsPackage]) -> tuple[DebFile, ...
                         found.setdefault(key, _deb(fields))
         except (OSError, ValueError) as error:
             raise BuildFailed(
-                f"the archive's index {path.name} cannot be read: {error}", hint="build the base again"
+                f"the package index {path.name} cannot be read: {error}", hint="build the base again"
             ) from error
     return tuple(found[key] for key in sorted(found))
 
 
-def without_file(locked: LockedBase | LockedTools, files: BaseFiles) -> tuple[str, ...]:
-    """The packages of *locked* of which *files* says nothing, a phrase each."""
-    told = {(deb.name, deb.version) for deb in files.debs}
+def packages_without_file(locked: LockedBase | LockedTools, files: BaseFiles) -> tuple[str, ...]:
+    """The packages of *locked* that have no entry in *files*, as "name version"."""
+    known = {(deb.name, deb.version) for deb in files.debs}
     return tuple(
         f"{package.name} {package.version}"
         for package in locked.packages
-        if (package.name, package.version) not in told
+        if (package.name, package.version) not in known
     )
 
 
-def together(noted: BaseFiles | None, now: BaseFiles) -> BaseFiles:
-    """What was *noted* of a base before and is told of it *now*: an archive forgets, but changes nothing."""
-    debs = {(deb.name, deb.version): deb for one in (now, noted) if one for deb in one.debs}
+def merged(recorded: BaseFiles | None, now: BaseFiles) -> BaseFiles:
+    """*recorded* and *now* of one base together: an archive removes entries, but does not change them."""
+    debs = {(deb.name, deb.version): deb for files in (now, recorded) if files for deb in files.debs}
     return BaseFiles(base=now.base, debs=tuple(debs[key] for key in sorted(debs)))
 
 
 def files_path(images: Path, found: LockedBase | LockedTools) -> Path:
-    """Where under *images* it is noted for *found*."""
+    """The path below *images* of the files of *found*."""
     name = f"{found.name}-debs" if isinstance(found, LockedTools) else "debs"
     return images / f"base-{found.os}" / f"{name}.json"
 
 
 def files_of(images: Path, locked: LockedCell, store: Store) -> BaseFiles | None:
-    """What is noted of the base of *locked* and of its tools, told as the base's; None where nothing is.
+    """The recorded files of the base of *locked* and of its tools, as those of the base; None without any.
 
-    :raises ConfigError: a committed file is broken.
+    :raises ConfigError: a committed file is malformed.
     """
-    noted = read_files(images, locked.base, store)
-    more = read_files(images, locked.tools, store) if locked.tools else None
-    if more is None:
-        return noted
-    debs = sorted((*(noted.debs if noted else ()), *more.debs), key=lambda deb: (deb.name, deb.version))
+    files = read_files(images, locked.base, store)
+    tools = read_files(images, locked.tools, store) if locked.tools else None
+    if tools is None:
+        return files
+    debs = sorted((*(files.debs if files else ()), *tools.debs), key=lambda deb: (deb.name, deb.version))
     return BaseFiles(base=locked.base.digest, debs=tuple(debs))
 
 
 def to_json(files: BaseFiles) -> bytes:
-    """The committed form: a file a line, for the sake of diffs."""
+    """The committed form, with a line for each file."""
     debs = ",\n".join(f"    {json.dumps(asdict(deb))}" for deb in files.debs)
     inner = f"[\n{debs}\n  ]" if debs else "[]"
     return f'{{\n  "schema": {SCHEMA},\n  "base": "{files.base}",\n  "debs": {inner}\n}}\n'.encode()
@@ -123,28 +123,28 @@ def to_json(files: BaseFiles) -> bytes:
 def from_json(data: bytes, *, where: str = "debs.json") -> BaseFiles:
     """The inverse of `to_json`.
 
-    :raises ConfigError: *data* is nothing of the kind; names *where*.
+    :raises ConfigError: *data* is malformed; the message names *where*.
     """
-    hint = "make it anew: torchkiln base files"
+    hint = "write it again: torchkiln base files"
     try:
         value = json_of(data)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}", hint=hint) from error
-    if wrong := sentences(value, _SCHEMA, where):
-        raise ConfigError.of(wrong, hint=hint)
+    if faults := sentences(value, _SCHEMA, where):
+        raise ConfigError.of(faults, hint=hint)
     debs = tuple(DebFile(**deb) for deb in value["debs"])
     return BaseFiles(base=parse_digest(value["base"]), debs=debs)
 
 
-def note_files(store: Store, files: BaseFiles) -> None:
-    """Keep *files* for whoever asks for that base's."""
+def record_files(store: Store, files: BaseFiles) -> None:
+    """Record *files* in *store*."""
     store.put_record(_RECORDS, files.base.removeprefix("sha256:"), json.loads(to_json(files)))
 
 
 def read_files(images: Path, found: LockedBase | LockedTools, store: Store) -> BaseFiles | None:
-    """What is noted of *found*: beside its lock, or here when it was built; None where nothing is.
+    """The recorded files of *found*, beside its lock or in *store*; None without a record.
 
-    :raises ConfigError: the committed file is broken.
+    :raises ConfigError: the committed file is malformed.
     """
     path = files_path(images, found)
     try:
@@ -159,21 +159,21 @@ def read_files(images: Path, found: LockedBase | LockedTools, store: Store) -> B
     record = store.record(_RECORDS, found.digest.removeprefix("sha256:"))
     try:
         return from_json(json.dumps(record).encode()) if record else None
-    except ConfigError:  # written by another release of ours
+    except ConfigError:  # written by another version of torchkiln
         return None
 
 
 def write_files(images: Path, found: LockedBase | LockedTools, files: BaseFiles) -> Path:
-    """Note *files* beside the lock of *found*."""
+    """Write *files* beside the lock of *found*."""
     path = files_path(images, found)
     write_atomic(path, to_json(files))
     return path
 
 
-def keep_files(images: Path, found: LockedBase | LockedTools, store: Store) -> None:
-    """What was noted of the files of *found* when it was built, beside its lock."""
-    if noted := read_files(images, found, store):
-        write_files(images, found, noted)
+def commit_files(images: Path, found: LockedBase | LockedTools, store: Store) -> None:
+    """Write the files that were recorded when *found* was built beside its lock."""
+    if files := read_files(images, found, store):
+        write_files(images, found, files)
 
 
 def _deb(fields: dict[str, str]) -> DebFile:

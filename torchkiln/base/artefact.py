@@ -1,4 +1,4 @@
-"""lock of a base → the base at hand, as `keeping` has it; its lock is ``images/base-<os>/base.json``."""
+"""Provides the base of an OS, locked in ``images/base-<os>/base.json``, by means of `keeping`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchkiln.base import keeping
 from torchkiln.base.contents import inspect, locked_base
-from torchkiln.base.keeping import moved, to_json
+from torchkiln.base.keeping import package_changes, to_json
 from torchkiln.base.mmdebstrap import build
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.sources import variables
@@ -23,7 +23,7 @@ __all__ = [
     "ensure",
     "from_json",
     "lock_path",
-    "moved",
+    "package_changes",
     "read_lock",
     "rebuild",
     "to_json",
@@ -32,28 +32,28 @@ __all__ = [
 
 
 def lock_path(images: Path, os_name: str) -> Path:
-    """Where under *images* the base's lock stands."""
+    """The path of the base's lock below *images*."""
     return images / f"base-{os_name}" / "base.json"
 
 
 def from_json(data: bytes, *, where: str = "base.json") -> LockedBase:
     """The inverse of `to_json`.
 
-    :raises ConfigError: *data* is no lock of a base, or of another schema; names *where*.
+    :raises ConfigError: *data* is not a valid lock of a base; the message names *where*.
     """
     return keeping.from_json(LockedBase, data, where=where)
 
 
 def read_lock(images: Path, os_name: str) -> LockedBase | None:
-    """The committed lock of *os_name*'s base; None when there is none yet.
+    """The committed lock of the base of *os_name*; None if there is none.
 
-    :raises ConfigError: it is unsound.
+    :raises ConfigError: it is invalid.
     """
     return keeping.read_lock(LockedBase, lock_path(images, os_name))
 
 
 def write_lock(images: Path, base: LockedBase) -> Path:
-    """Make *base* the lock of its OS."""
+    """Write *base* as the lock of its OS."""
     path = lock_path(images, base.os)
     write_atomic(path, to_json(base))
     return path
@@ -69,9 +69,9 @@ def ensure(
     environ: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[LockedBase, tuple[str, ...]]:
-    """The base to build on, and in what it differs from *locked*: see `keeping.ensure`."""
-    way = _way(recipe(os_name), store, os.environ if environ is None else environ, say)
-    return keeping.ensure(way, locked, store, file=base_file, locked_only=locked_only, say=say)
+    """The base to build on, and its differences from *locked*: see `keeping.ensure`."""
+    spec = _spec(recipe(os_name), store, os.environ if environ is None else environ, say)
+    return keeping.ensure(spec, locked, store, file=base_file, locked_only=locked_only, say=say)
 
 
 def rebuild(
@@ -82,32 +82,32 @@ def rebuild(
     locked: LockedBase | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> LockedBase:
-    """Ask the archive now, whatever the cache holds; from here on the result stands in for *locked*."""
-    return keeping.rebuild(_way(wanted, store, environ, say), store, locked=locked)
+    """Build the base from the archive now; the result replaces *locked* on this machine."""
+    return keeping.rebuild(_spec(wanted, store, environ, say), store, locked=locked)
 
 
 def adopt(file: Path, store: Store, *, os_name: str, locked: LockedBase | None = None) -> LockedBase:
-    """Take a base from *file*, a layer blob or its bare tar, into the store.
+    """Import a base from *file*, a layer blob or an uncompressed tar, into the store.
 
-    :raises BuildFailed: it is not the *locked* one, or no base at all; nothing is kept.
+    :raises BuildFailed: it is not the *locked* one, or not a base; nothing is stored.
     """
-    return keeping.adopt(_way(recipe(os_name), store, {}, lambda _: None), file, store, locked=locked)
+    return keeping.adopt(_spec(recipe(os_name), store, {}, lambda _: None), file, store, locked=locked)
 
 
-def _way(
+def _spec(
     wanted: BaseRecipe, store: Store, environ: Mapping[str, str], say: Callable[[str], None]
-) -> keeping.Way[LockedBase]:
+) -> keeping.ArtefactSpec[LockedBase]:
     def read(blob: Path, encoded: Blob, name: str) -> LockedBase:
         return locked_base(wanted.os, encoded, inspect(blob, name=name))
 
     def key(locked: LockedBase) -> str:
-        """With another mirror the locked base may be had after all, so it is worth asking again."""
-        asked = (wanted.key(), locked.digest, *(environ.get(name, "") for name in variables(wanted)))
-        return hashlib.sha256("\n".join(asked).encode()).hexdigest()
+        """Depends on the mirrors: another mirror may still have the locked packages."""
+        parts = (wanted.key(), locked.digest, *(environ.get(name, "") for name in variables(wanted)))
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    return keeping.Way(
-        what=f"base of {wanted.os}",
-        noun="base",
+    return keeping.ArtefactSpec(
+        description=f"base of {wanted.os}",
+        short_name="base",
         lock=f"base-{wanted.os}",
         option="--base FILE",
         export="torchkiln base export",

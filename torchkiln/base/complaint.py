@@ -1,7 +1,7 @@
-"""What mmdebstrap said last → BuildFailed: the lines that tell why, and what to do about it.
+"""Finds the cause of a failure in the output of mmdebstrap. Pure.
 
-mmdebstrap passes on all that apt and dpkg say, and then what each program thinks of the failure of the one
-below it. Whoever reads wants the cause alone. Pure.
+mmdebstrap prints the output of apt and dpkg, followed by a message of each program about the failure of the
+program that it ran; only the cause is reported.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 from torchkiln.errors import BuildFailed
 
-_MOST = 3  # lines; the first are the cause, the others follow from it
+_MAX_LINES = 3  # the first are the cause, the others follow from it
 _UNFETCHED = re.compile(
     r"E: Failed to fetch (?P<scheme>\w+://)(?:[^/@\s]*@)?(?P<archive>\S+?)/(?:dists|pool)/\S* +(?P<why>.+)"
 )
-# apt's words when it got no answer at all; an answer that it does not like is another matter.
+# Messages of apt about connections that failed.
 _NO_ANSWER = re.compile(
     r"resolv|could not connect|unable to connect|cannot initiate the connection|connection (failed|timed out)"
     r"|network is unreachable|error reading from server|from proxy",
@@ -23,65 +23,67 @@ _NO_ANSWER = re.compile(
 )
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|enough free space")
 _HELD = re.compile(r"E: (Unable to correct problems|Unmet dependencies)")
-_WANTS = re.compile(r" *\S+ : (Pre)?(Depends|Breaks|Conflicts): .+|  +(Depends|Breaks|Conflicts): .+")
-# apt calls a repository unsigned too whose signature it does not believe; why, stands in a line before.
+_DEPENDENCY = re.compile(r" *\S+ : (Pre)?(Depends|Breaks|Conflicts): .+|  +(Depends|Breaks|Conflicts): .+")
+# apt also calls a repository "not signed" if it rejects the signature; an earlier line says why.
 _UNSIGNED = re.compile(
     r"E: The repository '(?P<scheme>\w+://)(?:[^/@\s]*@)?(?P<suite>\S+ \S+) (?:In)?Release' is not signed\."
 )
-_DISBELIEVED = re.compile(r"W: GPG error: \w+://(?:[^/@\s]*@)?(?P<suite>\S+ \S+) InRelease: (?P<why>.+)")
-# What says no more than that something failed.
-_EMPTY = re.compile(
+_GPG_ERROR = re.compile(r"W: GPG error: \w+://(?:[^/@\s]*@)?(?P<suite>\S+ \S+) InRelease: (?P<why>.+)")
+# Messages that do not say why.
+_GENERIC = re.compile(
     r"E: (mmdebstrap failed to run|Some index files failed|(apt-get|env|chroot|run_\w+) .*failed)"
 )
 
 
 class Unsolvable(BuildFailed):
-    """apt finds no packages that go together: those that are held are too old for those of the archive."""
+    """apt cannot satisfy the dependencies: the pinned packages are too old for those of the archive."""
 
 
 def complaint(
     code: int, lines: Iterable[str], *, os_name: str, scratch: str, elsewhere: str, keys: str
 ) -> BuildFailed:
-    """The error for an mmdebstrap that ended with *code* and said *lines* last.
+    """The error for an mmdebstrap that exited with *code* after the output *lines*.
 
-    :param scratch: the folder in which it worked.
-    :param elsewhere: how another archive is named; ends the hint.
-    :param keys: where the archive's keys were looked for, and how others are named.
+    :param scratch: its working folder.
+    :param elsewhere: how to set another archive; the end of the hint.
+    :param keys: where the archive's keys are expected.
     """
-    said = list(dict.fromkeys(lines))
-    if any(_FULL.search(line) for line in said):
+    output = list(dict.fromkeys(lines))
+    if any(_FULL.search(line) for line in output):
         return BuildFailed(
-            f"no room is left in {scratch}, where the base of {os_name} is made",
-            hint="make room there (it takes 800 MB), or set TMPDIR to another folder",
+            f"no space left on device: {scratch}, where the base of {os_name} is built",
+            hint="free disk space (800 MB are needed), or set TMPDIR to another folder",
         )
-    unfetched = [found for line in said if (found := _UNFETCHED.fullmatch(line))]
-    if silent := [found for found in unfetched if _NO_ANSWER.search(found["why"])]:
-        why = {found["scheme"] + found["archive"]: found["why"].strip(" :") for found in silent}
+    unfetched = [found for line in output if (found := _UNFETCHED.fullmatch(line))]
+    if unreachable := [found for found in unfetched if _NO_ANSWER.search(found["why"])]:
+        why = {found["scheme"] + found["archive"]: found["why"].strip(" :") for found in unreachable}
         return BuildFailed(
             "\n".join(
                 (f"the archive of {os_name} cannot be reached:", *(f"  {at}: {why[at]}" for at in why))
             ),
-            hint=f"look at the network, and at the proxy (http_proxy, or apt's own); {elsewhere}",
+            hint=f"check the network and the proxy (http_proxy, or apt's configuration); {elsewhere}",
         )
-    if any(_HELD.match(line) for line in said):
-        wants = [line.strip() for line in said if _WANTS.fullmatch(line)] or ["it does not say which"]
+    if any(_HELD.match(line) for line in output):
+        dependencies = [line.strip() for line in output if _DEPENDENCY.fullmatch(line)] or [
+            "(apt names no packages)"
+        ]
         return Unsolvable(
-            "\n".join(("apt finds no packages that go together:", *(f"  {line}" for line in wants[:_MOST]))),
+            "\n".join(("unmet dependencies:", *(f"  {line}" for line in dependencies[:_MAX_LINES]))),
             hint=elsewhere,
         )
-    if unsigned := [found for line in said if (found := _UNSIGNED.match(line))]:
-        doubts = {found["suite"]: found["why"] for line in said if (found := _DISBELIEVED.match(line))}
-        told = (
-            f"  {found['scheme']}{found['suite']}: {doubts.get(found['suite'], 'it has no signature')}"
+    if unsigned := [found for line in output if (found := _UNSIGNED.match(line))]:
+        reasons = {found["suite"]: found["why"] for line in output if (found := _GPG_ERROR.match(line))}
+        repositories = (
+            f"  {found['scheme']}{found['suite']}: {reasons.get(found['suite'], 'it has no signature')}"
             for found in unsigned
         )
         return BuildFailed(
-            "\n".join((f"the archive of {os_name} is not signed by whom it should be:", *told)),
+            "\n".join((f"the signature of the archive of {os_name} cannot be verified:", *repositories)),
             hint=f"{keys}; {elsewhere}",
         )
-    errors = [line for line in said if line.startswith(("E: ", "dpkg: error")) and not _EMPTY.match(line)]
-    telling = errors[:_MOST] or said[-1:] or ["nothing"]
+    errors = [line for line in output if line.startswith(("E: ", "dpkg: error")) and not _GENERIC.match(line)]
+    shown = errors[:_MAX_LINES] or output[-1:] or ["no output"]
     return BuildFailed(
-        "\n".join((f"mmdebstrap ended with code {code}; it said:", *(f"  {line}" for line in telling))),
+        "\n".join((f"mmdebstrap failed with exit status {code}:", *(f"  {line}" for line in shown))),
         hint=elsewhere,
     )

@@ -1,4 +1,4 @@
-"""base blob → what is in it: interpreter and packages; and what must not be in it."""
+"""Reads the Python version and the packages of a base, and refuses files that no base may have."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase, OsPackage
 from torchkiln.oci.compression import GZIP
 from torchkiln.oci.encode import ENCODER
-from torchkiln.oci.tar_reader import Entry, TarReader, pieces_of
+from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 from torchkiln.util.deb822 import INSTALLED, PACKAGE, VERSION, paragraphs
 
 _STATUS = "var/lib/dpkg/status"
-_LIMIT = 64 << 20  # bytes of it; Debian's whole archive has as much
+_LIMIT = 64 << 20  # bytes of the status file; for all packages of Debian it has as many
 _FORBIDDEN = re.compile(
     r"etc/(machine-id|resolv\.conf|hostname|hosts|ssh/ssh_host_.*)|var/lib/dbus/machine-id|\.dockerenv"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contents:
-    """What a base says of itself."""
+class BaseContents:
+    """Python and packages of a base."""
 
     python: str  # full version of /usr/bin/python3, "3.11.2"
     packages: tuple[OsPackage, ...]  # sorted by name
 
 
-def locked_base(os_name: str, blob: Blob, contents: Contents) -> LockedBase:
-    """What a lock says of the base of *os_name* with these bytes and this content."""
+def locked_base(os_name: str, blob: Blob, contents: BaseContents) -> LockedBase:
+    """The lock of the base of *os_name* with this blob and these contents."""
     return LockedBase(
         os=os_name,
         python=contents.python,
@@ -42,35 +42,35 @@ def locked_base(os_name: str, blob: Blob, contents: Contents) -> LockedBase:
     )
 
 
-def inspect(blob: Path, *, name: str = "") -> Contents:
+def inspect(blob: Path, *, name: str = "") -> BaseContents:
     """Read the tar+gzip *blob* once; messages call it *name*.
 
-    :raises BuildFailed: it is no Debian root, or holds what no base may hold; every fault is named.
+    :raises BuildFailed: it is not a Debian root, or has refused files; the message names every fault.
     """
-    called, status = name or blob.name, ""
+    name, status = name or blob.name, ""
     faults = []
     try:
         with GZIP.open(blob) as stream:
             for entry, data in _walk(stream):
-                faults += [f"{called}: {fault}" for fault in _faults(entry)]
+                faults += [f"{name}: {fault}" for fault in _faults(entry)]
                 if entry.path == _STATUS and data is not None:
                     status = data.decode(errors="replace")
     except (OSError, EOFError, ValueError) as error:
         raise BuildFailed(
-            f"{called} is not the tar of a base: {error}", hint="make a base with: torchkiln base build"
+            f"{name}: not the tar of a base: {error}", hint="build a base: torchkiln base build"
         ) from error
     if not status:
-        faults.append(f"{called}: no dpkg status in it, so it is no base")
+        faults.append(f"{name}: /var/lib/dpkg/status is missing: not a base")
     if faults:
-        raise BuildFailed("\n".join(faults), hint="make a base with: torchkiln base build")
+        raise BuildFailed("\n".join(faults), hint="build a base: torchkiln base build")
     packages = parse_status(status)
-    return Contents(python=_python(packages), packages=packages)
+    return BaseContents(python=_python(packages), packages=packages)
 
 
 def parse_status(text: str) -> tuple[OsPackage, ...]:
     """The installed packages of a dpkg status file, sorted by name.
 
-    :raises BuildFailed: it is no such file, or a name or a version is none.
+    :raises BuildFailed: it is malformed, or a name or version is invalid.
     """
     found = []
     try:
@@ -78,10 +78,12 @@ def parse_status(text: str) -> tuple[OsPackage, ...]:
             if fields.get("status") == INSTALLED:
                 name, version = fields.get("package", ""), fields.get("version", "")
                 if not (PACKAGE.fullmatch(name) and VERSION.fullmatch(version)):
-                    raise ValueError(f"names no package: {name[:80]!r} {version[:80]!r}")
+                    raise ValueError(f"invalid package name or version: {name[:80]!r} {version[:80]!r}")
                 found.append(OsPackage(name=name, version=version))
     except ValueError as error:
-        raise BuildFailed(f"dpkg's status: {error}", hint="make a base with: torchkiln base build") from None
+        raise BuildFailed(
+            f"/var/lib/dpkg/status: {error}", hint="build a base: torchkiln base build"
+        ) from None
     return tuple(sorted(found, key=lambda package: (package.name, package.version)))
 
 
@@ -90,10 +92,10 @@ def _python(packages: tuple[OsPackage, ...]) -> str:
     for package in packages:
         if re.fullmatch(r"python3\.\d+-minimal", package.name):
             return re.split(r"[-+~]", package.version)[0]
-    raise BuildFailed("the base has no Python", hint="its packages must hold python3")
+    raise BuildFailed("the base has no Python", hint="its packages must include python3")
 
 
-def _walk(stream: BinaryIO) -> Iterator[tuple[Entry, bytes | None]]:
+def _walk(stream: BinaryIO) -> Iterator[tuple[TarEntry, bytes | None]]:
     """Each entry, with the data of those that `inspect` reads."""
     tar = TarReader(pieces_of(stream))
     for entry in tar:
@@ -101,11 +103,11 @@ def _walk(stream: BinaryIO) -> Iterator[tuple[Entry, bytes | None]]:
         yield entry, b"".join(tar.content()) if wanted else None
 
 
-def _faults(entry: Entry) -> Iterator[str]:
+def _faults(entry: TarEntry) -> Iterator[str]:
     path = entry.path
     if path.rpartition("/")[2].startswith(".wh."):
-        yield f"{path} would delete files of other layers"
+        yield f"{path} is a whiteout: it would delete files of other layers"
     if entry.kind in ("char", "block", "pipe"):
         yield f"{path} is a device or a pipe"
     if _FORBIDDEN.fullmatch(path):
-        yield f"{path} belongs to one machine, not to an image"
+        yield f"{path} identifies a machine and must not be in an image"

@@ -1,8 +1,8 @@
-"""The tar of a base → some of its files in a folder, whatever the tar says of links.
+"""Extracts selected files of a base's tar to a folder, safe against any links in the tar.
 
-Each folder is opened below its parent, by a descriptor, and no link is followed. Links are made last: those
-that lead to something that was extracted, each straight to it. Others are left out, so that no link in the
-folder leads elsewhere, in whatever root it is read.
+Each folder is opened from the descriptor of its parent, and no link is followed. Links are created last,
+directly to their extracted target; links to other targets are left out, so no link leads out of the folder,
+in any root.
 """
 
 from __future__ import annotations
@@ -17,49 +17,48 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from torchkiln.model.digest import Digest
 from torchkiln.oci.opening import bounded
-from torchkiln.oci.tar_reader import Entry, TarReader, pieces_of
+from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
-_MOST_FILES = 20_000  # that are extracted; a Python has two thousand
-_MOST_ONE = 64 << 20  # bytes of a file
-_MOST_ALL = 512 << 20
-_MOST_READ = 8 << 30  # bytes of the tar, most of which is passed over
-_MOST_NAME = 4096
-_MOST_STEPS = 40  # links on the way to something, as the kernel counts them
+_MAX_FILES = 20_000  # extracted; a Python has two thousand
+_MAX_FILE = 64 << 20  # bytes of a file
+_MAX_TOTAL = 512 << 20  # bytes of all extracted files
+_MAX_READ = 8 << 30  # bytes of the tar, most of which is skipped
+_MAX_TARGET = 4096  # characters of a link target
+_MAX_LINKS = 40  # links followed in a path, the limit of the kernel
 
 
-class Refused(ValueError):
-    """The tar holds what no base has."""
+class ExtractionRefused(ValueError):
+    """The tar has an entry that no base has."""
 
 
 def extract(stream: BinaryIO, into: Path, wanted: Callable[[str], bool]) -> Digest:
-    """Take the files of *stream*, a tar, whose paths are *wanted* to *into*, an empty folder.
+    """Extract the files of the tar *stream* whose paths are *wanted* to the empty folder *into*.
 
-    :returns: the digest of the whole tar: of the bytes that were used, not of another read.
-
-    :raises Refused: a name, a link or a size is not what a base has; names it.
+    :returns: the digest of the whole tar, of the same read.
+    :raises ExtractionRefused: a name, link or size is refused; the message names it.
     :raises OSError: it cannot be written; `read_tar.DAMAGED`: it is damaged.
     """
     total = hashlib.sha256()
     into.mkdir(parents=True, exist_ok=True)
-    into.chmod(0o755)  # whatever the umask: another user reads it
+    into.chmod(0o755)  # regardless of the umask: another user reads it
     top = os.open(into, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        found = _Extraction(top=top)
-        tar = TarReader(_hashed(bounded(stream, _MOST_READ, _too_much), total))
+        extraction = _Extraction(top=top)
+        tar = TarReader(_hashed(bounded(stream, _MAX_READ, _too_large), total))
         for entry in tar:
             if wanted(entry.path):
-                found.take(entry, tar)
-        found.make_links()
+                extraction.add(entry, tar)
+        extraction.make_links()
     finally:
         os.close(top)
     return Digest(f"sha256:{total.hexdigest()}")
 
 
-def _too_much() -> Refused:
-    return Refused(f"it unpacks to more than {_MOST_READ >> 30} GiB")
+def _too_large() -> ExtractionRefused:
+    return ExtractionRefused(f"it unpacks to more than {_MAX_READ >> 30} GiB")
 
 
 def _hashed(stream: BinaryIO, total: Hash) -> Iterator[bytes]:
@@ -70,7 +69,7 @@ def _hashed(stream: BinaryIO, total: Hash) -> Iterator[bytes]:
 
 @dataclass(kw_only=True, slots=True)
 class _Extraction:
-    """What was taken so far, by its path."""
+    """The extracted entries, by path."""
 
     top: int  # descriptor of the folder
     files: set[str] = field(default_factory=set)
@@ -78,17 +77,17 @@ class _Extraction:
     links: dict[str, str] = field(default_factory=dict)
     size: int = 0
 
-    def take(self, entry: Entry, tar: TarReader) -> None:
-        """One entry; a folder is made with its first file."""
+    def add(self, entry: TarEntry, tar: TarReader) -> None:
+        """Extract an entry; folders are created with their first file."""
         path = entry.path
         if entry.kind == "folder":
             if path in self.files or path in self.links:
-                raise Refused(f"{path} is there twice")
+                raise ExtractionRefused(f"{path} is a duplicate")
             return
         if path in self.files or path in self.links or path in self.folders:
-            raise Refused(f"{path} is there twice")
-        if len(self.files) + len(self.links) >= _MOST_FILES:
-            raise Refused(f"its Python has more than {_MOST_FILES} files")
+            raise ExtractionRefused(f"{path} is a duplicate")
+        if len(self.files) + len(self.links) >= _MAX_FILES:
+            raise ExtractionRefused(f"its Python has more than {_MAX_FILES} files")
         folder = self._folder(path)
         try:
             if entry.kind == "link":
@@ -98,18 +97,18 @@ class _Extraction:
             elif entry.kind == "file":
                 self._write(entry, tar, folder)
             else:
-                raise Refused(f"{path} is neither a file nor a link")
+                raise ExtractionRefused(f"{path} is not a file or link")
         finally:
             os.close(folder)
 
     def _folder(self, path: str) -> int:
-        """The folder of *path*, opened; it and those above it are made."""
+        """A descriptor of the folder of *path*, created if missing."""
         found, at = os.dup(self.top), ""
         for part in path.split("/")[:-1]:
             at = f"{at}/{part}" if at else part
             if at in self.files or at in self.links:
                 os.close(found)
-                raise Refused(f"{path} lies below {at}, which is no folder")
+                raise ExtractionRefused(f"{path} is below {at}, which is not a directory")
             try:
                 if at not in self.folders:
                     os.mkdir(part, 0o755, dir_fd=found)
@@ -122,11 +121,11 @@ class _Extraction:
             found = below
         return found
 
-    def _write(self, entry: Entry, tar: TarReader, folder: int) -> None:
+    def _write(self, entry: TarEntry, tar: TarReader, folder: int) -> None:
         path = entry.path
         self.size += entry.size
-        if entry.size > _MOST_ONE or self.size > _MOST_ALL:
-            raise Refused(f"{path} is {entry.size} bytes; its Python is too large")
+        if entry.size > _MAX_FILE or self.size > _MAX_TOTAL:
+            raise ExtractionRefused(f"{path}: its Python is too large ({entry.size} bytes)")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with open(os.open(path.rpartition("/")[2], flags, 0o600, dir_fd=folder), "wb") as file:
             for piece in tar.content():
@@ -136,7 +135,7 @@ class _Extraction:
 
     def _hard_link(self, path: str, target: str, folder: int) -> None:
         if target not in self.files:
-            raise Refused(f"{path} is a hard link to {target}, which was not extracted")
+            raise ExtractionRefused(f"{path} is a hard link to {target}, which was not extracted")
         source = self._folder(target)
         try:
             name = target.rpartition("/")[2], path.rpartition("/")[2]
@@ -146,9 +145,9 @@ class _Extraction:
         self.files.add(path)
 
     def make_links(self) -> None:
-        """Those that lead to something that is here."""
+        """Create the links whose target was extracted."""
         for path in self.links:
-            target = self._led(path)
+            target = self._resolve(path)
             if target is not None:
                 place, _, name = path.rpartition("/")
                 folder = self._folder(path)
@@ -157,8 +156,8 @@ class _Extraction:
                 finally:
                     os.close(folder)
 
-    def _led(self, path: str) -> str | None:
-        """The file or folder to which *path* leads in the end, as a root's own resolver would find it."""
+    def _resolve(self, path: str) -> str | None:
+        """The extracted file or folder to which *path* resolves in this root; None without one."""
         left, at, steps = path.split("/"), "", 0
         while left:
             part = left.pop(0)
@@ -171,7 +170,7 @@ class _Extraction:
             if there in self.links:
                 steps += 1
                 target = self.links[there]
-                if steps > _MOST_STEPS or len(target) > _MOST_NAME:
+                if steps > _MAX_LINKS or len(target) > _MAX_TARGET:
                     return None
                 left = [*target.split("/"), *left]
                 at = "" if target.startswith("/") else at

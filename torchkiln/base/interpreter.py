@@ -1,7 +1,7 @@
-"""base → its own Python: what is needed of it in a folder, and how to start it there.
+"""Extracts the Python of a base and says how to run it.
 
-Byte-code must come from the image's exact interpreter. Its files are taken out of the base once, and it is
-started through the base's own loader, so that nothing of the host's Python or C library takes part.
+Byte-code must come from the image's exact interpreter. Its files are extracted from the base once, and it is
+started with the base's own loader, independent of the host's Python and C library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchkiln.base.extraction import Refused, extract
+from torchkiln.base.extraction import ExtractionRefused, extract
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedBase
 from torchkiln.model.platform import LINUX_AMD64
@@ -27,7 +27,7 @@ LOADER = f"{LIBRARIES}/{LINUX_AMD64.loader}"
 
 
 def python_name(version: str) -> str:
-    """Of "3.11.2" the program and the folder of its library: "python3.11"."""
+    """The name of the program and of its library folder: "3.11.2" → "python3.11"."""
     return "python" + ".".join(version.split(".")[:2])
 
 
@@ -39,9 +39,9 @@ class Interpreter:
     version: str  # full, "3.11.2"
 
     def argv(self, root: Path | None = None) -> list[str]:
-        """The command that starts it, to be followed by Python's own arguments.
+        """The command that starts it, without arguments for Python.
 
-        :param root: where *root* is seen by who runs it, "/" in a sandbox; None: where it is.
+        :param root: the path of `root` inside a sandbox, "/"; None: outside.
         """
         name, at = python_name(self.version), self.root if root is None else root
         return [
@@ -51,10 +51,10 @@ class Interpreter:
         ]
 
     def env(self, root: Path | None = None) -> dict[str, str]:
-        """The whole environment of that command.
+        """The complete environment of that command.
 
-        Nothing of the caller's environment, user folder or site-packages is seen; the hash seed is fixed, so
-        that what it marshals is the same each time; it writes no byte-code of its own.
+        It does not depend on the caller's environment, home folder or site-packages; the hash seed is fixed,
+        so that byte-code is reproducible; no byte-code is written to disk.
         """
         return {
             "LC_ALL": "C",
@@ -67,15 +67,15 @@ class Interpreter:
 
 
 def interpreter(base: LockedBase, store: Store) -> Interpreter:
-    """The Python of *base*, whose blob is in *store*; taken out of it at the first call (~2 s, 60 MB).
+    """The Python of *base*, whose blob is in *store*; extracted at the first call (~2 s, 60 MB).
 
-    :raises BuildFailed: the base is not in the store, is damaged, or holds no such Python.
+    :raises BuildFailed: the base is not in the store, is damaged, or has no such Python.
     """
     root = store.root / "interpreters" / base.digest.removeprefix("sha256:")
     found = Interpreter(root=root, version=base.python)
     if root.is_dir():
         return found
-    with store.lock(f"interpreter-{base.os}", f"takes the Python out of the base of {base.os}"):
+    with store.lock(f"interpreter-{base.os}", f"extracts the Python of the base of {base.os}"):
         if root.is_dir():
             return found
         temporary = store.temporary("interpreter")
@@ -86,8 +86,8 @@ def interpreter(base: LockedBase, store: Store) -> Interpreter:
         except DAMAGED as error:
             full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise BuildFailed(
-                f"the Python of base {base.digest} cannot be taken out: {error}",
-                hint="make room, or set TORCHKILN_CACHE to another folder" if full else "",
+                f"the Python of base {base.digest} cannot be extracted: {error}",
+                hint="free disk space, or set TORCHKILN_CACHE to another folder" if full else "",
             ) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -95,12 +95,12 @@ def interpreter(base: LockedBase, store: Store) -> Interpreter:
 
 
 def extract_python(blob: Path, base: LockedBase, into: Path, *, also: str = "") -> None:
-    """Take the Python of *base* and the libraries that it loads out of its *blob*, to *into*, a new folder.
+    """Extract the Python of *base* and its libraries from its *blob* to the new folder *into*.
 
     :param also: a pattern of further paths, "usr/bin/tar".
-    :raises BuildFailed: it is another base, holds no such Python, or something that no base has; nothing that
-        was extracted may then run.
-    :raises OSError: it cannot be read or written; ValueError: it is damaged.
+    :raises BuildFailed: it is another base, has no such Python, or a refused entry; the extracted files must
+        not be run.
+    :raises OSError: reading or writing failed; ValueError: the blob is damaged.
     """
     name = python_name(base.python)
     wanted = re.compile(
@@ -112,13 +112,13 @@ def extract_python(blob: Path, base: LockedBase, into: Path, *, also: str = "") 
     try:
         with GZIP.open(blob) as stream:
             found = extract(stream, into, lambda path: wanted.fullmatch(path) is not None)
-    except (Refused, DamagedTar) as error:
-        raise BuildFailed(f"the base's Python cannot be taken out: {error}") from error
+    except (ExtractionRefused, DamagedTar) as error:
+        raise BuildFailed(f"the base's Python cannot be extracted: {error}") from error
     if found != base.diff_id:
         raise BuildFailed(
-            f"{blob} is damaged: checksum mismatch, its tar is {found}, not {base.diff_id}",
+            f"{blob} is damaged: diff_id mismatch: expected {base.diff_id}, got {found}",
             hint="run: torchkiln cache verify --repair; then build again",
         )
     for needed in (f"usr/bin/{name}", f"usr/lib/{name}/os.py", LOADER):
-        if not (into / needed).is_file():  # through links too: they lead nowhere else
-            raise BuildFailed(f"the base has no {needed}")
+        if not (into / needed).is_file():  # links stay inside the folder
+            raise BuildFailed(f"the base has no /{needed}")

@@ -1,4 +1,4 @@
-"""BaseRecipe → LockedBase: build a base from the distribution's archive with mmdebstrap."""
+"""Builds a base from the distribution's archive with mmdebstrap."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from io import RawIOBase
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
-from torchkiln.base.archive import note_files, read_lists
+from torchkiln.base.archive import read_lists, record_files
 from torchkiln.base.complaint import complaint
 from torchkiln.base.contents import inspect, locked_base
 from torchkiln.base.recipe import CLEANING, ON_TOP, BaseRecipe
-from torchkiln.base.sources import Sources, edits, sources_of, variables
+from torchkiln.base.sources import ArchiveSources, edits, sources_of, variables
 from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools
 from torchkiln.model.platform import LINUX_AMD64
@@ -30,8 +30,8 @@ from torchkiln.store.store import Store
 from torchkiln.util.scratch import held
 from torchkiln.util.scratch import scratch as temporary_folder
 
-# All that the build sees of the caller's environment: how to reach the archive and where scratch space is.
-# Locale, umask and the like would leak into the result.
+# The only variables of the caller's environment that are passed on: proxies and scratch space. Others, such
+# as the locale, would change the result.
 _PASSED_ON = (
     "TMPDIR",
     "http_proxy",
@@ -42,7 +42,7 @@ _PASSED_ON = (
     "NO_PROXY",
     "APT_CONFIG",
 )
-_CHATTER = (
+_HIDDEN = (
     "I: chroot arch",
     "I: skipping",
     "I: running --",
@@ -59,7 +59,7 @@ _CHATTER = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scratch:
-    """Where mmdebstrap works."""
+    """The working folder of mmdebstrap."""
 
     env: Mapping[str, str]  # its environment
     lists: Path  # a folder for apt's lists
@@ -67,11 +67,11 @@ class Scratch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Onto:
-    """A base that is there already, to which packages are added; files that any user can read."""
+class ExistingBase:
+    """A base to which packages are added; its files are readable for all users."""
 
     base: Path  # its gzipped tar
-    pins: Path  # apt's preferences while they are installed
+    pins: Path  # apt preferences during the installation
     packages: tuple[str, ...]
 
 
@@ -85,14 +85,14 @@ def build(
     environ: Mapping[str, str],
     say: Callable[[str], None] = lambda _: None,
 ) -> LockedBase:
-    """Build *recipe* from the archive's present state and keep the blob in *store*.
+    """Build *recipe* from the current state of the archive and put the blob into *store*.
 
-    As root, or without where user namespaces allow. Takes about a minute, 800 MB under $TMPDIR while it runs.
-    *environ* tells proxies and the mirrors that the user set; nothing of it is in the result.
+    Runs as root, or as a user with user namespaces. Takes about a minute and temporarily 800 MB in $TMPDIR.
+    *environ* has the proxies and mirrors; they do not change the result.
 
-    :raises ToolMissing: mmdebstrap or the archive's keyring is not here.
-    :raises ConfigError: a mirror is not an address.
-    :raises BuildFailed: mmdebstrap failed, or its result is not fit to be a base.
+    :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
+    :raises ConfigError: a mirror is not a URL.
+    :raises BuildFailed: mmdebstrap failed, or its result is not a valid base.
     """
     temporary = store.temporary(f"base-{recipe.os}")
     try:
@@ -104,11 +104,13 @@ def build(
             debs = read_lists(place.lists, contents.packages)
         with store.writable():
             store.adopt(temporary, store.blob(encoded.digest))
-            note_files(store, BaseFiles(base=encoded.digest, debs=debs))
+            record_files(store, BaseFiles(base=encoded.digest, debs=debs))
     finally:
         temporary.unlink(missing_ok=True)
     if not contents.python.startswith(f"{recipe.python}."):
-        raise BuildFailed(f"{recipe.os} should bring Python {recipe.python} and has {contents.python}")
+        raise BuildFailed(
+            f"wrong Python in the base of {recipe.os}: expected {recipe.python}, got {contents.python}"
+        )
     untrusted = sources_of(recipe, environ).untrusted
     return replace(locked_base(recipe.os, encoded, contents), untrusted=untrusted)
 
@@ -120,7 +122,7 @@ def ask_archive(
     environ: Mapping[str, str],
     say: Callable[[str], None] = lambda _: None,
 ) -> BaseFiles:
-    """What the archive's signed index says now of the packages of *locked*, with no base built: seconds.
+    """The files of the packages of *locked* in the archive's current signed index; builds no base.
 
     :raises KilnError: as for `build`.
     """
@@ -139,18 +141,18 @@ def command(
     unprivileged: bool,
     place: Scratch | None = None,
     bare: bool = False,
-    onto: Onto | None = None,
+    onto: ExistingBase | None = None,
 ) -> list[str]:
-    """mmdebstrap's argv; the tar goes to its stdout. Pure.
+    """The command line of mmdebstrap, which writes the tar to stdout. Pure.
 
-    :param place: its lists get what apt knows of the archive, when all is installed.
+    :param place: apt's lists are copied there after the installation.
     :param bare: install nothing.
-    :param onto: install these packages into that base, and no base of the recipe's own.
-    :raises ConfigError: a mirror is not an address.
+    :param onto: install packages into this base instead of building one.
+    :raises ConfigError: a mirror is not a URL.
     """
     sources = sources_of(recipe, environ)
     setup, restore = _mirror_hooks(sources)
-    noted = (f"sync-out /var/lib/apt/lists {shlex.quote(str(place.lists))}",) if place else ()
+    copy_lists = (f"sync-out /var/lib/apt/lists {shlex.quote(str(place.lists))}",) if place else ()
     variant, packages, hooks = "minbase", recipe.packages, recipe.hooks
     if bare:
         variant, packages, hooks = "custom", (), ()
@@ -162,10 +164,10 @@ def command(
             f"upload {shlex.quote(str(onto.pins))} {_PINS}",
             *setup,
         )
-    # As root it would mount /proc and /sys in the host's own namespace, and killed, would leave them there.
-    alone = [] if unprivileged else ["unshare", "--mount", "--propagation=private", "--"]
+    # As root it mounts /proc and /sys in the host's namespace, and leaves them mounted if it is killed.
+    isolated = [] if unprivileged else ["unshare", "--mount", "--propagation=private", "--"]
     return [
-        *alone,
+        *isolated,
         "mmdebstrap",
         f"--mode={'unshare' if unprivileged else 'root'}",
         f"--variant={variant}",
@@ -175,35 +177,35 @@ def command(
         f"--keyring={place.keyring if place else sources.keyring}",
         f"--components={','.join(recipe.components)}",
         *(f"--dpkgopt={option}" for option in recipe.dpkg_options),
-        # The keyring is named above; whether sources.list names it too would hang on what the host trusts.
+        # The keyring is set above; whether sources.list names it, too, would depend on the host.
         "--skip=check/signed-by,output/dev",
         *(f"--setup-hook={hook}" for hook in setup),
-        *(f"--customize-hook={hook}" for hook in (*restore, *hooks, *noted)),
+        *(f"--customize-hook={hook}" for hook in (*restore, *hooks, *copy_lists)),
         recipe.suite,
         "-",
     ]
 
 
-def _mirror_hooks(sources: Sources) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Hooks that put the user's mirrors in, and that put back what mmdebstrap had written."""
+def _mirror_hooks(sources: ArchiveSources) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Hooks that set the user's mirrors, and that restore the original sources.list."""
     lines = edits(sources)
     if not lines:
         return (), ()
-    there, aside = '"$1/etc/apt/sources.list"', '"$1/etc/apt/sources.list.default"'
+    path, backup = '"$1/etc/apt/sources.list"', '"$1/etc/apt/sources.list.default"'
     script = shlex.quote("\n".join(lines))
-    return (f"cp -p {there} {aside} && sed -i {script} {there}",), (f"mv {aside} {there}",)
+    return (f"cp -p {path} {backup} && sed -i {script} {path}",), (f"mv {backup} {path}",)
 
 
 @contextlib.contextmanager
 def scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[Scratch]:
-    """A folder for mmdebstrap, which goes with the block.
+    """A temporary folder for mmdebstrap.
 
-    :raises ToolMissing: mmdebstrap or the archive's keyring is not here.
+    :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
     """
     keys = Path(sources_of(recipe, environ).keyring)
     _require(recipe, keys)
     with temporary_folder("base") as place:
-        place.chmod(0o755)  # apt and the namespace's root are other users
+        place.chmod(0o755)  # for apt and the root of the namespace, which are other users
         folder = str(place)
         env = {name: environ[name] for name in _PASSED_ON if name in environ}
         env |= {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": folder, "TMPDIR": folder}
@@ -214,7 +216,7 @@ def scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[Scratch]
         }
         lists = Path(folder, "lists")
         lists.mkdir()
-        # Who checks signatures is a user of apt's own, whom a home folder may shut out.
+        # apt checks signatures as its own user, who may have no access to a home folder.
         keyring = Path(shutil.copyfile(keys, Path(folder, f"keyring{keys.suffix}")))
         keyring.chmod(0o644)
         yield Scratch(env=env, lists=lists, keyring=keyring)
@@ -223,34 +225,34 @@ def scratch(recipe: BaseRecipe, environ: Mapping[str, str]) -> Iterator[Scratch]
 def _require(recipe: BaseRecipe, keyring: Path) -> None:
     if not shutil.which("mmdebstrap"):
         raise ToolMissing(
-            "mmdebstrap is not installed, and the base must be built",
-            hint="as root: apt-get install mmdebstrap; or hand over a base made elsewhere: --base FILE",
+            "mmdebstrap: command not found; it is needed to build the base",
+            hint="install it: apt-get install mmdebstrap; or import a base: --base FILE",
         )
     if not keyring.is_file():
         raise ToolMissing(
-            f"the keys of {recipe.os}'s archive are not here: {keyring}",
-            hint=f"{recipe.distribution.capitalize()}'s package {recipe.keyring_package} brings them; keys"
-            f" elsewhere are named by {variables(recipe)[2]}; or hand over a base: --base FILE",
+            f"keyring of the archive of {recipe.os} not found: {keyring}",
+            hint=f"install {recipe.distribution.capitalize()}'s package {recipe.keyring_package}, or set"
+            f" {variables(recipe)[2]} to a keyring; or import a base: --base FILE",
         )
 
 
 def dev_folder(epoch: int) -> bytes:
-    """A tar header for an empty /dev: mmdebstrap leaves it out, or fills it with nodes."""
+    """The tar header of an empty /dev; mmdebstrap leaves it out, or adds device nodes."""
     info = tarfile.TarInfo("./dev/")
     info.type, info.mode, info.mtime = tarfile.DIRTYPE, 0o755, epoch
     return info.tobuf(tarfile.USTAR_FORMAT)
 
 
 class _Prefixed(RawIOBase):
-    """A stream with some bytes before it."""
+    """A stream with a prefix."""
 
     def __init__(self, head: bytes, tail: IO[bytes]) -> None:
         self._head, self._tail = head, tail
 
     def read(self, size: int = -1) -> bytes:
         if self._head:
-            given, self._head = self._head[:size], self._head[size:]
-            return given
+            data, self._head = self._head[:size], self._head[size:]
+            return data
         return self._tail.read(size)
 
 
@@ -258,16 +260,16 @@ class _Prefixed(RawIOBase):
 def running(
     argv: list[str], env: Mapping[str, str], recipe: BaseRecipe, say: Callable[[str], None]
 ) -> Iterator[IO[bytes]]:
-    """mmdebstrap's stdout while it runs; however the block ends, nothing of it runs on.
+    """The stdout of mmdebstrap, which is ended with the block.
 
-    If this process is killed, a watchdog ends mmdebstrap, which then removes what it unpacked. The rest of
-    the scratch folder is swept when nothing holds it any more: mmdebstrap and its children do.
+    If this process is killed, a watchdog ends mmdebstrap, which then removes its files. The rest of the
+    scratch folder is swept when mmdebstrap and its children have released its lock.
 
-    :raises BuildFailed: it failed; why is told.
+    :raises BuildFailed: it failed; the message has the cause.
     """
     last: deque[str] = deque(maxlen=60)
     lock = held(Path(env["TMPDIR"]))
-    # A session of its own: Ctrl-C comes to us alone, and we end the whole group.
+    # In a new session: Ctrl-C only reaches this process, which ends the whole group.
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, lock)
         process = stack.enter_context(
@@ -292,22 +294,20 @@ def running(
             yield process.stdout
             process.wait()
         finally:
-            if process.returncode is None:  # we are leaving before it does
+            if process.returncode is None:  # the block ended early
                 _end(process)
             listener.join()
     if code := process.returncode:
-        where = str(Path(env["TMPDIR"]).parent)  # the scratch folder itself is as good as gone
+        where = str(Path(env["TMPDIR"]).parent)  # the scratch folder itself is removed
         mirror, _, keyring = variables(recipe)
-        elsewhere = (
-            f"another archive can be set by {mirror}; a base made elsewhere can be given by --base FILE"
-        )
+        elsewhere = f"set another archive with {mirror}, or import a base: --base FILE"
         raise complaint(
             code,
             last,
             os_name=recipe.os,
             scratch=where,
             elsewhere=elsewhere,
-            keys=f"its keys are {keyring}'s, or those of {recipe.keyring_package}",
+            keys=f"check the keyring ({keyring}, or package {recipe.keyring_package})",
         )
 
 
@@ -316,18 +316,18 @@ _WATCHDOG = 'read -r _; kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"'
 
 @contextlib.contextmanager
 def _watched(group: int) -> Iterator[None]:
-    """End the process group *group* if this process is killed: its end closes the watchdog's stdin."""
+    """End the process group *group* if this process is killed, which closes the watchdog's stdin."""
     with subprocess.Popen(
         ["sh", "-c", _WATCHDOG, "sh", str(group)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-    ) as dog:
+    ) as watchdog:
         try:
             yield
         finally:
-            dog.kill()
+            watchdog.kill()
 
 
 def _listen(stream: IO[bytes], last: deque[str], say: Callable[[str], None]) -> None:
@@ -335,14 +335,14 @@ def _listen(stream: IO[bytes], last: deque[str], say: Callable[[str], None]) -> 
         line = raw.decode(errors="replace").rstrip()
         if line:
             last.append(line)
-        if line.startswith("I: ") and not line.startswith(_CHATTER):
+        if line.startswith("I: ") and not line.startswith(_HIDDEN):
             say(line.removeprefix("I: "))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask first, for mmdebstrap then removes its folder, which a user namespace may own; then insist."""
+    """Send SIGTERM, so that mmdebstrap removes its folder (which a namespace may own), then SIGKILL."""
     assert process.stdout is not None
-    process.stdout.close()  # nobody may wait for us to read
+    process.stdout.close()  # unblock writers
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""OS name → BaseRecipe: what a base is made of, as a frozen value. Pure."""
+"""The recipe of a base: its packages, options and hooks. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchkiln.model.operating_system import operating_system
 from torchkiln.model.recipe import PREFIX, USER
 
 EPOCH = 1_735_689_600
-"""Seconds, 2025-01-01: no file of a base is younger. Constant, so that the day of the build does not show."""
+"""2025-01-01 in seconds: no file of a base is younger. Constant, so that bases are reproducible."""
 
 _PACKAGES = (
     *("python3", "python3-venv", "python3-dev"),
@@ -19,11 +19,11 @@ _PACKAGES = (
     *("openssh-server", "tini", "git", "tmux", "screen"),
     *("procps", "psmisc", "iproute2", "nano", "curl", "less", "ca-certificates", "tzdata"),
     *("bash-completion", "sudo"),
-    "libnss-wrapper",  # names for a uid that /etc/passwd does not know
+    "libnss-wrapper",  # names for a uid that is not in /etc/passwd
 )
 
-# Manuals and translations are a sixth of the base and nobody reads them in a container; licences stay.
-# Debian's own slim images leave out the same.
+# Manuals and translations are a sixth of the base and not needed in a container; licences are kept.
+# Debian's slim images exclude the same files.
 _DPKG_OPTIONS = (
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
@@ -35,35 +35,35 @@ _DPKG_OPTIONS = (
 
 # Run by sh with the new root as "$1", after the packages.
 _MAKING = (
-    # Empty, and made by the base's own Python: wheels are only added to it. It sees the system's packages, as
-    # only then Python looks into a user's own site, where pip installs for who may not write to the venv.
+    # Empty, and created by the base's own Python; wheels are only added. With system packages, because only
+    # then Python uses the user site, where pip installs for users who cannot write to the venv.
     'chroot "$1" env PYTHONDONTWRITEBYTECODE=1'
     f" python3 -m venv --system-site-packages --without-pip {PREFIX}",
-    # Whoever the container runs as works there, as in /tmp.
+    # Writable for every user of the container, like /tmp.
     'install -d -m 1777 "$1/workspace"',
-    # Nobody logs in by a password, but the account is not locked: sshd turns locked ones away. No copy of
-    # /etc/skel: its .bashrc would hide ours.
+    # No password login, but not locked: sshd rejects locked accounts. /etc/skel is not copied: its .bashrc
+    # would override that of the image.
     f'chroot "$1" useradd --uid 1000 --user-group --shell /bin/bash --password "*" {USER}',
     f'install -d -m 0755 -o 1000 -g 1000 "$1/home/{USER}"',
-    # Debian's greeting; ours comes from the shell.
+    # The shell prints the greeting of the image instead.
     'rm -f "$1"/etc/update-motd.d/* && : >"$1/etc/motd"',
 )
 
-# After packages that are put on top of a base, before the cleaning.
+# After installing packages on top of a base, before the cleaning.
 ON_TOP = (
-    # git-lfs enters itself there, its lines in another order each time.
+    # git-lfs writes its lines in random order.
     'cd "$1/etc" && [ ! -e gitconfig ]'
     " || { head -n 1 gitconfig; tail -n +2 gitconfig | sort; } >gitconfig.new && mv gitconfig.new gitconfig",
 )
 
-# After those, and after whatever else is installed on top of a base.
+# After everything else.
 CLEANING = (
-    # The build host's name and resolver; identities that every container must make for itself.
+    # Host name and resolver of the build host; identities that every container must create.
     'rm -f "$1/etc/resolv.conf" "$1/etc/hostname" "$1/etc/hosts" "$1/etc/machine-id" "$1"/etc/ssh/ssh_host_*',
-    # Second copies that tools keep of files they changed.
+    # Backup files.
     'rm -f "$1"/etc/passwd- "$1"/etc/group- "$1"/etc/shadow- "$1"/etc/gshadow- "$1"/etc/sub[ug]id-',
     'rm -f "$1"/var/lib/dpkg/*-old "$1"/var/cache/debconf/*-old "$1/var/cache/ldconfig/aux-cache"',
-    # Logs: those that login programs expect stay, empty.
+    # Logs: those that login programs expect are emptied.
     'find "$1/var/log" -type f \\( -name "*.log" -o -name "*.xz" \\) -delete',
     'find "$1/var/log" -type f -exec truncate -s 0 {} +',
 )
@@ -71,13 +71,13 @@ CLEANING = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaseRecipe:
-    """Everything that decides a base, but for the day's state of the archive."""
+    """Everything that decides a base, except for the state of the archive."""
 
     os: str  # "debian12"
     suite: str  # "bookworm"
     components: tuple[str, ...]
     keyring: PurePosixPath  # on the build host
-    keyring_package: str  # what brings it there
+    keyring_package: str  # the package that installs it
     python: str  # major.minor of the suite's interpreter
     packages: tuple[str, ...]
     dpkg_options: tuple[str, ...]
@@ -86,18 +86,18 @@ class BaseRecipe:
 
     @property
     def distribution(self) -> str:
-        """Whose archive it is: "debian"."""
+        """The distribution: "debian"."""
         return self.os.rstrip("0123456789.")
 
     def key(self) -> str:
-        """64 hex digits that change when any field does."""
+        """A hash of all fields, 64 hex digits."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def recipe(os_name: str) -> BaseRecipe:
     """The recipe of *os_name*.
 
-    :raises ConfigError: there is none.
+    :raises ConfigError: the OS is unknown.
     """
     system = operating_system(os_name)
     return BaseRecipe(

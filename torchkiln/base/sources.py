@@ -1,4 +1,4 @@
-"""BaseRecipe, the user's environment → where a base's packages come from, and by whose keys. Pure."""
+"""Reads the mirrors and the keyring of a base from the environment. Pure."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ _SNAPSHOT = re.compile(r"/\d{8}T\d{6}Z/?$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sources:
-    """Mirrors are empty where the archive's own addresses serve."""
+class ArchiveSources:
+    """Mirrors and keyring; a mirror is empty for the archive's own address."""
 
     mirror: str
     security_mirror: str
     keyring: PurePosixPath
-    untrusted: bool  # whether one of the mirrors is
+    untrusted: bool  # whether a mirror is declared as untrusted
 
 
 def variables(recipe: BaseRecipe) -> tuple[str, str, str]:
-    """The names of those that say so: mirror, security mirror, keyring. Each distribution has its own."""
+    """The names of the variables for mirror, security mirror and keyring of the distribution."""
     return operating_system(recipe.os).variables
 
 
-def sources_of(recipe: BaseRecipe, environ: Mapping[str, str]) -> Sources:
-    """What *environ* says, and else *recipe*.
+def sources_of(recipe: BaseRecipe, environ: Mapping[str, str]) -> ArchiveSources:
+    """The sources in *environ*, by default those of *recipe*.
 
-    :raises ConfigError: a mirror is not an address, or the keyring is no path from the root.
+    :raises ConfigError: a mirror is not a URL, or the keyring is not an absolute path.
     """
     mirror, security, keyring = variables(recipe)
-    told = {name: declared(environ.get(name, "")) for name in (mirror, security)}
-    for name, (address, _) in told.items():
+    mirrors = {name: declared(environ.get(name, "")) for name in (mirror, security)}
+    for name, (address, _) in mirrors.items():
         if address and not _ADDRESS.fullmatch(address):
-            raise ConfigError(f"{name} is not an address of an archive: {environ[name]!r}")
+            raise ConfigError(f"{name} is not a valid URL of an archive: {environ[name]!r}")
     path = PurePosixPath(environ.get(keyring) or recipe.keyring)
     if not path.is_absolute() or not re.fullmatch(r"[\w./+~-]+", str(path)):
-        raise ConfigError(f"{keyring} is not a path from the root: {str(path)!r}")
-    return Sources(
-        mirror=told[mirror][0],
-        security_mirror=told[security][0],
+        raise ConfigError(f"{keyring} is not an absolute path: {str(path)!r}")
+    return ArchiveSources(
+        mirror=mirrors[mirror][0],
+        security_mirror=mirrors[security][0],
         keyring=path,
-        untrusted=any(untrusted for _, untrusted in told.values()),
+        untrusted=any(untrusted for _, untrusted in mirrors.values()),
     )
 
 
-def edits(sources: Sources) -> tuple[str, ...]:
-    """Lines for sed that put the mirrors into a sources.list as mmdebstrap writes it by default."""
+def edits(sources: ArchiveSources) -> tuple[str, ...]:
+    """A sed script that sets the mirrors in the sources.list of mmdebstrap."""
     pairs = ((sources.mirror, "/-security /!"), (sources.security_mirror, "/-security /"))
     return tuple(
-        # A snapshot's Release file is past its date by nature.
+        # The Release file of a snapshot is expired.
         f"{which}s|^deb [^ ]*|deb {'[check-valid-until=no] ' if _SNAPSHOT.search(address) else ''}{address}|"
         for address, which in pairs
         if address

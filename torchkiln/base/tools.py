@@ -1,7 +1,7 @@
-"""A base → LockedTools: packages of its own archive on top of it, as a layer; and that layer at hand.
+"""Builds and provides the tools layer: more packages of the archive on top of a base.
 
-apt installs into the unpacked base, whose own packages it may not touch. The layer is what the trees differ
-in, and holds dpkg's whole status, so it fits this one base. Its lock is ``images/base-<os>/<name>.json``.
+apt installs into the unpacked base and must not change its packages. The layer is the difference of the
+trees; it includes dpkg's status, so it fits only this base. Its lock is ``images/base-<os>/<name>.json``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from torchkiln.base import keeping
-from torchkiln.base.archive import note_files, read_lists
+from torchkiln.base.archive import read_lists, record_files
 from torchkiln.base.complaint import Unsolvable
 from torchkiln.base.contents import inspect
-from torchkiln.base.mmdebstrap import Onto, Scratch, command, dev_folder, running, scratch
+from torchkiln.base.mmdebstrap import ExistingBase, Scratch, command, dev_folder, running, scratch
 from torchkiln.base.recipe import BaseRecipe, recipe
 from torchkiln.base.sources import sources_of, variables
 from torchkiln.errors import BuildFailed
@@ -30,25 +30,25 @@ from torchkiln.oci.upper import write_upper
 from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
 
-_ABOVE_ALL = 1001  # a pin's priority: apt then keeps to that version even where a newer one is wanted
-_MOVED_ON = "the archive has moved on: make a new base of it, with: torchkiln lock --upgrade-base"
+_PIN_PRIORITY = 1001  # above 1000 apt keeps the version even if a newer one is required
+_UPGRADE = "the archive has newer packages; build a new base: torchkiln lock --upgrade-base"
 
 
 def lock_path(images: Path, os_name: str, name: str) -> Path:
-    """Where under *images* the lock of the tools *name* stands."""
+    """The path of the lock of the tools *name* below *images*."""
     return images / f"base-{os_name}" / f"{name}.json"
 
 
 def read_lock(images: Path, os_name: str, name: str) -> LockedTools | None:
-    """The committed lock of the tools *name*; None when there is none yet.
+    """The committed lock of the tools *name*; None if there is none.
 
-    :raises ConfigError: it is unsound.
+    :raises ConfigError: it is invalid.
     """
     return keeping.read_lock(LockedTools, lock_path(images, os_name, name))
 
 
 def write_lock(images: Path, tools: LockedTools) -> Path:
-    """Make *tools* the lock of their name."""
+    """Write *tools* as the lock of their name."""
     path = lock_path(images, tools.os, tools.name)
     write_atomic(path, keeping.to_json(tools))
     return path
@@ -64,15 +64,15 @@ def ensure(
     environ: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[LockedTools, tuple[str, ...]]:
-    """The tools on *base*, and in what they differ from *locked*: see `keeping.ensure`.
+    """The tools on *base*, and their differences from *locked*: see `keeping.ensure`.
 
-    On another base than the locked one they are other tools, made for it.
+    For another base than the locked one they are built again.
     """
-    way = _way(
+    spec = _spec(
         locked.name, packages_of(locked.name), base, store, os.environ if environ is None else environ, say
     )
     fits = locked.base == base.digest
-    return keeping.ensure(way, locked, store, file=file, locked_only=locked_only, fits=fits, say=say)
+    return keeping.ensure(spec, locked, store, file=file, locked_only=locked_only, fits=fits, say=say)
 
 
 def rebuild(
@@ -84,19 +84,19 @@ def rebuild(
     locked: LockedTools | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> LockedTools:
-    """Ask the archive now, whatever the cache holds; from here on the result stands in for *locked*."""
-    way = _way(name, packages_of(name), base, store, environ, say)
-    return keeping.rebuild(way, store, locked=locked)
+    """Build the tools from the archive now; the result replaces *locked* on this machine."""
+    spec = _spec(name, packages_of(name), base, store, environ, say)
+    return keeping.rebuild(spec, store, locked=locked)
 
 
 def adopt(
     file: Path, name: str, base: LockedBase, store: Store, *, locked: LockedTools | None = None
 ) -> LockedTools:
-    """Take the tools *name* on *base* from *file*, a layer blob or its bare tar, into the store.
+    """Import the tools *name* on *base* from *file*, a layer blob or an uncompressed tar, into the store.
 
-    :raises BuildFailed: they are not the *locked* ones, or no tools on that base; nothing is kept.
+    :raises BuildFailed: they are not the *locked* ones, or not tools on that base; nothing is stored.
     """
-    return keeping.adopt(_way(name, (), base, store, {}, lambda _: None), file, store, locked=locked)
+    return keeping.adopt(_spec(name, (), base, store, {}, lambda _: None), file, store, locked=locked)
 
 
 def build(
@@ -108,14 +108,14 @@ def build(
     environ: Mapping[str, str],
     say: Callable[[str], None] = lambda _: None,
 ) -> LockedTools:
-    """Install *packages* on *base*, whose blob is in *store*, from the archive; keep the layer.
+    """Install *packages* on *base*, whose blob is in *store*, from the archive; put the layer into *store*.
 
-    Takes half a minute, and two gigabytes under $TMPDIR while it runs.
+    Takes half a minute and temporarily two gigabytes in $TMPDIR.
 
-    :raises ToolMissing: mmdebstrap or the archive's keyring is not here.
-    :raises ConfigError: a mirror is not an address.
-    :raises BuildFailed: the archive no longer has what goes with this base; mmdebstrap failed otherwise, or
-        its result is no layer on that base.
+    :raises ToolMissing: mmdebstrap or the archive's keyring is not installed.
+    :raises ConfigError: a mirror is not a URL.
+    :raises BuildFailed: the archive no longer has packages for this base, mmdebstrap failed, or its result is
+        not a valid layer.
     """
     wanted = recipe(base.os)
     temporary = store.temporary(f"tools-{base.os}")
@@ -132,8 +132,8 @@ def build(
                     write_upper(lower, upper, out, mtime=wanted.epoch)
             except OSError as error:
                 raise BuildFailed(
-                    f"the tools cannot be made in {Path(place.env['TMPDIR']).parent}: {error.strerror}",
-                    hint="make room there (it takes 2 GB), or set TMPDIR to another folder",
+                    f"the tools cannot be built in {Path(place.env['TMPDIR']).parent}: {error.strerror}",
+                    hint="free disk space (2 GB are needed), or set TMPDIR to another folder",
                 ) from error
             with store.writable():
                 encoded = encode(layer, temporary)
@@ -141,16 +141,17 @@ def build(
             debs = read_lists(place.lists, tools.packages)
         with store.writable():
             store.adopt(temporary, store.blob(encoded.digest))
-            note_files(store, BaseFiles(base=encoded.digest, debs=debs))
+            record_files(store, BaseFiles(base=encoded.digest, debs=debs))
     finally:
         temporary.unlink(missing_ok=True)
     return replace(tools, untrusted=sources_of(wanted, environ).untrusted)
 
 
 def pins(packages: Iterable[OsPackage]) -> str:
-    """Preferences by which apt keeps *packages* at their versions, or installs nothing."""
+    """apt preferences that pin *packages* to their versions."""
     return "\n".join(
-        f"Package: {one.name}\nPin: version {one.version}\nPin-Priority: {_ABOVE_ALL}\n" for one in packages
+        f"Package: {package.name}\nPin: version {package.version}\nPin-Priority: {_PIN_PRIORITY}\n"
+        for package in packages
     )
 
 
@@ -165,8 +166,8 @@ def _installed(
 ) -> Path:
     """The tar of the whole system, base and *packages*."""
     folder = Path(place.env["TMPDIR"])
-    onto = Onto(base=folder / "base.tar.gz", pins=folder / "pins", packages=packages)
-    # Copies: in a user namespace the root of which is none here, the cache cannot be read.
+    onto = ExistingBase(base=folder / "base.tar.gz", pins=folder / "pins", packages=packages)
+    # Copies: the root of a user namespace may not read the cache.
     shutil.copyfile(store.blob(base.digest), onto.base)
     onto.pins.write_text(pins(base.packages))
     argv = command(wanted, environ, unprivileged=os.geteuid() != 0, place=place, onto=onto)
@@ -177,25 +178,26 @@ def _installed(
             shutil.copyfileobj(tar, out, 1 << 20)
     except Unsolvable as error:
         raise BuildFailed(
-            f"the archive's packages no longer go with those of the base {base.digest[:19]}:\n"
+            f"unmet dependencies: the archive's packages no longer fit the base {base.digest[:19]}:\n"
             + error.message.partition("\n")[2],
-            hint=_MOVED_ON,
+            hint=_UPGRADE,
         ) from error
     return whole
 
 
 def _read(blob: Path, encoded: Blob, name: str, base: LockedBase, *, called: str) -> LockedTools:
-    """What a lock says of these tools, by their own account.
+    """The lock of these tools, from the dpkg status in the layer.
 
-    :raises BuildFailed: the layer is none of tools, or changes packages of *base*.
+    :raises BuildFailed: it is not a layer of tools, or changes packages of *base*.
     """
-    told = {package.name: package for package in inspect(blob, name=called).packages}
+    installed = {package.name: package for package in inspect(blob, name=called).packages}
     below = {package.name: package for package in base.packages}
-    if changes := keeping.moved(base.packages, tuple(told[one] for one in below if one in told)):
+    kept = tuple(installed[package] for package in below if package in installed)
+    if changes := keeping.package_changes(base.packages, kept):
         raise BuildFailed(
-            f"{called} has other packages of the base than {base.digest[:19]} itself:\n"
+            f"{called} has other versions of base packages than the base {base.digest[:19]}:\n"
             + "\n".join(f"  {change}" for change in changes),
-            hint=f"it was made on another base; make one on this: torchkiln base build --tools {name}",
+            hint=f"it was built on another base; build it on this one: torchkiln base build --tools {name}",
         )
     return LockedTools(
         os=base.os,
@@ -203,35 +205,35 @@ def _read(blob: Path, encoded: Blob, name: str, base: LockedBase, *, called: str
         base=base.digest,
         **asdict(encoded),
         encoder=ENCODER,
-        packages=tuple(package for name, package in sorted(told.items()) if name not in below),
+        packages=tuple(package for name, package in sorted(installed.items()) if name not in below),
     )
 
 
-def _way(
+def _spec(
     name: str,
     packages: Iterable[str],
     base: LockedBase,
     store: Store,
     environ: Mapping[str, str],
     say: Callable[[str], None],
-) -> keeping.Way[LockedTools]:
+) -> keeping.ArtefactSpec[LockedTools]:
     wanted = recipe(base.os)
-    asked_for = tuple(packages)
+    requested = tuple(packages)
 
     def key(locked: LockedTools) -> str:
-        """On another base, or by another mirror, something else may be had."""
+        """Depends on the base and the mirrors, which decide the packages."""
         mirrors = tuple(environ.get(variable, "") for variable in variables(wanted))
-        asked = (wanted.key(), *asked_for, base.digest, locked.digest, *mirrors)
-        return hashlib.sha256("\n".join(asked).encode()).hexdigest()
+        parts = (wanted.key(), *requested, base.digest, locked.digest, *mirrors)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    return keeping.Way(
-        what=f"layer of tools {name} of {wanted.os}",
-        noun=f"layer of tools {name}",
+    return keeping.ArtefactSpec(
+        description=f"layer of tools {name} of {wanted.os}",
+        short_name=f"layer of tools {name}",
         lock=f"tools-{wanted.os}-{name}",
         option="--tools FILE",
         export=f"torchkiln base export --tools {name}",
         kind=LockedTools,
-        make=lambda: build(name, asked_for, base, store, environ=environ, say=say),
+        make=lambda: build(name, requested, base, store, environ=environ, say=say),
         read=lambda blob, encoded, called: _read(blob, encoded, name, base, called=called),
         key=key,
     )

@@ -1,5 +1,5 @@
-"""Builds an image from a lock: it brings the parts together and writes an OCI layout.
+"""Builds an image from a lock and writes it to an OCI layout.
 
-Downloads run in threads and conversions in processes. A layer that the store already has is reused.
-`build.build` is the entry point for library callers; it makes sure of base and tools, plans, and builds.
+Downloads run in threads, conversions in processes; layers in the store are reused. `build.build` is the entry
+point for library callers: it provides base and tools, plans, and builds.
 """

@@ -1,4 +1,4 @@
-"""LockedCell → BuiltImage in one call, for library callers and the command line alike."""
+"""Builds an image from a lock in one call, for library callers and the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from torchkiln.build import image as image_build
 from torchkiln.build.cache_claims import remember_image, remember_layout
 from torchkiln.build.environment import Environment
-from torchkiln.build.prerequisites import Sources, ready
+from torchkiln.build.prerequisites import BaseSources, ready
 from torchkiln.errors import BuildFailed
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
@@ -20,13 +20,13 @@ from torchkiln.plan.load import plan_locked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """How to build; of these only `layer_format` changes an image's bytes, though not what is in it."""
+class BuildOptions:
+    """How to build; only `layer_format` changes an image's bytes, but not its files."""
 
-    sources: Sources = field(default_factory=Sources)  # of base and tools
-    refs: tuple[str, ...] = ()  # names in the layout; none: the plan's tag
+    sources: BaseSources = field(default_factory=BaseSources)  # of base and tools
+    refs: tuple[str, ...] = ()  # names in the layout; default: the plan's tag
     layer_format: LayerFormat = DEFAULT_FORMAT
-    stranger: bool = False  # the lock is not the user's own: nothing of its base runs without a sandbox
+    foreign: bool = False  # the lock is not the user's own: its base only runs in a sandbox
 
 
 def build(
@@ -36,13 +36,13 @@ def build(
     layout: Path,
     environment: Environment,
     *,
-    options: Options,
-) -> image_build.Build:
-    """Plan, make sure of base and tools, and let the embedded engine build into *layout*.
+    options: BuildOptions,
+) -> image_build.BuildResult:
+    """Plan, provide base and tools, and build into *layout* with the embedded engine.
 
-    The cache knows the layout from then on.
+    The cache remembers the layout.
     """
-    demand_trusted(locked, options.sources)
+    check_trusted(locked, options.sources)
     store = environment.store
     store.sweep()
     with ready(
@@ -59,14 +59,14 @@ def build(
             environment,
             refs=options.refs,
             layer_format=options.layer_format,
-            stranger=options.stranger,
+            foreign=options.foreign,
         )
         remember_image(store, built.image, plan, built.reused)
     return replace(built, image=replace(built.image, base_moved=moved))
 
 
-def demand_trusted(locked: LockedCell, sources: Sources) -> None:
-    """Refuse to build with `locked_only` what cannot be published."""
+def check_trusted(locked: LockedCell, sources: BaseSources) -> None:
+    """Refuse an untrusted lock with `locked_only`: such an image cannot be published."""
     if sources.locked_only and is_untrusted(locked):
         raise BuildFailed(
             f"the lock of {tag_of(locked.resolution)} {USES}",

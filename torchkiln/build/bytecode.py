@@ -1,4 +1,4 @@
-"""One wheel's byte-code, from the cache or made: sources in as they come by, a kept pack out."""
+"""Provides the byte-code of one wheel, from the cache or compiled."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torchkiln.build.cache_keys import layer_key
 from torchkiln.errors import BuildFailed
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
-from torchkiln.wheel.bytecode import Code, Compiler, press, read_pack
+from torchkiln.wheel.bytecode import Code, Compiler, read_pack, write_pack
 
 
 class Bytecode:
-    """The .pyc files of one wheel; `kept` are those in the cache, None when they must be made.
+    """The .pyc files of one wheel; `cached` are those in the cache, None if they must be compiled.
 
     :param python: the base's full version.
     :param interpreter: the command that starts the base's Python.
@@ -22,50 +22,50 @@ class Bytecode:
     def __init__(self, wheel: LockedWheel, store: Store, python: str, interpreter: tuple[str, ...]) -> None:
         self._store, self._interpreter = store, interpreter
         self._pack = store.root / "bytecode" / f"{layer_key((wheel,), python)}.pack"
-        self.kept = _intact(self._pack)
+        self.cached = _intact(self._pack)
         self._compiler: Compiler | None = None
 
     def source(self, path: str, data: bytes) -> None:
-        """One Python source, to be compiled beside the caller's work."""
+        """Compile a Python source in the background."""
         if self._compiler is None:
             self._compiler = Compiler(self._interpreter, self._store.temporary("made"))
         self._compiler.add(path, data)
 
     def result(self) -> Iterable[Code]:
-        """All of them, now in the cache.
+        """All .pyc files, which then are in the cache.
 
         :raises BuildFailed: the base's Python failed.
         """
-        if self.kept is not None:
-            return self.kept
+        if self.cached is not None:
+            return self.cached
         if self._compiler is None:
             return ()
         self._compiler.finish()
         pack = self._store.temporary("pack")
         try:
-            press(self._compiler.made, pack, self._compiler.asked)
-            self.kept = _intact(pack)
-            if self.kept is None:
-                raise ValueError("it reads otherwise than it was written")
+            write_pack(self._compiler.output, pack, self._compiler.requested)
+            self.cached = _intact(pack)
+            if self.cached is None:
+                raise ValueError("the pack cannot be read back")
             self._store.adopt(pack, self._pack)
         except ValueError as error:
             raise BuildFailed(
-                f"the base's Python did not give the byte-code that it was asked for: {error}",
-                hint="the base is damaged, or was made to do harm; or the disk is at fault: run again",
+                f"invalid byte-code from the base's Python: {error}",
+                hint="the base is damaged or malicious, or the disk is faulty: run it again",
             ) from error
         finally:
             pack.unlink(missing_ok=True)
-        return self.kept
+        return self.cached
 
     def close(self) -> None:
-        """End what still runs, delete what is half made."""
+        """End the compiler and delete its output."""
         if self._compiler is not None:
             self._compiler.kill()
-            self._compiler.made.unlink(missing_ok=True)
+            self._compiler.output.unlink(missing_ok=True)
 
 
 def _intact(pack: Path) -> list[Code] | None:
-    """What is in a pack that is there and whole."""
+    """The content of a pack; None if it is missing or damaged."""
     try:
         with pack.open("rb") as file:
             return list(read_pack(file))

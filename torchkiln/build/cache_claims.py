@@ -1,6 +1,6 @@
-"""What a build needs of the cache, and what it leaves there so that its tags are known later.
+"""Claims the files of the cache that a build needs, and records what its images use.
 
-`cache.usage` reads it again.
+`cache.usage` reads these records.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torchkiln.store.store import Store
 
 
 def remember_layout(store: Store, layout: Path) -> None:
-    """Let tags in *layout* count from now on; before the build, so that no image is there unknown."""
-    place = str(layout.absolute())
-    store.put_record("layouts", hashlib.sha256(place.encode()).hexdigest(), {"path": place})
+    """Record *layout*, so that its tags count; called before the build, so that no image is missed."""
+    path = str(layout.absolute())
+    store.put_record("layouts", hashlib.sha256(path.encode()).hexdigest(), {"path": path})
 
 
 def remember_image(store: Store, image: BuiltImage, plan: ImagePlan, reused: Iterable[str]) -> None:
-    """Note what *image* of *plan* was made of; its files count as used where their layer was not *reused*."""
+    """Record the files of *image* of *plan*; those of layers that were not *reused* count as used now."""
     locked = plan.locked
     packs = {wheel_path(wheel): pack_path(wheel, locked.base) for wheel in files_of(locked)}
     store.put_record(
@@ -39,9 +39,9 @@ def remember_image(store: Store, image: BuiltImage, plan: ImagePlan, reused: Ite
             "archives": [kept_path(archive) for archive in locked.archives],
         },
     )
-    old = frozenset(reused)
+    unused = frozenset(reused)
     for layer in plan.made:
-        if layer.title not in old:
+        if layer.title not in unused:
             for path in map(source_path, layer.inputs):
                 store.touch(store.root / path)
                 if path in packs:
@@ -49,10 +49,10 @@ def remember_image(store: Store, image: BuiltImage, plan: ImagePlan, reused: Ite
 
 
 def build_needs(plan: ImagePlan) -> frozenset[str]:
-    """Every path in the cache that a build of *plan* may read or make."""
+    """Every path in the cache that a build of *plan* may read or write."""
     locked = plan.locked
     records = {record_path("layers", key_of(layer)) for layer in plan.made}
-    blobs = (blob_path(found.digest) for found in (locked.base, locked.tools) if found)
+    blobs = (blob_path(artefact.digest) for artefact in (locked.base, locked.tools) if artefact)
     return frozenset({*records, *blobs, *source_paths(locked)})
 
 
@@ -63,9 +63,9 @@ def source_paths(locked: LockedCell) -> frozenset[str]:
     return frozenset(wheels | packs | archives | {interpreter_path(locked.base)})
 
 
-def source_path(one: LockedWheel | LockedArchive) -> str:
-    """Where what a layer is made of lies."""
-    return kept_path(one) if isinstance(one, LockedArchive) else wheel_path(one)
+def source_path(source: LockedWheel | LockedArchive) -> str:
+    """The path of a source of a layer."""
+    return kept_path(source) if isinstance(source, LockedArchive) else wheel_path(source)
 
 
 def wheel_path(wheel: LockedWheel) -> str:

@@ -1,7 +1,7 @@
-"""What decides a layer's bytes → its key in the cache.
+"""The keys of layers in the cache: hashes of everything that decides their bytes.
 
-Of a wheel layer: wheels, Python and recipe, as a hash; of a toolkit's: archives and the rule. Of another form
-of a layer: that one's digest and the encoder, to be read.
+For a wheel layer: wheels, Python and recipe; for a toolkit layer: archives and rule. The key of a converted
+layer is the digest of the original and the encoder's name.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ def key_of(layer: MadeLayer) -> str:
         case ProgramLayer():
             return _key(
                 program=[layer.program.sha256],
-                files=[(one.path, one.mode, hashlib.sha256(one.data).hexdigest()) for one in layer.files],
+                files=[(file.path, file.mode, hashlib.sha256(file.data).hexdigest()) for file in layer.files],
                 links=[(link.path, link.target) for link in layer.links],
                 folders=layer.folders,
             )
 
 
 def layer_key(wheels: Iterable[LockedWheel], python: str) -> str:
-    """What decides a wheel layer's bytes, or with one wheel its byte-code's; *python* is a full version."""
+    """The key of a wheel layer, or of the byte-code of one wheel; *python* is a full version."""
     return _key(wheels=[wheel.sha256 for wheel in wheels], python=python, prefix=PREFIX)
 
 
-def _key(**decides: Any) -> str:
-    """The hash of what decides a layer's bytes, with what decides those of all."""
-    whole = {**decides, "recipe": RECIPE, "encoder": ENCODER}
+def _key(**inputs: Any) -> str:
+    """The hash of *inputs*, recipe and encoder."""
+    whole = {**inputs, "recipe": RECIPE, "encoder": ENCODER}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
 FORMAT_RECORDS = tuple(TARGETS)
-"""The kinds of records that name another form of a layer."""
+"""The kinds of records of converted layers."""
 
 FORMER_RECORDS = "joined"
-"""Records of layers of one gzip member, which earlier versions made; nothing reads them."""
+"""Records of earlier versions, of layers of one gzip member; unused."""
 
 
 def format_key(layer: Digest, encoder: str) -> str:
-    """Of *layer* as *encoder* writes it."""
+    """The key of *layer* converted by *encoder*."""
     return f"{layer.removeprefix('sha256:')}-{encoder}"
 
 
 def source_of(key: str) -> str:
-    """The hex of the layer that a `format_key` was made of."""
+    """The hex digest of the original layer in a `format_key`."""
     return key.partition("-")[0]

@@ -1,8 +1,8 @@
-"""LockedBase → the command that starts its Python in a sandbox, which is to compile byte-code.
+"""Starts the Python of a base in a sandbox to compile byte-code.
 
-A base comes from a cache, a file or a registry: its programs are not the host's, and see nothing of it. Where
-the host can make no sandbox, the base of a lock of the user's own runs under resource limits and a filter of
-system calls alone; a stranger's does not run.
+A base may come from a file or a registry, so its programs are not trusted and cannot see the host. If the
+host has no sandbox, the base of the user's own lock runs with resource limits and a system call filter only;
+that of a foreign lock does not run.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from torchkiln.store.store import Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Confined:
-    """A base's Python; with *inside* it sees only itself."""
+class ConfinedPython:
+    """A base's Python; with `sandboxed` it sees only its own files."""
 
     python: Interpreter
-    inside: bool
+    sandboxed: bool
 
     def argv(self) -> list[str]:
-        """The command that starts it, to be followed by Python's own arguments."""
-        root = Path("/") if self.inside else None
-        start = sandbox.command(self.python.root if self.inside else None, self.python.env(root))
+        """The command that starts it, without arguments for Python."""
+        root = Path("/") if self.sandboxed else None
+        start = sandbox.command(self.python.root if self.sandboxed else None, self.python.env(root))
         return [*start, *self.python.argv(root)]
 
 
-def interpreter(base: LockedBase, store: Store) -> Confined:
+def interpreter(base: LockedBase, store: Store) -> ConfinedPython:
     """The Python of *base*, whose blob is in *store*.
 
-    :raises BuildFailed: the base is not in the store, is damaged, or holds no such Python.
+    :raises BuildFailed: the base is not in the store, is damaged, or has no such Python.
     """
-    return Confined(python=base_python.interpreter(base, store), inside=not sandbox.fault())
+    return ConfinedPython(python=base_python.interpreter(base, store), sandboxed=not sandbox.fault())
 
 
 def sandbox_fault() -> str:
-    """Why this host can make no sandbox; empty where it can."""
+    """Why this host has no sandbox; empty if it has one."""
     return sandbox.fault()
 
 
-def demand_sandbox() -> None:
-    """:raises ToolMissing: this host can make no sandbox."""
+def require_sandbox() -> None:
+    """:raises ToolMissing: this host has no sandbox."""
     if fault := sandbox.fault():
         raise ToolMissing(
-            f"this host cannot make a sandbox for the programs of the image: {fault}",
-            hint="run as root, or where users may make namespaces (sysctl user.max_user_namespaces)",
+            f"no sandbox is available for the programs of the image: {fault}",
+            hint="run as root, or enable user namespaces (sysctl user.max_user_namespaces)",
         )

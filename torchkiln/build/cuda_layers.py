@@ -1,7 +1,7 @@
-"""Archives of NVIDIA's toolkit -> layers: fetched and taken apart side by side, then put together.
+"""Makes the layers of the CUDA toolkit: downloads and extracts archives in parallel, and writes the layers.
 
-What an installation takes of an archive is kept in the cache (`toolkits/`), the archive itself is not: the
-libraries' archives have 1.1 GB, of which headers and stubs are wanted.
+The cache (`toolkits/`) keeps the installed files of an archive, not the archive: those of the libraries have
+1.1 GB, of which only headers and stubs are needed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from torchkiln.build.cache_keys import key_of
-from torchkiln.build.records import keep as keep_layer
-from torchkiln.build.records import there
+from torchkiln.build.records import cached_record, store_layer
 from torchkiln.cuda.keep import keep
 from torchkiln.cuda.layer import write_layer
 from torchkiln.cuda.tree import RULE
@@ -30,16 +29,16 @@ from torchkiln.util.files import private_folder
 from torchkiln.util.page_cache import PassingFile
 from torchkiln.wheel.source import Cancelled
 
-_AT_ONCE = 4  # archives on the way or being unpacked; xz runs without the GIL
+_PARALLEL = 4  # archives; xz runs without the GIL
 
 
 def kept_path(archive: LockedArchive) -> str:
-    """Where in the cache what is kept of *archive* lies."""
+    """The path in the cache of the extracted files of *archive*."""
     return f"toolkits/{archive.sha256}/{archive.filename.removesuffix('.xz')}.{RULE}"
 
 
 def part_path(archive: LockedArchive) -> str:
-    """Where it grows while it arrives."""
+    """The path in the cache of *archive* during the download."""
     return f"toolkits/{archive.sha256}/{archive.filename}.part"
 
 
@@ -50,42 +49,42 @@ def toolkit_layers(
     observer: Observer,
     on_layer: Callable[[Blob], None] = lambda _: None,
 ) -> dict[PlannedLayer, Blob]:
-    """*specs*, each made unless the cache has it; their blobs are in *store* then.
+    """The layers of *specs*, made if they are not cached, with their blobs in *store*.
 
-    :param on_layer: hears of each as soon as its blob is there.
-    :raises BuildFailed: an archive is refused or cannot be had; no other is begun.
+    :param on_layer: called with each blob as soon as it is in *store*.
+    :raises BuildFailed: an archive is refused or cannot be downloaded; the others are cancelled.
     """
     built: dict[PlannedLayer, Blob] = {}
     with ExitStack() as stack:
-        # In the order of their names, so two builds cannot wait for each other.
-        for key, spec in sorted(((key_of(one), one) for one in specs), key=lambda pair: pair[0]):
+        # Sorted, so that two builds cannot deadlock.
+        for key, spec in sorted(((key_of(spec), spec) for spec in specs), key=lambda pair: pair[0]):
             stack.enter_context(store.lock(f"layer-{key}", f"makes layer {spec.title}"))
         for spec in specs:
-            if found := there(spec, store):
+            if found := cached_record(spec, store):
                 built[spec] = found.blob
                 on_layer(found.blob)
         missing = [spec for spec in specs if spec not in built]
         if not missing:
             return built
-        source.require(_unkept(missing, store))
+        source.require(_not_cached(missing, store))
         for spec, blob, path in _made(missing, store, source, observer):
-            keep_layer(spec, blob, path, store)
+            store_layer(spec, blob, path, store)
             built[spec] = blob
             on_layer(blob)
     return built
 
 
-def unmade(plan: ImagePlan, store: Store) -> tuple[LockedArchive, ...]:
-    """The archives that a build of *plan* will ask for."""
-    return _unkept([spec for spec in plan.of(ToolkitLayer) if there(spec, store) is None], store)
+def missing_archives(plan: ImagePlan, store: Store) -> tuple[LockedArchive, ...]:
+    """The archives that a build of *plan* has to download."""
+    return _not_cached([spec for spec in plan.of(ToolkitLayer) if cached_record(spec, store) is None], store)
 
 
 def lay_out(
     plan: ImagePlan, store: Store, into: Path, *, archives: ArchiveSource, observer: Observer
 ) -> Path | None:
-    """What the toolkit's layers of *plan* hold, as files below the new folder *into*; None: it has none.
+    """Unpack the toolkit layers of *plan* to the new folder *into*; None if it has none.
 
-    :raises BuildFailed: an archive is refused or cannot be had, or the disk is full.
+    :raises BuildFailed: an archive is refused or cannot be downloaded, or the disk is full.
     """
     from torchkiln.oci.unpack import LayerBlob, unpack
 
@@ -94,7 +93,8 @@ def lay_out(
         return None
     layers = toolkit_layers(specs, store, archives, observer)
     unpack(
-        [LayerBlob(path=store.blob(layers[one].digest), diff_id=layers[one].diff_id) for one in specs], into
+        [LayerBlob(path=store.blob(layers[spec].digest), diff_id=layers[spec].diff_id) for spec in specs],
+        into,
     )
     return into
 
@@ -102,57 +102,60 @@ def lay_out(
 def _made(
     specs: Sequence[ToolkitLayer], store: Store, source: ArchiveSource, observer: Observer
 ) -> Iterator[tuple[ToolkitLayer, Blob, Path]]:
-    """Each of *specs* with its blob's temporary path, which the caller takes over."""
-    off = threading.Event()
-    with ThreadPoolExecutor(_AT_ONCE, "archive") as pool:
-        ordered = sorted({one for spec in specs for one in spec.archives}, key=lambda one: -one.size)
-        coming = {one: pool.submit(_bring, one, store, source, observer, off.is_set) for one in ordered}
+    """Each of *specs* with the temporary path of its blob, which the caller owns."""
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(_PARALLEL, "archive") as pool:
+        archives = {archive for spec in specs for archive in spec.archives}
+        futures = {
+            archive: pool.submit(_extracted, archive, store, source, observer, cancelled.is_set)
+            for archive in sorted(archives, key=lambda archive: -archive.size)
+        }
         try:
             for spec in specs:
-                kept = [(one, coming[one].result()) for one in spec.archives]
-                yield spec, *_put_together(spec, kept, store, observer)
+                kept = [(archive, futures[archive].result()) for archive in spec.archives]
+                yield spec, *_write_layer(spec, kept, store, observer)
         finally:
-            off.set()
+            cancelled.set()
             pool.shutdown(cancel_futures=True)
 
 
-def _put_together(
+def _write_layer(
     spec: ToolkitLayer,
     kept: Sequence[tuple[LockedArchive, Path]],
     store: Store,
     observer: Observer,
 ) -> tuple[Blob, Path]:
     observer.begin("toolkit", spec.title, spec.size)
-    out, whole = store.temporary("toolkit"), False
+    out, complete = store.temporary("toolkit"), False
     try:
         with store.writable():
             encoded = write_layer(kept, spec.home, out)
-        whole = True
+        complete = True
     finally:
-        if not whole:
+        if not complete:
             out.unlink(missing_ok=True)
     observer.advance("toolkit", spec.title, spec.size)
     observer.end("toolkit", spec.title)
     return encoded, out
 
 
-def _bring(
+def _extracted(
     archive: LockedArchive,
     store: Store,
     source: ArchiveSource,
     observer: Observer,
     cancelled: Callable[[], bool],
 ) -> Path:
-    """What is kept of *archive*, from the cache or made now."""
+    """The extracted files of *archive*, from the cache or downloaded now."""
 
     def check() -> None:
         if cancelled():
             raise Cancelled
 
-    place = _kept(archive, store)
-    with store.lock(f"archive-{archive.sha256}", f"takes apart {archive.filename}", check=check):
-        if place.is_file():
-            return place
+    kept = _kept(archive, store)
+    with store.lock(f"archive-{archive.sha256}", f"extracts {archive.filename}", check=check):
+        if kept.is_file():
+            return kept
         part = store.root / part_path(archive)
         with store.writable():
             private_folder(part.parent)
@@ -166,29 +169,30 @@ def _bring(
         observer.end("download", archive.filename)
         if path is None:
             raise Cancelled
-        _keep(archive, path, place, store)
+        _extract(archive, path, kept, store)
         part.unlink(missing_ok=True)
-        return place
+        return kept
 
 
-def _keep(archive: LockedArchive, path: Path, place: Path, store: Store) -> None:
+def _extract(archive: LockedArchive, path: Path, target: Path, store: Store) -> None:
     temporary = store.temporary("kept")
     try:
         with io.BufferedWriter(PassingFile(temporary, "wb"), 1 << 20) as out:
             keep(archive, path, out)
-        store.adopt(temporary, place)
+        store.adopt(temporary, target)
     except OSError as error:
         raise BuildFailed(
-            f"{archive.filename} cannot be taken apart in {store.root}: {error.strerror}",
-            hint="make room (torchkiln cache prune), or set TORCHKILN_CACHE to another folder",
+            f"{archive.filename} cannot be extracted to {store.root}: {error.strerror}",
+            hint="free disk space (torchkiln cache prune), or set TORCHKILN_CACHE to another folder",
         ) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
-def _unkept(specs: Sequence[ToolkitLayer], store: Store) -> tuple[LockedArchive, ...]:
-    return tuple(one for spec in specs for one in spec.archives if not _kept(one, store).is_file())
+def _not_cached(specs: Sequence[ToolkitLayer], store: Store) -> tuple[LockedArchive, ...]:
+    archives = (archive for spec in specs for archive in spec.archives)
+    return tuple(archive for archive in archives if not _kept(archive, store).is_file())
 
 
 def _kept(archive: LockedArchive, store: Store) -> Path:

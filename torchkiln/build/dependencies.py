@@ -1,7 +1,7 @@
-"""A lock whose wheels are in the store → whether their METADATA agree with it.
+"""Checks that the METADATA of the wheels in the store agree with the lock.
 
-A lock is resolved from metadata that an index serves; only here are the wheels at hand. An index that told
-something else then than the wheel does would give an image in which packages are missing or too old.
+A lock is resolved from the metadata of an index, without the wheels. If the index had served other metadata
+than those in the wheels, packages of the image would be missing or too old.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ if TYPE_CHECKING:
     from torchkiln.model.index import WheelMetadata
 
 _RECORDS = "agreed"
-_RULES = 1  # raise it when the same wheels could be judged otherwise
+_RULES = 1  # raise it when the check changes
 _SHOWN = 5
 
 
-def demand_agreement(locked: LockedCell, store: Store) -> None:
-    """Each wheel of *locked* in *store* has the locked name and version, and what it asks for is locked.
+def check_metadata(locked: LockedCell, store: Store) -> None:
+    """Check name, version and requirements of each wheel of *locked* that is in *store*.
 
-    Of a wheel that was pruned only its layer is left, which was made when it was looked at.
+    A pruned wheel was checked when its layer was made.
 
-    :raises BuildFailed: the lock lacks something, or has another version of it; names the wheel.
+    :raises BuildFailed: a requirement is not locked, or in another version; the message names the wheel.
     :raises BadWheel: METADATA cannot be read.
     """
-    there = [wheel for wheel in locked.wheels if store.has_wheel(wheel)]
+    present = [wheel for wheel in locked.wheels if store.has_wheel(wheel)]
     resolution = locked.resolution
-    asked = (
+    requested = (
         *resolution.requirements,
         *(text for component in resolution.components for text in component.requires),
     )
-    decides = {
+    inputs = {
         "rules": _RULES,
         "wheels": [(wheel.name, wheel.version, wheel.sha256) for wheel in locked.wheels],
-        "there": [wheel.sha256 for wheel in there],
-        "asked": asked,
+        "there": [wheel.sha256 for wheel in present],
+        "asked": requested,
         "python": locked.base.python,
     }
-    key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     if store.record(_RECORDS, key):
         return
-    from torchkiln.wheel.dependencies import faults  # only here: a build that changes nothing needs no parser
+    from torchkiln.wheel.dependencies import faults  # imported here: not needed if nothing changed
 
-    metadata = {wheel.sha256: _metadata(wheel, store) for wheel in there}
-    if found := faults(locked.wheels, metadata, asked, locked.base.python):
+    metadata = {wheel.sha256: _metadata(wheel, store) for wheel in present}
+    if found := faults(locked.wheels, metadata, requested, locked.base.python):
         more = (f"and {len(found) - _SHOWN} more",) if len(found) > _SHOWN else ()
         raise BuildFailed(
-            "\n".join(("METADATA of the wheels does not agree with the lock:", *found[:_SHOWN], *more)),
-            hint="the index told other metadata than its wheels have when this was locked; lock again, from"
-            " an index that you trust",
+            "\n".join(("the METADATA of the wheels conflict with the lock:", *found[:_SHOWN], *more)),
+            hint="the index served other metadata than those in its wheels; lock again with an index that you"
+            " trust",
         )
-    store.put_record(_RECORDS, key, {"wheels": len(there)})
+    store.put_record(_RECORDS, key, {"wheels": len(present)})
 
 
 def _metadata(wheel: LockedWheel, store: Store) -> WheelMetadata:
@@ -69,13 +69,13 @@ def _metadata(wheel: LockedWheel, store: Store) -> WheelMetadata:
 
     path = store.wheel(wheel)
     try:
-        with WheelFile(path, path.stat().st_size) as file:  # its directory is within bounds
+        with WheelFile(path, path.stat().st_size) as file:  # checks the limits of the directory
             (name,) = (
-                one.name
-                for one in entries(file, wheel.filename)
-                if one.name.endswith(".dist-info/METADATA") and one.name.count("/") == 1
+                entry.name
+                for entry in entries(file, wheel.filename)
+                if entry.name.endswith(".dist-info/METADATA") and entry.name.count("/") == 1
             )
         with zipfile.ZipFile(path) as archive, archive.open(name) as inside:
             return read_metadata(inside.read(METADATA_LIMIT + 1))
     except (OSError, ValueError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
-        raise BadWheel(wheel.filename, f"its METADATA cannot be read: {error}") from error
+        raise BadWheel(wheel.filename, f"METADATA cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""This host → what each engine and runtime would miss here, and how to get it."""
+"""Checks what this host lacks for each engine and runtime, and how to install it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -20,7 +20,7 @@ _SPACE = 12_000_000_000  # bytes: wheels, layers and an unpacked image of one ce
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """One thing looked at. `cure` tells what to do where it is not ok."""
+    """The result of one check; `cure` says what to do if it is not ok."""
 
     part: Part
     what: str
@@ -30,9 +30,9 @@ class Probe:
 
 
 def examine(cache: Path) -> tuple[Probe, ...]:
-    """Everything that matters here, by part; looks, changes nothing."""
-    looks = (_python, _base_tools, _privileges, _space, _docker, _readers)
-    probes = [probe for look in looks for probe in look(cache)]
+    """All checks, by part; nothing is changed."""
+    checks = (_python, _base_tools, _privileges, _space, _docker, _readers)
+    probes = [probe for check in checks for probe in check(cache)]
     order = get_args(Part)
     return tuple(sorted(probes, key=lambda probe: order.index(probe.part)))
 
@@ -49,14 +49,14 @@ def _python(_: Path) -> Iterator[Probe]:
 
 def _base_tools(_: Path) -> Iterator[Probe]:
     yield _program("embedded engine", "mmdebstrap", "builds the base")
-    wanted = recipe(DEFAULT_OS)
-    keyring = Path(wanted.keyring)
+    base = recipe(DEFAULT_OS)
+    keyring = Path(base.keyring)
     yield Probe(
         part="embedded engine",
-        what=f"{wanted.distribution.capitalize()}'s archive keys",
+        what=f"{base.distribution.capitalize()}'s archive keys",
         ok=keyring.exists(),
         found=str(keyring) if keyring.exists() else "missing",
-        cure=f"apt-get install {wanted.keyring_package}",
+        cure=f"apt-get install {base.keyring_package}",
     )
 
 
@@ -78,15 +78,15 @@ def _privileges(_: Path) -> Iterator[Probe]:
 
 
 def _space(cache: Path) -> Iterator[Probe]:
-    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
     yield Probe(
         part="embedded engine",
         what="space in the cache",
-        ok=free >= _SPACE and os.access(there, os.W_OK),
+        ok=free >= _SPACE and os.access(existing, os.W_OK),
         found=f"{free / 1e9:.0f} GB free at {cache}"
-        + ("" if os.access(there, os.W_OK) else ", not writable"),
-        cure=f"one cell takes {_SPACE / 1e9:.0f} GB; set TORCHKILN_CACHE to another disk",
+        + ("" if os.access(existing, os.W_OK) else ", not writable"),
+        cure=f"one cell needs {_SPACE / 1e9:.0f} GB; set TORCHKILN_CACHE to another disk",
     )
 
 
@@ -128,8 +128,7 @@ def _program(part: Part, name: str, why: str, *, package: str = "") -> Probe:
 
 
 def _succeeds(command: list[str]) -> bool:
-    run: Callable[..., subprocess.CompletedProcess[bytes]] = subprocess.run
     try:
-        return run(command, capture_output=True, timeout=10).returncode == 0
+        return subprocess.run(command, capture_output=True, timeout=10).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -1,4 +1,4 @@
-"""What all parts of a build work with, handed on as one value."""
+"""The services that all parts of a build use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchkiln.store.store import Store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """The cache, where files come from, and who hears of the work."""
+    """Cache, downloads, progress and messages."""
 
     store: Store
     fetcher: Fetcher
@@ -22,4 +22,4 @@ class Environment:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     archives: ArchiveSource = field(default_factory=lambda: CudaArchives(os.environ))
     say: Callable[[str], None] = lambda _: None
-    on_layer: Callable[[Blob], None] = lambda _: None  # once it is in the store
+    on_layer: Callable[[Blob], None] = lambda _: None  # called once the blob is in the store

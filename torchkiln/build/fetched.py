@@ -1,4 +1,4 @@
-"""A locked wheel or program -> its file in the store, fetched and held against its hash."""
+"""Downloads a locked wheel or program to the store and verifies its hash."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torchkiln.util.files import private_folder
 
 
 def fetched(file: LockedWheel, environment: Environment) -> Path:
-    """*file* in the store, held against its hash; fetched if it is not there.
+    """The path of *file* in the store, downloaded and verified if it is missing.
 
-    :raises BuildFailed: it is not the locked one, or cannot be had.
+    :raises BuildFailed: it is not the locked one, or cannot be downloaded.
     """
     store, observer = environment.store, environment.observer
     with store.lock(f"wheel-{file.sha256}", f"fetches {file.filename}"):

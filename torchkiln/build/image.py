@@ -1,8 +1,8 @@
-"""ImagePlan → BuiltImage, without a daemon: wheels become layers, layers an OCI layout.
+"""Builds an image from its plan, without a daemon.
 
-What the store already holds is used as it is. For the rest, downloads run in threads and conversions in
-processes, a wheel being converted while it arrives. A layer enters the store only when it is whole and its
-wheels are the locked ones; the image's name is written last.
+Layers in the store are reused. For the others, downloads run in threads and conversions in processes; a wheel
+is converted while it is downloaded. A layer is added to the store only when it is complete and its wheels are
+the locked ones; the image's name is written last.
 """
 
 from __future__ import annotations
@@ -14,24 +14,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchkiln.build.cuda_layers import toolkit_layers
-from torchkiln.build.dependencies import demand_agreement
+from torchkiln.build.dependencies import check_metadata
 from torchkiln.build.environment import Environment
 from torchkiln.build.known import known_blob
 from torchkiln.errors import BuildFailed
 from torchkiln.model.image import BuiltImage
 from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
-from torchkiln.model.plan import (
-    ImagePlan,
-    ToolkitLayer,
-)
+from torchkiln.model.plan import ImagePlan, ToolkitLayer
 from torchkiln.oci.compression import TARGETS
 from torchkiln.oci.layout import write_image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Build:
-    """An image, and how it came about: seconds by stage (stages overlap), layers not made anew."""
+class BuildResult:
+    """An image, the seconds of each stage (stages overlap), and the reused layers."""
 
     image: BuiltImage
     seconds: tuple[tuple[str, float], ...]
@@ -46,29 +43,32 @@ def build(
     *,
     refs: Sequence[str] = (),
     layer_format: LayerFormat = DEFAULT_FORMAT,
-    stranger: bool = False,
-) -> Build:
-    """Build *plan* into *layout* under *refs* (the plan's tag when none); base and tools are in the store.
+    foreign: bool = False,
+) -> BuildResult:
+    """Build *plan* into *layout* under *refs* (default: the plan's tag); base and tools are in the store.
 
-    :param layer_format: other than "gzip": layers are made as ever, compared with the lock, then
-        brought into it.
-    :param stranger: the lock is not the user's own: without a sandbox its base's Python does not run.
-    :raises BuildFailed: a wheel is refused or cannot be had, asks for what the lock lacks, a layer is not the
-        recorded one, no space.
-    :raises ToolMissing: it is a stranger's, and this host can make no sandbox.
+    :param layer_format: layers are made as gzip, compared with the lock, and then converted to this format.
+    :param foreign: the lock is not the user's own: the base's Python only runs in a sandbox.
+    :raises BuildFailed: a wheel is refused, cannot be downloaded or requires what is not locked, a layer
+        differs from the recorded one, or the disk is full.
+    :raises ToolMissing: the lock is foreign and this host has no sandbox.
     """
     started, store, observer = time.monotonic(), environment.store, environment.observer
     target = TARGETS.get(layer_format)
-    making = replace(environment, on_layer=lambda _: None) if target else environment
-    layers, reused, seconds = _layers(plan, making, stranger=stranger)
+    # Converted layers are reported instead.
+    quiet = replace(environment, on_layer=lambda _: None) if target else environment
+    layers, reused, seconds = _layers(plan, quiet, foreign=foreign)
     _compare_with_lock(layers, plan)
-    demand_agreement(plan.locked, store)
+    check_metadata(plan.locked, store)
     with ExitStack() as claims:
         if target:
-            from torchkiln.build.layer_formats import convert, records_of  # only here: slow to load
+            from torchkiln.build.layer_formats import (
+                convert,
+                records_of,
+            )  # imported here because it loads slowly
 
             began = time.monotonic()
-            what = f"wants the layers of {plan.tag} compressed"
+            what = f"compresses the layers of {plan.tag}"
             claims.enter_context(store.claim(what, records_of(layers, target)))
             layers = convert(target, layers, store, observer)
             for layer in layers:
@@ -79,7 +79,7 @@ def build(
         image = write_image(layout, plan, layers, store.blob, refs=refs, layer_format=layer_format)
         observer.end("write", "layout")
     now = time.monotonic()
-    return Build(
+    return BuildResult(
         image=image,
         seconds=(*sorted(seconds.items()), ("write", now - writing), ("total", now - started)),
         reused=tuple(spec.title for spec in plan.layers if spec.title in reused),
@@ -88,48 +88,48 @@ def build(
 
 
 def _layers(
-    plan: ImagePlan, environment: Environment, *, stranger: bool
+    plan: ImagePlan, environment: Environment, *, foreign: bool
 ) -> tuple[tuple[ImageLayer, ...], list[str], dict[str, float]]:
-    """All layers of *plan*, their blobs in the store; titles of those not made anew; seconds by stage."""
+    """All layers of *plan*, with their blobs in the store; the titles of reused ones; seconds by stage."""
     store = environment.store
     built = {spec: known for spec in plan.layers if (known := known_blob(spec, plan, store))}
     reused = [spec.title for spec in built]
     for blob in built.values():
         environment.on_layer(blob)
     seconds: dict[str, float] = {}
-    if of_toolkit := [spec for spec in plan.of(ToolkitLayer) if spec not in built]:
+    if toolkit := [spec for spec in plan.of(ToolkitLayer) if spec not in built]:
         began = time.monotonic()
         built |= toolkit_layers(
-            of_toolkit, store, environment.archives, environment.observer, environment.on_layer
+            toolkit, store, environment.archives, environment.observer, environment.on_layer
         )
         seconds["toolkit"] = time.monotonic() - began
     missing = [spec for spec in plan.made if spec not in built]
-    if of_wheels := [spec for spec in missing if not isinstance(spec, ToolkitLayer)]:
-        from torchkiln.build.wheel_layers import make_wheel_layers  # only here: slow to load
+    if wheels := [spec for spec in missing if not isinstance(spec, ToolkitLayer)]:
+        from torchkiln.build.wheel_layers import make_wheel_layers  # imported here because it loads slowly
 
-        made, of_scheduler, waited = make_wheel_layers(of_wheels, plan, environment, stranger=stranger)
+        made, spans, waited = make_wheel_layers(wheels, plan, environment, foreign=foreign)
         built |= made
-        seconds |= of_scheduler
+        seconds |= spans
         reused += waited
     layers = tuple(ImageLayer(title=spec.title, blob=built[spec]) for spec in plan.layers)
     return layers, reused, seconds
 
 
-def _told(blob: Blob) -> str:
-    """*blob*'s digest, and what its tar is."""
+def _described(blob: Blob) -> str:
+    """The digest of *blob*, and diff_id and size of its tar."""
     return f"{blob.digest} (diff_id {blob.diff_id}, {blob.unpacked} bytes unpacked)"
 
 
 def _compare_with_lock(layers: Sequence[ImageLayer], plan: ImagePlan) -> None:
-    """Where the lock has recorded layers, these must be they: the same lock gives the same image."""
+    """Compare the layers with those that the lock records: the same lock gives the same image."""
     recorded = {layer.title: layer.blob for layer in plan.locked.layers}
     faults = [
-        f"layer {layer.title!r} is {_told(layer.blob)}, the lock has {_told(recorded[layer.title])}"
+        f"layer {layer.title!r}: expected {_described(recorded[layer.title])}, got {_described(layer.blob)}"
         for layer in layers
         if layer.title in recorded and recorded[layer.title] != layer.blob
     ]
     if faults:
         raise BuildFailed(
             "\n".join(faults),
-            hint="the recipe changed without a new number, or the cache is damaged: try an empty one",
+            hint="RECIPE was not raised after a change, or the cache is damaged: try an empty one",
         )

@@ -1,4 +1,4 @@
-"""What of a plan the cache has already, and what a build would have to make and to fetch."""
+"""Says which layers of a plan are cached, and what a build has to make and to download."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from torchkiln.build.cuda_layers import kept_path
 from torchkiln.build.predicted_digest import encoded
-from torchkiln.build.records import record_of, there
+from torchkiln.build.records import cached_record, record_of
 from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.lock import LockedArchive, LockedCell, LockedWheel
 from torchkiln.model.plan import (
@@ -23,22 +23,22 @@ from torchkiln.store.store import Store
 
 
 def known_blob(spec: PlannedLayer, plan: ImagePlan, store: Store) -> Blob | None:
-    """The blob of *spec* if it needs no work: base, tools, overlay, or another that was made before."""
+    """The blob of *spec* if it need not be made: base, tools, overlay, or a cached layer."""
     match spec:
         case ArtefactLayer():
             return spec.blob
         case OverlayLayer():
             return _overlay(spec, plan.epoch, store)
-    record = there(spec, store)
+    record = cached_record(spec, store)
     if record is None:
         return None
-    # What only another lock vouched for, this one must vouch for too.
-    vouched = record.looked_into or ImageLayer(title=spec.title, blob=record.blob) in plan.locked.layers
-    return record.blob if vouched else None
+    # A layer that was only compared with another lock must be recorded in this one, too.
+    trusted = record.verified or ImageLayer(title=spec.title, blob=record.blob) in plan.locked.layers
+    return record.blob if trusted else None
 
 
 def _overlay(spec: OverlayLayer, epoch: int, store: Store) -> Blob:
-    """A few small files: encoded each time, which costs less than finding out whether it must be."""
+    """A few small files, encoded each time: faster than looking for a cached blob."""
     data, blob = encoded(spec, epoch)
     if not store.has_blob(blob.digest, blob.size):
         temporary = store.temporary("overlay")
@@ -50,51 +50,51 @@ def _overlay(spec: OverlayLayer, epoch: int, store: Store) -> Blob:
 def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
     """What `build` would do for each layer (reuse, convert, make), and what it would download."""
     layers: list[dict[str, Any]] = []
-    absent: list[LockedWheel | LockedArchive] = []
+    missing: list[LockedWheel | LockedArchive] = []
     for spec in plan.layers:
         do = "make"
         match spec:
             case ArtefactLayer():
-                there = store.has_blob(spec.artefact.digest, spec.artefact.size)
+                cached = store.has_blob(spec.artefact.digest, spec.artefact.size)
             case OverlayLayer():
-                there = False
+                cached = False
             case WheelLayer() | ToolkitLayer() | ProgramLayer():
-                there = known_blob(spec, plan, store) is not None
-                if not there:
-                    absent += [one for one in spec.inputs if not _at_hand(one, store)]
+                cached = known_blob(spec, plan, store) is not None
+                if not cached:
+                    missing += [source for source in spec.inputs if not _is_cached(source, store)]
                 if not isinstance(spec, ProgramLayer):
                     do = "convert"
-        layers.append({"what": spec.title, "do": "reuse" if there else do, "bytes": spec.size})
-    unmeasured = sum(not one.size for one in absent)
+        layers.append({"what": spec.title, "do": "reuse" if cached else do, "bytes": spec.size})
+    unmeasured = sum(not source.size for source in missing)
     return {
         "layers": layers,
-        "downloads": len(absent),
-        "download_bytes": sum(one.size for one in absent),
+        "downloads": len(missing),
+        "download_bytes": sum(source.size for source in missing),
         **({"of_unknown_size": unmeasured} if unmeasured else {}),
     }
 
 
-def _at_hand(one: LockedWheel | LockedArchive, store: Store) -> bool:
-    if isinstance(one, LockedArchive):
-        return (store.root / kept_path(one)).is_file()
-    return store.has_wheel(one)
+def _is_cached(source: LockedWheel | LockedArchive, store: Store) -> bool:
+    if isinstance(source, LockedArchive):
+        return (store.root / kept_path(source)).is_file()
+    return store.has_wheel(source)
 
 
 def known_layers(locked: LockedCell, store: Store) -> tuple[ImageLayer, ...] | None:
-    """The layers of wheels and archives that *store* has of this lock, in order; None when one is missing.
+    """The layers of wheels and archives of this lock in *store*, in order; None if one is missing.
 
-    Only those count whose wheels were looked into: a lock must not vouch for itself. Where it has a part of
-    them, which came from the plain cell's lock, the others are added.
+    Only layers whose wheels were verified count: a lock must not confirm itself. If the lock has some layers,
+    from the plain cell's lock, the others are added.
     """
     found = []
-    specs, told = made_layers(locked), {layer.title: layer for layer in locked.layers}
-    partly = any(spec.title not in told for spec in specs)
+    specs, recorded = made_layers(locked), {layer.title: layer for layer in locked.layers}
+    partly = any(spec.title not in recorded for spec in specs)
     for spec in specs:
-        if partly and spec.title in told:
-            found.append(told[spec.title])
+        if partly and spec.title in recorded:
+            found.append(recorded[spec.title])
             continue
         record = record_of(spec, store)
-        if record is None or not record.looked_into:
+        if record is None or not record.verified:
             return None
         found.append(ImageLayer(title=spec.title, blob=record.blob))
     return tuple(found)

@@ -1,7 +1,7 @@
-"""gzip layers → the same layers in another compression.
+"""Converts gzip layers to another compression.
 
-Such blobs are kept in the store by what they were made from, so that each is made once. Several layers are
-made side by side: libzstd and the hashes run without the GIL.
+Converted blobs are recorded in the store by their source, so that each is made once. Several layers are
+converted in parallel: libzstd and the hashes run without the GIL.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torchkiln.store.store import Store
 
 
 class _Cancelled(Exception):
-    """Another layer failed, or the user gave up."""
+    """Another layer failed, or the user interrupted."""
 
 
-class _Another(Exception):
-    """The blob is whole, but not the one that it should be."""
+class _WrongContent(Exception):
+    """The source is readable, but has another diff_id."""
 
 
 def convert(
@@ -41,39 +41,39 @@ def convert(
     """
     cancelled = threading.Event()
 
-    def call_off(future: Future[ImageLayer]) -> None:
+    def cancel_others(future: Future[ImageLayer]) -> None:
         if future.exception():
             cancelled.set()
 
     largest_first = sorted(set(layers), key=lambda layer: (-layer.blob.size, layer.blob.digest))
-    with ThreadPoolExecutor(min(cores(), target.side_by_side), "compress") as pool:
+    with ThreadPoolExecutor(min(cores(), target.max_parallel), "compress") as pool:
         try:
             running = {
                 layer: pool.submit(_converted, target, layer, store, observer, cancelled)
                 for layer in largest_first
             }
             for future in running.values():
-                future.add_done_callback(call_off)
-            # Who merely heard that all is off says nothing: the cause will.
+                future.add_done_callback(cancel_others)
+            # A cancelled layer is not the cause.
             failed = [error for future in running.values() if (error := future.exception())]
         finally:
-            cancelled.set()  # for those that still work when we are interrupted: the pool waits for them
+            cancelled.set()  # ends running conversions after an interrupt: the pool waits for them
     if failed:
         raise next((error for error in failed if not isinstance(error, _Cancelled)), failed[0])
     return tuple(running[layer].result() for layer in layers)
 
 
 def records_of(layers: Sequence[ImageLayer], target: TargetCompression) -> frozenset[str]:
-    """What `convert` may make of *layers*, as `Store.claim` wants it: records stand for their blobs."""
+    """The records that `convert` may write for *layers*, for `Store.claim`; they cover their blobs."""
     return frozenset(
-        f"records/{target.name}/{format_key(one.blob.digest, target.encoder)}.json" for one in layers
+        f"records/{target.name}/{format_key(layer.blob.digest, target.encoder)}.json" for layer in layers
     )
 
 
 def _converted(
     target: TargetCompression, layer: ImageLayer, store: Store, observer: Observer, cancelled: threading.Event
 ) -> ImageLayer:
-    """*layer* as the store has it, or made now. No two processes make one at once."""
+    """*layer* from the store, or converted now; locked against other processes."""
 
     def check() -> None:
         if cancelled.is_set():
@@ -81,7 +81,7 @@ def _converted(
 
     check()
     key = format_key(layer.blob.digest, target.encoder)
-    with store.lock(f"{target.name}-{key}", f"wants layer {layer.title} compressed", check=check):
+    with store.lock(f"{target.name}-{key}", f"compresses layer {layer.title}", check=check):
         record = store.record(target.name, key)
         if record is not None and store.has_blob(Digest(record["digest"]), record["size"]):
             return replace(layer, blob=blob_of(record))
@@ -104,9 +104,9 @@ def _make(
         with GZIP.open(source) as tar, out.open("wb") as file:
             written = target.compress(tar, file, unpacked=layer.blob.unpacked, advanced=advanced)
         if (written.diff_id, written.unpacked) != (layer.blob.diff_id, layer.blob.unpacked):
-            raise _Another("it does not hold what its digest promised")
+            raise _WrongContent("diff_id mismatch")
         store.adopt(out, store.blob(written.digest))
-    except (NotCompressible, _Another) as error:
+    except (NotCompressible, _WrongContent) as error:
         raise BuildFailed(
             f"layer {layer.title!r}: {source}: {error}",
             hint="the cache is damaged: delete that file and build again",
@@ -114,7 +114,7 @@ def _make(
     except OSError as error:
         raise BuildFailed(
             f"layer {layer.title!r} cannot be compressed: {error.strerror or error}",
-            hint="such a layer takes room in the cache beside the plain one",
+            hint="free disk space: the cache keeps both layers",
         ) from error
     finally:
         out.unlink(missing_ok=True)

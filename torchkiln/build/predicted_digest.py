@@ -1,4 +1,4 @@
-"""ImagePlan -> the digest that a build of it gives, where its lock has recorded the layers."""
+"""Predicts the digest of an image whose lock records its layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchkiln.oci.image import describe
 
 
 def predicted_digest(plan: ImagePlan) -> Digest | None:
-    """The manifest's digest; None: a layer is not recorded, so only a build can tell."""
+    """The manifest's digest; None if a layer is not recorded."""
     known = [
         ImageLayer(title=layer.title, blob=blob)
         for layer, blob in zip(plan.layers, predicted_blobs(plan), strict=True)
@@ -23,13 +23,13 @@ def predicted_digest(plan: ImagePlan) -> Digest | None:
 
 
 def predicted_blobs(plan: ImagePlan) -> list[Blob | None]:
-    """Each layer's blob, lowest first; None: it is not recorded."""
+    """The blob of each layer, lowest first; None if it is not recorded."""
     recorded = {layer.title: layer.blob for layer in plan.locked.layers}
     return [_blob(layer, plan, recorded) for layer in plan.layers]
 
 
 def _blob(layer: PlannedLayer, plan: ImagePlan, recorded: Mapping[str, Blob]) -> Blob | None:
-    """As recorded; our own files are few, and made anew."""
+    """The recorded blob; overlays are small and encoded here."""
     match layer:
         case ArtefactLayer():
             return layer.blob
@@ -39,5 +39,5 @@ def _blob(layer: PlannedLayer, plan: ImagePlan, recorded: Mapping[str, Blob]) ->
 
 
 def encoded(layer: OverlayLayer, epoch: int) -> tuple[bytes, Blob]:
-    """The bytes of *layer*, and what they are."""
+    """The blob of *layer* and its description."""
     return encode_bytes(tar.archive((*layer.files, *layer.links), mtime=epoch))

@@ -1,7 +1,4 @@
-"""Wheels on their way into the cache while something else is made that a build has to wait for.
-
-A plan -> the same with every wheel's size: what a lock by public record leaves out, the index tells.
-"""
+"""Downloads wheels while base and tools are built, and gets unknown sizes from the index."""
 
 from __future__ import annotations
 
@@ -22,23 +19,23 @@ from torchkiln.wheel.source import Cancelled
 _STREAMS = 6
 
 
-def unfetched(plan: ImagePlan, store: Store) -> tuple[LockedWheel, ...]:
-    """The wheels that are neither in *store* nor in a layer there; but for those whose size nobody told."""
+def missing_wheels(plan: ImagePlan, store: Store) -> tuple[LockedWheel, ...]:
+    """The wheels of known size that are neither in *store* nor in a cached layer."""
     layers = (layer for layer in plan.made if record_of(layer, store) is None)
-    wheels = (one for layer in layers for one in layer.inputs if isinstance(one, LockedWheel))
+    wheels = (source for layer in layers for source in layer.inputs if isinstance(source, LockedWheel))
     return tuple(wheel for wheel in wheels if wheel.size and not store.has_wheel(wheel))
 
 
 @contextmanager
 def fetching(wheels: Iterable[LockedWheel], store: Store, fetcher: Fetcher) -> Iterator[None]:
-    """Fetch *wheels*, the largest first, until the context ends; what has come is gone on from.
+    """Download *wheels*, the largest first, until the context ends; the build resumes partial downloads.
 
-    Nothing is verified, which is for whoever reads it; and what cannot be fetched is for the build to tell.
+    Nothing is verified and no error reported here: the build does both.
     """
-    off = threading.Event()
+    cancelled = threading.Event()
 
     def check() -> None:
-        if off.is_set():
+        if cancelled.is_set():
             raise Cancelled
 
     def fetch(wheel: LockedWheel) -> None:
@@ -47,7 +44,7 @@ def fetching(wheels: Iterable[LockedWheel], store: Store, fetcher: Fetcher) -> I
             if not store.has_wheel(wheel):
                 part = store.part(wheel)
                 private_folder(part.parent)
-                fetcher.fetch(wheel, part, on_progress=lambda _: None, cancelled=off.is_set)
+                fetcher.fetch(wheel, part, on_progress=lambda _: None, cancelled=cancelled.is_set)
 
     with ThreadPoolExecutor(_STREAMS, "prefetch") as pool:
         for wheel in sorted(wheels, key=lambda wheel: -wheel.size):
@@ -55,12 +52,12 @@ def fetching(wheels: Iterable[LockedWheel], store: Store, fetcher: Fetcher) -> I
         try:
             yield
         finally:
-            off.set()
+            cancelled.set()
             pool.shutdown(cancel_futures=True)
 
 
 def measured(plan: ImagePlan, store: Store, fetcher: Fetcher) -> ImagePlan:
-    """*plan*, whose lock and digest stay as they are.
+    """*plan* with the size of every wheel; its lock and digest do not change.
 
     :raises BuildFailed: the index does not have a wheel of that hash.
     """

@@ -1,4 +1,4 @@
-"""LockedCell → its plan on the base and the tools that are at hand, or on what now stands in for them."""
+"""Provides base and tools of a lock, or their rebuilds, and plans the image on them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 
 from torchkiln.base import artefact, tools
 from torchkiln.build.cache_claims import build_needs
-from torchkiln.build.cuda_layers import unmade
+from torchkiln.build.cuda_layers import missing_archives
 from torchkiln.build.environment import Environment
-from torchkiln.build.prefetch import fetching, measured, unfetched
+from torchkiln.build.prefetch import fetching, measured, missing_wheels
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sources:
-    """Where base and tools may come from beside the cache and the archive."""
+class BaseSources:
+    """Files with base and tools, in addition to the cache and the archive."""
 
     base_file: Path | None = None
     tools_file: Path | None = None
-    locked_only: bool = False  # never others than the locked ones
+    locked_only: bool = False  # refuse rebuilds that differ from the lock
 
 
 @contextmanager
@@ -30,47 +30,47 @@ def ready(
     locked: LockedCell,
     planned: Callable[[LockedCell], ImagePlan],
     environment: Environment,
-    sources: Sources | None,
+    sources: BaseSources | None,
     *,
     what: str,
 ) -> Iterator[tuple[ImagePlan, tuple[str, ...]]]:
-    """The plan to build, and the packages by which its base and tools differ from *locked*.
+    """The plan to build, and the package differences of its base and tools from *locked*.
 
-    A base newer than the lock's gives another image, which says so: *planned* is then asked again. What the
-    plan needs of the cache is claimed until the context ends; *what* says for which work.
+    With a newer base than the locked one *planned* is called again. The files of the cache that the plan
+    needs are claimed until the context ends; *what* describes the work.
 
-    :param sources: None: base and tools of ours are not wanted.
-    :raises KilnError: as *planned* and `at_hand` do; or nobody said where the toolkit's archives are.
+    :param sources: None: base and tools are not needed.
+    :raises KilnError: as *planned* and `provide` do, or the address of the toolkit's archives is not set.
     """
     plan, store = planned(locked), environment.store
-    moved: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
     with ExitStack() as claims:
         claims.enter_context(store.claim(what, build_needs(plan)))
-        environment.archives.require(unmade(plan, store))
+        environment.archives.require(missing_archives(plan, store))
         if sources is not None:
-            found, moved = at_hand(plan, environment, sources)
+            found, changes = provide(plan, environment, sources)
             if found != locked:
                 plan = planned(found)
                 claims.enter_context(store.claim(what, build_needs(plan)))
-        yield measured(plan, store, environment.fetcher), moved
+        yield measured(plan, store, environment.fetcher), changes
 
 
-def at_hand(
-    plan: ImagePlan, environment: Environment, sources: Sources
+def provide(
+    plan: ImagePlan, environment: Environment, sources: BaseSources
 ) -> tuple[LockedCell, tuple[str, ...]]:
-    """The plan's lock on the base and tools that the cache has now; and the packages by which these differ.
+    """The lock with the base and tools that are in the cache afterwards, and their package differences.
 
-    Where one must be built, wheels arrive meanwhile.
+    Wheels are downloaded while base or tools are built.
 
     :raises KilnError: as `artefact.ensure` and `tools.ensure` do.
     """
     locked, store = plan.locked, environment.store
-    base_there = sources.base_file or store.has_blob(locked.base.digest, locked.base.size)
-    there = base_there and (
+    has_base = sources.base_file or store.has_blob(locked.base.digest, locked.base.size)
+    complete = has_base and (
         locked.tools is None or sources.tools_file or store.has_blob(locked.tools.digest, locked.tools.size)
     )
-    with fetching(() if there else unfetched(plan, store), store, environment.fetcher):
-        base, moved = artefact.ensure(
+    with fetching(() if complete else missing_wheels(plan, store), store, environment.fetcher):
+        base, changes = artefact.ensure(
             locked.base,
             store,
             os_name=locked.resolution.cell.os,
@@ -79,10 +79,10 @@ def at_hand(
             environ=environment.environ,
             say=environment.say,
         )
-        found = replace(locked, base=base, layers=()) if moved else locked
+        found = replace(locked, base=base, layers=()) if changes else locked
         if locked.tools is None:
-            return found, moved
-        on_top, changed = tools.ensure(
+            return found, changes
+        found_tools, tool_changes = tools.ensure(
             locked.tools,
             base,
             store,
@@ -91,4 +91,4 @@ def at_hand(
             environ=environment.environ,
             say=environment.say,
         )
-    return replace(found, tools=on_top), (*moved, *changed)
+    return replace(found, tools=found_tools), (*changes, *tool_changes)

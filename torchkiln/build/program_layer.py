@@ -1,4 +1,4 @@
-"""ProgramLayer -> its layer blob: the locked file, held against its hash, and what goes with it."""
+"""Makes the layer of a single program, such as micromamba, and its settings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from torchkiln.plan.micromamba import program_path
 
 
 def make_program(spec: ProgramLayer, environment: Environment) -> tuple[Blob, Path]:
-    """The layer of *spec*, and its blob's temporary path, which the caller takes over.
+    """The layer of *spec* and the temporary path of its blob, which the caller owns.
 
-    :raises BuildFailed: the file is not the locked one, or cannot be had.
+    :raises BuildFailed: the file is not the locked one, or cannot be downloaded.
     """
     file = spec.program
     store, observer = environment.store, environment.observer
-    place = fetched(file, environment)
+    path = fetched(file, environment)
     observer.begin("convert", spec.title, file.size)
-    program = OverlayFile(path=program_path(file), mode=0o755, data=place.read_bytes())
+    program = OverlayFile(path=program_path(file), mode=0o755, data=path.read_bytes())
     blob, encoded = encode_bytes(
         tar.archive((program, *spec.files, *spec.links), mtime=WHEEL_EPOCH, folders=spec.folders)
     )

@@ -1,4 +1,4 @@
-"""The layers that this machine built from a lock → the lock, with their digests; builds then hold to them."""
+"""Records the layers that were built from a lock in the lock; later builds must give the same."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torchkiln.store.store import Store
 
 
 def record_layers(images: Path, tag: str, store: Store) -> Literal["recorded", "already", "not built"]:
-    """Write the digests of the layers in *store* into the lock of *tag*; what became of it.
+    """Write the digests of the layers in *store* to the lock of *tag*; return the outcome.
 
-    :raises Stale: there is no sound lock.
+    :raises Stale: there is no valid lock.
     """
     locked = load_locked(images, tag)
     layers = known_layers(locked, store)

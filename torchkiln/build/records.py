@@ -1,4 +1,4 @@
-"""What the cache notes of the layers that were made, by `cache_keys.key_of`."""
+"""The cache's records of layers, by `cache_keys.key_of`."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ _RECORDS = "layers"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """A layer that was made. Its blob may have been pruned since."""
+class LayerRecord:
+    """A layer that was made; its blob may have been pruned."""
 
     blob: Blob
-    looked_into: bool  # its wheels were read; else a lock vouched for them
+    verified: bool  # its wheels were checked; otherwise it was compared with a lock
 
 
-def record_of(layer: MadeLayer, store: Store) -> Record | None:
-    """What *store* notes of *layer*; None: it was not made here."""
-    found = store.record(_RECORDS, key_of(layer))
-    if found is None:
+def record_of(layer: MadeLayer, store: Store) -> LayerRecord | None:
+    """The record of *layer* in *store*, if there is one."""
+    record = store.record(_RECORDS, key_of(layer))
+    if record is None:
         return None
-    return Record(blob=blob_of(found), looked_into=bool(found.get("looked_into")))
+    return LayerRecord(blob=blob_of(record), verified=bool(record.get("looked_into")))
 
 
-def there(layer: MadeLayer, store: Store) -> Record | None:
-    """The same, if the blob is in *store*."""
+def cached_record(layer: MadeLayer, store: Store) -> LayerRecord | None:
+    """The record of *layer*, if its blob is in *store*."""
     found = record_of(layer, store)
     return found if found and store.has_blob(found.blob.digest, found.blob.size) else None
 
 
-def keep(layer: MadeLayer, blob: Blob, path: Path, store: Store, *, looked_into: bool = True) -> None:
-    """Move the blob of *layer* from *path* into *store*, and note it."""
+def store_layer(layer: MadeLayer, blob: Blob, path: Path, store: Store, *, verified: bool = True) -> None:
+    """Move the blob of *layer* from *path* into *store* and record it."""
     store.adopt(path, store.blob(blob.digest))
-    store.put_record(_RECORDS, key_of(layer), {**asdict(blob), "looked_into": looked_into})
+    store.put_record(_RECORDS, key_of(layer), {**asdict(blob), "looked_into": verified})
 
 
 def blob_of(record: dict[str, Any]) -> Blob:
-    """The blob that a record of the store names."""
+    """The blob in a record of the store."""
     return Blob(
         digest=Digest(record["digest"]),
         diff_id=Digest(record["diff_id"]),

@@ -1,6 +1,6 @@
-"""WheelLayers and ProgramLayers -> their blobs in the cache, each made by one process at a time.
+"""Makes the missing layers of wheels and programs, each by one process at a time.
 
-Slow to load, and most builds change nothing: imported when a layer has to be made.
+It loads slowly and is imported only when a layer has to be made.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from torchkiln.build.cache_keys import key_of
-from torchkiln.build.confined import demand_sandbox, interpreter, sandbox_fault
+from torchkiln.build.confined import interpreter, require_sandbox, sandbox_fault
 from torchkiln.build.environment import Environment
 from torchkiln.build.known import known_blob
 from torchkiln.build.program_layer import make_program
-from torchkiln.build.records import keep
+from torchkiln.build.records import store_layer
 from torchkiln.build.scheduler import Job, Scheduler
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedBase
@@ -21,11 +21,11 @@ from torchkiln.model.plan import ImagePlan, PlannedLayer, ProgramLayer, WheelLay
 
 
 def make_wheel_layers(
-    missing: Iterable[WheelLayer | ProgramLayer], plan: ImagePlan, environment: Environment, *, stranger: bool
+    missing: Iterable[WheelLayer | ProgramLayer], plan: ImagePlan, environment: Environment, *, foreign: bool
 ) -> tuple[dict[PlannedLayer, Blob], dict[str, float], list[str]]:
-    """Make the layers that are *missing*, unless another process does so at this moment.
+    """Make the layers that are *missing*, or wait for another process that makes them.
 
-    Locks are taken in the order of their names, so two builds cannot wait for each other.
+    Locks are taken in sorted order, so that two builds cannot deadlock.
     """
     store = environment.store
     recorded = {layer.title: layer.blob for layer in plan.locked.layers}
@@ -43,27 +43,27 @@ def make_wheel_layers(
                 waited.append(spec.title)
             elif isinstance(spec, ProgramLayer):
                 made[spec], path = make_program(spec, environment)
-                keep(spec, made[spec], path, store)
+                store_layer(spec, made[spec], path, store)
                 environment.on_layer(made[spec])
             else:
                 jobs.append(
                     Job(key=key, title=spec.title, wheels=spec.wheels, recorded=recorded.get(spec.title))
                 )
-        argv = _interpreter(plan.locked.base, environment, stranger=stranger) if jobs else ()
+        argv = _interpreter(plan.locked.base, environment, foreign=foreign) if jobs else ()
         with Scheduler(environment, python=plan.locked.base.python, interpreter=argv) as scheduler:
             for job, blob, path in scheduler.run(jobs):
-                keep(keys[job.key], blob, path, store, looked_into=blob != job.recorded)
+                store_layer(keys[job.key], blob, path, store, verified=blob != job.recorded)
                 made[keys[job.key]] = blob
                 environment.on_layer(blob)
             return made, scheduler.seconds, waited
 
 
-def _interpreter(base: LockedBase, environment: Environment, *, stranger: bool) -> tuple[str, ...]:
-    """What starts the base's Python."""
-    if stranger:
-        demand_sandbox()
-    elif without := sandbox_fault():
+def _interpreter(base: LockedBase, environment: Environment, *, foreign: bool) -> tuple[str, ...]:
+    """The command that starts the base's Python."""
+    if foreign:
+        require_sandbox()
+    elif fault := sandbox_fault():
         environment.say(
-            f"this host cannot make a sandbox ({without}): the base's Python runs with a filter only"
+            f"no sandbox is available ({fault}): the base's Python runs with a system call filter only"
         )
     return tuple(interpreter(base, environment.store).argv())

@@ -1,8 +1,8 @@
-"""One wheel layer, made in a process of its own: wheel files (complete or arriving) → a layer blob.
+"""Makes one wheel layer in a worker process, from complete wheels or during their download.
 
-The parent hands over a `Task`, the worker gives back what was written. A layer is a function of its wheels,
-the exact Python, the prefix and the recipe, and of nothing else (`layer_key`). Byte-code of wheels that
-share a layer is made before it, wheel by wheel on all cores: the layer itself is one stream.
+The parent passes a `Task`, the worker returns the blob. A layer depends only on its wheels, the exact Python,
+the prefix and the recipe (`layer_key`). The byte-code of wheels that share a layer is compiled first, in
+parallel: the layer itself is one stream.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from torchkiln.wheel.source import WheelFile
 from torchkiln.wheel.splice import sources, splice
 
 _cancelled: Event
-_progress: Any  # shared array of bytes read, one slot a job
+_progress: Any  # shared array of bytes read, one slot for each job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Input:
-    """One wheel of a job: `path` may still grow to the wheel's size; then `tail` is its last bytes."""
+class WheelInput:
+    """One wheel of a task. If `path` is still being downloaded, `tail` has its last bytes."""
 
     wheel: LockedWheel
     path: Path
@@ -43,13 +43,13 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One layer to make. `python` is the base's full version, `interpreter` the command that starts it.
+    """A layer to make. `python` is the base's full version, `interpreter` the command that starts it.
 
-    `recorded` is what the lock says that it will be.
+    `recorded` is the blob in the lock.
     """
 
     slot: int
-    inputs: tuple[Input, ...]
+    inputs: tuple[WheelInput, ...]
     cache: Path
     python: str
     interpreter: tuple[str, ...]
@@ -58,21 +58,21 @@ class Task:
 
 
 def start_worker(cancelled: Event, progress: Any, parent: int) -> None:
-    """Runs once in each worker: what is shared; Ctrl-C is the affair of *parent*, a process id."""
+    """Initialise a worker process; *parent*, a process id, handles Ctrl-C."""
     global _cancelled, _progress
     _cancelled, _progress = cancelled, progress
-    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def make_layer(task: Task) -> Blob:
-    """Make the layer of *task*; the blob is at `job.out` when this returns.
+    """Make the layer of *task*; the blob is at `task.out` afterwards.
 
-    A recorded layer is made without looking into it. If it then is not the recorded one it is made once more,
-    in full: that finds what is wrong with a wheel, or the layer that it should have been.
+    A recorded layer is made without inflating. If the result differs from the record, it is made again with
+    all checks, which report the fault of a wheel or give the correct layer.
 
     :raises BadWheel: a wheel is refused.
-    :raises Cancelled: the parent gave up.
+    :raises Cancelled: the parent cancelled the build.
     """
     if task.recorded:
         written = _write(task, task.recorded)
@@ -91,7 +91,7 @@ def _write(task: Task, recorded: Blob | None) -> Blob:
         return layer.finish()
 
 
-def _add(item: Input, layer: LayerWriter, scheme: Scheme, task: Task) -> None:
+def _add(item: WheelInput, layer: LayerWriter, scheme: Scheme, task: Task) -> None:
     def advanced(count: int) -> None:
         _progress[task.slot] += count
 
@@ -106,23 +106,23 @@ def _add(item: Input, layer: LayerWriter, scheme: Scheme, task: Task) -> None:
                 item.wheel.sha256,
                 layer,
                 scheme,
-                source=None if bytecode.kept is not None else bytecode.source,
+                source=None if bytecode.cached is not None else bytecode.source,
                 bytecode=bytecode.result,
             )
     finally:
         bytecode.close()
 
 
-def compile_wheel(item: Input, cache: Path, python: str, interpreter: tuple[str, ...]) -> None:
+def compile_wheel(item: WheelInput, cache: Path, python: str, interpreter: tuple[str, ...]) -> None:
     """Put the byte-code of one complete wheel into the cache, where `make_layer` finds it.
 
     :raises BadWheel: the wheel is refused.
-    :raises Cancelled: the parent gave up.
+    :raises Cancelled: the parent cancelled the build.
     """
     bytecode = Bytecode(item.wheel, Store(cache), python, interpreter)
     wheel, scheme = item.wheel, Scheme(prefix=PREFIX, python=minor(python))
     try:
-        if bytecode.kept is None:
+        if bytecode.cached is None:
             with WheelFile(item.path, wheel.size, cancelled=_cancelled.is_set) as file:
                 sources(file, wheel.filename, wheel.sha256, scheme, bytecode.source)
             bytecode.result()
@@ -130,13 +130,13 @@ def compile_wheel(item: Input, cache: Path, python: str, interpreter: tuple[str,
         bytecode.close()
 
 
-def _die_with(parent: int) -> None:
-    """A pool's worker does not notice that its parent was killed, and would wait for work for ever."""
+def _exit_with(parent: int) -> None:
+    """Exit after *parent* was killed: a pool's worker would wait for work forever."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Shows what the cache holds and who needs it, and deletes what nobody needs.
+"""Shows the content and the users of the cache, and deletes what is not needed.
 
-`cache.usage` looks at the store, `cache.policy` decides and is pure, `cache.prune` deletes and repairs.
+`cache.usage` reads the store, `cache.policy` decides and is pure, `cache.prune` deletes and repairs.
 """

@@ -1,4 +1,4 @@
-"""Survey → the cache without what may go; survey → faults; faults → mended."""
+"""Deletes what the cache no longer needs, finds damaged items, and repairs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.build.worker import cores
-from torchkiln.cache.policy import ItemUsage, Policy, expendable, item_usages
+from torchkiln.cache.policy import ItemUsage, PrunePolicy, expendable, item_usages
 from torchkiln.cache.usage import CacheUsage
 from torchkiln.errors import KilnError
 from torchkiln.model.digest import Digest
@@ -29,36 +29,38 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pruned:
-    """What went (or would go), and what is left of the cache."""
+    """What was deleted (or would be), and what is left in the cache."""
 
     gone: tuple[ItemUsage, ...]
     left: tuple[ItemUsage, ...]
 
     @property
     def freed(self) -> int:
-        """Bytes that the disk has more of."""
-        return sum(one.item.size for one in self.gone if not one.item.shared)
+        """Bytes freed on the disk."""
+        return sum(usage.item.size for usage in self.gone if not usage.item.shared)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
-    """Something in the cache that is not what its name says."""
+class CacheFault:
+    """A damaged item of the cache."""
 
     subject: ItemUsage
     what: str
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Images that have the same fault, because their layout's file is this very file."""
+        """Images with the same fault, because the file in their layout is a hard link to it."""
         if not self.subject.item.shared:
             return ()
-        return self.subject.users.get("tag", ("a layout that the cache does not know",))
+        return self.subject.users.get("tag", ("an unknown layout",))
 
 
-def prune(store: Store, look: Callable[[], CacheUsage], policy: Policy, *, dry_run: bool = False) -> Pruned:
-    """Delete what may go by *policy*. Builds go on meanwhile: what they claim stays.
+def prune(
+    store: Store, look: Callable[[], CacheUsage], policy: PrunePolicy, *, dry_run: bool = False
+) -> Pruned:
+    """Delete by *policy*. Builds may run: what they have claimed is kept.
 
-    What goes is renamed away while no build can begin, which takes a moment, and deleted afterwards.
+    Items are renamed first, while no build can start, and deleted afterwards.
 
     :raises BuildFailed: the cache cannot be written.
     """
@@ -68,98 +70,99 @@ def prune(store: Store, look: Callable[[], CacheUsage], policy: Policy, *, dry_r
         gone = expendable(usages, policy, now=time.time())
         aside: list[Path] = []
         if not dry_run:
-            for one in gone:
-                _discard(store, one, aside)
+            for usage in gone:
+                _discard(store, usage, aside)
     for path in aside:
         remove_tree(path)
     if not dry_run:
-        scratch.sweep()  # what killed processes left outside the cache
-        gone = tuple(one for one in gone if not (store.root / one.item.path).exists())
-    paths = {one.item.path for one in gone}
-    return Pruned(gone=gone, left=tuple(one for one in usages if one.item.path not in paths))
+        scratch.sweep()  # of killed processes, outside of the cache
+        gone = tuple(usage for usage in gone if not (store.root / usage.item.path).exists())
+    paths = {usage.item.path for usage in gone}
+    return Pruned(gone=gone, left=tuple(usage for usage in usages if usage.item.path not in paths))
 
 
 def faults(
     store: Store, found: CacheUsage, *, advanced: Callable[[int], None] = lambda _: None
-) -> tuple[Fault, ...]:
-    """Read everything anew: every hash, every pack's end, every record, every unpacked image's size.
+) -> tuple[CacheFault, ...]:
+    """Check everything: every hash, pack and record, and the size of every unpacked image.
 
-    Both cores hash, for hashlib lets go of the interpreter.
+    Hashes run in parallel: hashlib releases the GIL.
 
-    :param advanced: hears of the bytes read, from several threads.
+    :param advanced: called with the bytes read, from several threads.
     """
-    usages = sorted(item_usages(found.items, found.roots), key=lambda one: -one.item.size)
+    usages = sorted(item_usages(found.items, found.roots), key=lambda usage: -usage.item.size)
 
-    def look(one: ItemUsage) -> Fault | None:
+    def check(usage: ItemUsage) -> CacheFault | None:
         try:
-            what = _fault(store, one, advanced)
-        except FileNotFoundError:  # gone since the survey
+            what = _fault(store, usage, advanced)
+        except FileNotFoundError:  # deleted in the meantime
             return None
         except OSError as error:
             what = f"cannot be read: {error.strerror}"
-        return Fault(subject=one, what=what) if what else None
+        return CacheFault(subject=usage, what=what) if what else None
 
     with ThreadPoolExecutor(cores()) as threads:
-        return tuple(fault for fault in threads.map(look, usages) if fault)
+        return tuple(fault for fault in threads.map(check, usages) if fault)
 
 
 def repair(
-    store: Store, fault: Fault, found: CacheUsage, fetch: Callable[[LockedWheel], object]
+    store: Store, fault: CacheFault, found: CacheUsage, fetch: Callable[[LockedWheel], object]
 ) -> tuple[bool, str]:
-    """Take what is at fault out of the cache, and wheels that a lock names from the index again.
+    """Delete a damaged item, and download it again if it is a wheel that a lock names.
 
-    Layers are not made here: the next build makes them, and replaces them in its layout.
+    Layers are made again by the next build, which replaces them in its layout.
 
-    :returns: whether the cache is as good as before the fault, and what was done, as a phrase.
+    :returns: whether the cache is repaired, and what was done.
     """
     item = fault.subject.item
     if item.busy and item.kind == "unpacked images":
-        return False, f"left as it is: {item.busy}"
+        return False, f"not changed: {item.busy}"
     aside: list[Path] = []
     with store.gate():
         _discard(store, fault.subject, aside)
     for path in aside:
         remove_tree(path)
     if (store.root / item.path).exists():
-        return False, "could not be deleted"
+        return False, "cannot be deleted"
     wheel = found.wheels.get(item.path)
     if wheel is None:
-        again = {"wheels": ", and no lock names it", "bases": "; build or import it: torchkiln base"}
-        return True, "deleted" + again.get(item.kind, "; the next use makes it again")
+        note = {"wheels": "; no lock names it", "bases": "; build or import it: torchkiln base"}
+        return True, "deleted" + note.get(item.kind, "; it is made again at the next use")
     try:
         fetch(wheel)
     except KilnError as error:
-        return False, f"deleted, but not to be had again: {error.message}"
-    return True, "fetched again"
+        return False, f"deleted, but it cannot be downloaded again: {error.message}"
+    return True, "downloaded again"
 
 
-def _discard(store: Store, one: ItemUsage, aside: list[Path]) -> None:
-    """Rename *one* out of its place into *aside*; records first, so that none points to nothing."""
-    place = store.root / one.item.path
-    if place.parent.name == "locks":
-        clear(place)  # no rename: somebody may take the lock at this moment
+def _discard(store: Store, usage: ItemUsage, aside: list[Path]) -> None:
+    """Rename an item and add it to *aside*; records first, so that none refers to a missing file."""
+    item = usage.item
+    path = store.root / item.path
+    if path.parent.name == "locks":
+        clear(path)  # not renamed: another process may be taking the lock
         return
-    aside += store.set_aside(store.root / path for path in one.item.along if path.startswith("records/"))
-    if one.item.kind == "unpacked images":
-        aside += _set_root_aside(store, place)
+    aside += store.set_aside(store.root / record for record in item.along if record.startswith("records/"))
+    if item.kind == "unpacked images":
+        aside += _set_root_aside(store, path)
         return
-    aside += store.set_aside([place])
-    if one.item.kind in ("wheels", "partial wheels"):
-        with contextlib.suppress(OSError):  # its neighbour is still there
-            place.parent.rmdir()
+    aside += store.set_aside([path])
+    if item.kind in ("wheels", "partial wheels"):
+        with contextlib.suppress(OSError):  # the folder is not empty
+            path.parent.rmdir()
 
 
-def _set_root_aside(store: Store, place: Path) -> list[Path]:
-    moved = store.set_aside([place])
+def _set_root_aside(store: Store, root: Path) -> list[Path]:
+    moved = store.set_aside([root])
     if any(in_use(path) for path in moved):
-        for path in moved:  # a command started in it between the look and now
-            path.rename(place)
+        for path in moved:  # a command was started in it in the meantime
+            path.rename(root)
         return []
     return moved
 
 
 def forget_root(store: Store, manifest: Digest) -> None:
-    """Delete the unpacked image *manifest*, if it is there and nothing runs in it."""
+    """Delete the unpacked image *manifest*, unless a command runs in it."""
     with store.gate():
         root = root_of(store, manifest)
         if aside := _set_root_aside(store, root):
@@ -168,42 +171,42 @@ def forget_root(store: Store, manifest: Digest) -> None:
         remove_tree(path)
 
 
-def _fault(store: Store, one: ItemUsage, advanced: Callable[[int], None]) -> str:
-    """What is wrong with it; empty: nothing."""
-    item, path = one.item, store.root / one.item.path
+def _fault(store: Store, usage: ItemUsage, advanced: Callable[[int], None]) -> str:
+    """The fault of an item; empty if it has none."""
+    item, path = usage.item, store.root / usage.item.path
     match item.kind:
         case "layers" | "bases" | "other blobs":
             sha256 = _sha256(path, advanced)
             if sha256 != path.name:
-                return f"its sha256 is {sha256}"
+                return f"checksum mismatch: sha256 is {sha256}"
             return next(
                 filter(None, (_record_fault(store.root / name, item.size) for name in item.along)), ""
             )
         case "wheels":
             sha256 = _sha256(path, advanced)
-            return "" if sha256 == path.parent.name else f"its sha256 is {sha256}"
+            return "" if sha256 == path.parent.name else f"checksum mismatch: sha256 is {sha256}"
         case "byte-code":
             return _pack_fault(path, advanced)
         case "unpacked images":
             record = store.record("roots", path.name)
             size, files = tree_size(path)
             if record and (size, files) != (record["bytes"], record["files"]):
-                was = f"{record['files']} files, {record['bytes']} bytes"
-                return f"{files} files, {size} bytes, and it was unpacked as {was}"
+                expected = f"{record['files']} files, {record['bytes']} bytes"
+                return f"it has {files} files, {size} bytes; unpacked were {expected}"
         case "index pages" | "layer texts":
             return _record_fault(path, None)
         case "leftovers" if item.path.startswith(("records/layers/", "records/bases/")):
-            return "names a blob that is not there"
+            return "refers to a missing blob"
     return ""
 
 
 def _record_fault(path: Path, size: int | None) -> str:
     try:
-        told = json.loads(path.read_bytes())
+        record = json.loads(path.read_bytes())
     except ValueError:
-        return f"{path.name}: not JSON"
-    if size is not None and told.get("size") != size:
-        return f"its record tells {told.get('size')} bytes"
+        return f"{path.name}: invalid JSON"
+    if size is not None and record.get("size") != size:
+        return f"wrong size: its record says {record.get('size')} bytes"
     return ""
 
 
@@ -228,5 +231,5 @@ def _sha256(path: Path, advanced: Callable[[int], None]) -> str:
 
 
 def total(usages: Iterable[ItemUsage]) -> int:
-    """Bytes of all."""
-    return sum(one.item.size for one in usages)
+    """Bytes of all *usages*."""
+    return sum(usage.item.size for usage in usages)

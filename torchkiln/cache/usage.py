@@ -1,7 +1,6 @@
-"""The cache folder, the layouts built from it and the committed locks → items and who needs them.
+"""Reads the cache, its layouts and the committed locks: the items of the cache and their users.
 
-`build.cache_claims` is the other half: what a build leaves behind so that later its tags are known to the
-cache.
+`build.cache_claims` writes the records from which the users are known.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from torchkiln.base import artefact, keeping
 from torchkiln.build.cache_claims import blob_path, interpreter_path, record_path, source_paths, wheel_path
 from torchkiln.build.cache_keys import FORMAT_RECORDS, FORMER_RECORDS, source_of
-from torchkiln.cache.policy import Item, Kind, Root
+from torchkiln.cache.policy import CacheItem, Kind, Root
 from torchkiln.errors import KilnError
 from torchkiln.lock.file import from_json
 from torchkiln.matrix.os_tools import is_tools
@@ -31,28 +30,25 @@ from torchkiln.util.files import tree_size
 
 _OF_WHEELS = re.compile("records/layers/")
 _HEX = re.compile(r"[0-9a-f]{64}")
-_MOMENT, _MOMENTS, _HOUR, _DAY = 60.0, 600.0, 3600.0, 86400.0
+_MINUTE, _TEN_MINUTES, _HOUR, _DAY = 60.0, 600.0, 3600.0, 86400.0
 _OURS = frozenset({"blobs", "wheels", "toolkits", "bytecode", "interpreters", "rootfs", "pytest", "records"})
 _OURS |= {"locks", "claims", "tmp", "keys"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheUsage:
-    """All of it. `unread`: layouts and locks that exist but cannot be read, with the reason."""
+    """Items and users of the cache. `unread` has layouts and locks that cannot be read, with the reason."""
 
-    items: tuple[Item, ...]
+    items: tuple[CacheItem, ...]
     roots: tuple[Root, ...]
-    wheels: Mapping[str, LockedWheel] = field(hash=False)  # by path: what a lock can fetch again
+    wheels: Mapping[str, LockedWheel] = field(hash=False)  # by path: those that can be downloaded again
     unread: tuple[str, ...]
 
 
-# --- what is there ----------------------------------------------------------------------------------
-
-
 def cache_usage(store: Store, layouts: Iterable[Path], images: Path) -> CacheUsage:
-    """Look at everything. Nothing is changed.
+    """Read everything; nothing is changed.
 
-    :param layouts: more layouts than those that the cache knows.
+    :param layouts: further layouts, in addition to the known ones.
     :param images: the folder of locks; it may be absent.
     """
     unread: list[str] = []
@@ -72,17 +68,17 @@ def _layouts(store: Store, more: Iterable[Path]) -> list[Path]:
 
 
 def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[str]) -> Iterator[Root]:
-    """Who needs what of the cache, a needer a tag of *layout*; if it cannot be read, it needs all it has."""
+    """A root for each tag of *layout*; a layout that cannot be read needs all of its blobs."""
     if not (layout.path / "index.json").exists() and not (layout.path / "oci-layout").exists():
-        return  # a build made the folder and ended before it wrote there
+        return  # a build created the folder and ended before it wrote to it
     try:
         refs = open_layout(layout.path).refs()
         images = [layout.image(ref) for ref in refs]
-        other = {blob_path(str(told.get("digest"))): key for key, told in _other_forms(store)}
+        converted = {blob_path(str(record.get("digest"))): key for key, record in _conversions(store)}
     except (KilnError, OSError) as error:
         unread.append(f"{layout.path}: {error}")
-        here = (layout.path / "blobs" / "sha256").glob("*")
-        needs = frozenset(f"blobs/sha256/{path.name}" for path in here)
+        blobs = (layout.path / "blobs" / "sha256").glob("*")
+        needs = frozenset(f"blobs/sha256/{path.name}" for path in blobs)
         yield Root(sort="tag", name=f"{layout.path}, which cannot be read", needs=needs)
         return
     for image in images:
@@ -91,18 +87,18 @@ def _tags(store: Store, layout: Layout, manifests: dict[str, str], unread: list[
         made = store.record("images", key) or {}
         wheels, archives = dict(made.get("wheels", {})), list(made.get("archives", ()))
         needed = {blob_path(layer.digest) for layer in image.layers}
-        plain = {blob_path(source_of(other[path])) for path in needed if path in other}
+        originals = {blob_path(source_of(converted[path])) for path in needed if path in converted}
         yield Root(
             sort="tag",
             name=f"{image.ref} in {layout.path}",
             needs=frozenset(needed | {record_path("images", key)}),
             sources=frozenset(
-                {*plain, *wheels, *wheels.values(), *archives, f"interpreters/{made.get('base')}"}
+                {*originals, *wheels, *wheels.values(), *archives, f"interpreters/{made.get('base')}"}
             ),
         )
 
 
-def _other_forms(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
+def _conversions(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
     return chain.from_iterable(store.records(kind) for kind in FORMAT_RECORDS)
 
 
@@ -136,7 +132,7 @@ def _locks(images: Path, unread: list[str]) -> tuple[list[Root], set[str], dict[
 
 
 def _claimed(claim: Holder, store: Store) -> Root:
-    """A running process; one that does not say what it needs may need anything."""
+    """A running process; without a list of its needs it may need everything."""
     needs = claim.needs
     if needs is None:
         needs = tuple(str(path.relative_to(store.root)) for path in store.root.rglob("*"))
@@ -144,7 +140,7 @@ def _claimed(claim: Holder, store: Store) -> Root:
 
 
 class _Scan:
-    """One look at the cache's folders."""
+    """One scan of the cache's folders."""
 
     def __init__(
         self, store: Store, manifests: Mapping[str, str], bases: set[str], *, building: bool
@@ -169,8 +165,8 @@ class _Scan:
                 if kind == "bases":
                     self._bases.add(name)
 
-    def items(self) -> Iterator[Item]:
-        """Everything, kind by kind."""
+    def items(self) -> Iterator[CacheItem]:
+        """All items, by kind."""
         yield from self._blobs()
         yield from self._wheels()
         yield from self._toolkits()
@@ -186,17 +182,17 @@ class _Scan:
         for path in sorted(self._root.glob("*")):
             if path.name not in _OURS:
                 size = tree_size(path)[0] if path.is_dir() else _size(path)
-                yield Item(kind="not ours", path=path.name, size=size, used=_mtime(path))
+                yield CacheItem(kind="not ours", path=path.name, size=size, used=_mtime(path))
 
-    def _blobs(self) -> Iterator[Item]:
+    def _blobs(self) -> Iterator[CacheItem]:
         for path in sorted((self._root / "blobs" / "sha256").glob("*")):
             if not _HEX.fullmatch(path.name):
                 continue
             records = tuple(self._records.get(path.name, ()))
             base = path.name in self._bases
-            with contextlib.suppress(FileNotFoundError):  # another `prune`
+            with contextlib.suppress(FileNotFoundError):  # deleted by another process
                 found = path.stat()
-                yield Item(
+                yield CacheItem(
                     kind="bases" if base else "layers" if records else "other blobs",
                     path=f"blobs/sha256/{path.name}",
                     size=found.st_size,
@@ -208,81 +204,83 @@ class _Scan:
                 )
 
     def _unclaimable(self, made: float) -> str:
-        """A build can only claim what it can name beforehand: layers, by their wheels."""
+        """Why a blob is kept that a running build may need but cannot have claimed in advance."""
         if self._building:
-            return "a build is running that may need it"
-        return "made a moment ago" if time.time() - made < _MOMENTS else ""
+            return "a running build may need it"
+        return "just created" if time.time() - made < _TEN_MINUTES else ""
 
-    def _wheels(self) -> Iterator[Item]:
+    def _wheels(self) -> Iterator[CacheItem]:
         for path in sorted((self._root / "wheels").glob("*/*")):
             if not _HEX.fullmatch(path.parent.name):
                 continue
             partial = path.name.endswith(".part")
-            at_work = self._store.locked(f"wheel-{path.parent.name}")
-            whole = path.with_name(path.name.removesuffix(".part"))
+            holder = self._store.locked(f"wheel-{path.parent.name}")
+            complete = path.with_name(path.name.removesuffix(".part"))
             with contextlib.suppress(FileNotFoundError):
                 found = path.stat()
-                yield Item(
+                yield CacheItem(
                     kind="partial wheels" if partial else "wheels",
                     path=f"wheels/{path.parent.name}/{path.name}",
                     size=found.st_size,
                     used=found.st_mtime,
                     title=path.name,
-                    along=(f"wheels/{path.parent.name}/{whole.name}",)
-                    if partial and not whole.exists()
+                    along=(f"wheels/{path.parent.name}/{complete.name}",)
+                    if partial and not complete.exists()
                     else (),
-                    busy=f"in use: {at_work}" if at_work else "",
+                    busy=f"in use: {holder}" if holder else "",
                 )
 
-    def _toolkits(self) -> Iterator[Item]:
-        """What was kept of archives, and archives on their way."""
+    def _toolkits(self) -> Iterator[CacheItem]:
+        """Extracted files of archives, and partial downloads."""
         for path in sorted((self._root / "toolkits").glob("*/*")):
             if not _HEX.fullmatch(path.parent.name):
                 continue
-            at_work = self._store.locked(f"archive-{path.parent.name}")
+            holder = self._store.locked(f"archive-{path.parent.name}")
             with contextlib.suppress(FileNotFoundError):
                 found = path.stat()
-                yield Item(
+                yield CacheItem(
                     kind="leftovers" if path.name.endswith(".part") else "toolkit parts",
                     path=f"toolkits/{path.parent.name}/{path.name}",
                     size=found.st_size,
                     used=found.st_mtime,
                     title=path.name,
-                    busy=f"in use: {at_work}" if at_work else "",
+                    busy=f"in use: {holder}" if holder else "",
                 )
 
-    def _files(self, folder: str, suffix: str, kind: Kind) -> Iterator[Item]:
+    def _files(self, folder: str, suffix: str, kind: Kind) -> Iterator[CacheItem]:
         for path in sorted((self._root / folder).glob(f"[!.]*{suffix}")):
             with contextlib.suppress(FileNotFoundError):
                 found = path.stat()
                 name = f"{folder}/{path.name}"
                 title = self._titles.get(name, "")
-                yield Item(kind=kind, path=name, size=found.st_size, used=found.st_mtime, title=title)
+                yield CacheItem(kind=kind, path=name, size=found.st_size, used=found.st_mtime, title=title)
 
-    def _folders(self) -> Iterator[Item]:
+    def _folders(self) -> Iterator[CacheItem]:
         for path in sorted((self._root / "interpreters").glob("[!.]*")):
             used = max(_mtime(path), self._used.get(path.name, 0.0))
             name = f"interpreters/{path.name}"
-            yield Item(kind="interpreters", path=name, size=tree_size(path)[0], used=used)
+            yield CacheItem(kind="interpreters", path=name, size=tree_size(path)[0], used=used)
         for path in sorted((self._root / "rootfs").glob("[!.]*")):
             record = self._store.record("roots", path.name)
             marker = record_path("roots", path.name)
             used = _mtime(self._root / marker) if record else _mtime(path)
-            recent = time.time() - used < _MOMENT  # on the way from `unpacked_root` to the command's start
-            yield Item(
+            recent = time.time() - used < _MINUTE  # on the way from `unpacked_root` to the command's start
+            yield CacheItem(
                 kind="unpacked images",
                 path=f"rootfs/{path.name}",
                 size=int(record["bytes"]) if record else tree_size(path)[0],
                 used=used,
                 title=self._manifests.get(path.name, ""),
                 along=(marker,) if record else (),
-                busy="a command runs in it" if in_use(path) else "used a moment ago" if recent else "",
+                busy="a command is running in it" if in_use(path) else "just used" if recent else "",
             )
         for path in sorted((self._root / "pytest").glob("[!.]*")):
-            yield Item(kind="pytest", path=f"pytest/{path.name}", size=tree_size(path)[0], used=_mtime(path))
+            yield CacheItem(
+                kind="pytest", path=f"pytest/{path.name}", size=tree_size(path)[0], used=_mtime(path)
+            )
 
-    def _leftovers(self) -> Iterator[Item]:
-        """What ended processes left, and records of what is gone."""
+    def _leftovers(self) -> Iterator[CacheItem]:
+        """Files of ended processes, and records of deleted files."""
         paths = self._store.dead()
         for name, after in (("rootfs", _DAY), ("pytest", _DAY), ("records/*", _HOUR)):
             paths += [path for path in self._root.glob(f"{name}/.*") if age(path) > after]
@@ -291,15 +289,15 @@ class _Scan:
             for path in (self._root / "locks").glob("*")
             if path.name != "gate" and age(path) > _HOUR and self._store.locked(path.name) is None
         ]
-        if not self._building:  # who may be about to make what a record names
+        if not self._building:  # a running build may be about to write what a record refers to
             paths += self._dangling()
         for path in paths:
             size = tree_size(path)[0] if path.is_dir() and not path.is_symlink() else max(_size(path), 0)
             name = str(path.relative_to(self._root))
-            yield Item(kind="leftovers", path=name, size=size, used=_mtime(path), title=path.name)
+            yield CacheItem(kind="leftovers", path=name, size=size, used=_mtime(path), title=path.name)
 
     def _dangling(self) -> Iterator[Path]:
-        """Records of layouts, images and blobs that are gone, and of a format that is gone."""
+        """Records of deleted layouts, images and blobs, and of a former format."""
         yield from (self._root / "records" / FORMER_RECORDS).glob("[!.]*.json")
         for key, found in self._store.records("layouts"):
             if not Path(str(found.get("path", ""))).is_dir():

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from torchkiln.base import archive, artefact, keeping, mmdebstrap, tools
-from torchkiln.base.keeping import moved
+from torchkiln.base.keeping import package_changes
 from torchkiln.base.recipe import recipe
 from torchkiln.cli.shared.console import waiting
 from torchkiln.cli.shared.options import images_folder
@@ -54,10 +54,10 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
         _say(f"made from an untrusted archive of {os_name}, and its lock says so")
     if locked is None or (relock and built != locked):
         _say(f"locked in {_write(images, built)}")
-        archive.keep_files(images, built, store)
+        archive.commit_files(images, built, store)
     if locked is not None and built.digest != locked.digest:
         _say(f"differs from the lock ({locked.digest})")
-        for change in moved(locked.packages, built.packages):
+        for change in package_changes(locked.packages, built.packages):
             _say(f"  {change}")
     click.echo(built.digest)
 
@@ -74,10 +74,10 @@ def files(os_name: str, name: str | None, images: Path) -> None:
     """
     locked = _locked(images, os_name, name)
     noted = archive.read_files(images, locked, Store(cache_root(), on_wait=waiting))
-    found = archive.together(
+    found = archive.merged(
         noted, mmdebstrap.ask_archive(recipe(os_name), locked, environ=os.environ, say=_say)
     )
-    for package in archive.without_file(locked, found):
+    for package in archive.packages_without_file(locked, found):
         _say(f"the archive no longer has {package}: no hash of it")
     path = archive.write_files(images, locked, found)
     _say(f"{len(found.debs)} of {len(locked.packages)} packages")

@@ -204,7 +204,7 @@ class _Embedded:
                     say=context.say,
                     on_layer=ahead.take,
                 ),
-                options=builder.Options(sources=context.sources(), layer_format=self.layer_format),
+                options=builder.BuildOptions(sources=context.sources(), layer_format=self.layer_format),
             )
             sent = ahead.settled()
             loaded = load_into(into, built.image, cell, context, observer) if into else ()

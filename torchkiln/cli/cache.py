@@ -16,12 +16,12 @@ from torchkiln.cache import prune as pruning
 from torchkiln.cache.policy import (
     KINDS,
     ItemUsage,
-    Policy,
+    PrunePolicy,
+    common_reason,
     expendable,
     item_usages,
     parse_age,
     parse_bytes,
-    together,
 )
 from torchkiln.cache.usage import CacheUsage, cache_usage
 from torchkiln.cli.shared import console
@@ -73,8 +73,8 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> 
     found = _look(store, layouts, images)
     usages = sorted(item_usages(found.items, found.roots), key=lambda one: KINDS.index(one.item.kind))
     now = time.time()
-    soon = {one.item.path for one in expendable(usages, Policy(), now=now)}
-    all_ = {one.item.path for one in expendable(usages, Policy(everything=True), now=now)}
+    soon = {one.item.path for one in expendable(usages, PrunePolicy(), now=now)}
+    all_ = {one.item.path for one in expendable(usages, PrunePolicy(everything=True), now=now)}
 
     def goes(one: ItemUsage) -> str:
         return "prune" if one.item.path in soon else "prune --all" if one.item.path in all_ else "–"
@@ -90,7 +90,10 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> 
     _table(
         ("kind", "count", "size", "last use", "goes with", "kept because"),
         [
-            (*(kind, str(len(ones)), _size(ones), _ago(now, ones), way), _named(ones, together(ones), each))
+            (
+                *(kind, str(len(ones)), _size(ones), _ago(now, ones), way),
+                _named(ones, common_reason(ones), each),
+            )
             for (kind, way, _, _), ones in rows.items()
         ],
     )
@@ -124,7 +127,7 @@ def prune(
     used for 7 days, index pages and what layers say of packages for 30, and what interrupted runs left. Never
     what a tag needs, nor what a running build needs; builds go on meanwhile.
     """
-    policy = Policy(
+    policy = PrunePolicy(
         everything=everything,
         older_than=parse_age(older_than) if older_than else None,
         max_size=parse_bytes(max_size) if max_size else None,
@@ -149,7 +152,7 @@ def prune(
         rows: dict[tuple[str, str], list[ItemUsage]] = {}
         for one in sorted(done.gone, key=lambda one: KINDS.index(one.item.kind)):
             rows.setdefault((one.item.kind, one.reason), []).append(one)
-        lines = [(kind, str(len(ones)), _size(ones), together(ones)) for (kind, _), ones in rows.items()]
+        lines = [(kind, str(len(ones)), _size(ones), common_reason(ones)) for (kind, _), ones in rows.items()]
         _table(("kind", "count", "size", "note"), lines)
         freed = f"{'would free' if dry_run else 'freed'} {console.size(done.freed)}"
         click.echo(f"{freed}; {_size(done.left)} stay in {store.root}")

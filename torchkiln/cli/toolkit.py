@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from torchkiln.build.cuda_layers import lay_out
-from torchkiln.build.records import there
+from torchkiln.build.records import cached_record
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import images_folder
 from torchkiln.cli.shared.selection import Chosen, selection
@@ -69,7 +69,7 @@ def _lay_out(plan: ImagePlan, store: Store, folder: Path, *, quiet: bool) -> Non
 
 def _told(plan: ImagePlan, store: Store) -> dict[str, Any]:
     locked = plan.locked
-    layers = [(spec, there(spec, store)) for spec in plan.of(ToolkitLayer)]
+    layers = [(spec, cached_record(spec, store)) for spec in plan.of(ToolkitLayer)]
     weighs = [made.blob.size for _, made in layers if made]
     return {
         "tag": plan.tag,

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from torchkiln.model.contents import Layer, LayerContents
 from torchkiln.oci.compression import IDENTITY, of_head
-from torchkiln.oci.read_tar import Wanted, layer_contents
+from torchkiln.oci.read_tar import PathFilter, layer_contents
 from torchkiln.oci.tar_reader import TarReader, pieces_of
 from torchkiln.util.strict_json import json_of
 
@@ -30,7 +30,7 @@ def stream_of(pieces: Iterable[bytes]) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, stream)
 
 
-def read_saved(stream: BinaryIO, wanted: Wanted) -> list[Layer]:
+def read_saved(stream: BinaryIO, wanted: PathFilter) -> list[Layer]:
     """The layers of the one image in *stream*, lowest first; of paths that are *wanted* the text.
 
     :raises ValueError: it is no saved image, or in a form that is not known here.

@@ -21,7 +21,7 @@ from torchkiln.errors import ConfigError, ToolMissing, VerificationFailed
 from torchkiln.model.contents import Layer, LayerContents, LayeredImage, TreeEntry, WholeImage
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
 from torchkiln.oci.opening import open_layer
-from torchkiln.oci.read_tar import DAMAGED, Wanted, grow, layer_contents
+from torchkiln.oci.read_tar import DAMAGED, PathFilter, apply_layer, layer_contents
 
 #: What an engine puts into every container, over whatever the image has there.
 ENGINES_OWN = frozenset(
@@ -41,14 +41,14 @@ class Source(Protocol):
     def as_container(self) -> bool:
         """Whether `whole` has ENGINES_OWN in it."""
 
-    def whole(self, wanted: Wanted) -> WholeImage:
+    def whole(self, wanted: PathFilter) -> WholeImage:
         """All its files; of those that are *wanted* the text."""
 
     def layered(self, known: Mapping[str, Layer]) -> LayeredImage:
         """Its layers; those that are *known*, by their diff_id, are not read again."""
 
 
-def whole_images(a: Source, b: Source, wanted: Wanted) -> tuple[WholeImage, WholeImage]:
+def whole_images(a: Source, b: Source, wanted: PathFilter) -> tuple[WholeImage, WholeImage]:
     """Both down to their files; without ENGINES_OWN where only one side would have it.
 
     :raises KilnError: as reading either does.
@@ -68,7 +68,7 @@ def layered_images(a: Source, b: Source) -> tuple[LayeredImage, LayeredImage]:
     return left, b.layered({layer.diff_id: layer for layer in left.layers})
 
 
-def contents_of(layer: LayerOnDisk, wanted: Wanted) -> LayerContents:
+def contents_of(layer: LayerOnDisk, wanted: PathFilter) -> LayerContents:
     """What *layer* holds; of paths that are *wanted* the text.
 
     :raises VerificationFailed: it is damaged or not what its diff_id says.
@@ -93,7 +93,7 @@ class InLayout:
     image: ImageOnDisk
     as_container: bool = False
 
-    def whole(self, wanted: Wanted) -> WholeImage:
+    def whole(self, wanted: PathFilter) -> WholeImage:
         """All its files, as its layers make them.
 
         :raises VerificationFailed: a layer is damaged or not what its diff_id says.
@@ -101,7 +101,7 @@ class InLayout:
         tree: dict[str, TreeEntry] = {}
         for layer in self.image.layers:
             with _opened(layer) as stream:
-                grow(tree, stream, wanted)
+                apply_layer(tree, stream, wanted)
         return WholeImage(tree=tree, settings=self._settings())
 
     def layered(self, known: Mapping[str, Layer]) -> LayeredImage:
@@ -132,7 +132,7 @@ class InEngine:
     engine: Engine
     as_container: bool = True
 
-    def whole(self, wanted: Wanted) -> WholeImage:
+    def whole(self, wanted: PathFilter) -> WholeImage:
         """All its files, as a container that never ran sees them.
 
         :raises ConfigError: there is no such image.
@@ -144,7 +144,7 @@ class InEngine:
             container = client.create_container(self.name, entrypoint=["true"])["Id"]
             try:
                 with stream_of(client.export(container)) as stream:
-                    grow(tree, stream, wanted)
+                    apply_layer(tree, stream, wanted)
             finally:
                 client.remove_container(container, force=True, v=True)
         return WholeImage(tree=tree, settings=_settings_told(told))

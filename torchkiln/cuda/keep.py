@@ -1,7 +1,8 @@
-"""An archive of NVIDIA's -> the part of it that an installation takes, as a plain tar of files and links.
+"""Extracts the installed files of an NVIDIA archive to a tar of files and links.
 
-The file's hash was checked before. Still nothing is taken at its word: who trusts a wrong lock must not get
-files elsewhere than in the toolkit's folder. `cuda_tree` says what goes where; the rest is passed over.
+The hash of the archive was checked before, but a wrong lock must not lead to files outside of the toolkit's
+folder, so names and links are checked. `cuda_tree` says which files are installed where; the others are
+skipped.
 """
 
 from __future__ import annotations
@@ -19,125 +20,127 @@ from torchkiln.errors import BadArchive, printable
 from torchkiln.model.lock import LockedArchive
 from torchkiln.model.recipe import WHEEL_EPOCH
 from torchkiln.oci import tar
-from torchkiln.oci.tar_reader import Entry, TarReader, pieces_of
+from torchkiln.oci.tar_reader import TarEntry, TarReader, pieces_of
 
-_MOST_ENTRIES = 100_000  # CCCL, which has most, has some thousands
-_MOST_CONTENT = 20 << 30  # bytes unpacked; cuBLAS, the largest, has some three thousand million
-# What reading raises where the file is no xz, no tar, or a damaged one.
+_MAX_ENTRIES = 100_000  # CCCL, the largest, has some thousands
+_MAX_CONTENT = 20 << 30  # bytes unpacked; cuBLAS, the largest, has three billion
+# Raised when the file is not an xz file or tar, or is damaged.
 _DAMAGED = (lzma.LZMAError, EOFError, ValueError)
 
 
 def keep(archive: LockedArchive, path: Path, out: BinaryIO) -> None:
-    """Write to *out* what an installation takes of *archive*, which lies at *path*: files, then links.
+    """Write to *out* the installed files of *archive*, at *path*, and then the links.
 
-    :raises BadArchive: it is no such archive, or holds what none may hold; names that.
+    :raises BadArchive: it is damaged or has a refused entry, which the message names.
     :raises OSError: reading or writing failed.
     """
-    taking = _Taking(archive)
+    selection = _Selection(archive)
     try:
         with path.open("rb") as file:
             archived = TarReader(pieces_of(Unxz(file)))
             for entry in archived:
-                for piece in taking.take(entry, archived):
+                for piece in selection.take(entry, archived):
                     out.write(piece)
     except _DAMAGED as error:
         raise BadArchive(archive.filename, f"cannot be read: {error}") from error
-    for piece in taking.links():
+    for piece in selection.links():
         out.write(piece)
     out.write(tar.END)
 
 
-class _Taking:
-    """What has been seen of one archive."""
+class _Selection:
+    """Selects the installed files of one archive."""
 
     def __init__(self, archive: LockedArchive) -> None:
         self._archive = archive
         self._top = archive.filename.removesuffix(".tar.xz")
-        self._seen: dict[str, bool] = {}  # path → whether it is a folder, said or by what lies in it
-        self._kept: dict[str, str] = {}  # path → where it goes
-        self._links: dict[str, tuple[str, str]] = {}  # path → where it goes, where it leads
+        self._seen: dict[str, bool] = {}  # path → whether it is a folder, explicit or implied
+        self._kept: dict[str, str] = {}  # path → installed path
+        self._links: dict[str, tuple[str, str]] = {}  # path → installed path, target
         self._content = 0
 
-    def take(self, entry: Entry, archived: TarReader) -> Iterator[bytes | memoryview]:
-        """The next entry; what is kept of it as a piece of tar."""
+    def take(self, entry: TarEntry, archived: TarReader) -> Iterator[bytes | memoryview]:
+        """Check the next entry and yield its tar pieces if it is installed."""
         path = self._path(entry)
-        if not path:  # the archive's one folder
+        if not path:  # the top folder
             return
         self._note(path, folder=entry.kind == "folder")
         if entry.kind == "folder":
             return
-        placed = cuda_tree.place(self._archive.component, path)
+        installed = cuda_tree.place(self._archive.component, path)
         if entry.kind == "link":
-            leads = self._target(posixpath.join(posixpath.dirname(path), entry.target), entry)
-            if placed:
-                self._links[path] = (placed, leads)
+            target = self._target(posixpath.join(posixpath.dirname(path), entry.target), entry)
+            if installed:
+                self._links[path] = (installed, target)
         elif entry.kind == "hard link":
-            yield from self._hard(path, placed, entry)
+            yield from self._hard_link(path, installed, entry)
         elif entry.kind != "file":
-            raise self._refused(entry, "is neither a file, a folder nor a link")
+            raise self._refused(entry, "is not a file, directory or link")
         else:
             self._content += entry.size
-            if self._content > _MOST_CONTENT:
-                raise BadArchive(self._archive.filename, f"unpacks to more than {_MOST_CONTENT >> 30} GiB")
-            if placed:
-                self._kept[path] = placed
+            if self._content > _MAX_CONTENT:
+                raise BadArchive(self._archive.filename, f"unpacks to more than {_MAX_CONTENT >> 30} GiB")
+            if installed:
+                self._kept[path] = installed
                 mode = 0o755 if entry.mode & 0o100 else 0o644
-                yield tar.header(placed, mode=mode, size=entry.size, mtime=WHEEL_EPOCH)
+                yield tar.header(installed, mode=mode, size=entry.size, mtime=WHEEL_EPOCH)
                 yield from archived.content()
                 yield tar.padding(entry.size)
 
     def links(self) -> Iterator[bytes]:
-        """Those whose target is kept, and has one place."""
-        there = set(self._kept) | set(self._links)
-        folders = {folder for path in there for folder in tar.parents(path)}
-        for placed, leads in sorted(self._links.values()):
-            if leads in there or leads in folders:
-                target = self._links[leads][0] if leads in self._links else self._kept.get(leads)
-                target = target or cuda_tree.moved(leads)
+        """The links whose target is installed."""
+        paths = set(self._kept) | set(self._links)
+        folders = {folder for path in paths for folder in tar.parents(path)}
+        for installed, original in sorted(self._links.values()):
+            if original in paths or original in folders:
+                target = self._links[original][0] if original in self._links else self._kept.get(original)
+                target = target or cuda_tree.folder_of(original)
                 if target:
-                    text = posixpath.relpath(target, posixpath.dirname(placed) or ".")
-                    yield tar.link(placed, text, mtime=WHEEL_EPOCH)
+                    text = posixpath.relpath(target, posixpath.dirname(installed) or ".")
+                    yield tar.link(installed, text, mtime=WHEEL_EPOCH)
 
-    def _path(self, entry: Entry) -> str:
-        """Its path below the archive's one folder; empty: that folder."""
+    def _path(self, entry: TarEntry) -> str:
+        """Its path below the top folder of the archive; empty for that folder."""
         parts = entry.path.split("/")
         if printable(entry.path) != entry.path:
-            raise self._refused(entry, "has no plain name")
+            raise self._refused(entry, "has non-printable characters in its name")
         if any(part.startswith(".wh.") for part in parts):
-            raise self._refused(entry, "would delete in a layer")
+            raise self._refused(entry, "is a whiteout: it would delete files in a layer")
         if parts[0] != self._top:
-            raise self._refused(entry, f"lies outside {self._top}")
+            raise self._refused(entry, f"is outside of {self._top}")
         return "/".join(parts[1:])
 
     def _note(self, path: str, *, folder: bool) -> None:
-        if len(self._seen) > _MOST_ENTRIES:
-            raise BadArchive(self._archive.filename, f"has more than {_MOST_ENTRIES} entries")
+        if len(self._seen) > _MAX_ENTRIES:
+            raise BadArchive(self._archive.filename, f"has more than {_MAX_ENTRIES} entries")
         for above in tar.parents(path):
             if not self._seen.setdefault(above, True):
-                raise BadArchive(self._archive.filename, f"{path!r} lies in {above!r}, which is no folder")
+                raise BadArchive(
+                    self._archive.filename, f"{path!r} is below {above!r}, which is not a directory"
+                )
         if path in self._seen and not (folder and self._seen[path]):
-            raise BadArchive(self._archive.filename, f"{path!r} stands twice")
+            raise BadArchive(self._archive.filename, f"{path!r} is a duplicate")
         self._seen[path] = folder
 
-    def _target(self, told: str, entry: Entry) -> str:
-        """Where a link leads, below the archive's one folder."""
-        found = posixpath.normpath(told)
-        if entry.target.startswith("/") or found.split("/")[0] == ".." or printable(told) != told:
-            raise self._refused(entry, f"is a link to {entry.target!r}, out of the archive")
-        return found
+    def _target(self, raw: str, entry: TarEntry) -> str:
+        """The target of a link, below the top folder."""
+        target = posixpath.normpath(raw)
+        if entry.target.startswith("/") or target.split("/")[0] == ".." or printable(raw) != raw:
+            raise self._refused(entry, f"is a link to {entry.target!r}, outside of the archive")
+        return target
 
-    def _hard(self, path: str, placed: str | None, entry: Entry) -> Iterator[bytes]:
+    def _hard_link(self, path: str, installed: str | None, entry: TarEntry) -> Iterator[bytes]:
         top, _, target = entry.target.partition("/")
         if top != self._top or target not in self._seen or self._seen[target]:
-            raise self._refused(entry, f"is a hard link to {entry.target!r}, no file before it")
-        if placed is None:
+            raise self._refused(entry, f"is a hard link to {entry.target!r}, which is not an earlier file")
+        if installed is None:
             return
         if target not in self._kept:
-            raise self._refused(entry, f"is a hard link to {target!r}, which is left out")
-        self._kept[path] = placed
-        info = tarfile.TarInfo(placed)
+            raise self._refused(entry, f"is a hard link to {target!r}, which is not installed")
+        self._kept[path] = installed
+        info = tarfile.TarInfo(installed)
         info.type, info.linkname, info.mtime = tarfile.LNKTYPE, self._kept[target], WHEEL_EPOCH
         yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
-    def _refused(self, entry: Entry, why: str) -> BadArchive:
+    def _refused(self, entry: TarEntry, why: str) -> BadArchive:
         return BadArchive(self._archive.filename, f"{entry.path[:300]!r} {why}")

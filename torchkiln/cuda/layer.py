@@ -1,6 +1,6 @@
-"""Kept parts of archives -> a layer: one tar at /usr/local/cuda-12.1, compressed by the pinned encoder.
+"""Makes one layer of the extracted archives, below /usr/local/cuda-12.1, with the pinned encoder.
 
-Nothing of the cell, its Python or its wheels is in it, so all cells of a CUDA share it.
+It contains nothing of the cell, its Python or its wheels, so all cells of a CUDA version share it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PIECE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Entry:
-    """A file or link and where its content lies."""
+class _Member:
+    """A file or link and its archive."""
 
     path: str
     archive: LockedArchive
@@ -34,28 +34,30 @@ class _Entry:
 
 
 def write_layer(kept: Sequence[tuple[LockedArchive, Path]], home: str, out: Path) -> Blob:
-    """The layer of *kept*, archives with what `keep` made of them, below *home*, "usr/local/cuda-12.1".
+    """Write the layer of *kept*, archives and the tars of `keep`, below *home*, "usr/local/cuda-12.1".
 
-    :raises BadArchive: two of them have another file at one path.
-    :raises OSError: reading or writing failed; *out* is then incomplete.
+    :raises BadArchive: two of them have different files at one path.
+    :raises OSError: reading or writing failed; *out* is incomplete.
     """
     with ExitStack() as stack:
-        found: dict[str, _Entry] = {}
+        found: dict[str, _Member] = {}
         for archive, path in kept:
             opened = stack.enter_context(tarfile.open(path, "r:"))
             for member in opened:
-                one = _Entry(path=f"{home}/{member.name}", archive=archive, member=member, opened=opened)
-                if (other := found.setdefault(one.path, one)) is not one and _said(one) != _said(other):
+                one = _Member(path=f"{home}/{member.name}", archive=archive, member=member, opened=opened)
+                if (other := found.setdefault(one.path, one)) is not one and _identity(one) != _identity(
+                    other
+                ):
                     raise BadArchive(
-                        archive.filename, f"{member.name!r} is another file in {other.archive.filename}"
+                        archive.filename, f"{member.name!r} differs from the file in {other.archive.filename}"
                     )
-        # Hard links last: what they lead to must stand before them.
+        # Hard links last: their targets must precede them.
         entries = sorted(found.values(), key=lambda one: (one.member.islnk(), one.path))
         _check_folders(entries)
-        return encode(cast(BinaryIO, _Pieces(_pieces(entries, home))), out)
+        return encode(cast(BinaryIO, _IteratorFile(_pieces(entries, home))), out)
 
 
-def _pieces(entries: Sequence[_Entry], home: str) -> Iterator[bytes]:
+def _pieces(entries: Sequence[_Member], home: str) -> Iterator[bytes]:
     folders: set[str] = set()
     for one in entries:
         for folder in tar.parents(one.path):
@@ -76,15 +78,15 @@ def _pieces(entries: Sequence[_Entry], home: str) -> Iterator[bytes]:
     yield tar.END
 
 
-def _content(one: _Entry) -> Iterator[bytes]:
+def _content(one: _Member) -> Iterator[bytes]:
     content = one.opened.extractfile(one.member)
     assert content is not None
     while piece := content.read(_PIECE):
         yield piece
 
 
-def _said(one: _Entry) -> tuple[bytes, str, int, bytes]:
-    """What a path must be, where two archives have it."""
+def _identity(one: _Member) -> tuple[bytes, str, int, bytes]:
+    """Type, target, mode and digest, which must be equal if two archives have the path."""
     digest = hashlib.sha256()
     if one.member.isreg():
         for piece in _content(one):
@@ -92,16 +94,18 @@ def _said(one: _Entry) -> tuple[bytes, str, int, bytes]:
     return one.member.type, one.member.linkname, one.member.mode, digest.digest()
 
 
-def _check_folders(entries: Sequence[_Entry]) -> None:
-    """One archive's file must not be another's folder."""
+def _check_folders(entries: Sequence[_Member]) -> None:
+    """Refuse a file of one archive that is a directory of another."""
     paths = {one.path for one in entries}
     for one in entries:
         if above := next((folder for folder in tar.parents(one.path) if folder in paths), None):
-            raise BadArchive(one.archive.filename, f"{one.path!r} lies in {above!r}, another archive's file")
+            raise BadArchive(
+                one.archive.filename, f"{one.path!r} is below {above!r}, which is a file of another archive"
+            )
 
 
-class _Pieces:
-    """An iterator of bytes as a file."""
+class _IteratorFile:
+    """A readable file of an iterator of bytes."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._left = pieces, b""

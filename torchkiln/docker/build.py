@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torchkiln.build.cuda_layers import lay_out
-from torchkiln.build.dependencies import demand_agreement
+from torchkiln.build.dependencies import check_metadata
 from torchkiln.build.environment import Environment
 from torchkiln.build.fetched import fetched
 from torchkiln.docker import buildx
@@ -99,7 +99,7 @@ def build(
             observer=environment.observer,
         )
         places = _fetched(files_of(plan.locked), environment)
-        demand_agreement(plan.locked, store)
+        check_metadata(plan.locked, store)
         all_here = time.monotonic()
         base = options.base or _BASE
         programs = [place for place in places if place.suffix != ".whl"]

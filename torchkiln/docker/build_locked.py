@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchkiln.build.build import demand_trusted
+from torchkiln.build.build import check_trusted
 from torchkiln.build.environment import Environment
-from torchkiln.build.prerequisites import Sources, ready
+from torchkiln.build.prerequisites import BaseSources, ready
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
@@ -27,7 +27,7 @@ def build_on_docker(
     engine: Engine,
     environment: Environment,
     *,
-    sources: Sources,
+    sources: BaseSources,
     options: docker_build.Options,
 ) -> docker_build.EngineImage:
     """Make sure of base and tools unless the user names a base, render, and let *engine* build.
@@ -41,7 +41,7 @@ def build_on_docker(
     from torchkiln.index.settings import index_settings
     from torchkiln.util.places import TEMPLATES
 
-    demand_trusted(locked, sources)
+    check_trusted(locked, sources)
     environment.store.sweep()
     wanted = recipe(locked.resolution.cell.os)
     if options.base is not None:  # apt may have to bring what the user's base lacks

@@ -48,7 +48,7 @@ class Systems:
                     recipe(os_name), self._store, environ=self._environ, locked=base, say=self._say
                 )
                 artefact.write_lock(self._images, base)
-                archive.keep_files(self._images, base, self._store)
+                archive.commit_files(self._images, base, self._store)
             self._bases[os_name] = base
         return self._bases[os_name]
 
@@ -62,6 +62,6 @@ class Systems:
                     name, base, self._store, environ=self._environ, locked=found, say=self._say
                 )
                 tools.write_lock(self._images, found)
-                archive.keep_files(self._images, found, self._store)
+                archive.commit_files(self._images, found, self._store)
             self._tools[base.os, name] = found
         return self._tools[base.os, name]

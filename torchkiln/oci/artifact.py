@@ -1,4 +1,4 @@
-"""Something that goes with an image -> its OCI 1.1 manifest, which names the image as its subject."""
+"""Makes the OCI 1.1 manifest of an artifact, such as a signature or an SBOM, that refers to an image."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ EMPTY = b"{}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Artifact:
-    """One document that goes with an image."""
+    """A document that is attached to an image."""
 
-    kind: str  # artifact type, and the media type of its only layer
+    kind: str  # artifact type, also the media type of its only layer
     data: bytes = field(repr=False)
     annotations: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Referrer:
-    """What a registry lists of the things that go with an image, as it lists it: nothing is proved yet."""
+    """An artifact of an image as a registry lists it; nothing is verified yet."""
 
     digest: Digest
     size: int
-    kind: str  # artifact type; empty where the registry does not tell
+    kind: str  # artifact type; empty if the registry does not list it
     annotations: Mapping[str, str] = field(hash=False)
 
 
 def manifest_of(artifact: Artifact, subject: Mapping[str, Any]) -> bytes:
-    """The manifest of *artifact*; *subject* is the image's descriptor. Same things, same bytes."""
+    """The manifest of *artifact*; *subject* is the image's descriptor. Deterministic."""
     return canonical_json(
         {
             "schemaVersion": 2,

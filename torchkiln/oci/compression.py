@@ -1,7 +1,7 @@
-"""How a layer's tar is compressed: one class per compression, known by media type and by first bytes.
+"""The compressions of layers: one class each, recognised by media type and by magic bytes.
 
-Another compression is a name in `model/layer_format.py`, a class here, an encoder beside `oci/zstd.py` and
-a decoder in `oci/validate/layer.py`, which is an oracle and shares nothing with what is here.
+To add a compression: a name in `model/layer_format.py`, a class here, an encoder beside `oci/zstd.py` and a
+decoder in `oci/validate/layer.py`, which shares no code with this module.
 """
 
 from __future__ import annotations
@@ -18,58 +18,58 @@ _TAR = "application/vnd.oci.image.layer.v1.tar"
 
 
 class Compression(ABC):
-    """A compression that is read."""
+    """A compression that can be read."""
 
     suffix: ClassVar[str]
-    """Of media types: ``+gzip``."""
+    """Of the media type: ``+gzip``."""
     magic: ClassVar[bytes]
-    """What a blob begins with."""
+    """The first bytes of a blob."""
 
     @property
     def media_type(self) -> str:
-        """Of a layer."""
+        """The media type of a layer."""
         return f"{_TAR}{self.suffix}"
 
     @abstractmethod
     def open(self, blob: Path | BinaryIO) -> BinaryIO:
-        """The tar in *blob*, as long as it may be. Reading raises OSError or EOFError where it is damaged."""
+        """The tar in *blob*, of unlimited length. Reading damaged data raises OSError or EOFError."""
 
     def open_ahead(self, blob: Path) -> BinaryIO:
-        """`open`, with a thread of its own that reads ahead where that is faster."""
+        """`open`, with a thread that reads ahead where that is faster."""
         return self.open(blob)
 
 
 class TargetCompression(Compression):
-    """A compression into which finished layers, which are gzip, are converted."""
+    """A compression to which finished gzip layers can be converted."""
 
     name: ClassVar[LayerFormat]
-    side_by_side: ClassVar[int]
-    """Layers that are compressed at once, at most: bounds memory."""
+    max_parallel: ClassVar[int]
+    """Most layers that are compressed at once; limits memory."""
 
     @property
     @abstractmethod
     def encoder(self) -> str:
-        """What decides the bytes beside the tar: a part of the keys of records."""
+        """Name and settings of the encoder, which decide the bytes; part of the keys of records."""
 
     @abstractmethod
     def compress(
         self, tar: BinaryIO, out: BinaryIO, *, unpacked: int, advanced: Callable[[int], None]
     ) -> Blob:
-        """Write the *unpacked* bytes of *tar* to *out*; *advanced* gets the length of each piece.
+        """Write the *unpacked* bytes of *tar* to *out*; *advanced* is called with the length of each piece.
 
-        :raises NotCompressible: *tar* cannot be read to its end, or has another length.
+        :raises NotCompressible: *tar* cannot be read to its end or has another length.
         :raises ToolMissing: another version of the encoder is installed.
         """
 
 
 class Gzip(Compression):
-    """Any number of gzip members. Its writers are `LayerWriter` and `encode`: all layers are made so."""
+    """Any number of gzip members. `LayerWriter` and `encode` write it; every layer is made as gzip first."""
 
     suffix = "+gzip"
     magic = b"\x1f\x8b"
 
     def open(self, blob: Path | BinaryIO) -> BinaryIO:  # ~0.5 GB/s
-        from isal import igzip  # only here: slow to load
+        from isal import igzip  # imported here because it loads slowly
 
         if isinstance(blob, Path):
             return cast(BinaryIO, igzip.IGzipFile(str(blob), "rb"))  # type: ignore[no-untyped-call]
@@ -82,12 +82,12 @@ class Gzip(Compression):
 
 
 class Zstd(TargetCompression):
-    """One zstd frame; of others' layers any number of them. Fast enough without a thread that reads ahead."""
+    """One zstd frame when written, any number when read. Fast enough without reading ahead."""
 
     name = "zstd"
     suffix = "+zstd"
     magic = b"\x28\xb5\x2f\xfd"
-    side_by_side = 4
+    max_parallel = 4
 
     @property
     def encoder(self) -> str:
@@ -96,7 +96,7 @@ class Zstd(TargetCompression):
         return ENCODER
 
     def open(self, blob: Path | BinaryIO) -> BinaryIO:
-        from torchkiln.oci.zstd import open_zstd  # only here: slow to load, and few layers need it
+        from torchkiln.oci.zstd import open_zstd  # imported here because it loads slowly
 
         return open_zstd(blob)
 
@@ -109,7 +109,7 @@ class Zstd(TargetCompression):
 
 
 class Identity(Compression):
-    """None: the blob is the tar, known by the lack of another's magic bytes."""
+    """No compression: the blob is the tar. Every blob without another magic number counts as one."""
 
     suffix = ""
     magic = b""
@@ -119,18 +119,26 @@ class Identity(Compression):
 
 
 GZIP, ZSTD, IDENTITY = Gzip(), Zstd(), Identity()
-COMPRESSIONS: tuple[Compression, ...] = (GZIP, ZSTD, IDENTITY)  # the identity last: its magic fits each blob
-BY_MEDIA_TYPE: Mapping[str, Compression] = {one.media_type: one for one in COMPRESSIONS}
-TARGETS: Mapping[LayerFormat, TargetCompression] = {
-    one.name: one for one in COMPRESSIONS if isinstance(one, TargetCompression)
+COMPRESSIONS: tuple[Compression, ...] = (
+    GZIP,
+    ZSTD,
+    IDENTITY,
+)  # Identity last: its empty magic matches every blob
+BY_MEDIA_TYPE: Mapping[str, Compression] = {
+    compression.media_type: compression for compression in COMPRESSIONS
 }
-HEAD = max(len(one.magic) for one in COMPRESSIONS)
-"""Bytes of a blob that tell its compression."""
+TARGETS: Mapping[LayerFormat, TargetCompression] = {
+    compression.name: compression
+    for compression in COMPRESSIONS
+    if isinstance(compression, TargetCompression)
+}
+HEAD = max(len(compression.magic) for compression in COMPRESSIONS)
+"""Bytes at the start of a blob that `of_head` needs."""
 
 
 def of_head(head: bytes) -> Compression:
     """The compression of a blob that begins with *head*."""
-    return next(one for one in COMPRESSIONS if head.startswith(one.magic))
+    return next(compression for compression in COMPRESSIONS if head.startswith(compression.magic))
 
 
 def of_format(layer_format: LayerFormat) -> Compression:
@@ -139,6 +147,8 @@ def of_format(layer_format: LayerFormat) -> Compression:
 
 
 def format_of(media_types: Iterable[str]) -> LayerFormat:
-    """The format of an image with layers of *media_types*: the default only if no layer has another."""
-    found = [one.name for kind in media_types for one in TARGETS.values() if kind.endswith(one.suffix)]
-    return found[0] if found else DEFAULT_FORMAT
+    """The layer format of an image with layers of *media_types*: the first that is not the default."""
+    return next(
+        (name for kind in media_types for name, target in TARGETS.items() if kind.endswith(target.suffix)),
+        DEFAULT_FORMAT,
+    )

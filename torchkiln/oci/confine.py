@@ -1,6 +1,6 @@
-"""A function → run in a thread that the kernel lets write below one folder only, where it has Landlock.
+"""Runs a function in a thread that Landlock, where the kernel has it, lets write below one folder only.
 
-A second wall: `extract` does not leave its folder, and if it had a fault, the kernel would not let it.
+Defence in depth: `extract` does not write outside its folder; if it had a bug, the kernel would stop it.
 docs.kernel.org/userspace-api/landlock.html
 """
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on every 64-bit architecture
 _VERSION_FLAG, _PATH_BENEATH, _NO_NEW_PRIVS = 1, 1, 38
-_NEEDED = 2  # the version from which hard links between folders can be allowed
+_MIN_VERSION = 2  # the first that can allow hard links between folders
 _WRITE_FILE, _REMOVE_DIR, _REMOVE_FILE = 1 << 1, 1 << 4, 1 << 5
 _MAKE = {"char": 6, "dir": 7, "reg": 8, "sock": 9, "fifo": 10, "block": 11, "sym": 12}
 _REFER = 1 << 13
@@ -27,15 +27,15 @@ _ALLOWED = _ALL & ~sum(1 << _MAKE[kind] for kind in ("char", "sock", "fifo", "bl
 
 
 def confined(folder: Path, work: Callable[[Callable[[], None]], T]) -> T:
-    """What *work* returns or raises. It is handed a function to call often, which raises once the caller is
-    interrupted: a thread cannot be ended from outside.
+    """Return or raise what *work* does. *work* gets a function that it must call often: it raises after the
+    caller was interrupted, because a thread cannot be stopped from outside.
     """
-    ended = threading.Event()
+    interrupted = threading.Event()
     results: list[T] = []
     errors: list[BaseException] = []
 
     def check() -> None:
-        if ended.is_set():
+        if interrupted.is_set():
             raise InterruptedError("interrupted")
 
     def run() -> None:
@@ -50,7 +50,7 @@ def confined(folder: Path, work: Callable[[Callable[[], None]], T]) -> T:
     try:
         thread.join()
     except BaseException:
-        ended.set()
+        interrupted.set()
         thread.join()
         raise
     if errors:
@@ -59,29 +59,29 @@ def confined(folder: Path, work: Callable[[Callable[[], None]], T]) -> T:
 
 
 def version() -> int:
-    """Of the kernel's Landlock; 0: it has none, or it is switched off."""
+    """The version of the kernel's Landlock; 0 if it has none or it is disabled."""
     return max(int(ctypes.CDLL(None).syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION_FLAG)), 0)
 
 
 def _restrict(folder: Path) -> None:
-    """This thread, and those that it starts, for ever; nothing where the kernel has no such Landlock."""
-    if version() < _NEEDED:
+    """Restrict this thread and those that it starts, permanently; do nothing without Landlock."""
+    if version() < _MIN_VERSION:
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    rules = _called(libc.syscall(_CREATE, struct.pack("Q", _ALL), ctypes.c_size_t(8), 0))
+    ruleset = _checked(libc.syscall(_CREATE, struct.pack("Q", _ALL), ctypes.c_size_t(8), 0))
     try:
-        place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            _called(libc.syscall(_ADD, rules, _PATH_BENEATH, struct.pack("=Qi", _ALLOWED, place), 0))
+            _checked(libc.syscall(_ADD, ruleset, _PATH_BENEATH, struct.pack("=Qi", _ALLOWED, descriptor), 0))
         finally:
-            os.close(place)
-        _called(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))  # of this thread alone
-        _called(libc.syscall(_RESTRICT, rules, 0))
+            os.close(descriptor)
+        _checked(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))  # of this thread only
+        _checked(libc.syscall(_RESTRICT, ruleset, 0))
     finally:
-        os.close(rules)
+        os.close(ruleset)
 
 
-def _called(result: int) -> int:
+def _checked(result: int) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result

@@ -1,8 +1,8 @@
-"""gzip members by hand (RFC 1952): a layer blob is many of them, one after the other.
+"""Writes gzip members (RFC 1952); a layer blob is a sequence of them.
 
-No name, no comment, no extra field, no time: some readers stumble over the first three, and a digest
-must not hang on the last. Nothing here compresses: `stored` writes stored blocks, so its bytes depend
-on no compressor's version.
+The header has no name, comment, extra field or time: some readers fail on the first three, and a digest must
+not depend on the time. Nothing is compressed: `stored` writes stored blocks, so its bytes do not depend on
+the version of a compressor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from isal import isal_zlib
 
 HEADER = b"\x1f\x8b\x08\x00" + b"\x00" * 4 + b"\x00\xff"  # deflate, no flags, no time, OS unknown
-_BLOCK = 0xFFFF  # the most that a stored block holds
+_BLOCK = 0xFFFF  # most bytes of a stored block
 
 
 def trailer(crc: int, size: int) -> bytes:
@@ -34,5 +34,5 @@ def stored_blocks(data: bytes | memoryview, *, last: bool) -> Iterator[bytes | m
 
 
 def stored(data: bytes | memoryview) -> bytes:
-    """*data* as one whole gzip member, uncompressed."""
+    """*data* as one gzip member, uncompressed."""
     return b"".join((HEADER, *stored_blocks(data, last=True), trailer(isal_zlib.crc32(data), len(data))))

@@ -1,4 +1,4 @@
-"""ImagePlan and its layers -> the config and manifest bytes of an OCI image, which name it for ever."""
+"""Writes the config and the manifest of an OCI image from its plan and its layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchkiln.oci.compression import of_format
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 
-_ANNOTATED = "org.opencontainers.image."
+_ANNOTATION_PREFIX = "org.opencontainers.image."
 _NANOSECONDS = 1_000_000_000
 
 
@@ -32,21 +32,21 @@ class ImageDocuments:
 
     @property
     def config_digest(self) -> Digest:
-        """Of the config: what Docker's classic store calls the image id."""
+        """The digest of the config, which Docker's classic image store calls the image ID."""
         return digest_of(self.config)
 
     @property
     def manifest_digest(self) -> Digest:
-        """Of the manifest: the image's one true name."""
+        """The digest of the manifest, which identifies the image."""
         return digest_of(self.manifest)
 
 
 def describe(
     plan: ImagePlan, layers: Sequence[ImageLayer], layer_format: LayerFormat = DEFAULT_FORMAT
 ) -> ImageDocuments:
-    """Config and manifest of *plan* with its *layers*, lowest first, all of them in one format.
+    """Config and manifest of *plan* with its *layers*, lowest first, all in one format.
 
-    Neither tag nor alias goes in: a re-tag moves no byte.
+    They contain neither tags nor aliases, so renaming an image changes no byte.
     """
     config = canonical_json(_config(plan, layers))
     layer_type = of_format(layer_format).media_type
@@ -61,12 +61,12 @@ def describe(
 
 
 def descriptor(media_type: str, digest: Digest, size: int) -> dict[str, Any]:
-    """How one OCI document names another blob."""
+    """An OCI descriptor."""
     return {"mediaType": media_type, "digest": digest, "size": size}
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one form of our image documents: sorted keys, no blanks, UTF-8."""
+    """*value* as JSON with sorted keys, without blanks, in UTF-8."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -87,7 +87,7 @@ def _config(plan: ImagePlan, layers: Sequence[ImageLayer]) -> dict[str, Any]:
 
 
 def _runtime_config(config: ImageConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "Env": [f"{name}={value}" for name, value in config.env],
         "Entrypoint": list(config.entrypoint),
         "Cmd": list(config.cmd),
@@ -98,9 +98,9 @@ def _runtime_config(config: ImageConfig) -> dict[str, Any]:
         "StopSignal": config.stop_signal,
     }
     if config.healthcheck is not None:
-        found["Healthcheck"] = _healthcheck(config.healthcheck)
-    # An empty member is left out, as every engine leaves it out when it writes a config back.
-    return {key: value for key, value in found.items() if value}
+        fields["Healthcheck"] = _healthcheck(config.healthcheck)
+    # Engines leave out empty fields, too, when they write a config.
+    return {key: value for key, value in fields.items() if value}
 
 
 def _healthcheck(check: Healthcheck) -> dict[str, Any]:
@@ -114,9 +114,9 @@ def _healthcheck(check: Healthcheck) -> dict[str, Any]:
 
 
 def _annotations(plan: ImagePlan) -> dict[str, str]:
-    """The labels that registries also show as annotations, and the date."""
-    shown = {name: value for name, value in plan.config.labels if name.startswith(_ANNOTATED)}
-    return {**shown, _ANNOTATED + "created": _rfc3339(plan.epoch)}
+    """The labels that registries show as annotations, and the date."""
+    shown = {name: value for name, value in plan.config.labels if name.startswith(_ANNOTATION_PREFIX)}
+    return {**shown, _ANNOTATION_PREFIX + "created": _rfc3339(plan.epoch)}
 
 
 def _rfc3339(epoch: int) -> str:

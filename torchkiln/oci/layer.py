@@ -1,11 +1,11 @@
-"""Files → a `tar+gzip` layer, written once, hashed on the way: digest and diff_id in one pass.
+"""Writes a `tar+gzip` layer in one pass, which also computes its digest and diff_id.
 
-What is small and ours (headers, paddings, generated files) is gathered into stored members. What comes
-compressed already is copied into a gzip member of its own: the caller hands over deflate bytes and, beside
-them, what they inflate to. Nothing is compressed here.
+Headers, padding and generated files are collected in stored gzip members. Data that is already compressed is
+copied into a gzip member of its own: the caller passes the deflate bytes and the content. Nothing is
+compressed here.
 
-A layer that was made before, and `recorded`, is made again without looking inside: if the blob has the
-recorded digest, it is that blob to the last byte, and so is its tar. Then nobody need inflate or hash that.
+A layer that was made before (`recorded`) is made again without inflating or hashing the content: if the blob
+has the recorded digest, its tar has the recorded diff_id.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
 from torchkiln.oci import gzip, tar
 
-_GATHER = 1 << 20  # flush gathered plain bytes beyond this many: bounds memory
+_GATHER = 1 << 20  # most gathered bytes; limits memory
 
 
 class NotCompressible(Exception):
-    """The source of a layer cannot be read to its end, or has another length than was said."""
+    """A layer cannot be read to its end, or has another length than expected."""
 
 
 class Collision(Exception):
-    """Two files of different content at one path."""
+    """Two different files have the same path."""
 
 
 class LayerWriter:
-    """Writes one layer to *out*. Every folder is written once, before what is in it, with mode 0755.
+    """Writes one layer to *out*. Every folder is written once, before its content, with mode 0755.
 
-    A file may come twice if it is the same: several of NVIDIA's wheels carry one `nvidia/__init__.py`.
+    A file may be added twice if it is the same: several of NVIDIA's wheels contain `nvidia/__init__.py`.
 
-    :param recorded: what this layer was when it was last made. Then contents are neither asked for nor
-        compared, and the caller sees whether `finish` gives the same again.
+    :param recorded: the layer as it was made before. Then content is neither needed nor compared, and the
+        caller checks whether `finish` returns the same blob.
     """
 
     def __init__(self, out: BinaryIO, *, mtime: int, recorded: Blob | None = None) -> None:
@@ -52,9 +52,9 @@ class LayerWriter:
         self._files: dict[str, tuple[int, bytes]] = {}  # path → mode, SHA-256
 
     def file(self, path: str, mode: int, data: bytes) -> None:
-        """A whole file, kept uncompressed.
+        """Add a file, uncompressed.
 
-        :raises Collision: another file is there.
+        :raises Collision: a different file has this path.
         """
         if not self._is_new(path, mode, hashlib.sha256(data).digest()):
             return
@@ -64,9 +64,9 @@ class LayerWriter:
 
     @contextmanager
     def entry(self, path: str, mode: int, *, size: int, crc: int) -> Iterator[Member]:
-        """A file of *size* bytes with CRC-32 *crc*, handed over piece by piece inside the block.
+        """Add a file of *size* bytes with CRC-32 *crc*; the body of the `with` statement passes its pieces.
 
-        :raises Collision: another file is there (known when all of this one has gone by).
+        :raises Collision: a different file has this path (found at the end of this one).
         """
         member = Member(self, silent=path in self._files)
         if not member.silent:
@@ -80,7 +80,7 @@ class LayerWriter:
             self._gather(tar.padding(size))
 
     def finish(self) -> Blob:
-        """Close the archive. Of a recorded layer the tar's digest and size are the recorded ones."""
+        """Close the archive. The diff_id and unpacked size of a recorded layer are the recorded ones."""
         self._gather(tar.END)
         self._flush()
         diff_id, unpacked = Digest(f"sha256:{self._tar.hexdigest()}"), self._unpacked
@@ -94,11 +94,11 @@ class LayerWriter:
         )
 
     def _is_new(self, path: str, mode: int, sha256: bytes) -> bool:
-        """Note the file; False if the very same is there already."""
-        there = self._files.get(path)
-        if path in self._folders or (there not in (None, (mode, sha256)) and not self.recorded):
+        """Record the file; False if the same file was added before."""
+        earlier = self._files.get(path)
+        if path in self._folders or (earlier not in (None, (mode, sha256)) and not self.recorded):
             raise Collision(path)
-        if there:
+        if earlier:
             return False
         self._enter_folders(path)
         self._files[path] = (mode, sha256)
@@ -129,7 +129,7 @@ class LayerWriter:
             self._emit(gzip.stored(plain))
 
     def _account(self, content: bytes) -> None:
-        """*content* goes into the tar."""
+        """Count and hash *content* as part of the tar."""
         if not self.recorded:
             self._tar.update(content)
             self._unpacked += len(content)
@@ -141,7 +141,7 @@ class LayerWriter:
 
 
 class Member:
-    """One file being written: all its pieces `plain`, or all of them `spliced`. A silent one only hashes."""
+    """A file being written: its pieces are all `plain` or all `spliced`. A *silent* one is only hashed."""
 
     def __init__(self, layer: LayerWriter, *, silent: bool) -> None:
         self._layer = layer
@@ -150,15 +150,15 @@ class Member:
         self.sha256 = hashlib.sha256()
 
     def plain(self, content: bytes) -> None:
-        """The next bytes, kept uncompressed."""
+        """Add the next bytes, uncompressed."""
         self._hash(content)
         if not self.silent:
             self._layer._gather(content)
 
     def spliced(self, deflate: bytes, content: bytes) -> None:
-        """The next bytes of the deflate stream, copied as they stand, and what they inflate to.
+        """Add the next bytes of the deflate stream unchanged, with the content that they inflate to.
 
-        Into a recorded layer they go without *content*.
+        For a recorded layer *content* is empty.
         """
         self._hash(content)
         if self.silent:

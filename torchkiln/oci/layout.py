@@ -1,9 +1,10 @@
-"""ImagePlan and layer blobs -> an image under a name in an OCI layout folder; and the way back.
+"""Writes images to an OCI layout folder and reads them.
 
     oci-layout  index.json  blobs/sha256/<hex>  .lock
 
-A name appears in index.json only after every byte it stands for is there, and index.json is replaced whole,
-under a lock: an interrupted build leaves the names as they were, and two builds keep each other's.
+A name is added to index.json only after all blobs of its image are complete, and index.json is replaced
+atomically, under a lock: an interrupted build leaves the names unchanged, and parallel builds keep each
+other's.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.plan import ImagePlan
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.compression import format_of
-from torchkiln.oci.documents import descriptors, diff_ids, plain_file, plain_folder, read_document
+from torchkiln.oci.documents import check_directory, check_file, descriptors, diff_ids, read_document
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, describe, descriptor, digest_of
 from torchkiln.util.schema import shown
 
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REF_NAME = "org.opencontainers.image.ref.name"
-_TOLD = 20  # names that a message lists
+_LISTED = 20  # most names in a message
 VERSION = {"imageLayoutVersion": "1.0.0"}
 
 
@@ -50,7 +51,7 @@ class LayerOnDisk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageOnDisk:
-    """An image as a layout holds it. `config` is the parsed config JSON."""
+    """An image in a layout. `config` is the parsed config JSON."""
 
     ref: str
     manifest: Digest
@@ -62,7 +63,7 @@ class ImageOnDisk:
 
     @property
     def layer_format(self) -> LayerFormat:
-        """By the media types of its layers."""
+        """The layer format, by the media types of the layers."""
         return format_of(layer.media_type for layer in self.layers)
 
 
@@ -75,13 +76,13 @@ def write_image(
     refs: Sequence[str] = (),
     layer_format: LayerFormat = DEFAULT_FORMAT,
 ) -> BuiltImage:
-    """Put the image into *layout* (made when missing) under each of *refs*; none: under the plan's tag.
+    """Write the image to *layout* (created if missing) under each of *refs*, by default under the plan's tag.
 
-    Layers come from *blob_path* by hard link, by copy where the file system is another one. What a
-    replaced name leaves without a user is deleted.
+    Layers are hard links to *blob_path*, or copies if it is on another file system. Blobs that a replaced
+    name leaves unused are deleted.
 
-    :raises BuildFailed: a layer is not at its `blob_path` with its size, or the folder cannot be written.
-    :raises VerificationFailed: the folder is there, but no layout that can be read.
+    :raises BuildFailed: a layer is missing or has another size, or the folder cannot be written.
+    :raises VerificationFailed: the folder exists but is not a readable layout.
     """
     names = tuple(refs) or (plan.tag,)
     documents = describe(plan, layers, layer_format)
@@ -94,13 +95,13 @@ def write_image(
             for document in (documents.config, documents.manifest):
                 _replace(target.blob(digest_of(document)), document)
             if target.name_image(names, documents.manifest_digest, len(documents.manifest)):
-                # A neighbour that cannot be read may need any blob: then all stay, and `verify` tells.
+                # An unreadable image may need any blob: then all are kept, and `verify` reports it.
                 with contextlib.suppress(VerificationFailed):
                     _prune(target)
     except OSError as error:
         raise BuildFailed(
             f"the layout {layout} cannot be written: {error.strerror or error}",
-            hint="free space, or choose another folder with --output",
+            hint="free disk space, or choose another folder with --output",
         ) from error
     return BuiltImage(
         tag=plan.tag,
@@ -113,7 +114,7 @@ def write_image(
 
 
 def write_documents(path: Path, ref: str, manifest: bytes, config: bytes) -> Layout:
-    """A layout at *path* in which *ref* stands for *manifest*; its layers are for the caller to bring.
+    """A layout at *path* in which *ref* names *manifest*; the caller adds the layers.
 
     :raises BuildFailed: the folder cannot be written.
     """
@@ -131,39 +132,39 @@ def write_documents(path: Path, ref: str, manifest: bytes, config: bytes) -> Lay
 def open_layout(path: Path) -> Layout:
     """The layout at *path*.
 
-    :raises ConfigError: nothing is there.
-    :raises VerificationFailed: it is no OCI layout, or of a version that we do not know.
+    :raises ConfigError: the folder does not exist.
+    :raises VerificationFailed: it is not an OCI layout, or one of an unknown version.
     """
     if not path.is_dir():
-        raise ConfigError(f"{path}: no such folder", hint="an OCI layout is the folder that `build` prints")
-    found = read_document(path / "oci-layout")
-    if found.get("imageLayoutVersion") != VERSION["imageLayoutVersion"]:
+        raise ConfigError(f"{path}: no such directory", hint="`build` prints the folder of the OCI layout")
+    version = read_document(path / "oci-layout").get("imageLayoutVersion")
+    if version != VERSION["imageLayoutVersion"]:
         raise VerificationFailed(
-            f"{path / 'oci-layout'}: unknown layout version {shown(found.get('imageLayoutVersion'))}",
-            hint="`build` writes version 1.0.0; make the layout again",
+            f"{path / 'oci-layout'}: unknown layout version {shown(version)}",
+            hint="`build` writes version 1.0.0; build the image again",
         )
     for folder in (path / "blobs", path / "blobs" / "sha256"):
-        plain_folder(folder)
+        check_directory(folder)
     return Layout(path)
 
 
 def prune(path: Path) -> int:
-    """Delete the blobs that no name needs and what dead writers left; returns the bytes freed.
+    """Delete unreferenced blobs and leftover temporary files; return the bytes freed.
 
-    :raises VerificationFailed: a manifest cannot be read, so that its needs are unknown; nothing is deleted.
+    :raises VerificationFailed: a manifest cannot be read, so its blobs are unknown; nothing is deleted.
     """
     with _locked(path):
         return _prune(open_layout(path))
 
 
 class Layout:
-    """An OCI layout folder that exists."""
+    """An existing OCI layout folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def blob(self, digest: Digest) -> Path:
-        """Where the blob *digest* is, or would be."""
+        """The path of the blob *digest*, which may not exist."""
         return self.path / "blobs" / "sha256" / parse_digest(digest).removeprefix("sha256:")
 
     def entries(self) -> tuple[Mapping[str, Any], ...]:
@@ -174,16 +175,16 @@ class Layout:
         return descriptors(self.path / "index.json", "manifests", read_document(self.path / "index.json"))
 
     def refs(self) -> dict[str, Digest]:
-        """Every name in the layout with the manifest that it stands for, in the index's order."""
+        """Every name in the layout and its manifest, in the order of the index."""
         return {
             name: Digest(entry["digest"]) for entry in self.entries() if (name := _ref(entry)) is not None
         }
 
     def image(self, ref: str | None = None) -> ImageOnDisk:
-        """The image called *ref* (a name or a manifest digest); without one, the only image there is.
+        """The image called *ref* (a name or a manifest digest); without *ref*, the only image of the layout.
 
-        :raises ConfigError: there is no such name, or several images and no *ref*.
-        :raises VerificationFailed: its manifest or config is missing, malformed or not what its digest says.
+        :raises ConfigError: there is no such image, or *ref* is missing and there are several images.
+        :raises VerificationFailed: its manifest or config is missing, malformed or has another digest.
         """
         name, digest = self._find(ref)
         manifest_path = self.blob(digest)
@@ -210,22 +211,22 @@ class Layout:
                     diff_id=diff_id,
                     size=layer["size"],
                     media_type=layer["mediaType"],
-                    path=plain_file(self.blob(Digest(layer["digest"]))),
+                    path=check_file(self.blob(Digest(layer["digest"]))),
                 )
                 for layer, diff_id in zip(layers, ids, strict=True)
             ),
         )
 
     def name_image(self, names: Sequence[str], manifest: Digest, size: int) -> bool:
-        """Let *names* stand for *manifest*, whatever they stood for before; the caller holds the lock.
+        """Make *names* refer to *manifest*; the caller holds the lock.
 
-        Returns whether a name was taken from another image.
+        Returns whether one of them referred to another image before.
         """
         before = self.entries()
-        kept = [entry for entry in before if _ref(entry) not in names]
-        # An unnamed entry of the same image adds nothing once it has a name.
-        kept = [entry for entry in kept if _ref(entry) is not None or entry["digest"] != manifest]
-        ours = [
+        others = [entry for entry in before if _ref(entry) not in names]
+        # An unnamed entry of the same image is redundant once the image has a name.
+        others = [entry for entry in others if _ref(entry) is not None or entry["digest"] != manifest]
+        named = [
             {
                 **descriptor(MANIFEST_TYPE, manifest, size),
                 "platform": LINUX_AMD64.oci,
@@ -233,14 +234,14 @@ class Layout:
             }
             for name in dict.fromkeys(names)
         ]
-        entries = sorted([*kept, *ours], key=lambda entry: (_ref(entry) or "", entry["digest"]))
-        _replace(self.path / "index.json", _index(entries))
+        entries = sorted([*others, *named], key=lambda entry: (_ref(entry) or "", entry["digest"]))
+        _replace(self.path / "index.json", canonical_json(index_document(entries)))
         return any(entry["digest"] != manifest for entry in before if _ref(entry) in names)
 
     def needed(self) -> set[Digest]:
-        """Every blob that index.json reaches.
+        """Every blob that index.json refers to, directly or indirectly.
 
-        :raises VerificationFailed: a document on the way cannot be read.
+        :raises VerificationFailed: a document cannot be read.
         """
         reached: set[Digest] = set()
         waiting = list(self.entries())
@@ -263,11 +264,14 @@ class Layout:
 
     def _find(self, ref: str | None) -> tuple[str, Digest]:
         refs = self.refs()
-        more = f" and {len(refs) - _TOLD} more" if len(refs) > _TOLD else ""
-        known = "it holds " + (", ".join(list(refs)[:_TOLD]) + more if refs else "no image")
+        more = f" and {len(refs) - _LISTED} more" if len(refs) > _LISTED else ""
+        known = f"images: {', '.join(list(refs)[:_LISTED])}{more}" if refs else "the layout contains no image"
         if ref is None:
             if len(set(refs.values())) != 1:
-                raise ConfigError(f"{self.path}: which image?", hint=f"{known}: write {self.path}:NAME")
+                found = "several images" if refs else "no image"
+                raise ConfigError(
+                    f"{self.path}: {found} in the layout", hint=f"name one as {self.path}:NAME; {known}"
+                )
             return next(iter(refs.items()))
         if ref in refs:
             return ref, refs[ref]
@@ -276,47 +280,45 @@ class Layout:
                 return _ref(entry) or ref, Digest(ref)
         import difflib
 
-        near = difflib.get_close_matches(ref, refs, n=3, cutoff=0.4)
-        hint = "did you mean " + " or ".join(near) + "?" if near else known
-        raise ConfigError(f"{self.path}: no image is called {ref!r}", hint=hint)
+        close = difflib.get_close_matches(ref, refs, n=3, cutoff=0.4)
+        hint = "did you mean " + " or ".join(close) + "?" if close else known
+        raise ConfigError(f"{self.path}: no such image: {ref!r}", hint=hint)
 
 
-# --- writing --------------------------------------------------------------------------------------
+def index_document(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """An image index with the descriptors *entries*."""
+    return {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": list(entries)}
 
 
 @contextlib.contextmanager
 def _locked(layout: Path) -> Iterator[None]:
-    """Alone in *layout*, made when missing. Blobs are placed under it too, or another's prune takes them."""
-    layout.mkdir(mode=0o755, parents=True, exist_ok=True)  # ours to write, whatever the umask
+    """Lock *layout*, created if missing. Also needed to add blobs: another process could prune them."""
+    layout.mkdir(mode=0o755, parents=True, exist_ok=True)
     with FileLock(layout / ".lock"):
         yield
 
 
 def _create(path: Path) -> Layout:
     if not (path / "index.json").exists():
-        # Dot files are the lock and what a killed writer left.
+        # Dot files are the lock and the temporary files of a killed process.
         if any(e.name not in ("oci-layout", "blobs") and e.name[0] != "." for e in path.iterdir()):
             raise VerificationFailed(
-                f"{path}: the folder is not empty and no OCI layout",
+                f"{path}: directory is not empty and not an OCI layout",
                 hint="choose another folder with --output",
             )
         _replace(path / "oci-layout", canonical_json(VERSION))
-        _replace(path / "index.json", _index([]))
+        _replace(path / "index.json", canonical_json(index_document([])))
     for folder in (path / "blobs", path / "blobs" / "sha256"):
         folder.mkdir(mode=0o755, exist_ok=True)
     return open_layout(path)
-
-
-def _index(entries: Sequence[Mapping[str, Any]]) -> bytes:
-    return canonical_json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": list(entries)})
 
 
 def _place(source: Path, target: Path, layer: ImageLayer) -> None:
     blob = layer.blob
     if not source.is_file() or source.stat().st_size != blob.size:
         raise BuildFailed(
-            f"layer {layer.title!r} ({blob.digest}) is not in the store with its {blob.size} bytes",
-            hint="the cache was changed behind our back; build again",
+            f"layer {layer.title!r} ({blob.digest}, {blob.size} bytes) is missing or truncated in the cache",
+            hint="build again",
         )
     if _is_copy(source, target):
         return
@@ -324,33 +326,33 @@ def _place(source: Path, target: Path, layer: ImageLayer) -> None:
     try:
         try:
             os.link(source, temporary)
-        except OSError:  # another file system, no hard links there, too many, or not our file
+        except OSError:  # another file system, no hard links, too many of them, or another user's file
             shutil.copyfile(source, temporary)
             temporary.chmod(0o444)
             time = source.stat().st_mtime_ns
             os.utime(temporary, ns=(time, time))
-        os.replace(temporary, target)  # by rename: a reader of the old one never finds none
+        os.replace(temporary, target)  # atomic: a reader of the old file finds one or the other
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _is_copy(source: Path, target: Path) -> bool:
-    """Whether *target* is the store's own file, or a copy made of it and untouched since.
+    """Whether *target* is a hard link to *source*, or an unchanged copy of it.
 
-    Size alone would do for a file that nobody damages. But when the store's was damaged and then made anew,
-    the layout's still is: it has another inode, and, where it is a copy, another time.
+    The size alone is not enough: after a damaged blob of the store was replaced, the layout still has the
+    damaged one, with another inode or, if it is a copy, another time.
     """
     try:
-        ours, theirs = source.stat(), target.stat()
+        stored, placed = source.stat(), target.stat()
     except FileNotFoundError:
         return False
-    return os.path.samestat(ours, theirs) or (
-        (ours.st_size, ours.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns) and theirs.st_nlink == 1
+    return os.path.samestat(stored, placed) or (
+        (stored.st_size, stored.st_mtime_ns) == (placed.st_size, placed.st_mtime_ns) and placed.st_nlink == 1
     )
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a document whole. It is synced first: after a power cut an empty index would lose every name."""
+    """Write a document atomically and synced: after a power cut an empty index would lose all names."""
     with contextlib.suppress(OSError):
         if path.read_bytes() == data:
             return
@@ -368,6 +370,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _neighbour(path: Path) -> Path:
+    """A temporary path in the same folder; `_sweep` deletes what is left there."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
@@ -382,7 +385,7 @@ def _prune(layout: Layout) -> int:
 
 
 def _sweep(layout: Layout) -> int:
-    """Delete what killed writers left, for nobody else writes while we hold the lock; returns the bytes."""
+    """Delete leftover temporary files (the caller holds the lock); return the bytes freed."""
     freed = 0
     for folder in (layout.path, layout.path / "blobs" / "sha256"):
         for path in folder.glob(".*.????????"):
@@ -392,5 +395,5 @@ def _sweep(layout: Layout) -> int:
 
 
 def _ref(entry: Mapping[str, Any]) -> str | None:
-    found = entry.get("annotations", {}).get(REF_NAME)
-    return found if isinstance(found, str) else None
+    name = entry.get("annotations", {}).get(REF_NAME)
+    return name if isinstance(name, str) else None

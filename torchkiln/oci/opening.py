@@ -1,6 +1,6 @@
-"""A layer's blob → its tar as a stream, whichever way it is compressed: the first bytes tell.
+"""Opens the tar in a layer blob; its first bytes say how it is compressed.
 
-Engines do the same, whatever the manifest calls it; whoever reads compares the diff_id.
+Engines do the same and ignore the media type; readers compare the diff_id.
 """
 
 from __future__ import annotations
@@ -15,28 +15,30 @@ from torchkiln.oci.tar_reader import RATIO, most_unpacked
 
 
 def open_layer(blob: Path, *, ahead: bool = False) -> BinaryIO:
-    """The tar in *blob*. Reading raises ValueError with a sentence where it is damaged or much too large.
+    """The tar in *blob*. Reading raises ValueError if it is damaged or much too large.
 
-    :param ahead: a thread of its own may decompress ahead of the reader.
-    :raises OSError: it is not there.
-    :raises ValueError: it is damaged at its beginning.
+    :param ahead: a thread may decompress ahead of the reader.
+    :raises OSError: it cannot be opened.
+    :raises ValueError: its beginning is damaged.
     """
     with blob.open("rb") as file:
         compression = of_head(file.read(HEAD))
     try:
         stream = compression.open_ahead(blob) if ahead else compression.open(blob)
     except EOFError as error:
-        raise ValueError(f"is damaged: {error}") from error
-    most = most_unpacked(blob.stat().st_size)
+        raise ValueError(f"the data is damaged: {error}") from error
+    limit = most_unpacked(blob.stat().st_size)
     return bounded(
-        stream, most, lambda: ValueError(f"unpacks to more than {most} bytes, {RATIO} times its size")
+        stream,
+        limit,
+        lambda: ValueError(f"the blob unpacks to more than {limit} bytes, {RATIO} times its size"),
     )
 
 
 def bounded(stream: BinaryIO, limit: int, over: Callable[[], Exception]) -> BinaryIO:
-    """*stream*, to be read alone; behind *limit* bytes reading raises what *over* gives.
+    """*stream*, read-only; reading more than *limit* bytes raises the exception that *over* returns.
 
-    Where *stream* is damaged, reading raises ValueError with a sentence.
+    If *stream* is damaged, reading raises ValueError.
     """
     return cast(BinaryIO, _Bounded(stream, limit, over))
 
@@ -49,7 +51,7 @@ class _Bounded:
         try:
             data = self._stream.read(size)
         except (OSError, EOFError, ValueError) as error:
-            raise ValueError(f"is damaged: {error}") from error
+            raise ValueError(f"the data is damaged: {error}") from error
         self._left -= len(data)
         if self._left < 0:
             raise self._over()

@@ -1,4 +1,4 @@
-"""A layout, and whether other users could change what is in it."""
+"""Checks that other users cannot change a layout."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ _NAMES = ("blobs", "blobs/sha256", "index.json", "oci-layout", ".lock")
 
 
 def demand_own_layout(layout: Path) -> None:
-    """What others could put into a layout would be run, pushed and signed as ours.
+    """Refuse a layout that other users can change: its images are run, pushed and signed.
 
-    :raises ConfigError: other users can change what is in it.
+    :raises ConfigError: other users can change it.
     """
     require_private(
-        layout, "the output folder", _NAMES, hint="run chmod -R go-w on it, or name another --output"
+        layout,
+        "the output folder",
+        _NAMES,
+        hint="run chmod -R go-w on it, or choose another folder with --output",
     )

@@ -1,6 +1,6 @@
-"""A tar's stream → what lies where: the tree that layers make together, or one layer's contents.
+"""Reads the files of layers: the tree of several layers, or the contents of one.
 
-Shares nothing with the modules that write layers, so that `diff --files` can tell what these did wrong.
+It shares no code with the modules that write layers, so that `diff --files` finds their faults.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torchkiln.model.contents import Kind, LayerContents, TreeEntry
 from torchkiln.oci.tar_header import DamagedTar
-from torchkiln.oci.tar_reader import TREE_ENTRIES, Entry, EntryKind, Stream, TarReader, pieces_of
+from torchkiln.oci.tar_reader import TREE_ENTRIES, EntryKind, Stream, TarEntry, TarReader, pieces_of
 
-#: What reading raises where the stream is no tar, or a damaged one.
+#: Raised when the stream is damaged or not a tar.
 DAMAGED = (OSError, EOFError, ValueError)
 
-_TEXT_LIMIT = 64 << 20  # bytes of a file that is kept whole; dpkg's status of all Debian has as much
-_TEXTS_LIMIT = 256 << 20  # bytes of all that are kept of one layer; those of our base have three million
-_GONE, _OPAQUE = ".wh.", ".wh..wh..opq"
-_PLAIN: Mapping[EntryKind, Kind] = {
+_TEXT_LIMIT = 64 << 20  # bytes of a text file; dpkg's status of all Debian has as many
+_TEXTS_LIMIT = 256 << 20  # bytes of all text files of a layer; those of the base have three million
+_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
+_KINDS: Mapping[EntryKind, Kind] = {
     "file": "file",
     "folder": "folder",
     "link": "link",
@@ -27,24 +27,24 @@ _PLAIN: Mapping[EntryKind, Kind] = {
     "block": "device",
 }
 
-Wanted = Callable[[str], bool]
+PathFilter = Callable[[str], bool]
 
 
-def grow(tree: dict[str, TreeEntry], stream: Stream, wanted: Wanted = lambda _: False) -> None:
-    """Apply the layer in *stream* to *tree*, as an engine does. *wanted*: of which paths to keep the text.
+def apply_layer(tree: dict[str, TreeEntry], stream: Stream, wanted: PathFilter = lambda _: False) -> None:
+    """Apply the layer in *stream* to *tree*, as an engine does. *wanted* selects files whose text is kept.
 
-    :raises DAMAGED: see there.
+    :raises DAMAGED: the stream is damaged or not a tar.
     """
     upper: dict[str, TreeEntry] = {}
     deleted = []
-    tar = TarReader(pieces_of(stream), most=TREE_ENTRIES)  # an engine exports an image as one
+    tar = TarReader(pieces_of(stream), most=TREE_ENTRIES)  # an engine exports a whole image as one tar
     for entry in tar:
-        if gone := _deleted(entry.path):
-            deleted.append(gone)
+        if whiteout := _deleted(entry.path):
+            deleted.append(whiteout)
         elif entry.path:
             upper[entry.path] = _thing(tar, entry, upper, tree, wanted)
     if len(tree) + len(upper) > TREE_ENTRIES:
-        raise DamagedTar(f"the layers have more than {TREE_ENTRIES} entries together")
+        raise DamagedTar(f"the layers have more than {TREE_ENTRIES} entries in total")
     for path in deleted:
         _delete(tree, path)
     for path, thing in upper.items():
@@ -58,24 +58,24 @@ def grow(tree: dict[str, TreeEntry], stream: Stream, wanted: Wanted = lambda _: 
     tree.update(upper)
 
 
-def layer_contents(stream: Stream, wanted: Wanted) -> LayerContents:
-    """What the layer in *stream* holds and deletes; of paths that are *wanted* the text, or where they lead.
+def layer_contents(stream: Stream, wanted: PathFilter) -> LayerContents:
+    """What the layer in *stream* contains and deletes; text or link target of the paths that are *wanted*.
 
-    :raises DAMAGED: see there.
+    :raises DAMAGED: the stream is damaged or not a tar.
     """
-    files = size = kept = 0
+    files = size = text_size = 0
     texts, links, deleted = {}, {}, []
     tar = TarReader(pieces_of(stream))
     for entry in tar:
         path = entry.path
-        if gone := _deleted(path):
-            deleted.append(gone)
+        if whiteout := _deleted(path):
+            deleted.append(whiteout)
         elif entry.kind == "file":
             files, size = files + 1, size + entry.size
             if wanted(path):
-                kept += entry.size
-                if kept > _TEXTS_LIMIT:
-                    raise DamagedTar(f"its texts have more than {_TEXTS_LIMIT >> 20} MiB")
+                text_size += entry.size
+                if text_size > _TEXTS_LIMIT:
+                    raise DamagedTar(f"the text files have more than {_TEXTS_LIMIT >> 20} MiB in total")
                 texts[path] = _content(tar, entry, keep=True)[1]
         elif entry.kind == "link" and wanted(path):
             links[path] = entry.target
@@ -84,17 +84,19 @@ def layer_contents(stream: Stream, wanted: Wanted) -> LayerContents:
     return LayerContents(files=files, bytes=size, texts=texts, deleted=tuple(deleted), links=links)
 
 
-_FOLDER = TreeEntry(kind="folder", mode=0o755, owner=(0, 0))  # one that no layer tells of, as engines make it
+_FOLDER = TreeEntry(
+    kind="folder", mode=0o755, owner=(0, 0)
+)  # of a folder that no layer contains, as engines create it
 
 
 def _thing(
-    tar: TarReader, entry: Entry, upper: dict[str, TreeEntry], lower: dict[str, TreeEntry], wanted: Wanted
+    tar: TarReader, entry: TarEntry, upper: dict[str, TreeEntry], lower: dict[str, TreeEntry], wanted: PathFilter
 ) -> TreeEntry:
     if entry.kind == "hard link":
-        found = upper.get(entry.target) or lower.get(entry.target)
-        if found is None:
-            raise DamagedTar(f"{entry.path} is a hard link to {entry.target}, which is not there")
-        return found
+        linked = upper.get(entry.target) or lower.get(entry.target)
+        if linked is None:
+            raise DamagedTar(f"{entry.path} is a hard link to {entry.target}, which does not exist")
+        return linked
     sha256, text = "", None
     if entry.kind == "file":
         keep = wanted(entry.path)
@@ -102,7 +104,7 @@ def _thing(
         text = read if keep else None
     device = entry.kind in ("char", "block")
     return TreeEntry(
-        kind=_PLAIN[entry.kind],
+        kind=_KINDS[entry.kind],
         mode=0o777 if entry.kind == "link" else entry.mode & 0o7777,
         owner=(entry.uid, entry.gid),
         size=entry.size,
@@ -114,35 +116,35 @@ def _thing(
     )
 
 
-def _content(tar: TarReader, entry: Entry, *, keep: bool) -> tuple[str, str]:
-    """sha256 and, with *keep*, the text."""
+def _content(tar: TarReader, entry: TarEntry, *, keep: bool) -> tuple[str, str]:
+    """The SHA-256 and, with *keep*, the text."""
     if keep and entry.size > _TEXT_LIMIT:
-        raise DamagedTar(f"{entry.path} has {entry.size} bytes, too many for a text")
-    digest, kept = hashlib.sha256(), bytearray()
+        raise DamagedTar(f"{entry.path} is too large for a text file: {entry.size} bytes")
+    digest, text = hashlib.sha256(), bytearray()
     for piece in tar.content():
         digest.update(piece)
         if keep:
-            kept += piece
-    return digest.hexdigest(), kept.decode("utf-8", "backslashreplace")
+            text += piece
+    return digest.hexdigest(), text.decode("utf-8", "backslashreplace")
 
 
 def _deleted(path: str) -> str:
-    """What the entry *path* deletes of the layers below, if it is a whiteout."""
+    """The path that the whiteout *path* deletes; empty if it is not a whiteout."""
     folder, slash, name = path.rpartition("/")
     if name == _OPAQUE:
         return folder + "/"
-    return folder + slash + name.removeprefix(_GONE) if name.startswith(_GONE) else ""
+    return folder + slash + name.removeprefix(_WHITEOUT) if name.startswith(_WHITEOUT) else ""
 
 
 def _delete(tree: dict[str, TreeEntry], path: str) -> None:
-    """Take *path* away with all below it; only what is below where it ends in a slash."""
+    """Delete *path* and everything below it; only what is below it if it ends in a slash."""
     inside = path.rstrip("/") + "/" if path != "/" else ""
-    for found in [found for found in tree if found.startswith(inside)]:
-        del tree[found]
+    for below in [other for other in tree if other.startswith(inside)]:
+        del tree[below]
     tree.pop(path, None)
 
 
 def _above(path: str) -> Iterator[str]:
-    """The folders above *path*, highest first."""
+    """The folders above *path*, outermost first."""
     parts = path.split("/")
     return ("/".join(parts[:count]) for count in range(1, len(parts)))

@@ -1,12 +1,13 @@
-"""An image's JSON document → its keys that other readers take for ones of the specification.
+"""Finds keys of an OCI document that differ from the specification's keys only in case.
 
-Go's decoder, which Docker, containerd and podman use, ignores case: `Layers` beside `layers` would be the
-layers that an engine runs, and not those that were looked at here.
+Go's JSON decoder, which Docker, containerd and podman use, ignores case: with `Layers` beside `layers` an
+engine would run other layers than those that were checked here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 _NAMES = frozenset(
@@ -21,25 +22,25 @@ _NAMES = frozenset(
     ]
 )
 _FOLDED = {name.casefold(): name for name in _NAMES}
-_FREE = frozenset({"annotations", "Labels", "ExposedPorts", "Volumes"})  # their keys are the author's own
-_MOST = 20  # faults that are told
+_FREE = frozenset({"annotations", "Labels", "ExposedPorts", "Volumes"})  # their keys are free
+_MAX_FAULTS = 20  # reported
 
 
-def misspelt(document: Any) -> list[str]:
-    """What is wrong with keys of *document* that are the specification's in other case; the first few."""
-    return [told for told, _ in zip(_misspelt(document), range(_MOST), strict=False)]
+def wrong_case_keys(document: Any) -> list[str]:
+    """A sentence for each key that differs from one of the specification only in case; the first 20."""
+    return list(islice(_wrong_case_keys(document), _MAX_FAULTS))
 
 
-def _misspelt(value: Any) -> Iterator[str]:
-    waiting = [value]
+def _wrong_case_keys(document: Any) -> Iterator[str]:
+    waiting = [document]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting += one
-        elif isinstance(one, dict):
-            for key, inner in one.items():
-                meant = _FOLDED.get(key.casefold(), key)
-                if meant != key:
-                    yield f"the key {key[:80]!r} is {meant!r} in other case: engines take one for the other"
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                known = _FOLDED.get(key.casefold(), key)
+                if known != key:
+                    yield f"the key {key[:80]!r} differs from {known!r} only in case: engines read it, too"
                 elif key not in _FREE:
                     waiting.append(inner)

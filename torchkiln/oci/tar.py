@@ -1,8 +1,8 @@
-"""Tar headers (POSIX pax): who a file is, in blocks of 512 bytes, the same on every machine.
+"""Writes tar headers (POSIX pax), the same on every machine.
 
-This module fixes what may vary: owner root, no names, one time. A path that is short and ASCII fits the plain
-header, which is written here, for an image has 50,000 of them; another one takes a pax record before its
-header, and the standard library writes both.
+Everything that may vary is fixed: owner root, no user names, one time. A short ASCII path fits the plain
+header, which is written here because an image has 50,000 of them; for other paths the standard library writes
+a pax record and a header.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torchkiln.model.plan import OverlayFile, OverlayLink
 
 BLOCK = 512
 _NAME = 100  # bytes for the path, one of them for a folder's slash
-_LARGEST = 8**11  # bytes of a file whose size still fits
+_SIZE_LIMIT = 8**11  # bytes; a size of 11 octal digits is below
 _REST = (bytes(100) + b"ustar\00000").ljust(BLOCK - 157, b"\0")
 END = b"\0" * (2 * BLOCK)  # two empty blocks close an archive
 
 
 def header(path: str, *, mode: int, size: int = 0, mtime: int, directory: bool = False) -> bytes:
     """The header of a regular file of *size* bytes (or of a directory) at *path*, relative to the root."""
-    if len(path) < _NAME and path.isascii() and size < _LARGEST:
+    if len(path) < _NAME and path.isascii() and size < _SIZE_LIMIT:
         return _plain(path, mode, size, mtime, directory)
     info = tarfile.TarInfo(path + "/" if directory else path)
     info.type = tarfile.DIRTYPE if directory else tarfile.REGTYPE
@@ -34,12 +34,12 @@ def _plain(path: str, mode: int, size: int, mtime: int, directory: bool) -> byte
     numbers = (mode & 0o7777, 0, 0, size, mtime)  # owner and group are 0
     head = b"%b%07o\0%07o\0%07o\0%011o\0%011o\0" % (name.encode().ljust(_NAME, b"\0"), *numbers)
     rest = b"%d%b" % (kind, _REST)
-    # The sum of all bytes, those of its own field counted as spaces.
+    # The checksum is the sum of all bytes, with its own field as spaces.
     return b"%b%06o\0 %b" % (head, sum(head) + 8 * 0x20 + sum(rest), rest)
 
 
 def padding(size: int) -> bytes:
-    """What fills the last block of a file of *size* bytes."""
+    """The bytes that fill the last block of a file of *size* bytes."""
     return b"\0" * (-size % BLOCK)
 
 
@@ -58,17 +58,17 @@ def link(path: str, target: str, *, mtime: int) -> bytes:
 def archive(
     files: Iterable[OverlayFile | OverlayLink], *, mtime: int, folders: Iterable[tuple[str, int]] = ()
 ) -> bytes:
-    """A whole tar of *files* by path, each folder before what is in it.
+    """A tar of *files* sorted by path, each folder before its content.
 
-    :param folders: (path, mode) of those that are to have another mode than 0755, or are empty.
+    :param folders: (path, mode) of the folders that are empty or have another mode than 0755.
     """
     out: list[bytes] = []
-    there: set[str] = set()
+    written: set[str] = set()
     modes = dict(folders)
     for file in sorted(files, key=lambda file: file.path):
         for folder in parents(file.path):
-            if folder not in there:
-                there.add(folder)
+            if folder not in written:
+                written.add(folder)
                 out.append(header(folder, mode=modes.pop(folder, 0o755), mtime=mtime, directory=True))
         if isinstance(file, OverlayLink):
             out.append(link(file.path, file.target, mtime=mtime))

@@ -1,7 +1,7 @@
-"""512 bytes of a tar → the fields of one header; the bytes of an extended header → what they say.
+"""Parses tar headers and extended headers strictly.
 
-Strict: every reader of tars must take these bytes for the same entry. What two readers could take for two
-things is refused, as is what no layer needs: global pax headers, sparse files, star's and v7's headers.
+Every tar reader must see the same entry in these bytes. Headers that two readers could understand differently
+are refused, as are those that no layer needs: global pax headers, sparse files, headers of star and v7.
 POSIX: pubs.opengroup.org/onlinepubs/9699919799/utilities/pax.html; GNU: its manual, "Basic Tar Format".
 """
 
@@ -17,16 +17,16 @@ BLOCK = 512
 EXTENDED_LIMIT = 1 << 20  # bytes of one extended header
 OWNER_LIMIT = 0xFFFF_FFFE  # the largest id; -1 means "unchanged" to chown
 _SIZE_LIMIT = 1 << 40  # bytes of one file
-_OCTAL_SIZE = 8 << 30  # what eleven octal digits cannot hold
+_OCTAL_SIZE = 8 << 30  # bytes; more than eleven octal digits
 _TIME_LIMIT = 1 << 34  # seconds; the year 2514
 _FIELDS = struct.Struct("100s8s8s8s12s12s8sc100s6s2s32s32s8s8s155s12s")
 _OCTAL = re.compile(rb" *([0-7]+)[ \0]*")
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,17}")
 _TIME = re.compile(r"([0-9]{1,18})(\.[0-9]{1,18})?")
-_CHARACTERS = ("ISO-IR 10646 2000 UTF-8", "BINARY")  # of both, readers take the bytes as they stand
+_CHARACTERS = ("ISO-IR 10646 2000 UTF-8", "BINARY")  # readers use the bytes of both unchanged
 _XATTR = "SCHILY.xattr."
 _KNOWN = frozenset({"path", "linkpath", "size", "uid", "gid", "mtime"})
-# Where the file came from; no reader makes anything of them that we compare.
+# They describe the origin of the file and do not change what is unpacked.
 _WITHOUT_EFFECT = frozenset(
     {
         *("atime", "ctime", "uname", "gname", "comment", "LIBARCHIVE.creationtime"),
@@ -36,12 +36,12 @@ _WITHOUT_EFFECT = frozenset(
 
 
 class DamagedTar(ValueError):
-    """A tar that is damaged, or that this reader does not know; the text is a sentence."""
+    """A tar that is damaged or has an unknown format; the text is a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One header as it stands. Texts are bytes of the file system, undecodable ones as surrogates."""
+    """The fields of one header, unchanged. Undecodable bytes in texts are surrogates."""
 
     kind: bytes  # the type letter
     gnu: bool  # GNU's format, not POSIX's
@@ -58,7 +58,7 @@ class Header:
 def parse_header(block: bytes) -> Header:
     """The header in *block*, which has 512 bytes.
 
-    :raises DamagedTar: it is none that all readers take alike.
+    :raises DamagedTar: it is invalid, or readers could understand it differently.
     """
     (
         name,
@@ -80,7 +80,7 @@ def parse_header(block: bytes) -> Header:
         rest,
     ) = _FIELDS.unpack(block)
     if sum(block) - sum(checksum) + 8 * 32 != number(checksum, "checksum"):
-        raise DamagedTar("its checksum is wrong")
+        raise DamagedTar("checksum mismatch")
     gnu = (magic, version) == (b"ustar ", b" \0")
     if not gnu and (magic, version) != (b"ustar\0", b"00"):
         raise DamagedTar("it is neither a POSIX (ustar) nor a GNU header")
@@ -108,9 +108,9 @@ def parse_header(block: bytes) -> Header:
 
 @lru_cache(maxsize=4096)  # owners, modes and times are the same over and over
 def number(field: bytes, name: str, *, most: int = 0xFFFF_FFFF, empty: bool = False) -> int:
-    """Octal digits between blanks or NULs, or GNU's base 256; with *empty*, nothing is 0.
+    """A number in octal digits, or in GNU's base 256; with *empty*, a blank field is 0.
 
-    :raises DamagedTar: it is no such number, or more than *most*.
+    :raises DamagedTar: it is not such a number, or more than *most*.
     """
     if field[0] & 0x80:
         if field[0] != 0x80:
@@ -128,30 +128,30 @@ def number(field: bytes, name: str, *, most: int = 0xFFFF_FFFF, empty: bool = Fa
 
 
 def text(field: bytes, name: str) -> str:
-    """Bytes up to the first NUL, behind which there must be nothing else.
+    """The bytes before the first NUL; only NULs may follow.
 
-    :raises DamagedTar: there is.
+    :raises DamagedTar: other bytes follow.
     """
-    value, _, behind = field.partition(b"\0")
-    if behind.strip(b"\0"):
-        raise DamagedTar(f"its {name} goes on behind a NUL byte")
+    value, _, rest = field.partition(b"\0")
+    if rest.strip(b"\0"):
+        raise DamagedTar(f"its {name} continues after a NUL byte")
     return value.decode("utf-8", "surrogateescape")
 
 
 def long_text(content: bytes) -> str:
-    """What a header of GNU's types L and K brings: a text that ends in one NUL.
+    """The content of a GNU header of type L or K: a text that ends in one NUL.
 
     :raises DamagedTar: it does not.
     """
     if not content.endswith(b"\0") or b"\0" in content[:-1] or len(content) < 2:
-        raise DamagedTar("a GNU long name does not end in one NUL byte")
+        raise DamagedTar("a GNU long name does not end in exactly one NUL byte")
     return content[:-1].decode("utf-8", "surrogateescape")
 
 
 def pax_records(content: bytes) -> dict[str, str]:
     """The records of an extended header of type x: lines of `<length> <key>=<value>`.
 
-    :raises DamagedTar: one that cannot be read, is not known here, is empty, or stands twice.
+    :raises DamagedTar: a record is malformed, unknown, empty or a duplicate.
     """
     records: dict[str, str] = {}
     at = 0
@@ -161,20 +161,20 @@ def pax_records(content: bytes) -> dict[str, str]:
         line = content[at : at + length]
         raw, equals, value = line[len(digits) + 1 : -1].partition(b"=")
         if not equals or len(line) != length or line[-1:] != b"\n":
-            raise DamagedTar("a pax header cannot be read")
+            raise DamagedTar("malformed extended header")
         key = raw.decode("utf-8", "surrogateescape")
-        _demand_record(key, value, records)
+        _check_record(key, value, records)
         records[key] = value.decode("utf-8", "surrogateescape")
         at += length
     return records
 
 
-def _demand_record(key: str, value: bytes, before: Mapping[str, str]) -> None:
+def _check_record(key: str, value: bytes, before: Mapping[str, str]) -> None:
     if key in before:
-        raise DamagedTar(f"the pax record {key!r} appears twice in one header")
+        raise DamagedTar(f"duplicate pax record {key!r}")
     if key == "hdrcharset":
         if value.decode("latin-1") not in _CHARACTERS:
-            raise DamagedTar("the pax record 'hdrcharset' names another character set than UTF-8")
+            raise DamagedTar("the pax record 'hdrcharset' names a character set other than UTF-8")
     elif (
         key not in _KNOWN
         and key not in _WITHOUT_EFFECT
@@ -182,7 +182,7 @@ def _demand_record(key: str, value: bytes, before: Mapping[str, str]) -> None:
     ):
         raise DamagedTar(f"unknown pax record {key[:80]!r}")
     elif key in _KNOWN and (not value or b"\0" in value):
-        raise DamagedTar(f"the pax record {key!r} is empty or holds a NUL byte")
+        raise DamagedTar(f"the pax record {key!r} is empty or contains a NUL byte")
 
 
 def xattrs_of(records: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -193,14 +193,14 @@ def xattrs_of(records: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 
 def size_of(header: Header, records: Mapping[str, str]) -> int:
-    """The bytes of content. A pax size says what the header cannot; it never says another thing.
+    """The bytes of content. A pax size may only differ from the header's if the header cannot hold it.
 
-    :raises DamagedTar: the two differ, and the header could have held it.
+    :raises DamagedTar: the two differ.
     """
-    told = records.get("size")
-    if told is None:
+    pax_size = records.get("size")
+    if pax_size is None:
         return header.size
-    size = decimal(told, "size", _SIZE_LIMIT)
+    size = decimal(pax_size, "size", _SIZE_LIMIT)
     if size != header.size and size < _OCTAL_SIZE:
         raise DamagedTar(f"its size is {header.size} in the header and {size} in the pax header")
     return size
@@ -209,7 +209,7 @@ def size_of(header: Header, records: Mapping[str, str]) -> int:
 def decimal(value: str, name: str, most: int) -> int:
     """A number in a pax record.
 
-    :raises DamagedTar: it is none, or more than *most*.
+    :raises DamagedTar: it is not a number, or more than *most*.
     """
     if not _DECIMAL.fullmatch(value) or int(value) > most:
         raise DamagedTar(f"its {name} {value[:40]!r} in the pax header is not a number up to {most}")
@@ -217,11 +217,11 @@ def decimal(value: str, name: str, most: int) -> int:
 
 
 def seconds(value: str) -> int:
-    """A time in a pax record, its fraction cut off.
+    """A time in a pax record, without its fraction.
 
-    :raises DamagedTar: it is none.
+    :raises DamagedTar: it is not a time.
     """
-    found = _TIME.fullmatch(value)
-    if not found or int(found[1]) > _TIME_LIMIT:
+    match = _TIME.fullmatch(value)
+    if not match or int(match[1]) > _TIME_LIMIT:
         raise DamagedTar(f"its time {value[:40]!r} in the pax header is not a number of seconds")
-    return int(found[1])
+    return int(match[1])

@@ -1,7 +1,7 @@
-"""A tar as it comes, in pieces → its entries, each with its content. The only reader of others' tars.
+"""Reads a tar stream entry by entry; all untrusted tars are read by this module.
 
-Whoever unpacks, verifies or compares reads by this, so that what was checked is what is used. It takes the
-tars that Go, GNU tar, bsdtar, Python and torchkiln write for layers; what it does not know it refuses.
+Unpacking, verifying and comparing use the same reader, so the checked content is the used content. It accepts
+the tars that Go, GNU tar, bsdtar, Python and torchkiln write for layers and refuses everything else.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from torchkiln.oci.tar_header import (
 T = TypeVar("T")
 EntryKind = Literal["file", "hard link", "link", "char", "block", "folder", "pipe"]
 
-#: Entries of one layer, and of a whole image in one tar; those that we know have 60,000 and 90,000.
+#: Most entries of one layer, and of a whole image in one tar; the largest known have 60,000 and 90,000.
 ENTRIES, TREE_ENTRIES = 200_000, 500_000
 #: A layer unpacks to at most this many times its size, or to 1 GiB if that is more. Real ones: 2 to 8 times.
 RATIO = 100
-_ALWAYS = 1 << 30
+_MIN_UNPACKED = 1 << 30
 _TEXTS = 64 << 20  # bytes of all names, link targets and attributes of one tar
-_PADDING = 1 << 20  # bytes of zeros behind the end of a tar; GNU tar writes up to its record, 10 KiB
-_PATH = 4095  # bytes of a path, and of a part of it, as Linux has them
-_PART = 255
-_SHORT = _PART // 4  # characters that cannot have too many bytes
+_PADDING = 1 << 20  # bytes of zeros after the end of a tar; GNU tar pads to a record of 10 KiB
+_PATH = 4095  # bytes of a path on Linux
+_PART = 255  # bytes of a component of it
+_SHORT = _PART // 4  # characters; their UTF-8 is never longer than _PART
 _PIECE = 1 << 20
+_CUT_OFF = "unexpected end of the tar"
 _KINDS: Mapping[bytes, EntryKind] = {
     b"0": "file",
     b"1": "hard link",
@@ -52,17 +53,17 @@ _KINDS: Mapping[bytes, EntryKind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One entry. Paths are plain, from the root: `usr/bin/env`; the root's own is empty."""
+class TarEntry:
+    """One entry. Paths are normalized and relative to the root, `usr/bin/env`; the root's is empty."""
 
     path: str
     kind: EntryKind
-    mode: int  # as it stands, which may have more than permission bits
+    mode: int  # as written; may have more than permission bits
     uid: int
     gid: int
     mtime: int  # seconds
     size: int  # bytes of content; 0 unless a file
-    target: str  # of a link as it stands, of a hard link a plain path
+    target: str  # of a link as written, of a hard link a normalized path
     device: tuple[int, int]  # major, minor
     xattrs: tuple[tuple[str, str], ...]
 
@@ -76,21 +77,30 @@ class Stream(Protocol):
 
 
 def pieces_of(stream: Stream) -> Iterator[bytes]:
-    """*stream* to its end."""
+    """The content of *stream* in pieces."""
     return iter(partial(stream.read, _PIECE), b"")
 
 
+def read_fully(stream: Stream, length: int) -> bytes:
+    """*length* bytes of *stream*, fewer only at the end; a pipe returns fewer at each read."""
+    parts: list[bytes] = []
+    while length and (part := stream.read(length)):
+        parts.append(part)
+        length -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
 def most_unpacked(size: int) -> int:
-    """The bytes that a blob of *size* bytes may unpack to."""
-    return max(_ALWAYS, RATIO * size)
+    """Most bytes to which a blob of *size* bytes may unpack."""
+    return max(_MIN_UNPACKED, RATIO * size)
 
 
 class TarReader:
-    """Iterate over it for the entries; `content` gives the current one's bytes, which else are skipped.
+    """Iterates over the entries; `content` yields the bytes of the current one, which otherwise are skipped.
 
-    :param most: entries that it may have.
-    :param report: takes the sentence about an entry that is refused though the next one can be found, which
-        then is skipped; without, it is raised.
+    :param most: most entries that it may have.
+    :param report: called with the reason when an entry is refused and can be skipped; without it, the reason
+        is raised.
     """
 
     def __init__(
@@ -103,29 +113,29 @@ class TarReader:
         self._padding = 0
         self._texts = 0
         self._count = 0
-        self._where = "the start"  # for messages: the entry before
+        self._where = "the start"  # the previous entry, for messages
 
-    def __iter__(self) -> Iterator[Entry]:
-        """:raises DamagedTar: the tar is cut off, damaged, or of a kind that is not known here."""
+    def __iter__(self) -> Iterator[TarEntry]:
+        """:raises DamagedTar: the tar is truncated, damaged or of an unknown format."""
         while (entry := self._next()) is not None:
             yield entry
 
     def content(self) -> Iterator[memoryview]:
-        """The bytes of the entry that was just given.
+        """The bytes of the current entry.
 
-        :raises DamagedTar: the tar is cut off.
+        :raises DamagedTar: the tar is truncated.
         """
         while self._left:
             if not self._piece:
-                self._fetch(f"the tar is cut off within {self._where}")
+                self._fetch(f"{_CUT_OFF}, within {self._where}")
             part, self._piece = self._piece[: self._left], self._piece[self._left :]
             self._left -= len(part)
             yield part
         padding, self._padding = self._padding, 0
         if padding:
-            self._take(padding, f"the tar is cut off within {self._where}")
+            self._take(padding, f"{_CUT_OFF}, within {self._where}")
 
-    def _next(self) -> Entry | None:
+    def _next(self) -> TarEntry | None:
         while True:
             for _ in self.content():
                 pass
@@ -145,18 +155,18 @@ class TarReader:
                 continue
             self._texts += len(entry.path) + len(entry.target) + sum(len(k) + len(v) for k, v in entry.xattrs)
             if self._texts > _TEXTS:
-                raise DamagedTar(f"the names in the tar have more than {_TEXTS >> 20} MiB")
+                raise DamagedTar(f"the names in the tar have more than {_TEXTS >> 20} MiB in total")
             return entry
 
     def _headers(self) -> tuple[dict[str, str], Header | None]:
-        """The next header and what extended ones before it say of its entry; None at the end of the tar."""
+        """The next header and the records of its extended headers; None at the end of the tar."""
         extended: dict[str, str] = {}
         kinds = b""
         while True:
             block = self._block()
             if block is None:
                 if kinds:
-                    raise DamagedTar("the tar ends behind an extended header")
+                    raise DamagedTar(f"{_CUT_OFF}, after an extended header")
                 return {}, None
             header = self._parsed(parse_header, block)
             if kinds and header.gnu == (kinds == b"x"):
@@ -177,29 +187,29 @@ class TarReader:
         try:
             return parse(data)
         except DamagedTar as error:
-            # Where the next header is hangs on this one: nothing behind it can be read.
-            raise DamagedTar(f"a tar header cannot be read (after {self._where}): {error}") from None
+            # The position of the next header depends on this one, so nothing can be read after it.
+            raise DamagedTar(f"invalid tar header (after {self._where}): {error}") from None
 
     def _extension(self, size: int) -> bytes:
         if size > EXTENDED_LIMIT:
             raise DamagedTar(f"an extended header of {size} bytes, more than {EXTENDED_LIMIT}")
-        return self._take(-(-size // BLOCK) * BLOCK, "the tar is cut off within an extended header")[:size]
+        return self._take(-(-size // BLOCK) * BLOCK, f"{_CUT_OFF}, within an extended header")[:size]
 
     def _block(self) -> bytes | None:
-        """The next header's block; None at the end, behind which nothing but zeros may come."""
+        """The block of the next header; None at the end, after which only zeros may follow."""
         if not self._piece and not self._fetch(""):
             raise DamagedTar("the tar does not end with two zero blocks")
-        block = self._take(BLOCK, "the tar is cut off within a header")
+        block = self._take(BLOCK, f"{_CUT_OFF}, within a header")
         if any(block):
             return block
         zeros = 0
         while self._piece or self._fetch(""):
             if any(self._piece):
-                raise DamagedTar("there are bytes behind the end of the tar")
+                raise DamagedTar("trailing data after the end of the tar")
             zeros += len(self._piece)
             self._piece = memoryview(b"")
             if zeros > _PADDING:
-                raise DamagedTar(f"more than {_PADDING >> 20} MiB of zeros behind the end of the tar")
+                raise DamagedTar(f"more than {_PADDING >> 20} MiB of zeros after the end of the tar")
         if zeros < BLOCK or zeros % BLOCK:
             raise DamagedTar("the tar does not end with two zero blocks")
         return None
@@ -218,7 +228,7 @@ class TarReader:
         return b"".join(parts)
 
     def _fetch(self, cut_off: str) -> bool:
-        """Get the next piece; at the end, False, or *cut_off* raised if it is not empty."""
+        """Get the next piece; at the end, return False, or raise *cut_off* if it is not empty."""
         for piece in self._pieces:
             if piece:
                 self._piece = memoryview(piece)
@@ -227,11 +237,11 @@ class TarReader:
             raise DamagedTar(cut_off)
         return False
 
-    def _entry(self, header: Header, extended: Mapping[str, str]) -> Entry:
+    def _entry(self, header: Header, extended: Mapping[str, str]) -> TarEntry:
         raw = extended.get("path", header.name)
         kind = _KINDS.get(header.kind)
         if kind is None:
-            raise DamagedTar(f"{raw[:300]!r} is of type {header.kind!r}, which layers do not have")
+            raise DamagedTar(f"{raw[:300]!r} has the unsupported type {header.kind!r}")
         self._left = size_of(header, extended)
         self._padding = -self._left % BLOCK
         path = plain_path(raw, folder=kind == "folder")
@@ -240,12 +250,12 @@ class TarReader:
         if kind != "file" and self._left:
             raise DamagedTar(f"{path[:300]!r} is not a file, but has content")
         if "linkpath" in extended and kind not in ("link", "hard link"):
-            raise DamagedTar(f"{path[:300]!r} is no link, but has a link target")
+            raise DamagedTar(f"{path[:300]!r} is not a link, but has a link target")
         if kind == "hard link":
             target = plain_path(target, what="hard link target")
         elif kind == "link" and (not target or len(_encoded(target)) > _PATH):
-            raise _Skippable(f"{path[:300]!r} is a symbolic link to {target[:80]!r}")
-        return Entry(
+            raise _Skippable(f"{path[:300]!r} has an empty or too long link target: {target[:80]!r}")
+        return TarEntry(
             path=path,
             kind=kind,
             mode=header.mode,
@@ -260,26 +270,27 @@ class TarReader:
 
 
 class _Skippable(DamagedTar):
-    """An entry that is refused; where the next one begins is known."""
+    """An entry that is refused, but can be skipped: the position of the next one is known."""
 
 
 def plain_path(raw: str, *, folder: bool = False, what: str = "name") -> str:
     """*raw* without a leading "./" and a folder's trailing "/"; empty for the root folder.
 
-    :raises DamagedTar: it is absolute, goes up by "..", or two readers could take it for two places.
+    :raises DamagedTar: it is absolute, contains "..", is too long, or readers could understand it
+        differently.
     """
     if folder and raw in (".", "./"):
         return ""
     name = (raw.removesuffix("/") if folder else raw).removeprefix("./")
     parts = name.split("/")
     if raw.startswith("/"):
-        why = f"an absolute {what}"
+        why = f"the {what} is absolute"
     elif ".." in parts:
-        why = f"a {what} that leaves its folder by .."
+        why = f"the {what} contains '..'"
     elif "" in parts or "." in parts:
-        why = f"not a plain {what}"
+        why = f"the {what} is not normalized"
     elif len(name) > _SHORT and len(max(map(_encoded, parts), key=len)) > _PART:
-        why = f"a part of the {what} has more than {_PART} bytes"
+        why = f"a component of the {what} has more than {_PART} bytes"
     elif len(name) > _SHORT and len(_encoded(name)) > _PATH:
         why = f"the {what} has more than {_PATH} bytes"
     else:

@@ -1,7 +1,7 @@
-"""Two trees, a base and the same with more in it → the layer that makes the second of the first.
+"""Makes the layer that turns a base into a larger tree.
 
-What is new or differs goes in, by kind, mode, owner, contents and attributes; times do not count, for each
-unpacking sets them. What takes something away is refused: our layers only add and replace (`oci/unpack.py`).
+It contains what is new or differs in kind, mode, owner, content or attributes; times are not compared,
+because each unpacking sets them. Deletions are refused: layers only add and replace (`oci/unpack.py`).
 """
 
 from __future__ import annotations
@@ -14,49 +14,53 @@ from typing import BinaryIO, cast
 
 from torchkiln.errors import BuildFailed
 from torchkiln.model.contents import TreeEntry
-from torchkiln.oci.read_tar import DAMAGED, grow
+from torchkiln.oci.read_tar import DAMAGED, apply_layer
 from torchkiln.oci.tar import END, padding, parents
 
 _PIECE = 1 << 20
-_FIRST = 8  # faults that are told
+_LISTED = 8  # most faults in a message
 _XATTR = "SCHILY.xattr."
 _TYPES = {"file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "link": tarfile.SYMTYPE}
 
 
 def write_upper(lower: BinaryIO, whole: BinaryIO, out: BinaryIO, *, mtime: int) -> None:
-    """Write to *out* the tar of what the tar *whole* has and the tar *lower* has not, sorted by path.
+    """Write to *out* a tar of everything in *whole* that is not in *lower*, sorted by path.
 
-    :param whole: can be sought in; it is read three times.
-    :param mtime: seconds; what is younger gets this time.
-    :raises BuildFailed: *whole* lacks what *lower* has, or holds what no layer may hold; or one is no tar.
+    :param whole: seekable; it is read three times.
+    :param mtime: seconds; younger entries get this time.
+    :raises BuildFailed: *whole* lacks files of *lower* or has entries that no layer may have, or is not a
+        tar.
     :raises OSError: the disk is full.
     """
     below: dict[str, TreeEntry] = {}
     above: dict[str, TreeEntry] = {}
     try:
-        grow(below, lower)
-        grow(above, whole)
+        apply_layer(below, lower)
+        apply_layer(above, whole)
         changed = sorted(path for path, thing in above.items() if below.get(path) != thing)
         whole.seek(0)
-        tar = tarfile.open(fileobj=whole, mode="r:")  # noqa: SIM115 - nothing to close: the stream is another's
+        tar = tarfile.open(fileobj=whole, mode="r:")  # noqa: SIM115 - the caller closes the stream
         members = {_path_of(member): member for member in tar}
         if faults := [*_faults(below, above, changed), *_whiteouts(members)]:
-            more = [f"and {len(faults) - _FIRST} more"] if len(faults) > _FIRST else []
+            more = [f"and {len(faults) - _LISTED} more"] if len(faults) > _LISTED else []
             raise BuildFailed(
-                "\n".join(["what was installed cannot be a layer of its own:", *faults[:_FIRST], *more]),
-                hint="leave out the package that does this",
+                "\n".join(["the installed packages cannot be a separate layer:", *faults[:_LISTED], *more]),
+                hint="leave out the package that causes this",
             )
-        for path in sorted({*changed, *(folder for one in changed for folder in parents(one))}):
+        folders = (folder for name in changed for folder in parents(name))
+        for path in sorted({*changed, *folders}):
             _write(tar, members.get(path), path, above[path], out, mtime)
     except (tarfile.TarError, *DAMAGED) as error:
-        if isinstance(error, OSError) and error.errno:  # no word about a tar: the disk's
+        if isinstance(error, OSError) and error.errno:  # an error of the disk, not of the tar
             raise
-        raise BuildFailed(f"what was installed cannot be read: {error}", hint="build it again") from error
+        raise BuildFailed(
+            f"the tar of the installed packages cannot be read: {error}", hint="build it again"
+        ) from error
     out.write(END)
 
 
 def _path_of(member: tarfile.TarInfo) -> str:
-    """From the root; empty for the root."""
+    """The path relative to the root; empty for the root."""
     path = posixpath.normpath(member.name).lstrip("/")
     return "" if path == "." else path
 
@@ -65,21 +69,21 @@ def _faults(
     below: Mapping[str, TreeEntry], above: Mapping[str, TreeEntry], changed: list[str]
 ) -> Iterator[str]:
     for path in sorted(below.keys() - above.keys()):
-        yield f"  {path} was taken away"
+        yield f"  {path} was deleted"
     for path in changed:
         was, now = below.get(path), above[path]
         if now.kind not in _TYPES:
             yield f"  {path} is a {now.kind}"
         if was is not None and was.kind != now.kind and "folder" in (was.kind, now.kind):
             yield f"  {path} was a {was.kind} and is a {now.kind}"
-        if through := next((one for one in parents(path) if above[one].kind != "folder"), None):
-            yield f"  {path} lies below {through}, which is a {above[through].kind}"
+        if through := next((folder for folder in parents(path) if above[folder].kind != "folder"), None):
+            yield f"  {path} is below {through}, which is a {above[through].kind}"
 
 
 def _whiteouts(names: Iterable[str]) -> Iterator[str]:
     for name in names:
         if posixpath.basename(name).startswith(".wh."):
-            yield f"  {name} would delete files of other layers"
+            yield f"  {name} is a whiteout: it would delete files of other layers"
 
 
 def _write(
@@ -90,7 +94,7 @@ def _write(
     out: BinaryIO,
     mtime: int,
 ) -> None:
-    """One entry. A hard link becomes a file of its own: what it leads to may be in the layer below."""
+    """Write one entry. A hard link becomes a regular file: its target may be in the layer below."""
     info = tarfile.TarInfo(path)
     info.type = _TYPES[thing.kind]
     info.mode = thing.mode
@@ -106,5 +110,5 @@ def _write(
             digest.update(piece)
             out.write(piece)
         if digest.hexdigest() != thing.sha256:
-            raise tarfile.ReadError(f"{path} stands in it twice, and not alike")
+            raise tarfile.ReadError(f"{path} is in it twice, with different content")
         out.write(padding(thing.size))

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchkiln.build import build
-from torchkiln.build.confined import demand_sandbox
+from torchkiln.build.confined import require_sandbox
 from torchkiln.build.cuda_layers import kept_path
 from torchkiln.build.environment import Environment
-from torchkiln.build.prerequisites import Sources
+from torchkiln.build.prerequisites import BaseSources
 from torchkiln.errors import KilnError, ToolMissing
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
@@ -62,7 +62,7 @@ def rebuilt(
     :raises ToolMissing: this host can make no sandbox.
     :raises RegistryError: the registry refuses, or cannot be reached.
     """
-    demand_sandbox()
+    require_sandbox()
     base = image.layers[0]
     if base.diff_id != locked.base.diff_id:
         return _bad(
@@ -80,10 +80,10 @@ def rebuilt(
             ]
         except (OSError, EOFError, ValueError) as error:
             return _bad(f"one of its layers cannot be read: {error}")
-        options = build.Options(
-            sources=Sources(base_file=blobs[0], tools_file=blobs[1], locked_only=True),
+        options = build.BuildOptions(
+            sources=BaseSources(base_file=blobs[0], tools_file=blobs[1], locked_only=True),
             layer_format=format_of([base.media_type]),
-            stranger=True,
+            foreign=True,
         )
         try:
             built = build.build(

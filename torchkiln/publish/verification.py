@@ -16,7 +16,7 @@ from torchkiln.matrix.policy import Policy
 from torchkiln.model.digest import Digest
 from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.oci.validate.documents import Fault
+from torchkiln.oci.validate.documents import LayoutFault
 from torchkiln.oci.validate.validate import validate
 from torchkiln.plan.load import plan_locked
 from torchkiln.publish.rebuild import BuildMeans, rebuilt
@@ -169,7 +169,7 @@ class VerifySession:
         return rebuilt(reading, image, looked.origin.locked, means)
 
 
-def verify_layout(folder: Path, ref: str | None) -> tuple[Mapping[str, Digest], Sequence[Fault]]:
+def verify_layout(folder: Path, ref: str | None) -> tuple[Mapping[str, Digest], Sequence[LayoutFault]]:
     """The images of the layout *folder*, or *ref* alone, by name, and all faults; with faults no image.
 
     :raises ConfigError: there is no *ref*: a slip of the caller's, not a fault of the layout.

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torchkiln.errors import ToolMissing, VerificationFailed
 from torchkiln.index.settings import redact_text
-from torchkiln.oci.archive import alone
+from torchkiln.oci.archive import link_image
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.sbom.scanner_report import LIMIT, complete, read
 from torchkiln.sbom.vulnerabilities import TOOLS, Scan, Tool
@@ -77,7 +77,7 @@ def scan(image: ImageOnDisk, scanner: Scanner, environ: Mapping[str, str], *, ti
     :raises VerificationFailed: what it writes is no scan.
     """
     with scratch("scan") as folder:
-        alone(image, folder / "image")
+        link_image(image, folder / "image")
         (folder / "grype.yaml").write_text(_GRYPE_SETTINGS)
         env = {key: value for key, value in environ.items() if _PASS.fullmatch(key) or not _OURS.match(key)}
         _run(scanner.argv(timeout_s), folder, env, timeout_s)

@@ -1,4 +1,4 @@
-"""Turns wheels into layers without compressing them again, and installs them as pip does.
+"""Turns wheels into layers without recompressing them, and installs them as pip does.
 
-A wheel's zip directory is checked strictly. The byte-code is made by the base's own interpreter.
+The zip directory of a wheel is checked strictly. The base's own interpreter compiles the byte-code.
 """

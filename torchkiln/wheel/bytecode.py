@@ -1,9 +1,9 @@
-"""Python sources → a pack of .pyc files, made by the image's own interpreter beside the main work.
+"""Compiles Python sources to a pack of .pyc files with the image's own interpreter, in parallel to splicing.
 
-Sources are handed over as they come by; the interpreter compiles them in a process of its own, which is not
-trusted: what it writes is bounded, and must answer each source that was asked, in order. Its .pyc files are
-compressed, once, as layers will hold them, into the pack. A pack is a function of (wheel, exact Python,
-prefix), so it is kept by that key and read again instead of compiling.
+Sources are passed to a worker process as they are read. The worker is not trusted: its output is limited in
+size and must contain a result for each source, in order. The .pyc files are compressed once, as layers
+contain them, and stored in the pack. A pack depends only on (wheel, exact Python, prefix), so it is cached by
+that key.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ _END = 0xFFFFFFFF
 _MAGIC = b"torchkiln pack 2\n"
 
 
-_PATIENCE = 30.0  # seconds that we wait for a worker in all
-_RATE = 50_000  # bytes of sources for which we wait another second; most machines compile a million
-_MOST_SAID = 64 << 10  # bytes of its error output
-_MOST_PATH = 1 << 16
-_MOST_CODE = 64 << 20  # bytes of a .pyc
-_MOST_MADE = 256 << 20  # bytes of all that a worker writes; torch's has 60 MB
-_LEAST, _TIMES = 64 << 10, 64  # bytes of a .pyc that any source may give, and for each byte of it
+_TIMEOUT = 30.0  # seconds of waiting for a worker in total
+_RATE = 50_000  # bytes of source for each further second; most machines compile a million
+_MAX_STDERR = 64 << 10  # bytes
+_MAX_PATH = 1 << 16  # bytes
+_MAX_CODE = 64 << 20  # bytes of a .pyc
+_MAX_OUTPUT = 256 << 20  # bytes of all .pyc files; torch's have 60 MB
+_MIN_CODE, _CODE_RATIO = 64 << 10, 64  # limit of a .pyc: bytes for any source, and for each byte of it
 
 
 class Compiler:
-    """One worker process writing the file *made*. Sources are absolute paths in the image, "/opt/venv/...".
+    """A worker process that writes the file *output*. Paths of sources are absolute, "/opt/venv/...".
 
     :param interpreter: the command that starts the base's Python.
     """
 
-    def __init__(self, interpreter: Sequence[str], made: Path) -> None:
-        self.made = made
-        self.asked: list[tuple[str, int]] = []  # path and bytes of each source
+    def __init__(self, interpreter: Sequence[str], output: Path) -> None:
+        self.output = output
+        self.requested: list[tuple[str, int]] = []  # path and bytes of each source
         worker = (files("torchkiln.wheel") / "compile_worker.py").read_text()
-        with made.open("wb") as out:
+        with output.open("wb") as out:
             self._process = subprocess.Popen(
                 [*interpreter, "-c", worker, "compile_worker"],
                 stdin=subprocess.PIPE,
@@ -66,16 +66,16 @@ class Compiler:
         assert self._process.stderr
         self._in, self._errors = self._process.stdin.fileno(), self._process.stderr.fileno()
         os.set_blocking(self._in, False)
-        self._said = b""
-        self._patience = _PATIENCE
+        self._stderr = b""
+        self._time_left = _TIMEOUT
 
     def add(self, path: str, source: bytes) -> None:
-        """Hand over one source; waits while the worker is behind.
+        """Pass one source to the worker, waiting until it reads.
 
-        :raises BuildFailed: the worker died, or does nothing any more.
+        :raises BuildFailed: the worker ended or timed out.
         """
-        self.asked.append((path, len(source)))
-        self._patience += len(source) / _RATE
+        self.requested.append((path, len(source)))
+        self._time_left += len(source) / _RATE
         name = path.encode()
         left = memoryview(_LENGTH.pack(len(name)) + name + _LENGTH.pack(len(source)) + source)
         poll = select.poll()
@@ -84,7 +84,7 @@ class Compiler:
         while left:
             for descriptor, _ in self._wait(poll):
                 if descriptor == self._errors:
-                    if not self._hear():
+                    if not self._read_stderr():
                         poll.unregister(self._errors)
                     continue
                 try:
@@ -93,38 +93,38 @@ class Compiler:
                     pass
                 except BrokenPipeError:
                     self.finish()
-                    self._refuse("stopped reading")
+                    self._fail("stopped reading")
 
     def finish(self) -> None:
-        """Wait for the file to be whole.
+        """Wait until the output is complete.
 
-        :raises BuildFailed: the worker failed, or does not end.
+        :raises BuildFailed: the worker failed or timed out.
         """
         assert self._process.stdin
         assert self._process.stderr
         self._process.stdin.close()
         poll = select.poll()
         poll.register(self._errors, select.POLLIN)
-        while self._wait(poll) and self._hear():
+        while self._wait(poll) and self._read_stderr():
             pass
         try:
-            self._process.wait(max(0.0, self._patience))
+            self._process.wait(max(0.0, self._time_left))
         except subprocess.TimeoutExpired:
-            self._refuse("did not end in time")
+            self._fail("timed out")
         finally:
             self._process.stderr.close()
         if self._process.returncode:
-            if self.made.is_file() and self.made.stat().st_size >= _MOST_MADE:
-                self._refuse(f"wrote more than {_MOST_MADE >> 20} MiB")
-            last = self._said.decode(errors="replace").strip().rpartition("\n")[2][-400:]
+            if self.output.is_file() and self.output.stat().st_size >= _MAX_OUTPUT:
+                self._fail(f"wrote more than {_MAX_OUTPUT >> 20} MiB")
+            last = self._stderr.decode(errors="replace").strip().rpartition("\n")[2][-400:]
             full = os.strerror(errno.ENOSPC) in last or os.strerror(errno.EDQUOT) in last
             raise BuildFailed(
-                f"the base's Python stopped while compiling: {last or f'exit {self._process.returncode}'}",
-                hint="make room, or set TORCHKILN_CACHE to another folder" if full else "",
+                f"the base's Python failed to compile: {last or f'exit status {self._process.returncode}'}",
+                hint="free disk space, or set TORCHKILN_CACHE to another folder" if full else "",
             )
 
     def kill(self) -> None:
-        """End the worker, whatever it does."""
+        """Kill the worker."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -133,30 +133,30 @@ class Compiler:
             stream.close()
 
     def _wait(self, poll: select.poll) -> list[tuple[int, int]]:
-        """What can be read or written now."""
+        """The descriptors that can be read or written now."""
         began = time.monotonic()
-        ready = poll.poll(max(0.0, self._patience * 1000))
-        self._patience -= time.monotonic() - began
+        ready = poll.poll(max(0.0, self._time_left * 1000))
+        self._time_left -= time.monotonic() - began
         if not ready:
-            self._refuse("did not go on in time")
+            self._fail("timed out")
         return ready
 
-    def _hear(self) -> bool:
-        """Take some of its error output; False at the end of it."""
-        said = os.read(self._errors, 4096)
-        self._said += said
-        if len(self._said) > _MOST_SAID:
-            self._refuse("wrote too many errors")
-        return bool(said)
+    def _read_stderr(self) -> bool:
+        """Read some of the error output; False at its end."""
+        data = os.read(self._errors, 4096)
+        self._stderr += data
+        if len(self._stderr) > _MAX_STDERR:
+            self._fail("wrote too many errors")
+        return bool(data)
 
-    def _refuse(self, why: str) -> NoReturn:
+    def _fail(self, why: str) -> NoReturn:
         self.kill()
         raise BuildFailed(f"the base's Python was killed while compiling: it {why}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Code:
-    """One .pyc, compressed as it stands in layers; `source` is the path in the image of its source."""
+    """One .pyc, compressed as layers contain it; `source` is the path of its source in the image."""
 
     source: str
     size: int
@@ -165,13 +165,13 @@ class Code:
 
     @classmethod
     def of(cls, source: str, content: bytes) -> Code:
-        """The .pyc *content*, compressed."""
+        """Compress the .pyc *content*."""
         return cls(source=source, size=len(content), crc=isal_zlib.crc32(content), deflate=deflated(content))
 
     def content(self) -> bytes:
-        """The .pyc itself.
+        """The .pyc.
 
-        :raises ValueError: the compressed bytes are not those that `press` wrote.
+        :raises ValueError: the compressed bytes are damaged.
         """
         content = bytes(isal_zlib.decompress(self.deflate, -15))
         if (len(content), isal_zlib.crc32(content)) != (self.size, self.crc):
@@ -179,75 +179,75 @@ class Code:
         return content
 
 
-def press(made: Path, pack: Path, asked: Sequence[tuple[str, int]]) -> None:
-    """What the worker left in *made* → a *pack* to keep: the same .pyc files, compressed.
+def write_pack(output: Path, pack: Path, requested: Sequence[tuple[str, int]]) -> None:
+    """Compress the .pyc files of a worker's *output* into the file *pack*.
 
-    :param asked: path and bytes of each source, `Compiler.asked`.
-    :raises ValueError: *made* does not answer what was asked, or is cut short.
+    :param requested: path and bytes of each source, `Compiler.requested`.
+    :raises ValueError: *output* does not match the requested sources or is truncated.
     """
     total = hashlib.sha256()
-    if made.stat().st_size > _MOST_MADE:
-        raise ValueError(f"it wrote more than {_MOST_MADE >> 20} MiB")
-    left = iter(asked)
-    with made.open("rb") as file, pack.open("wb") as out:
+    if output.stat().st_size > _MAX_OUTPUT:
+        raise ValueError(f"it wrote more than {_MAX_OUTPUT >> 20} MiB")
+    remaining = iter(requested)
+    with output.open("rb") as file, pack.open("wb") as out:
 
         def write(data: bytes) -> None:
             out.write(data)
             total.update(data)
 
-        def most(path: str) -> int:
-            wanted, size = next(left, (None, 0))
-            if path != wanted:
-                raise ValueError(f"it answered for {path[-80:]!r}, which was not its turn")
-            return min(_MOST_CODE, _LEAST + _TIMES * size)
+        def limit(path: str) -> int:
+            expected, size = next(remaining, (None, 0))
+            if path != expected:
+                raise ValueError(f"unexpected byte-code of {path[-80:]!r}")
+            return min(_MAX_CODE, _MIN_CODE + _CODE_RATIO * size)
 
         write(_MAGIC)
-        for path, content in _pairs(file, hashlib.sha256(), most):
+        for path, content in _pairs(file, hashlib.sha256(), limit):
             if not content:  # a source that does not compile
                 continue
             if len(content) < 16 or content[4:8] != b"\1\0\0\0":
-                raise ValueError(f"what it made of {path!r} is no byte-code")
+                raise ValueError(f"invalid byte-code of {path!r}")
             code = Code.of(path, content)
             for part in (path.encode(), _SIZES.pack(code.size, code.crc) + code.deflate):
                 write(_LENGTH.pack(len(part)) + part)
-        if unanswered := next(left, None):
-            raise ValueError(f"it did not answer for {unanswered[0]!r}")
+        if missing := next(remaining, None):
+            raise ValueError(f"no byte-code of {missing[0]!r}")
         out.write(_LENGTH.pack(_END) + total.digest())
 
 
 def read_pack(pack: BinaryIO) -> Iterator[Code]:
-    """The .pyc files of a kept pack, in order.
+    """The .pyc files of a cached pack, in order.
 
-    :raises ValueError: it is no pack, or is cut short, or was changed; perhaps only behind the last of them.
+    :raises ValueError: it is not a pack, truncated or changed; perhaps raised only after the last file.
     """
     magic = pack.read(len(_MAGIC))
     if magic != _MAGIC:
         raise ValueError("not a pack of byte-code")
     for path, body in _pairs(pack, hashlib.sha256(magic)):
         if len(body) < _SIZES.size:
-            raise ValueError("the pack does not match its own hash")
+            raise ValueError("the hash of the pack does not match")
         size, crc = _SIZES.unpack_from(body)
         yield Code(source=path, size=size, crc=crc, deflate=body[_SIZES.size :])
 
 
 def _pairs(
-    file: BinaryIO, total: Hash, most: Callable[[str], int] = lambda _: _MOST_CODE
+    file: BinaryIO, total: Hash, limit_of: Callable[[str], int] = lambda _: _MAX_CODE
 ) -> Iterator[tuple[str, bytes]]:
-    """(path, body) frames up to a hash over them, which follows on what *total* has seen.
+    """(path, body) frames up to the hash over them, which continues *total*.
 
-    :param most: of a path, how long its body may be.
+    :param limit_of: returns the most bytes of the body of a path.
     """
 
     def length() -> int:
         head = file.read(_LENGTH.size)
         if len(head) < _LENGTH.size:
-            raise ValueError("the pack is cut short")
+            raise ValueError("the pack is truncated")
         total.update(head)
         return int(_LENGTH.unpack(head)[0])
 
     def content(count: int, limit: int) -> bytes:
         if count > limit:
-            raise ValueError(f"the pack has an entry of {count} bytes; {limit} at most")
+            raise ValueError(f"the pack has an entry of {count} bytes, more than {limit}")
         data = file.read(count)
         total.update(data)
         return data
@@ -256,10 +256,10 @@ def _pairs(
         before = total.digest()
         if (count := length()) == _END:
             if file.read(len(before) + 1) != before:
-                raise ValueError("the pack does not match its own hash")
+                raise ValueError("the hash of the pack does not match")
             return
-        path = content(count, _MOST_PATH).decode()
-        yield path, content(length(), most(path))
+        path = content(count, _MAX_PATH).decode()
+        yield path, content(length(), limit_of(path))
 
 
 def cached_name(source: str, python: str) -> str:

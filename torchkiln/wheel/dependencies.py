@@ -1,4 +1,4 @@
-"""What the METADATA of locked wheels ask for → what the lock lacks, as `pip check` would find it. Pure."""
+"""Checks the requirements in the METADATA of locked wheels, as `pip check` does. Pure."""
 
 from __future__ import annotations
 
@@ -18,65 +18,66 @@ from torchkiln.model.recipe import minor
 def faults(
     wheels: Iterable[LockedWheel],
     metadata: Mapping[str, WheelMetadata],
-    asked: Iterable[str],
+    requested: Iterable[str],
     python: str,
 ) -> tuple[str, ...]:
-    """Where METADATA disagree with the lock, a sentence each that begins with the wheel's file name.
+    """A sentence for each conflict of METADATA with the lock, beginning with the wheel's file name.
 
-    :param metadata: by the wheel's sha256; of a wheel that is missing here nothing is said.
-    :param asked: the requirements that the lock was made from; they may ask for extras.
+    :param metadata: by the wheel's sha256; wheels that are missing here are not checked.
+    :param requested: the requirements of the lock, which may have extras.
     :param python: the image's, "3.11.2".
     """
     locked = {wheel.name: wheel for wheel in wheels}
-    extras = _extras(locked, metadata, asked, python)
+    extras = _extras(locked, metadata, requested, python)
     found = []
     for wheel in locked.values():
-        if told := metadata.get(wheel.sha256):
-            reasons = (*_own(wheel, told, python), *_missing(locked, told, extras[wheel.name], python))
+        if own := metadata.get(wheel.sha256):
+            reasons = (*_own_faults(wheel, own, python), *_missing(locked, own, extras[wheel.name], python))
             found += [f"{wheel.filename}: {reason}" for reason in reasons]
     return tuple(found)
 
 
-def _own(wheel: LockedWheel, told: WheelMetadata, python: str) -> Iterator[str]:
-    """What METADATA tells of the wheel itself."""
-    if canonicalize_name(told.name) != wheel.name or not _same_version(told.version, wheel.version):
-        yield f"its METADATA is that of {told.name or '?'} {told.version or '?'}"
+def _own_faults(wheel: LockedWheel, metadata: WheelMetadata, python: str) -> Iterator[str]:
+    """Conflicts of the wheel with its own METADATA or with the image's Python."""
+    if canonicalize_name(metadata.name) != wheel.name or not _same_version(metadata.version, wheel.version):
+        yield f"inconsistent name or version: METADATA has {metadata.name or '?'} {metadata.version or '?'}"
     try:
-        if not SpecifierSet(told.requires_python).contains(python, prereleases=True):
-            yield f"it requires Python {told.requires_python}, the image has {python}"
+        if not SpecifierSet(metadata.requires_python).contains(python, prereleases=True):
+            yield f"requires a different Python: {python} not in {metadata.requires_python!r}"
     except InvalidSpecifier:
-        yield f"its Requires-Python cannot be read: {told.requires_python[:80]!r}"
+        yield f"invalid Requires-Python: {metadata.requires_python[:80]!r}"
 
 
 def _missing(
-    locked: Mapping[str, LockedWheel], told: WheelMetadata, extras: set[str], python: str
+    locked: Mapping[str, LockedWheel], metadata: WheelMetadata, extras: set[str], python: str
 ) -> Iterator[str]:
-    """What it asks for, here and with these extras, and the lock does not have."""
-    for text in told.requires:
+    """The requirements of a wheel with *extras* that the lock does not satisfy."""
+    for text in metadata.requires:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            yield f"its Requires-Dist cannot be read: {text[:80]!r}"
+            yield f"invalid Requires-Dist: {text[:80]!r}"
             continue
         if not _applies(requirement, extras, python):
             continue
-        there = locked.get(canonicalize_name(requirement.name))
-        if there is None:
-            yield f"it requires {text[:120]}, which the lock does not have"
-        elif not requirement.specifier.contains(there.version, prereleases=True):
-            yield f"it requires {text[:120]}, the lock has {there.name} {there.version}"
+        found = locked.get(canonicalize_name(requirement.name))
+        if found is None:
+            yield f"requires {text[:120]}, which is not locked"
+        elif not requirement.specifier.contains(found.version, prereleases=True):
+            yield f"requires {text[:120]}, but {found.name} {found.version} is locked"
 
 
 def _extras(
     locked: Mapping[str, LockedWheel],
     metadata: Mapping[str, WheelMetadata],
-    asked: Iterable[str],
+    requested: Iterable[str],
     python: str,
 ) -> dict[str, set[str]]:
-    """Project → the extras that are asked for, by the lock's requirements or by a locked wheel's."""
+    """Project → the extras that the lock's requirements or the locked wheels request."""
     found: dict[str, set[str]] = {name: set() for name in locked}
-    waiting = [Requirement(text) for text in asked]
-    waiting += [one for name in locked for one in _active(locked, metadata, name, set(), python)]
+    waiting = [Requirement(text) for text in requested]
+    for name in locked:
+        waiting += _active(locked, metadata, name, set(), python)
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
@@ -94,9 +95,9 @@ def _active(
     extras: set[str],
     python: str,
 ) -> Iterator[Requirement]:
-    """The requirements of project *name* that apply, as far as they ask for extras."""
-    told = metadata.get(locked[name].sha256)
-    for text in told.requires if told else ():
+    """The requirements of project *name* that apply and request extras."""
+    own = metadata.get(locked[name].sha256)
+    for text in own.requires if own else ():
         if "[" not in text:
             continue
         try:
@@ -111,12 +112,12 @@ def _applies(requirement: Requirement, extras: set[str], python: str) -> bool:
     marker = requirement.marker
     if marker is None:
         return True
-    here = _environment(python)
-    return any(marker.evaluate(here | {"extra": extra}) for extra in ("", *extras))
+    environment = _environment(python)
+    return any(marker.evaluate(environment | {"extra": extra}) for extra in ("", *extras))
 
 
 def _environment(python: str) -> dict[str, str]:
-    """What markers ask of an image: CPython on our platform."""
+    """The environment of markers: CPython on Linux."""
     return {
         "implementation_name": "cpython",
         "implementation_version": python,
@@ -129,10 +130,10 @@ def _environment(python: str) -> dict[str, str]:
     }
 
 
-def _same_version(told: str, locked: str) -> bool:
-    """By value; a local version may be left out of a file's name, from which the lock's may come."""
+def _same_version(stated: str, locked: str) -> bool:
+    """Compare by value; the lock's version may lack the local part, as file names do."""
     try:
-        one, other = Version(told), Version(locked)
+        own, expected = Version(stated), Version(locked)
     except InvalidVersion:
-        return told == locked
-    return one == other or (other.local is None and Version(one.public) == other)
+        return stated == locked
+    return own == expected or (expected.local is None and Version(own.public) == expected)

@@ -1,6 +1,6 @@
-"""WHEEL and METADATA → whether this is the wheel of its name, and one for this image. Pure.
+"""Checks that WHEEL and METADATA match the file name and the image's Python and machine. Pure.
 
-Which glibc an image has the lock looked at; here it is the Python and the kind of machine.
+The glibc of the image is checked when the lock is made.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torchkiln.wheel.install import Scheme, WheelName
 
 _KINDS = "|".join(("linux", r"manylinux_2_\d+", *LINUX_AMD64.manylinux.values()))
 _PLATFORM = re.compile(f"any|{LINUX_AMD64.wheel_tag(f'(?:{_KINDS})')}")
-_MOST_HEADERS = 10_000  # lines; the most among torch 2.7.1's 127 wheels are 151
+_MAX_HEADERS = 10_000  # lines; at most 151 in torch 2.7.1's 127 wheels
 _ONE_LINE = str.maketrans("\r\n", "  ")  # a header may be folded
 _BLANK_LINE = re.compile(r"\n\r?\n|\r\r")
-_PATCHES = range(100)  # of a Python, of which a scheme tells major and minor
+_PATCHES = range(100)  # of a Python; a scheme has only major and minor
 
 
 def check(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme) -> None:
-    """WHEEL and METADATA are those of *wheel*, and it runs where *scheme* says.
+    """Check that WHEEL and METADATA are those of *wheel* and that it supports the Python of *scheme*.
 
-    :raises BadWheel: if not.
+    :raises BadWheel: they are not, or it does not.
     """
     if fault := _fault(wheel_file, metadata, wheel, scheme):
         raise BadWheel(wheel.filename, fault)
@@ -40,37 +40,37 @@ def _fault(wheel_file: bytes, metadata: bytes, wheel: WheelName, scheme: Scheme)
     for name, found in parsed.items():
         if isinstance(found, str):
             return f"{name} {found}"
-    told, fields = (found for found in parsed.values() if not isinstance(found, str))
-    format_version = _field(told, "Wheel-Version")
+    wheel_headers, fields = (found for found in parsed.values() if not isinstance(found, str))
+    format_version = _field(wheel_headers, "Wheel-Version")
     if format_version.split(".")[0] != "1":
-        return f"Wheel-Version {format_version or 'missing'}; only 1.x is known"
+        return f"unsupported Wheel-Version: {format_version or 'missing'}; only 1.x is supported"
     name, version = _field(fields, "Name"), _field(fields, "Version")
     if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not wheel.is_of(version):
-        return f"METADATA is that of {name} {version}".translate(_ONE_LINE)
+        return f"inconsistent name or version: METADATA has {name} {version}".translate(_ONE_LINE)
     if not _fits(wheel.tags, scheme.python):
-        return f"its tags are not for Python {scheme.python} on {LINUX_AMD64.machine} Linux"
+        return f"not a supported wheel on this platform: Python {scheme.python}, {LINUX_AMD64.machine} Linux"
     try:
-        tags = [tag for line in told.get_all("Tag", []) for tag in parse_tag(str(line).strip())]
+        tags = [tag for line in wheel_headers.get_all("Tag", []) for tag in parse_tag(str(line).strip())]
     except ValueError:
-        return "WHEEL has a tag that is none"
+        return "WHEEL contains an invalid tag"
     if tags and not _fits(tags, scheme.python):
-        here = f"Python {scheme.python} on {LINUX_AMD64.machine} Linux"
-        return f"WHEEL's tags are not for {here}: {tags[0]}"
+        platform = f"Python {scheme.python}, {LINUX_AMD64.machine} Linux"
+        return f"the tags in WHEEL are not supported on this platform ({platform}): {tags[0]}"
     requires = _field(fields, "Requires-Python")
     if not _allows(requires, scheme.python):
-        return f"it requires Python {requires}, the image has {scheme.python}"
+        return f"requires a different Python: {scheme.python} not in {requires!r}"
     return ""
 
 
 def _headers(data: bytes) -> Message | str:
-    """The header, or what is wrong with the file; as pip reads it, which demands UTF-8 of the whole."""
+    """The headers, or the fault of the file; like pip, this requires UTF-8 for the whole file."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        return f"is not UTF-8 (at byte {error.start})"
+        return f"is not valid UTF-8 (at byte {error.start})"
     end = _end_of_header(text)
-    if max(text.count("\n", 0, end), text.count("\r", 0, end)) > _MOST_HEADERS:
-        return f"has more than {_MOST_HEADERS} lines before its text"
+    if max(text.count("\n", 0, end), text.count("\r", 0, end)) > _MAX_HEADERS:
+        return f"has more than {_MAX_HEADERS} header lines"
     return email.parser.HeaderParser().parsestr(text)
 
 
@@ -80,12 +80,12 @@ def _end_of_header(text: str) -> int:
 
 
 def _field(message: Message, key: str) -> str:
-    """The value; two of a kind are told together, and so are neither's."""
+    """The value; several values are joined, so that they match nothing."""
     return ", ".join(str(value).strip() for value in message.get_all(key, []))
 
 
 def _fits(tags: Iterable[Tag], python: str) -> bool:
-    """Whether CPython *python* on our platform takes one of *tags*."""
+    """Whether CPython *python* on this platform supports one of *tags*."""
     return any(_python_fits(tag, python) and _PLATFORM.fullmatch(tag.platform) for tag in tags)
 
 
@@ -102,9 +102,9 @@ def _python_fits(tag: Tag, python: str) -> bool:
 
 
 def _allows(requires: str, python: str) -> bool:
-    """Whether some patch release of *python* satisfies *requires*; what is no specifier asks for nothing."""
+    """Whether a patch release of *python* satisfies *requires*; an invalid specifier is ignored."""
     try:
-        wanted = SpecifierSet(requires)
+        specifier = SpecifierSet(requires)
     except InvalidSpecifier:
         return True
-    return any(wanted.contains(f"{python}.{patch}") for patch in _PATCHES)
+    return any(specifier.contains(f"{python}.{patch}") for patch in _PATCHES)

@@ -1,7 +1,7 @@
-"""Where a wheel's files go, and what an installer adds: the wheel specification as pure functions.
+"""The wheel specification as pure functions: where files are installed, and which files are added.
 
-Paths are relative to the image's root. Where the specification leaves room we do as pip does, for pip's
-own installation is what the other engine gives: modes, script launchers, RECORD's form and order.
+Paths are relative to the image's root. Where the specification is open this follows pip, which the Docker
+engine uses: modes, script launchers, format and order of RECORD.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INSTALLER = b"torchkiln\n"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scheme:
-    """The folders of one environment; `python` is the version whose folders these are, "3.11"."""
+    """The folders of one environment; `python` is its version, "3.11"."""
 
     prefix: str  # "/opt/venv"
     python: str
@@ -39,9 +39,9 @@ class Scheme:
         return f"{self.prefix[1:]}/bin"
 
     def folder(self, key: str, distribution: str) -> str | None:
-        """The folder of the data scheme *key*; None for a key that does not exist.
+        """The folder of the data scheme *key*; None for an unknown key.
 
-        Headers lie under the normalized name, as it stands in the requirements that pip is given.
+        Headers are installed below the normalized name, as in the requirements for pip.
         """
         root = self.prefix[1:]
         return {
@@ -55,7 +55,7 @@ class Scheme:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WheelName:
-    """What the file name says."""
+    """The parts of a wheel's file name."""
 
     filename: str
     distribution: str  # as written, "nvidia_cublas_cu12"
@@ -63,12 +63,12 @@ class WheelName:
     tags: frozenset[Tag]
 
     def is_of(self, stated: str) -> bool:
-        """Whether *stated* is this version, by value: 1 is 1.0."""
+        """Whether *stated* equals this version: 1 equals 1.0."""
         try:
             version = Version(stated)
         except InvalidVersion:
             return False
-        # A local version (2.7.1+cu126) may be left out of the file name: the default index allows none there.
+        # The file name may lack the local version (2.7.1+cu126): the default index does not allow one.
         return version == self.version or (
             self.version.local is None and Version(version.public) == self.version
         )
@@ -76,7 +76,7 @@ class WheelName:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One line of RECORD, already in pip's notation."""
+    """One line of RECORD, in pip's notation."""
 
     path: str  # relative to site-packages
     hash: str  # "sha256=..." or empty
@@ -93,9 +93,9 @@ def parse_name(filename: str) -> WheelName:
 
 
 def destination(name: str, wheel: WheelName, scheme: Scheme) -> str:
-    """Where the entry *name* goes.
+    """The path to which the entry *name* is installed.
 
-    :raises BadWheel: a `.data` folder with a scheme that does not exist, or a file of the environment itself.
+    :raises BadWheel: an unknown scheme in `.data`, or a file of the environment itself.
     """
     top, _, rest = name.partition("/")
     if not top.endswith(".data") or not rest:
@@ -103,29 +103,29 @@ def destination(name: str, wheel: WheelName, scheme: Scheme) -> str:
     key, _, path = rest.partition("/")
     folder = scheme.folder(key, wheel.distribution)
     if folder is None or not path:
-        raise BadWheel(wheel.filename, f"entry {name!r}: no such data scheme")
-    place = f"{folder}/{path}"
-    if _is_environment(place, scheme):
-        raise BadWheel(wheel.filename, f"entry {name!r} would replace the environment's own /{place}")
-    return place
+        raise BadWheel(wheel.filename, f"entry {name!r}: unknown scheme key")
+    target = f"{folder}/{path}"
+    if _is_environment(target, scheme):
+        raise BadWheel(wheel.filename, f"entry {name!r} would replace /{target} of the virtual environment")
+    return target
 
 
 _OWN = re.compile(r"bin/(python[\d.]*|[Aa]ctivate([.].*)?)(/.*)?|pyvenv[.]cfg(/.*)?|lib64(/.*)?", re.ASCII)
 
 
 def _is_environment(path: str, scheme: Scheme) -> bool:
-    """Whether *path* belongs to the virtual environment: its Python, its settings, its link lib64."""
+    """Whether *path* is part of the virtual environment: its Python, its settings or its link lib64."""
     return _OWN.fullmatch(path.removeprefix(f"{scheme.prefix[1:]}/")) is not None
 
 
 def is_script(name: str) -> bool:
-    """Whether the entry lies in the scripts scheme, where a `#!python` line is rewritten."""
+    """Whether the entry is in the scripts scheme, where a `#!python` line is rewritten."""
     parts = name.split("/", 2)
     return len(parts) == 3 and parts[0].endswith(".data") and parts[1] == "scripts"
 
 
 def with_interpreter(script: bytes, scheme: Scheme) -> bytes:
-    """*script* with its `#!python` line pointing at the environment's interpreter."""
+    """*script*, with its `#!python` line changed to the environment's interpreter."""
     if not script.startswith(b"#!python"):
         return script
     _, newline, rest = script.partition(b"\n")
@@ -133,43 +133,48 @@ def with_interpreter(script: bytes, scheme: Scheme) -> bytes:
 
 
 def dist_info(names: Iterable[str], wheel: WheelName) -> str:
-    """The one `.dist-info` folder.
+    """The name of the `.dist-info` directory.
 
-    :raises BadWheel: none, several, or that of another distribution.
+    :raises BadWheel: there is none, several, or that of another distribution.
     """
     folders = {name.split("/")[0] for name in names if name.split("/")[0].endswith(".dist-info")}
     if len(folders) != 1:
-        raise BadWheel(wheel.filename, f"{len(folders)} .dist-info folders; a wheel has one")
+        raise BadWheel(wheel.filename, f"{len(folders)} .dist-info directories found, expected one")
     folder = folders.pop()
     name, _, version = folder.removesuffix(".dist-info").partition("-")
     if canonicalize_name(name) != canonicalize_name(wheel.distribution) or not wheel.is_of(version):
-        raise BadWheel(wheel.filename, f"its metadata folder is {folder}")
+        raise BadWheel(
+            wheel.filename,
+            f".dist-info directory {folder!r} does not start with the name and version of the wheel",
+        )
     return folder
 
 
-_LONGEST_NAME = 255  # bytes of a file's name
+_MAX_NAME = 255  # bytes of a file's name
 _ENTRY_POINT = re.compile(r"(?P<module>[\w.]+)(:(?P<attribute>[\w.]+))?\s*(\[[\w.,\s-]*\])?", re.ASCII)
 _SCRIPT_NAME = re.compile(r"[\w+][\w.+-]*( [\w.+-]+)*", re.ASCII)
 
 
 def launchers(entry_points: bytes, wheel: WheelName, scheme: Scheme) -> dict[str, bytes]:
-    """The scripts that entry_points.txt asks for: path → content, to be mode 0755.
+    """The scripts that entry_points.txt defines: path → content, with mode 0755.
 
-    :raises BadWheel: a name or a reference that is not plain (it would become a path or code).
+    :raises BadWheel: an invalid name or reference, which would become a path or code.
     """
     sections = _sections(entry_points, wheel)
     console = _versioned(sections.get("console_scripts", {}), scheme)
-    wanted = {**console, **sections.get("gui_scripts", {})}
-    made = {}
-    for name, reference in wanted.items():
+    scripts = {}
+    for name, reference in {**console, **sections.get("gui_scripts", {})}.items():
         match = _ENTRY_POINT.fullmatch(reference)
         if not match or not match["attribute"] or not _SCRIPT_NAME.fullmatch(name):
-            raise BadWheel(wheel.filename, f"entry point {name!r} = {reference!r} is not plain")
+            raise BadWheel(wheel.filename, f"invalid script entry point: {name!r} = {reference!r}")
         path = f"{scheme.scripts}/{name}"
-        if len(name) > _LONGEST_NAME or _is_environment(path, scheme):
-            raise BadWheel(wheel.filename, f"entry point {name!r} is too long, or the environment's own")
+        if len(name) > _MAX_NAME or _is_environment(path, scheme):
+            raise BadWheel(
+                wheel.filename,
+                f"entry point {name!r} is too long, or would replace a file of the virtual environment",
+            )
         module, attribute = match["module"], match["attribute"]
-        made[path] = (
+        scripts[path] = (
             f"#!{scheme.prefix}/bin/python\n"
             "import sys\n"
             f"from {module} import {attribute.split('.')[0]}\n"
@@ -177,22 +182,22 @@ def launchers(entry_points: bytes, wheel: WheelName, scheme: Scheme) -> dict[str
             "    sys.argv[0] = sys.argv[0].removesuffix('.exe')\n"
             f"    sys.exit({attribute}())\n"
         ).encode()
-    return made
+    return scripts
 
 
 def launcher_names(entry_points: bytes, wheel: WheelName) -> frozenset[str]:
-    """The names of all entry points that become scripts, as the wheel tells them.
+    """The names of all entry points that become scripts, as written in the wheel.
 
-    :raises BadWheel: entry_points.txt cannot be read.
+    :raises BadWheel: entry_points.txt is invalid.
     """
     sections = _sections(entry_points, wheel)
     return frozenset({**sections.get("console_scripts", {}), **sections.get("gui_scripts", {})})
 
 
 def is_old_launcher(name: str, launchers: frozenset[str]) -> bool:
-    """Whether the script entry *name* is a launcher from the wheel's build, for one of *launchers*.
+    """Whether the script *name* was generated when the wheel was built, for one of *launchers*.
 
-    On another system the same launcher is called tool.exe, tool-script.py or tool.pya.
+    On other systems such a launcher is called tool.exe, tool-script.py or tool.pya.
     """
     file = name.rpartition("/")[2]
     for suffix in (".exe", "-script.py", ".pya"):
@@ -203,13 +208,13 @@ def is_old_launcher(name: str, launchers: frozenset[str]) -> bool:
 
 
 def _sections(entry_points: bytes, wheel: WheelName) -> dict[str, dict[str, str]]:
-    """entry_points.txt as section → name → reference; names keep their case, a later line wins."""
+    """entry_points.txt as section → name → reference; case-sensitive, the last of duplicate lines counts."""
     sections: dict[str, dict[str, str]] = {}
     current: dict[str, str] | None = None
     try:
         text = entry_points.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadWheel(wheel.filename, "entry_points.txt is not UTF-8") from error
+        raise BadWheel(wheel.filename, "entry_points.txt is not valid UTF-8") from error
     for line in text.splitlines():
         line = line.strip()
         if not line or line[0] in "#;":
@@ -220,12 +225,12 @@ def _sections(entry_points: bytes, wheel: WheelName) -> dict[str, dict[str, str]
             name, _, reference = line.partition("=")
             current[name.strip()] = reference.strip()
         else:
-            raise BadWheel(wheel.filename, f"entry_points.txt has a line that is no entry: {line!r}")
+            raise BadWheel(wheel.filename, f"invalid line in entry_points.txt: {line!r}")
     return sections
 
 
 def _versioned(console: Mapping[str, str], scheme: Scheme) -> dict[str, str]:
-    """pip and old setuptools carry launchers named after the builder's Python: give them ours."""
+    """*console* with the launchers of pip and old setuptools named after the image's Python."""
     named = dict(console)
     major = scheme.python.split(".")[0]
     if "pip" in console:
@@ -238,40 +243,40 @@ def _versioned(console: Mapping[str, str], scheme: Scheme) -> dict[str, str]:
 
 
 def parse_record(record: bytes, wheel: WheelName) -> dict[str, tuple[str, str]]:
-    """RECORD as path → (hash, size), as written; lines of files that are not there do no harm.
+    """RECORD as path → (hash, size), as written; lines of missing files are allowed.
 
-    :raises BadWheel: it is no CSV of UTF-8 lines, names a file twice with different hashes or a path outside,
-        or has a hash that is weaker than SHA-256 or not known.
+    :raises BadWheel: it is not CSV in UTF-8, has two different lines for a file or a path outside, or a hash
+        that is unknown or weaker than SHA-256.
     """
     rows: dict[str, tuple[str, str]] = {}
     try:
         text = record.decode("utf-8")
-        if text.count("\n") + text.count("\r") > 2 * _MOST_LINES or _STRANGE_LINE_END.search(text):
-            raise csv.Error("too many lines, or lines with strange ends")
+        if text.count("\n") + text.count("\r") > 2 * _MAX_LINES or _UNUSUAL_LINE_END.search(text):
+            raise csv.Error("too many lines, or unusual line ends")
         for fields in csv.reader(text.splitlines(), strict=True):
             if not fields or not fields[0]:
-                raise csv.Error("a line without a path")
+                raise csv.Error("line without a path")
             path, digest, size = (*fields, "", "")[:3]
             if path.startswith("/") or ".." in path.split("/"):
-                raise BadWheel(wheel.filename, f"RECORD tells {path!r}, a path outside")
+                raise BadWheel(wheel.filename, f"RECORD contains a path outside the wheel: {path!r}")
             if digest and (digest.partition("=")[0] not in HASHES or "=" not in digest):
                 raise BadWheel(
                     wheel.filename,
-                    f"RECORD has {digest[:20]!r} for {path!r}: only SHA-256 and stronger hashes are accepted",
+                    f"RECORD has an unsupported hash for {path!r}: {digest[:20]!r}; use SHA-256 or better",
                 )
             if rows.setdefault(path, (digest, size)) != (digest, size):
-                raise BadWheel(wheel.filename, f"RECORD tells {path!r} twice, differently")
+                raise BadWheel(wheel.filename, f"RECORD contains two different lines for {path!r}")
     except (UnicodeDecodeError, csv.Error) as error:
-        raise BadWheel(wheel.filename, f"RECORD cannot be read: {error}") from error
+        raise BadWheel(wheel.filename, f"invalid RECORD: {error}") from error
     return rows
 
 
-# What the wheel specification allows ("sha256 or better") of what every Python has, by the names in hashlib;
-# not the shake_* functions, which have no length of their own.
+# The algorithms of hashlib that the wheel specification allows ("sha256 or better"); not shake_*, whose
+# length is variable.
 HASHES = frozenset({"sha256", "sha384", "sha512", "sha3_256", "sha3_384", "sha3_512", "blake2b", "blake2s"})
-_MOST_LINES = 200_000  # as many as a wheel may have entries
-# Where str.splitlines cuts, but nobody else.
-_STRANGE_LINE_END = re.compile("[\v\f\x1c-\x1e\x85\u2028\u2029]")
+_MAX_LINES = 200_000  # the limit of entries of a wheel
+# Only str.splitlines splits at these.
+_UNUSUAL_LINE_END = re.compile("[\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
 def urlsafe_sha256(digest: bytes) -> str:
@@ -285,7 +290,7 @@ def urlsafe(algorithm: str, digest: bytes) -> str:
 
 
 def row(path: str, data: bytes, scheme: Scheme) -> Row:
-    """The line for a file that was made or changed while installing."""
+    """The line for a file that the installation creates or changes."""
     return Row(
         path=record_path(path, scheme),
         hash=urlsafe_sha256(hashlib.sha256(data).digest()),
@@ -294,18 +299,18 @@ def row(path: str, data: bytes, scheme: Scheme) -> Row:
 
 
 def record_path(path: str, scheme: Scheme) -> str:
-    """*path* as RECORD tells it: relative to site-packages, `../../../bin/x` for what lies elsewhere."""
+    """*path* as written in RECORD: relative to site-packages, such as `../../../bin/x`."""
     if path.startswith(f"{scheme.site}/"):
         return path[len(scheme.site) + 1 :]
-    here, there = scheme.site.split("/"), path.split("/")
+    site, parts = scheme.site.split("/"), path.split("/")
     common = 0
-    while common < min(len(here), len(there) - 1) and here[common] == there[common]:
+    while common < min(len(site), len(parts) - 1) and site[common] == parts[common]:
         common += 1
-    return "/".join([".."] * (len(here) - common) + there[common:])
+    return "/".join([".."] * (len(site) - common) + parts[common:])
 
 
 def record(rows: Iterable[Row]) -> bytes:
-    """RECORD's text: sorted, with the line ends of RFC 4180 that pip writes too."""
+    """The content of RECORD: sorted, with the line ends of RFC 4180, as pip writes it."""
     out = io.StringIO(newline="")
     csv.writer(out).writerows(sorted((row.path, row.hash, row.size) for row in rows))
     return out.getvalue().encode()

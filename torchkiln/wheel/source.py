@@ -1,8 +1,7 @@
-"""A wheel file that may still be arriving: read it in order, as far as it has come.
+"""Reads a wheel in order while it may still be downloading.
 
-The download writes, we read behind it. The zip directory stands at the end of a wheel, so for a file
-that is not complete yet it comes beforehand, by a range request (`tail`); what was used of it is compared
-with the file when that is complete.
+The central directory is at the end of a wheel, so for an incomplete file it is fetched first by a range
+request (`tail`) and compared with the file after the download.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from types import TracebackType
 
 from torchkiln.util.page_cache import STEP, forget
 
-_POLL = 0.005  # seconds between looks at a file that is growing
+_POLL = 0.005  # seconds
 
 
 class Cancelled(Exception):
-    """Whoever feeds this file has given up; the reason is known there."""
+    """The download failed; the downloader knows the reason."""
 
 
 class WheelFile:
-    """The bytes of one wheel of known *size*, read once in order and hashed on the way."""
+    """The bytes of one wheel of known *size*, read once, in order, and hashed."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class WheelFile:
         self._await(self.position + min(count, 1))
         data = os.pread(self._file, min(count, self._arrived - self.position), self.position)
         if len(data) == 0 and count:
-            raise Cancelled  # it was complete a moment ago: somebody cut it
+            raise Cancelled  # the file was truncated in the meantime
         self.position += len(data)
         if self.position - self._forgotten > STEP:
             forget(self._file, self._forgotten, STEP)
@@ -76,9 +75,9 @@ class WheelFile:
         return data
 
     def read_exactly(self, count: int) -> bytes:
-        """The next *count* bytes, which must be there: callers have compared them with the size."""
+        """The next *count* bytes; callers have checked that the file is long enough."""
         if self.position + count > self.size:
-            raise EOFError(f"{count} bytes wanted at {self.position} of {self.size}")
+            raise EOFError(f"unexpected end of file: {count} bytes at {self.position} of {self.size}")
         parts = []
         while count:
             parts.append(self.read(count))
@@ -86,18 +85,18 @@ class WheelFile:
         return b"".join(parts)
 
     def skip_to(self, position: int) -> None:
-        """Read on, keeping nothing, up to *position*."""
+        """Read and hash up to *position*."""
         while self.position < position:
             self.read(min(1 << 20, position - self.position))
 
     def sha256(self) -> str:
-        """The hash of the whole file, reading what is left; empty if the tail was not that of this file."""
+        """The hash of the whole file, after reading the rest; empty if `tail` does not match the file."""
         self.skip_to(self.size)
         same = os.pread(self._file, len(self._tail), self.size - len(self._tail)) == self._tail
         return self._hash.hexdigest() if same else ""
 
     def at(self, offset: int, count: int) -> bytes:
-        """Bytes anywhere in the file, out of order and not hashed."""
+        """Bytes at any offset, not hashed."""
         start = self.size - len(self._tail)
         if offset >= start:
             return self._tail[offset - start : offset - start + count]
@@ -105,7 +104,7 @@ class WheelFile:
         return os.pread(self._file, count, offset)
 
     def _await(self, length: int) -> None:
-        """Wait until the first *length* bytes are there."""
+        """Wait until the first *length* bytes are written."""
         while self._arrived < length:
             self._arrived = min(os.fstat(self._file).st_size, self.size)
             if self._arrived < length:

@@ -1,21 +1,19 @@
-"""Wheel → layer, without recompressing: the heart of torchkiln.
+"""Splices the deflate streams of a wheel into a layer, without recompressing them.
 
-A wheel is a zip: raw deflate streams, each behind a small header. A layer is a gzip of a tar, and a gzip
-file may hold many members. So, file by file, in the order in which they lie in the wheel:
+A wheel is a zip: raw deflate streams, each after a small header. A layer is a gzipped tar, and gzip allows
+many members. So each file of the wheel, in its order, becomes:
 
     zip entry    [local header][ deflate stream ........................ ]
-                                        │ copied as it stands
+                                        │ copied unchanged
     layer        [tar header, stored][gzip header][ deflate stream ][CRC-32, size]
 
-One pass reads the wheel, and gives three hashes: of the wheel (it must be the locked one), of the layer
-(its digest), and of the tar inside (its diff_id). That last one needs the inflated bytes, which also prove
-each entry's CRC-32, size and the hash that RECORD tells. What the wheel does not carry, and an installer
-adds, follows behind: launchers, INSTALLER and RECORD stored; the .pyc files, a twentieth of an image, by the
-pinned encoder.
+One pass reads the wheel and computes three hashes: of the wheel, which must be locked, of the layer (its
+digest), and of its tar (the diff_id). The diff_id needs the inflated bytes, with which CRC-32, size and the
+hash in RECORD of each entry are checked. The files that an installer adds follow at the end: launchers,
+INSTALLER and RECORD stored, the .pyc files compressed by the pinned encoder.
 
-Everything is checked before anybody sees the layer: a wheel that lies anywhere gives none. Only a layer
-that the lock has recorded is made without inflating (`LayerWriter`): its digest says that all of this was
-seen to hold before.
+Everything is checked before the layer is used; a wheel with any fault gives none. Only a layer that the lock
+records is made without inflating (`LayerWriter`): its digest proves that the same wheel passed these checks.
 """
 
 from __future__ import annotations
@@ -31,14 +29,13 @@ from torchkiln.errors import BadWheel
 from torchkiln.oci.layer import Collision, LayerWriter
 from torchkiln.wheel import fitness, install
 from torchkiln.wheel.bytecode import Code, cached_name
-from torchkiln.wheel.entries import Entry, data_offset, entries, skip_local_header
+from torchkiln.wheel.entries import SCRIPT, WheelEntry, data_offset, entries, skip_local_header
 from torchkiln.wheel.install import Row, Scheme, WheelName
 from torchkiln.wheel.source import WheelFile
 
 _READ = 1 << 18  # compressed bytes at a time
-_INFLATE = 1 << 20  # the most that one step may inflate to: bounds memory against bombs
-_OTHER = "the index serves another file than the lock names: sha256 is {}, locked was {}"
-_SCRIPT = 1 << 20  # scripts up to this size are held back and may be rewritten
+_INFLATE = 1 << 20  # most bytes of one step; limits memory
+_MISMATCH = "hash mismatch: the lock has sha256:{}, the downloaded file has sha256:{}"
 
 Bytecode = Callable[[], Iterable[Code]]
 SourceSink = Callable[[str, bytes], None]
@@ -46,17 +43,17 @@ SourceSink = Callable[[str, bytes], None]
 
 @dataclass(slots=True)
 class _Installation:
-    """What gathers while one wheel goes by."""
+    """The state of the installation of one wheel."""
 
     wheel: WheelName
     scheme: Scheme
-    info: str
+    info: str  # name of the .dist-info directory
     rows: list[Row] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)  # entries
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, WheelEntry] = field(default_factory=dict)
     hashes: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # entry → sha256, size
     metadata: dict[str, bytes] = field(default_factory=dict)
-    scripts: list[tuple[Entry, bytes]] = field(default_factory=list)
+    scripts: list[tuple[WheelEntry, bytes]] = field(default_factory=list)
     large_scripts: list[str] = field(default_factory=list)
 
 
@@ -73,9 +70,9 @@ def splice(
     """Install the wheel *filename* into *layer* under *scheme*.
 
     :param sha256: of the wheel as locked, hex.
-    :param source: takes each Python source as it goes by (path in the image, bytes); None: nobody asks.
-    :param bytecode: called once behind the last source; gives each .pyc.
-    :raises BadWheel: anything in it is not as it must be. The layer is then worthless.
+    :param source: called with each Python source (path in the image, bytes).
+    :param bytecode: called once after the last source; returns the .pyc files.
+    :raises BadWheel: the wheel has a fault; the layer must not be used.
     """
     wheel = install.parse_name(filename)
     listed = entries(file, filename)
@@ -84,18 +81,18 @@ def splice(
     try:
         for entry in listed:
             if not _is_stale_bytecode(entry.name, names):
-                _one_file(file, entry, work, layer, source)
+                _install_file(file, entry, work, layer, source)
         _check_hash(file, filename, sha256)
-        told = _check(work, file)
-        _finish(work, told, layer, bytecode())
+        record = _check(work, file)
+        _finish(work, record, layer, bytecode())
     except Collision as error:
-        raise BadWheel(filename, f"another wheel of its layer has a different file at {error}") from error
+        raise BadWheel(filename, f"another wheel of the layer has a different file at {error}") from error
 
 
 def sources(file: WheelFile, filename: str, sha256: str, scheme: Scheme, sink: SourceSink) -> None:
-    """Hand over each Python source of the wheel, as `splice` does on its way, and nothing else.
+    """Pass each Python source of the wheel to *sink*, as `splice` does.
 
-    :raises BadWheel: it is not the locked wheel, or not one at all.
+    :raises BadWheel: it is not the locked wheel, or not a valid one.
     """
     wheel = install.parse_name(filename)
     for entry in entries(file, filename):
@@ -106,10 +103,10 @@ def sources(file: WheelFile, filename: str, sha256: str, scheme: Scheme, sink: S
     _check_hash(file, filename, sha256)
 
 
-def _one_file(
-    file: WheelFile, entry: Entry, work: _Installation, layer: LayerWriter, source: SourceSink | None
+def _install_file(
+    file: WheelFile, entry: WheelEntry, work: _Installation, layer: LayerWriter, source: SourceSink | None
 ) -> None:
-    """Read one entry and put it where it belongs."""
+    """Read one entry and install it."""
     filename = work.wheel.filename
     skip_local_header(file, entry, filename)
     path = install.destination(entry.name, work.wheel, work.scheme)
@@ -117,7 +114,7 @@ def _one_file(
     work.entries[entry.name] = entry
     top, _, name = entry.name.partition("/")
     in_info = top == work.info
-    if (install.is_script(entry.name) and entry.size <= _SCRIPT) or (in_info and name == "RECORD"):
+    if (install.is_script(entry.name) and entry.size <= SCRIPT) or (in_info and name == "RECORD"):
         data = _whole(file, entry, filename)
         work.hashes[entry.name] = (hashlib.sha256(data).digest(), len(data))
         if in_info:
@@ -152,20 +149,22 @@ def _is_source(path: str, scheme: Scheme) -> bool:
     return path.endswith(".py") and path.startswith(scheme.site + "/")
 
 
-def _whole(file: WheelFile, entry: Entry, filename: str) -> bytes:
+def _whole(file: WheelFile, entry: WheelEntry, filename: str) -> bytes:
     return b"".join(content for _, content in _inflate(file, entry, filename))
 
 
 def _check_hash(file: WheelFile, filename: str, sha256: str) -> None:
     if (found := file.sha256()) != sha256:
-        raise BadWheel(filename, _OTHER.format(found, sha256))
+        raise BadWheel(filename, _MISMATCH.format(sha256, found))
 
 
-def _inflate(file: WheelFile | _Again, entry: Entry, filename: str) -> Iterator[tuple[bytes, bytes]]:
-    """The entry's bytes as (deflate stream, content) pieces; a piece of the stream comes once.
+def _inflate(
+    file: WheelFile | _SecondRead, entry: WheelEntry, filename: str
+) -> Iterator[tuple[bytes, bytes]]:
+    """The bytes of the entry as (deflate stream, content) pieces; each piece of the stream occurs once.
 
-    Ends only if size and CRC-32 are those of the directory and the stream ends where the entry does:
-    bytes behind its end could smuggle in a gzip member of their own.
+    Checks size and CRC-32, and that the stream ends where the entry ends: trailing bytes could be a gzip
+    member of their own.
     """
     left, produced, crc = entry.compressed, 0, 0
     inflater = isal_zlib.decompressobj(-15) if entry.deflated else None
@@ -176,8 +175,8 @@ def _inflate(file: WheelFile | _Again, entry: Entry, filename: str) -> Iterator[
         while more:
             try:
                 content = inflater.decompress(pending, _INFLATE) if inflater else piece
-            except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stub says otherwise
-                raise BadWheel(filename, f"entry {entry.name!r}: broken deflate stream ({error})") from error
+            except igzip_lib.IsalError as error:  # type: ignore[misc]  # the stub is wrong
+                raise BadWheel(filename, f"entry {entry.name!r}: invalid compressed data: {error}") from error
             produced += len(content)
             if produced > entry.size:
                 raise BadWheel(filename, f"entry {entry.name!r} inflates to more than its {entry.size} bytes")
@@ -186,15 +185,15 @@ def _inflate(file: WheelFile | _Again, entry: Entry, filename: str) -> Iterator[
             piece, pending = b"", inflater.unconsumed_tail if inflater else b""
             more = inflater is not None and not inflater.eof and bool(pending or len(content) == _INFLATE)
         if inflater and inflater.eof and (left or inflater.unused_data):
-            raise BadWheel(filename, f"entry {entry.name!r}: bytes behind the end of its deflate stream")
+            raise BadWheel(filename, f"entry {entry.name!r}: trailing data after its deflate stream")
     if inflater and not inflater.eof:
-        raise BadWheel(filename, f"entry {entry.name!r}: its deflate stream does not end")
+        raise BadWheel(filename, f"entry {entry.name!r}: unexpected end of its deflate stream")
     if (produced, crc) != (entry.size, entry.crc):
-        raise BadWheel(filename, f"entry {entry.name!r}: size or CRC-32 is not that of the directory")
+        raise BadWheel(filename, f"entry {entry.name!r}: bad CRC-32 or size")
 
 
-def _copied(file: WheelFile, entry: Entry) -> Iterator[tuple[bytes, bytes]]:
-    """`_inflate` for a recorded layer: the bytes as they stand, the content only where it is the same."""
+def _copied(file: WheelFile, entry: WheelEntry) -> Iterator[tuple[bytes, bytes]]:
+    """`_inflate` for a recorded layer: the bytes unchanged, the content only of stored entries."""
     left = entry.compressed
     while left:
         piece = file.read_exactly(min(left, _READ))
@@ -203,85 +202,85 @@ def _copied(file: WheelFile, entry: Entry) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _check(work: _Installation, file: WheelFile) -> dict[str, tuple[str, str]]:
-    """METADATA and WHEEL are this wheel's; RECORD, which is given back, tells each file truly."""
+    """Check METADATA, WHEEL and the hash of each file in RECORD; return RECORD."""
     filename = work.wheel.filename
     for needed in ("METADATA", "WHEEL", "RECORD"):
         if needed not in work.metadata:
             raise BadWheel(filename, f"{work.info}/{needed} is missing")
     fitness.check(work.metadata["WHEEL"], work.metadata["METADATA"], work.wheel, work.scheme)
-    told = install.parse_record(work.metadata["RECORD"], work.wheel)
+    record = install.parse_record(work.metadata["RECORD"], work.wheel)
     faults, unhashed = [], _unhashed(work.info)
     for name, (digest, size) in sorted(work.hashes.items()):
         if name in unhashed:
             continue
-        hash_, length = told.get(name, ("", ""))
-        if name not in told:
+        hash_, length = record.get(name, ("", ""))
+        if name not in record:
             faults.append(f"{name!r} is not in RECORD")
-        elif hash_ and hash_.rstrip("=") != _as_told(hash_, file, work.entries[name], filename, digest):
-            faults.append(f"{name!r} is not what RECORD says")
+        elif hash_ and hash_.rstrip("=") != _recorded_hash(hash_, file, work.entries[name], filename, digest):
+            faults.append(f"hash of {name!r} does not match RECORD")
         elif not hash_ or (length and length != str(size)):
-            faults.append(f"{name!r} has no hash in RECORD, or another size")
+            faults.append(f"{name!r} has no hash or a wrong size in RECORD")
     if faults:
         more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
         raise BadWheel(filename, "; ".join(faults[:3]) + more)
-    return told
+    return record
 
 
-def _as_told(hash_: str, file: WheelFile, entry: Entry, filename: str, sha256: bytes) -> str:
-    """The hash of *entry* by the algorithm that RECORD took for it.
+def _recorded_hash(hash_: str, file: WheelFile, entry: WheelEntry, filename: str, sha256: bytes) -> str:
+    """The hash of *entry* by the algorithm that RECORD uses.
 
-    All files are hashed by SHA-256 as they go by; for another algorithm, which is rare, one is read again.
+    The SHA-256 is known; for another algorithm, which is rare, the entry is read again.
 
-    :raises BadWheel: it is not the file that went by.
+    :raises BadWheel: the file changed in the meantime.
     """
     algorithm = hash_.partition("=")[0]
     if algorithm == "sha256":
         return install.urlsafe_sha256(sha256)
-    asked, same = hashlib.new(algorithm), hashlib.sha256()
-    for _, content in _inflate(_Again(file, entry), entry, filename):
-        asked.update(content)
-        same.update(content)
-    if same.digest() != sha256:
+    hasher, check = hashlib.new(algorithm), hashlib.sha256()
+    for _, content in _inflate(_SecondRead(file, entry), entry, filename):
+        hasher.update(content)
+        check.update(content)
+    if check.digest() != sha256:
         raise BadWheel(filename, f"entry {entry.name!r} changed while it was read")
-    return install.urlsafe(algorithm, asked.digest())
+    return install.urlsafe(algorithm, hasher.digest())
 
 
-class _Again:
-    """The bytes of one entry of a file that was read to its end."""
+class _SecondRead:
+    """Reads one entry of a completely read file again."""
 
-    def __init__(self, file: WheelFile, entry: Entry) -> None:
+    def __init__(self, file: WheelFile, entry: WheelEntry) -> None:
         self._file, self._position = file, data_offset(file, entry)
 
     def read_exactly(self, count: int) -> bytes:
         data = self._file.at(self._position, count)
         if len(data) < count:
-            raise EOFError(f"{count} bytes wanted at {self._position}")
+            raise EOFError(f"unexpected end of file: {count} bytes at {self._position}")
         self._position += count
         return data
 
 
 def _unhashed(info: str) -> frozenset[str]:
-    """What RECORD cannot hash: itself and the signatures over it."""
+    """The files without a hash in RECORD: itself and its signatures."""
     return frozenset(f"{info}/{name}" for name in ("RECORD", "RECORD.jws", "RECORD.p7s"))
 
 
 def _finish(
-    work: _Installation, told: dict[str, tuple[str, str]], layer: LayerWriter, bytecode: Iterable[Code]
+    work: _Installation, record: dict[str, tuple[str, str]], layer: LayerWriter, bytecode: Iterable[Code]
 ) -> None:
-    """Behind the wheel's own files: scripts, launchers, INSTALLER, .pyc files, RECORD as it was *told*."""
+    """Add scripts, launchers, INSTALLER, .pyc files and the new RECORD after the wheel's own files."""
     scheme, wheel = work.scheme, work.wheel
-    told |= dict.fromkeys(work.seen - told.keys(), ("", ""))  # RECORD itself, signatures: as pip does
+    record |= dict.fromkeys(work.seen - record.keys(), ("", ""))  # RECORD itself, signatures: as pip does
     points = work.metadata.get("entry_points.txt", b"")
     launchers = install.launchers(points, wheel, scheme)
     named = install.launcher_names(points, wheel)
     changed = {}
     for path in work.large_scripts:
         if path in launchers or install.is_old_launcher(path, named):
-            raise BadWheel(wheel.filename, f"a script and an entry point are both {path}")
+            raise BadWheel(wheel.filename, f"a script and an entry point have the same path: {path}")
     dropped = set()
     for entry, data in work.scripts:
         path = install.destination(entry.name, wheel, scheme)
-        if path in launchers or install.is_old_launcher(path, named):  # ours is the fresh one
+        if path in launchers or install.is_old_launcher(path, named):  # replaced by the generated one
             dropped.add(entry.name)
             continue
         rewritten = install.with_interpreter(data, scheme)
@@ -295,11 +294,11 @@ def _finish(
             hash=hash_,
             size=size,
         )
-        for name, (hash_, size) in told.items()
+        for name, (hash_, size) in record.items()
         if name in work.seen and name not in dropped
     ]
-    made = {**launchers, f"{scheme.site}/{work.info}/INSTALLER": install.INSTALLER}
-    for path, data in made.items():
+    added = {**launchers, f"{scheme.site}/{work.info}/INSTALLER": install.INSTALLER}
+    for path, data in added.items():
         layer.file(path, 0o755 if path in launchers else 0o644, data)
         rows.append(install.row(path, data, scheme))
     for code in bytecode:
@@ -311,7 +310,7 @@ def _finish(
 
 
 def _is_stale_bytecode(name: str, names: set[str]) -> bool:
-    """A .pyc whose source lies in the wheel: ours, of the image's own Python, takes its place."""
+    """Whether it is a .pyc whose source is in the wheel; the image's own Python compiles it again."""
     folder, _, file = name.rpartition("/")
     found = _CACHED.fullmatch(file)
     if found is None or folder.rpartition("/")[2] != "__pycache__":
@@ -319,5 +318,5 @@ def _is_stale_bytecode(name: str, names: set[str]) -> bool:
     return f"{folder.removesuffix('__pycache__')}{found['stem']}.py" in names
 
 
-# As Python names them: builder.bak.cpython-311.opt-1.pyc is that of builder.bak.py, and not of builder.py.
+# builder.bak.cpython-311.opt-1.pyc is compiled from builder.bak.py, not from builder.py.
 _CACHED = re.compile(r"(?P<stem>.+?)(\.[^.]+(\.opt-[^.]+)?)?\.pyc", re.DOTALL)

@@ -16,7 +16,7 @@ from torchkiln.store.file_locks import Holder
 from torchkiln.util.sizes import size as size  # the other commands take it from here
 
 if TYPE_CHECKING:
-    from torchkiln.build.image import Build
+    from torchkiln.build.image import BuildResult
 
 _LOG_WIDTH = 140  # columns where stderr is no terminal
 
@@ -73,7 +73,7 @@ def waiting(holder: Holder) -> None:
     say(f"waiting for {holder}")
 
 
-def summary(build: Build) -> None:
+def summary(build: BuildResult) -> None:
     """What came out, to stderr: tag, digest, layers with what is in each, time by stage."""
     from rich.console import Console
     from rich.table import Table
@@ -99,7 +99,7 @@ def summary(build: Build) -> None:
     console.print(f"{image.tag}: {image.manifest} in {image.layout}", markup=False)
 
 
-def numbers(build: Build) -> dict[str, Any]:
+def numbers(build: BuildResult) -> dict[str, Any]:
     """The contract of `build --json`."""
     image = build.image
     return {

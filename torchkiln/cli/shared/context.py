@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchkiln.build.prerequisites import Sources
+from torchkiln.build.prerequisites import BaseSources
 from torchkiln.cli.shared import console
 from torchkiln.errors import ConfigError
 from torchkiln.lock.folder import LockFolder
@@ -47,13 +47,15 @@ class Context:
         self.say(f"the lock {USES}: the image cannot be published")
         return {"untrusted": True}
 
-    def sources(self, *, none_of_ours: bool = False) -> Sources:
+    def sources(self, *, none_of_ours: bool = False) -> BaseSources:
         """Where base and tools may come from; *none_of_ours*: --base names another's image.
 
         :raises ConfigError: --base or --tools names no file.
         """
         base = None if none_of_ours else _file(self.base, "--base")
-        return Sources(base_file=base, tools_file=_file(self.tools, "--tools"), locked_only=self.locked_only)
+        return BaseSources(
+            base_file=base, tools_file=_file(self.tools, "--tools"), locked_only=self.locked_only
+        )
 
     def locked(self, cell: Cell) -> LockedCell:
         """The cell's lock, if it still fits matrix and facts."""

@@ -1,4 +1,4 @@
-"""The JSON documents of an OCI layout -> their faults, and what they claim of their layers. An oracle."""
+"""Checks the JSON documents of an OCI layout and collects what they say about layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from torchkiln.oci.spelling import misspelt
+from torchkiln.oci.spelling import wrong_case_keys
 from torchkiln.oci.validate.layer import LAYER_TYPES
 from torchkiln.util.strict_json import json_of, read_file
 
@@ -23,14 +23,14 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@/+-]{0,254}")
 _LIMIT = 4 << 20  # bytes of one document
 _DEPTH = 4  # indexes within indexes
-_VALUES = 200_000  # of one document
-_ENTRIES = 10_000  # of one list: nothing that is meant has more
-_FAULTS = 1_000  # that are gathered: nobody reads more
+_VALUES = 200_000  # JSON values of one document
+_ENTRIES = 10_000  # most entries of a list; no real image has more
+_MAX_FAULTS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
-    """One thing that is wrong: where in the layout, and what."""
+class LayoutFault:
+    """A fault: where in the layout, and what."""
 
     where: str
     what: str
@@ -41,7 +41,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class LayerClaim:
-    """What a manifest says of one of its layers; `where` names its place for people."""
+    """A layer as its manifest describes it; `where` is its place for messages."""
 
     where: str
     media_type: str
@@ -51,25 +51,25 @@ class LayerClaim:
 
 @dataclass(frozen=True, slots=True)
 class ImageClaim:
-    """An image's layers from the lowest up, and the diff_ids that its config gives them."""
+    """The layers of an image, lowest first, and the diff_ids in its config."""
 
     layers: tuple[LayerClaim, ...]
     diff_ids: tuple[Any, ...]
 
 
 class DocumentInspector:
-    """The walk through one layout's documents, and what it gathers."""
+    """Walks through the documents of a layout and collects faults, images and layers."""
 
     def __init__(self, layout: Path) -> None:
         self._layout = layout
-        self.faults: list[Fault] = []
+        self.faults: list[LayoutFault] = []
         self.images: list[ImageClaim] = []
-        self.layers: list[LayerClaim] = []  # whose blobs are there
-        self.index_was_read = False  # else nothing leads to any blob, which is no fault of theirs
+        self.layers: list[LayerClaim] = []  # those whose blobs exist
+        self.index_was_read = False  # otherwise every blob would count as unreferenced
         self._reached: set[str] = set()
 
     def walk(self, ref: str | None) -> None:
-        """oci-layout, index.json, and all that the wanted entries lead to."""
+        """Check oci-layout, index.json and everything that the entries named *ref* (None: all) refer to."""
         version = self._read(self._layout / "oci-layout", "oci-layout")
         if version is not None and version.get("imageLayoutVersion") != "1.0.0":
             self._add(
@@ -80,42 +80,42 @@ class DocumentInspector:
             return
         self.index_was_read = True
         seen: set[str] = set()
-        wanted = 0
+        found = False
         for where, entry in self._entries("index.json", index):
             name = self._name(where, entry)
             if name is not None:
                 if name in seen:
-                    self._add("index.json", f"the name {name!r} stands there twice")
+                    self._add("index.json", f"duplicate name: {name!r}")
                 seen.add(name)
             if ref in (None, name, entry.get("digest")):
-                wanted += 1
+                found = True
                 self._follow(name or where, entry, 0)
-        if ref is not None and not wanted:
-            self._add("index.json", f"no image is called {ref!r}")
+        if ref is not None and not found:
+            self._add("index.json", f"no such image: {ref!r}")
 
     def size(self, digest: str) -> int:
-        """Bytes of the blob; -1 where there is none, -2 where there is no plain file."""
+        """Bytes of the blob; -1 if it does not exist, -2 if it is not a regular file."""
         try:
-            found = self.blob(digest).lstat()
+            status = self.blob(digest).lstat()
         except OSError:
             return -1
-        return found.st_size if stat.S_ISREG(found.st_mode) else -2
+        return status.st_size if stat.S_ISREG(status.st_mode) else -2
 
-    def strays(self) -> Iterator[Fault]:
-        """Blobs that nothing leads to, and files that are no blobs."""
+    def unreferenced(self) -> Iterator[LayoutFault]:
+        """Blobs to which nothing refers, and files that are not blobs."""
         for path in sorted((self._layout / "blobs").glob("*/*")):
             if f"{path.parent.name}:{path.name}" not in self._reached:
                 known = path.parent.name == "sha256" and _HEX.fullmatch(path.name)
                 kind = "unreferenced blob" if known else "not a blob"
                 where = f"blobs/{path.parent.name}/{path.name}"
-                yield Fault(where=where, what=f"{kind}, {path.lstat().st_size} bytes")
+                yield LayoutFault(where=where, what=f"{kind}, {path.lstat().st_size} bytes")
 
     def _add(self, where: str, what: str) -> None:
-        if len(self.faults) < _FAULTS:
-            self.faults.append(Fault(where=where, what=what))
+        if len(self.faults) < _MAX_FAULTS:
+            self.faults.append(LayoutFault(where=where, what=what))
 
     def blob(self, digest: str) -> Path:
-        """Where the blob is, or would be."""
+        """The path of the blob, which may not exist."""
         return self._layout / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
     def _entries(self, where: str, index: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -132,20 +132,20 @@ class DocumentInspector:
                 self._add(name, "not a descriptor")
 
     def _name(self, where: str, entry: Mapping[str, Any]) -> str | None:
-        """The name that an entry of index.json bears, if it is one."""
+        """The image name in an entry of index.json, if it is valid."""
         annotations = entry.get("annotations", {})
         if not isinstance(annotations, dict) or not all(isinstance(v, str) for v in annotations.values()):
-            self._add(where, "annotations are not texts by name")
+            self._add(where, "annotations is not a mapping of strings")
             return None
         name = annotations.get(_REF)
         if name is not None and not _NAME.fullmatch(name):
-            self._add(where, f"{_short(name)} is no name for an image")
+            self._add(where, f"{_short(name)} is not a valid image name")
             return None
         return name
 
     def _bounded(self, where: str, entries: list[Any]) -> list[Any]:
         if len(entries) > _ENTRIES:
-            self._add(where, f"{len(entries)} entries; only the first {_ENTRIES} were looked at")
+            self._add(where, f"{len(entries)} entries; only the first {_ENTRIES} were checked")
         return entries[:_ENTRIES]
 
     def _schema(self, where: str, document: Mapping[str, Any], media_type: str) -> None:
@@ -155,12 +155,12 @@ class DocumentInspector:
             self._add(where, f"wrong media type: {_short(document['mediaType'])}, not {media_type}")
 
     def _follow(self, where: str, entry: Mapping[str, Any], depth: int) -> None:
-        """A descriptor in an index: a manifest, or one more index."""
+        """Check a descriptor in an index: of a manifest or of another index."""
         media_type = entry.get("mediaType")
         if media_type not in (_MANIFEST, _INDEX):
             self._add(where, f"wrong media type: {_short(media_type)} in an index")
         known = isinstance(entry.get("digest"), str) and entry["digest"] in self._reached
-        if known:  # not read again: ten thousand names may stand for one manifest
+        if known:  # not read again: ten thousand names may refer to one manifest
             if (again := self._descriptor(where, entry)) is not None:
                 self._present(again)
             return
@@ -170,7 +170,7 @@ class DocumentInspector:
         if media_type == _MANIFEST:
             self._manifest(where, document, entry.get("platform"))
         elif media_type == _INDEX and depth >= _DEPTH:
-            self._add(where, f"an index within {_DEPTH} others; what it leads to was not looked at")
+            self._add(where, f"indexes are nested more than {_DEPTH} deep; the rest was not checked")
         elif media_type == _INDEX:
             for name, inner in self._entries(where, document):
                 self._follow(name, inner, depth + 1)
@@ -180,8 +180,8 @@ class DocumentInspector:
         config = manifest.get("config")
         is_image = isinstance(config, dict) and config.get("mediaType") == _CONFIG
         if not is_image and "artifactType" not in manifest:
-            found = config.get("mediaType") if isinstance(config, dict) else config
-            self._add(f"{where} config", f"wrong media type: {_short(found)}, not {_CONFIG}")
+            media_type = config.get("mediaType") if isinstance(config, dict) else config
+            self._add(f"{where} config", f"wrong media type: {_short(media_type)}, not {_CONFIG}")
         parsed = self._document(f"{where} config", config) if isinstance(config, dict) else None
         entries = manifest.get("layers")
         if not isinstance(entries, list):
@@ -195,9 +195,7 @@ class DocumentInspector:
                 continue
             layers.append(layer)
             if is_image and layer.media_type not in LAYER_TYPES:
-                self._add(
-                    name, f"wrong media type: {_short(layer.media_type)} is no layer that can be checked"
-                )
+                self._add(name, f"wrong media type: {_short(layer.media_type)} is not a known layer type")
             if self._present(layer):
                 self.layers.append(layer)
         if is_image and parsed is not None and len(layers) == len(entries):
@@ -208,12 +206,12 @@ class DocumentInspector:
         for key in ("architecture", "os"):
             if not isinstance(config.get(key), str) or not config[key]:
                 self._add(where, f"{key} is missing")
-            elif platform is not None:  # the index may tell it, too; the engine that picks by it believes it
-                said = platform.get(key) if isinstance(platform, dict) else platform
-                if said != config[key]:
-                    self._add(where, f"{key} is {_short(config[key])}, and {_short(said)} in the index")
+            elif platform is not None:  # engines pick images by the platform in the index
+                indexed = platform.get(key) if isinstance(platform, dict) else platform
+                if indexed != config[key]:
+                    self._add(where, f"{key} is {_short(config[key])}, but {_short(indexed)} in the index")
         if "created" in config and not _is_time(config["created"]):
-            self._add(where, f"created is {_short(config['created'])}, no RFC 3339 time")
+            self._add(where, f"created is {_short(config['created'])}, not an RFC 3339 time")
         rootfs = config.get("rootfs")
         rootfs = rootfs if isinstance(rootfs, dict) else {}
         diff_ids = rootfs.get("diff_ids")
@@ -224,9 +222,9 @@ class DocumentInspector:
             self._add(where, f"{len(diff_ids)} diff_ids for {layers} layers")
         history = config.get("history")
         if history is not None:
-            listed = history if isinstance(history, list) else []
+            entries = history if isinstance(history, list) else []
             filled = [
-                entry for entry in listed if isinstance(entry, dict) and entry.get("empty_layer") is not True
+                entry for entry in entries if isinstance(entry, dict) and entry.get("empty_layer") is not True
             ]
             if len(filled) != layers:
                 self._add(where, f"history mismatch: {len(filled)} entries with a layer for {layers} layers")
@@ -239,7 +237,7 @@ class DocumentInspector:
         media_type, digest, size = entry.get("mediaType"), entry.get("digest"), entry.get("size")
         algorithm, _, text = digest.partition(":") if isinstance(digest, str) else ("", "", "")
         if algorithm != "sha256" or not _HEX.fullmatch(text):
-            self._add(where, f"{_short(digest)} is no sha256 digest")
+            self._add(where, f"{_short(digest)} is not a sha256 digest")
             return None
         self._reached.add(f"sha256:{text}")
         if not isinstance(media_type, str) or type(size) is not int:
@@ -248,10 +246,10 @@ class DocumentInspector:
         return LayerClaim(where, media_type, f"sha256:{text}", size)
 
     def _present(self, entry: LayerClaim) -> bool:
-        """Whether the blob is there; that its size is another is noted."""
+        """Whether the blob exists; a wrong size is recorded."""
         size = self.size(entry.digest)
         if size == -2:
-            self._add(entry.where, f"the blob {entry.digest} is a link, a folder or a pipe, not a file")
+            self._add(entry.where, f"the blob {entry.digest} is not a regular file")
         elif size < 0:
             self._add(entry.where, f"missing blob: {entry.digest}")
         elif size != entry.size:
@@ -270,8 +268,8 @@ class DocumentInspector:
         except OSError as error:
             self._add(where, f"{path.name}: {error.strerror}")
             return None
-        if digest is not None and (truth := "sha256:" + hashlib.sha256(data).hexdigest()) != digest:
-            self._add(where, f"wrong digest: the blob {digest} is {truth} in truth")
+        if digest is not None and (actual := "sha256:" + hashlib.sha256(data).hexdigest()) != digest:
+            self._add(where, f"wrong digest: the content of blob {digest} has {actual}")
         try:
             found = json_of(data, values=_VALUES)
         except ValueError as error:
@@ -280,13 +278,13 @@ class DocumentInspector:
         if not isinstance(found, dict):
             self._add(where, f"{path.name} is not a JSON object")
             return None
-        for what in misspelt(found):
+        for what in wrong_case_keys(found):
             self._add(where, f"{path.name}: {what}")
         return found
 
 
 def _short(value: object) -> str:
-    """*value* for a sentence: as Python writes it, and no longer than a line."""
+    """*value* for a message: its repr, at most 200 characters."""
     if isinstance(value, (list, dict)):
         return "a list" if isinstance(value, list) else "a mapping"
     text = repr(value[:100] if isinstance(value, str) else value)
@@ -297,7 +295,7 @@ def _is_time(value: object) -> bool:
     if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\dT.*(Z|[+-]\d\d:\d\d)", value):
         return False
     try:
-        # Python 3.10 knows neither Z nor more than six digits of a second.
+        # Python 3.10 accepts neither Z nor more than six digits of a second.
         datetime.fromisoformat(re.sub(r"\.\d+|Z$", "", value))
     except ValueError:
         return False

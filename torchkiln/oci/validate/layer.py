@@ -1,8 +1,8 @@
-"""A layer blob -> LayerFacts: every digest computed anew, every tar header looked at. An oracle.
+"""Checks a layer blob: computes every digest again and reads every tar header.
 
-It shares no code with the modules that write layers, not even the table of compressions, so that it can judge
-them; the tar's reader is the one that unpacks (`tar_reader`). Bounded memory: pieces of the blob, the names
-of the layer, a score of faults.
+It shares no code with the modules that write layers, not even the table of compressions, so that it finds
+their faults; the tar is read by the reader that unpacks (`tar_reader`). Memory is limited: pieces of the
+blob, the paths of the layer, twenty faults.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ LAYER_TYPES = (GZIP_TYPE, TAR_TYPE, ZSTD_TYPE)
 _ISAL_ERROR = cast(type[Exception], isal_zlib.error)  # its stub calls the class an instance
 _MAGIC = b"\x1f\x8b"
 _FRAME = b"\x28\xb5\x2f\xfd"
-_SKIPPED = b"\x2a\x4d\x18"  # behind a byte from 0x50 to 0x5f: a frame of zstd's that holds nothing
-_WINDOW_LOG = 27  # 128 MiB: the most that zstd's own program takes unasked
-_READ = 1 << 20  # bytes asked of the file at once
-_FIRST = 1 << 14  # fed to a new member: most are small, and what is behind one is copied back
+_SKIPPED = b"\x2a\x4d\x18"  # after a byte from 0x50 to 0x5f: a skippable zstd frame
+_WINDOW_LOG = 27  # 128 MiB: the default limit of the zstd program
+_READ = 1 << 20  # bytes of one read
+_FIRST = 1 << 14  # bytes passed to a new member: most are small, and the rest is copied back
 _NEXT = 1 << 18
 _OUT = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerFacts:
-    """What a layer is, whatever its descriptor says. `wants` are folders that lower layers must have."""
+    """The properties of a layer, independent of its descriptor."""
 
     digest: str
-    diff_id: str | None  # None: no layer that is known here
+    diff_id: str | None  # None: not a known layer type
     size: int
     unpacked: int
     faults: tuple[str, ...]
     folders: frozenset[str]
     others: frozenset[str]
-    wants: tuple[str, ...]
+    missing_parents: tuple[str, ...]  # folders that a lower layer must contain
 
 
 def inspect_layer(path: Path, media_type: str) -> LayerFacts:
-    """Read the blob at *path* once, to its end, faulty or not. One that is no tar, by type, is only hashed.
+    """Read the whole blob at *path*, even if it is faulty. Types other than layers are only hashed.
 
     :raises OSError: it cannot be read.
     """
@@ -63,13 +63,13 @@ def inspect_layer(path: Path, media_type: str) -> LayerFacts:
     unpacked, size = hashlib.sha256(), 0
     tar = TarInspector()
     with path.open("rb") as file:
-        source = _Source(file)
+        source = _BlobReader(file)
         if media_type in LAYER_TYPES:
             found = _type_of(bytes(source.peek(4)))
             if found not in (TAR_TYPE, media_type):
                 name = found.rpartition("+")[2]
                 faults.append(f"wrong media type: {media_type!r}, but the blob is {name}")
-            # What has no magic number is read as what it is called, which says what is there instead.
+            # A blob without magic number is read by its media type; the decoder then reports the fault.
             read = _READERS[media_type if found == TAR_TYPE else found]
 
             def pieces(most: int) -> Iterator[bytes]:
@@ -78,13 +78,13 @@ def inspect_layer(path: Path, media_type: str) -> LayerFacts:
                     unpacked.update(piece)
                     size += len(piece)
                     if size > most:
-                        raise _Broken(f"it unpacks to more than {most} bytes, {RATIO} times its size")
+                        raise _Broken(f"the blob unpacks to more than {most} bytes, {RATIO} times its size")
                     yield piece
 
             content = pieces(most_unpacked(path.stat().st_size))
             try:
                 tar.inspect(content)
-                for _ in content:  # what is behind the first damage
+                for _ in content:  # the rest, after a fault
                     pass
             except _Broken as error:
                 faults.append(str(error))
@@ -95,18 +95,18 @@ def inspect_layer(path: Path, media_type: str) -> LayerFacts:
         size=source.size,
         unpacked=size,
         faults=(*faults, *tar.faults()),
-        folders=frozenset(tar.names.folders),
-        others=frozenset(tar.names.others),
-        wants=tuple(tar.names.wants()),
+        folders=frozenset(tar.paths.folders),
+        others=frozenset(tar.paths.others),
+        missing_parents=tuple(tar.paths.missing_parents()),
     )
 
 
 class _Broken(Exception):
-    """The compressed stream cannot be read on; the text says why."""
+    """The compressed stream cannot be read further; the text says why."""
 
 
-class _Source:
-    """The blob, hashed as it is read."""
+class _BlobReader:
+    """Reads and hashes a blob."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -128,52 +128,57 @@ class _Source:
         return self._held[:most]
 
     def take(self, count: int) -> None:
-        """Go on by *count* bytes of what was seen."""
+        """Consume *count* of the bytes that `peek` returned."""
         self._held = self._held[count:]
 
     def drain(self) -> None:
-        """Hash what nobody took."""
+        """Hash the rest."""
         while self._held or self.peek(1):
             self._held = memoryview(b"")
 
 
 def _type_of(head: bytes) -> str:
-    """The media type that a blob with this *head* should have."""
+    """The media type of a blob that begins with *head*."""
     if head[:2] == _MAGIC:
         return GZIP_TYPE
     return ZSTD_TYPE if _is_frame(head) else TAR_TYPE
+
+
+def _not_a(unit: str, start: int) -> str:
+    return (
+        f"trailing data at byte {start}: not a {unit}" if start else f"the blob does not begin with a {unit}"
+    )
 
 
 def _is_frame(head: bytes) -> bool:
     return head == _FRAME or (head[1:] == _SKIPPED and head[0] >> 4 == 5)
 
 
-def _plain(source: _Source) -> Iterator[bytes]:
+def _plain(source: _BlobReader) -> Iterator[bytes]:
     while piece := source.peek(_OUT):
         source.take(len(piece))
         yield bytes(piece)
 
 
-def _inflated(source: _Source) -> Iterator[bytes]:
-    """The content of all gzip members, one behind the other."""
+def _inflated(source: _BlobReader) -> Iterator[bytes]:
+    """The content of all gzip members."""
     while piece := source.peek(_FIRST):
         start = source.position
         if bytes(piece[:2]) != _MAGIC:
-            where = "behind the last gzip member" if start else "at the start"
-            raise _Broken(f"trailing bytes: what is {where} (byte {start}) is no gzip member")
+            raise _Broken(_not_a("gzip member", start))
         try:
             yield from _member(source, piece)
         except _ISAL_ERROR as error:
             raise _Broken(f"the gzip member at byte {start} is damaged: {error}") from error
 
 
-def _member(source: _Source, piece: memoryview) -> Iterator[bytes]:
+def _member(source: _BlobReader, piece: memoryview) -> Iterator[bytes]:
     start = source.position
     inflater = isal_zlib.decompressobj(wbits=31)  # 31: gzip, with its CRC and size checked
     while True:
         out = inflater.decompress(piece, _OUT)
         yield out
-        # A piece may hold more than one output buffer, and the last of it may wait inside.
+        # A piece may fill more than one output buffer, and the decompressor may hold back output.
         while not inflater.eof and (inflater.unconsumed_tail or len(out) == _OUT):
             out = inflater.decompress(inflater.unconsumed_tail, _OUT)
             yield out
@@ -183,23 +188,22 @@ def _member(source: _Source, piece: memoryview) -> Iterator[bytes]:
         source.take(len(piece))
         piece = source.peek(_NEXT)
         if not piece:
-            raise _Broken(f"the gzip member at byte {start} is cut off")
+            raise _Broken(f"the gzip member at byte {start} is truncated")
 
 
-def _decompressed(source: _Source) -> Iterator[bytes]:
-    """The content of all zstd frames, one behind the other."""
+def _decompressed(source: _BlobReader) -> Iterator[bytes]:
+    """The content of all zstd frames."""
     while head := source.peek(4):
         start = source.position
         if not _is_frame(bytes(head)):
-            where = "behind the last zstd frame" if start else "at the start"
-            raise _Broken(f"trailing bytes: what is {where} (byte {start}) is no zstd frame")
+            raise _Broken(_not_a("zstd frame", start))
         try:
             yield from _frame(source)
         except zstd.ZstdError as error:
             raise _Broken(f"the zstd frame at byte {start} is damaged: {error}") from error
 
 
-def _frame(source: _Source) -> Iterator[bytes]:
+def _frame(source: _BlobReader) -> Iterator[bytes]:
     start = source.position
     decompressor = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
     while piece := source.peek(_NEXT):
@@ -209,7 +213,7 @@ def _frame(source: _Source) -> Iterator[bytes]:
         source.take(len(piece) - len(decompressor.unused_data))
         if decompressor.eof:
             return
-    raise _Broken(f"the zstd frame at byte {start} is cut off")
+    raise _Broken(f"the zstd frame at byte {start} is truncated")
 
 
 _READERS = {GZIP_TYPE: _inflated, TAR_TYPE: _plain, ZSTD_TYPE: _decompressed}

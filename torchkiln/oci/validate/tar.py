@@ -1,6 +1,6 @@
-"""A layer's tar in pieces -> its faults, and the names in it: what `verify` says of it.
+"""Collects the faults of a layer's tar for `verify`.
 
-Read by the reader that unpacks, so that what is called sound here is what is used there.
+The tar is read by the reader that unpacks, so the checked content is the used content.
 """
 
 from __future__ import annotations
@@ -8,33 +8,33 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torchkiln.oci.tar_header import DamagedTar
-from torchkiln.oci.tar_names import Names
-from torchkiln.oci.tar_reader import Entry, TarReader
+from torchkiln.oci.tar_names import LayerPaths
+from torchkiln.oci.tar_reader import TarEntry, TarReader
 
 _FAULT_LIMIT = 20
-_OWNER_LIMIT = 1 << 16  # a rootless engine has 65,536 ids to map to
+_OWNER_LIMIT = 1 << 16  # rootless engines map 65,536 ids
 
 
 class TarInspector:
-    """`inspect` a tar, once. `names` is what was seen."""
+    """Call `inspect` once; `paths` then has the paths of the tar."""
 
     def __init__(self) -> None:
-        self.names = Names()
+        self.paths = LayerPaths()
         self._faults: list[str] = []
         self._more_faults = 0
 
     def faults(self) -> tuple[str, ...]:
-        """What was wrong, the first twenty in words."""
+        """The first twenty faults, and the number of the others."""
         more = (f"and {self._more_faults} more faults",) if self._more_faults else ()
         return (*self._faults, *more)
 
     def inspect(self, pieces: Iterable[bytes]) -> None:
-        """Read *pieces* as far as they make sense; what else *pieces* raises passes through."""
+        """Read *pieces* up to the first unreadable header; exceptions of *pieces* are not caught."""
         try:
             for entry in TarReader(pieces, report=self._fault):
-                for text in self.names.add(entry):
+                for text in self.paths.add(entry):
                     self._fault(text)
-                self._rights(entry)
+                self._check_rights(entry)
         except DamagedTar as error:
             self._fault(str(error))
 
@@ -44,11 +44,11 @@ class TarInspector:
         else:
             self._more_faults += 1
 
-    def _rights(self, entry: Entry) -> None:
+    def _check_rights(self, entry: TarEntry) -> None:
         path = entry.path
         if entry.mode & ~0o7777:
             self._fault(f"{path}: mode {entry.mode:o} has more than permission bits")
         if entry.kind == "file" and entry.mode & 0o002:
-            self._fault(f"{path}: mode {entry.mode:o} lets everybody write")
+            self._fault(f"{path}: mode {entry.mode:o} is world-writable")
         if max(entry.uid, entry.gid) >= _OWNER_LIMIT:
-            self._fault(f"{path}: owner {entry.uid}:{entry.gid} is beyond what rootless engines map")
+            self._fault(f"{path}: owner {entry.uid}:{entry.gid} is above the ids that rootless engines map")

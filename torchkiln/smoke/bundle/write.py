@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchkiln.errors import BuildFailed, ConfigError, VerificationFailed
-from torchkiln.oci.archive import Sink, put
+from torchkiln.oci.archive import Sink, write_member
 from torchkiln.smoke.bundle.contents import BLOBS, Carried
 from torchkiln.util.files import replacing
 
@@ -73,7 +73,7 @@ def _stream(files: Sequence[Carried], out: Sink) -> None:
         info = tarfile.TarInfo(one.path)
         info.size, info.mode = one.size, one.mode
         with _reading(one) as source:
-            put(out, info, source)
+            write_member(out, info, source)
     out.write(bytes(2 * tarfile.BLOCKSIZE))
 
 
