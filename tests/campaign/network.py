@@ -27,12 +27,12 @@ def faults() -> Iterator[Disturbance]:
     yield _fault(
         "wrong bytes in the middle of a wheel", 6, r"error: torch\S+: .*\S", only=_BIG, flip=9_000_000
     )
-    yield _fault("file too long", 6, r"has \d+ bytes, locked are \d+", extra=b"more")
-    yield _fault("Content-Length too large", 6, r"has \d+ bytes, locked are \d+", only=_SMALL, lie=7)
-    yield _fault("Content-Length too small", 6, r"has \d+ bytes, locked are \d+", only=_SMALL, lie=-7)
+    yield _fault("file too long", 6, r"\d+ bytes on the server", extra=b"more")
+    yield _fault("Content-Length too large", 6, r"\d+ bytes on the server", only=_SMALL, lie=7)
+    yield _fault("Content-Length too small", 6, r"\d+ bytes on the server", only=_SMALL, lie=-7)
     yield _fault("bodies break off", 0, "", short=[100_000, 5_000, 1, 0, 900_000])
     yield _fault("connections reset", 0, "", only=_BIG, resets=[1_500_000, 3_000_000, 1])
-    yield _fault("connection reset always", 6, "the connection broke off" + ".*" + again, resets=[0] * 500)
+    yield _fault("connection reset always", 6, "connection closed" + ".*" + again, resets=[0] * 500)
     yield _fault("some 5xx", 0, "", errors=[500, 502, 503, 504], page_errors=[503, 500])
     yield _fault("5xx always", 6, "HTTP 503" + again, errors=[503] * 500)
     yield _fault("5xx for every page", 6, "HTTP 500" + again, page_errors=[500] * 500)
@@ -52,7 +52,10 @@ def faults() -> Iterator[Disturbance]:
     yield _fault("wrong Content-Range", 6, "asked from byte" + ".*" + again, only=_BIG, shift=1)
     yield _fault("slow index", 0, "", pace=3e6, silent=3.0, only=_BIG)
     yield _network(
-        "network lost in the middle", 6, "connection (refused|reset|broke off)" + ".*" + again, _vanishes
+        "network lost in the middle",
+        6,
+        "connection (refused|reset|closed)" + ".*" + again,
+        _vanishes,
     )
     yield _network("Ctrl-C while the index is silent", 130, "error: interrupted", _silent)
 

@@ -154,7 +154,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
     ),
     "redirect to a file": (
         lambda _: whole(b"", "text/html", "Location: file:///etc/passwd", status="302 Found"),
-        "redirected to an address that is not followed: file:",
+        "unsafe redirect: file:",
     ),
     "no HTTP": (lambda _: iter([b"SSH-2.0-OpenSSH_9.2\r\n"]), "not a valid HTTP response"),
     "nothing": (lambda _: iter([b""]), "closed the connection without a response"),
@@ -195,11 +195,11 @@ KINDS: dict[str, tuple[Answer, str]] = {
     "3,000 dependencies": (fanned, "more than 1000 projects"),
     "endless chain": (chain, "more than 1000 projects"),
     "zip directory of 19 MB": (of_wheel(lambda: directory_bomb(400_000)), "directory and METADATA take"),
-    "zip directory of 5 MB": (of_wheel(lambda: directory_bomb(110_000)), "it has no METADATA"),
-    "no wheel": (paged(page((NAME, b"no zip")), then=files((NAME, b"no zip"))), "not a wheel"),
+    "zip directory of 5 MB": (of_wheel(lambda: directory_bomb(110_000)), "no METADATA"),
+    "no wheel": (paged(page((NAME, b"no zip")), then=files((NAME, b"no zip"))), "invalid wheel"),
     "no ranges and no end": (
         paged(page(DEMO), then=lambda asked: for_ever(head("application/octet-stream"), b"x")),
-        "the server tells no size",
+        "the server does not send the file size",
     ),
     "file as data": (
         paged(page(DEMO).replace(b"/files/", b"data:application/zip,")),
@@ -222,7 +222,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
     ),
     "path for a name": (
         paged(page((f"../../{NAME}", DATA))),
-        "is not the name of a file",
+        "invalid file name",
     ),
     "version that is none": (paged(page(("demo-one-py3-none-any.whl", DATA))), "not the name of a wheel"),
     "a wrong size": (

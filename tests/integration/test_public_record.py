@@ -143,7 +143,7 @@ def test_a_build_wants_the_index_and_those_very_bytes(recorded: House) -> None:
 
     recorded.server.asked.clear()
     ran = recorded.kiln("build", *CELL)
-    sentence = "linux_x86_64.whl: the index serves another file than the lock names: sha256"
+    sentence = "linux_x86_64.whl: checksum mismatch: sha256"
     assert (ran.returncode, sentence in ran.stderr) == (6, True), ran.stderr
     assert not [path for _, path, _ in recorded.server.asked if path.startswith("/files/")]
     assert not (recorded.root / "dist" / "index.json").exists()

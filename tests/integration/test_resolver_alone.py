@@ -239,7 +239,7 @@ def test_what_a_killed_lock_left_is_swept(server: IndexServer, tmp_path: Path) -
         "import os, signal; from pathlib import Path; from torchkiln.index import uv;"
         "from torchkiln.store.store import Store; from tests.integration import test_resolver_alone as t;"
         f"store = Store(Path({str(tmp_path / 'cache')!r}))\n"
-        "with uv._own_folder(store): os.kill(os.getpid(), signal.SIGKILL)"
+        "with uv._private_folder(store): os.kill(os.getpid(), signal.SIGKILL)"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     left = list((tmp_path / "cache" / "tmp").glob("*-resolver"))
@@ -260,7 +260,7 @@ def test_a_resolver_that_takes_too_much_is_stopped(
         locked(server, tmp_path / "cache")
     assert list((tmp_path / "cache" / "tmp").glob("*-resolver")) == []
     monkeypatch.setattr(uv, "MEMORY", 1 << 40)
-    monkeypatch.setattr(uv, "_LOOK", 0.0)
+    monkeypatch.setattr(uv, "_POLL", 0.0)
     monkeypatch.setattr(uv, "SECONDS", -time.monotonic())
     with pytest.raises(BuildFailed, match="it took more than"):
         locked(server, tmp_path / "cache")

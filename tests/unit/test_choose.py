@@ -69,7 +69,7 @@ def test_only_files_that_the_resolver_saw_count() -> None:
 
 @pytest.mark.parametrize("name", ["x-1.tar.gz", "x-1-cp312-cp312-linux_x86_64.whl", "nonsense.whl"])
 def test_no_fitting_wheel_is_an_error_that_names_the_release(name: str) -> None:
-    with pytest.raises(Unresolvable, match="x 1: no wheel"):
+    with pytest.raises(Unresolvable, match="x 1: no compatible wheel"):
         chosen(name)
 
 

@@ -116,7 +116,7 @@ def test_one_that_is_not_to_be_had_is_named_with_what_to_do(
     assert ARCHIVE.path in caught.value.message
     assert ARCHIVE.sha256 in caught.value.message
     assert VARIABLE in caught.value.hint
-    assert "or to a folder" in caught.value.hint
+    assert "or to a local folder" in caught.value.hint
     assert not (tmp_path / "part").exists()
 
 
@@ -148,7 +148,7 @@ def test_a_folder_is_not_written(tmp_path: Path) -> None:
     deep.parent.mkdir(parents=True)
     deep.write_bytes(DATA[:-1])
 
-    with pytest.raises(BadArchive, match=f"{len(DATA) - 1} bytes, locked are {len(DATA)}"):
+    with pytest.raises(BadArchive, match=f"{len(DATA) - 1} bytes, the lock has {len(DATA)}"):
         fetch(str(tmp_path), tmp_path / "part")
     assert deep.exists()
     assert not (tmp_path / "part").exists()

@@ -294,7 +294,7 @@ def test_another_file_under_that_name_is_refused_and_not_kept(house: House, comp
         if key[0] in ("flash", "conda"):
             house.server.files[key] = data[:-1] + bytes([data[-1] ^ 1])
     code, _, told = house.run("--with", component)
-    assert (code, "another file" in told or "not a wheel" in told) == (4, True)
+    assert (code, "checksum mismatch" in told or "invalid wheel" in told) == (4, True)
     assert not [path for path in (house.root / "cache" / "wheels").rglob("*") if path.is_file()]
     assert not (house.images / f"{TAG}-{component}").exists()
 
@@ -302,4 +302,4 @@ def test_another_file_under_that_name_is_refused_and_not_kept(house: House, comp
 def test_a_place_that_is_neither_folder_nor_address_is_a_fault_of_the_settings(house: House) -> None:
     house.environ["TORCHKILN_INDEX_MICROMAMBA"] = "/nowhere/at/all"
     code, _, told = house.run("--with", "conda")
-    assert (code, "TORCHKILN_INDEX_MICROMAMBA: no folder that is there" in told) == (2, True)
+    assert (code, "TORCHKILN_INDEX_MICROMAMBA: no such folder" in told) == (2, True)

@@ -158,10 +158,10 @@ def test_a_name_that_no_file_of_the_project_has(name: str) -> None:
 )
 def test_an_address_that_is_not_followed(url: str) -> None:
     """Whether it is wanted by its hash or by the resolver."""
-    with pytest.raises(BuildFailed, match=r"is not followed|not a project page"):
+    with pytest.raises(BuildFailed, match=r"unsafe link|not a project page"):
         found_on(js(entry(url=url)), "numpy", {SHA})
     told = listing(js(entry(url=url)))
-    with pytest.raises(BuildFailed, match="is not followed"):
+    with pytest.raises(BuildFailed, match="unsafe link"):
         located(told.files[0], told.base)
 
 

@@ -94,8 +94,8 @@ def test_every_bad_address_is_named() -> None:
         settings("global.index-url='file:///srv/simple'", TORCHKILN_INDEX_PYTORCH="nonsense")
 
     assert caught.value.message.splitlines() == [
-        "index-url: not an http(s) address",
-        "TORCHKILN_INDEX_PYTORCH: not an http(s) address",
+        "index-url: not an http(s) URL",
+        "TORCHKILN_INDEX_PYTORCH: not an http(s) URL",
     ]
 
 

@@ -1,5 +1,5 @@
-"""Asks package indexes: it resolves requirements with uv, finds files and downloads them.
+"""Package indexes: resolve requirements with uv, find files and download them.
 
-uv gets no address but that of a relay on this machine, which checks each page. Every download is checked
-against the hash in the lock.
+uv connects to nothing but a relay on this machine, which checks each page. Every download is checked against
+the hash in the lock.
 """

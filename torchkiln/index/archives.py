@@ -1,7 +1,6 @@
-"""LockedArchive -> its file, verified: from a folder of the user's, or from a server in NVIDIA's layout.
+"""Gets NVIDIA's CUDA archives from the folder or server in TORCHKILN_CUDA_ARCHIVES, and verifies them.
 
-Which, TORCHKILN_CUDA_ARCHIVES says; no address stands in torchkiln. The hashes are the lock's, so a mirror
-need not be trusted.
+The hashes are in the lock, so a mirror need not be trusted.
 """
 
 from __future__ import annotations
@@ -21,38 +20,38 @@ if TYPE_CHECKING:
 
 VARIABLE = "TORCHKILN_CUDA_ARCHIVES"
 _HOW = (
-    f"set {VARIABLE} to the address of NVIDIA's redist layout, or of a mirror of it (what stands before"
-    " cuda_nvcc/), or to a folder with the files"
+    f"set {VARIABLE} to the URL of NVIDIA's redist folder or of a mirror (the part before cuda_nvcc/),"
+    " or to a local folder with the files"
 )
 
 
 class CudaArchives:
-    """The archives where *environ* says that they are; safe to use from several threads."""
+    """The archives at the URL or in the folder that *environ* names; thread-safe."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._place = environ.get(VARIABLE, "")
+        self._location = environ.get(VARIABLE, "")
         self._mirror: Mirror | None = None
         self._opening = threading.Lock()
 
     def require(self, archives: Collection[LockedArchive]) -> None:
-        """See that there is a place to ask.
+        """Check that the source of *archives* is configured.
 
-        :raises BuildFailed: nobody said where *archives* are; tells the first, and how many.
-        :raises ConfigError: what was said is neither an address nor a folder.
+        :raises BuildFailed: the variable is not set.
+        :raises ConfigError: it is neither a URL nor a folder.
         """
-        if archives and not self._place:
-            first, *more = sorted(archives, key=lambda one: one.component)
+        if archives and not self._location:
+            first, *more = sorted(archives, key=lambda archive: archive.component)
             others = f" and {len(more)} more archives" if more else ""
             raise BuildFailed(
-                f"{first.path} (sha256 {first.sha256}){others} of NVIDIA's CUDA toolkit are wanted,"
-                f" {sum(one.size for one in archives) / 1e9:.2f} GB, and {VARIABLE} is not set",
+                f"{VARIABLE} is not set; the build needs {first.path} (sha256 {first.sha256}){others}"
+                f" of NVIDIA's CUDA toolkit, {sum(archive.size for archive in archives) / 1e9:.2f} GB",
                 hint=_HOW,
             )
-        if archives and "://" in self._place:
-            self._opened()
-        elif archives and not Path(self._place).is_dir():
-            raise ConfigError(f"{VARIABLE}: {self._place}: no such folder, and no address", hint=_HOW)
+        if archives and "://" in self._location:
+            self._open_mirror()
+        elif archives and not Path(self._location).is_dir():
+            raise ConfigError(f"{VARIABLE}: {self._location}: neither a folder nor a URL", hint=_HOW)
 
     def archive(
         self,
@@ -62,18 +61,18 @@ class CudaArchives:
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> Path | None:
-        """The file: fetched to *part*, going on from what is there, or the user's own; None: cancelled.
+        """The file in the user's folder, or downloaded to *part*, which is resumed; None: cancelled.
 
-        :raises BadArchive: it is not the locked one; of what was fetched nothing is kept.
-        :raises BuildFailed: it is not to be had; names it, and how to.
-        :raises ConfigError: the variable holds neither an address nor a folder.
+        :raises BadArchive: size or SHA-256 differ from the lock; a download is deleted.
+        :raises BuildFailed: the file is not found, or the download failed.
+        :raises ConfigError: the variable is neither a URL nor a folder.
         """
         self.require((archive,))
         try:
-            if "://" in self._place:
-                fetch = self._opened().fetch
-                there = fetch_verified(fetch, archive, part, on_progress=on_progress, cancelled=cancelled)
-                return part if there else None
+            if "://" in self._location:
+                fetch = self._open_mirror().fetch
+                complete = fetch_verified(fetch, archive, part, on_progress=on_progress, cancelled=cancelled)
+                return part if complete else None
             found = self._in_folder(archive)
             verify(archive, found)
             on_progress(archive.size)
@@ -87,18 +86,18 @@ class CudaArchives:
             ) from error
 
     def _in_folder(self, archive: LockedArchive) -> Path:
-        """In NVIDIA's layout below the folder, or lying flat in it."""
-        folder = Path(self._place)
+        """The file in NVIDIA's layout below the folder, or directly in it."""
+        folder = Path(self._location)
         for path in (folder / archive.path, folder / archive.filename):
             if path.is_file():
                 return path
-        raise BuildFailed(f"not in {folder}", hint="")
+        raise BuildFailed(f"not found in {folder}", hint="")
 
-    def _opened(self) -> Mirror:
-        from torchkiln.index.mirror import Mirror  # only here: most builds ask no server
+    def _open_mirror(self) -> Mirror:
+        from torchkiln.index.mirror import Mirror  # slow to import, and most builds need no server
 
         with self._opening:
             if self._mirror is None:
-                settings, address = with_address(index_settings(self._environ), self._place, VARIABLE)
+                settings, address = with_address(index_settings(self._environ), self._location, VARIABLE)
                 self._mirror = Mirror(settings, address)
             return self._mirror

@@ -1,4 +1,4 @@
-"""The files of one release → the one wheel for an image. Pure."""
+"""Chooses the wheel for an image among the files of a release. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchkiln.model.platform import LINUX_AMD64
 
 
 def tags_of(python: str, glibc: tuple[int, int]) -> tuple[Tag, ...]:
-    """The wheel tags that CPython *python* with *glibc* takes, best first, as pip orders them."""
+    """The wheel tags that CPython *python* with *glibc* accepts, best first, in pip's order."""
     major, minor = (int(part) for part in python.split(".")[:2])
     kinds: list[str] = []
     for level in range(glibc[1], 4, -1):
@@ -29,28 +29,29 @@ def tags_of(python: str, glibc: tuple[int, int]) -> tuple[Tag, ...]:
 
 
 def choose(release: str, files: Iterable[FileAt], hashes: Collection[str], tags: Iterable[Tag]) -> FileAt:
-    """The wheel among *files* with the best of *tags*; only files whose SHA-256 is in *hashes* count,
-    and a yanked one only where there is no other.
+    """The wheel among *files* with the best of *tags*, of those whose SHA-256 is in *hashes*.
+
+    A yanked wheel is chosen only if there is no other.
 
     :param release: "numpy 1.26.4", for messages.
-    :raises Unresolvable: none of them fits.
+    :raises Unresolvable: no wheel is compatible.
     """
-    rank = {tag: place for place, tag in enumerate(tags)}
+    rank = {tag: number for number, tag in enumerate(tags)}
     fitting: list[tuple[bool, int, int, str, FileAt]] = []
     wheels = [file for file in files if file.sha256 in hashes and file.filename.endswith(".whl")]
     for file in wheels:
         try:
-            _, _, build, its_tags = parse_wheel_filename(file.filename)
+            _, _, build, wheel_tags = parse_wheel_filename(file.filename)
         except InvalidWheelFilename:
             continue
-        places = [rank[tag] for tag in its_tags if tag in rank]
-        if places:
-            # A higher build number goes first among equals, as in pip.
+        ranks = [rank[tag] for tag in wheel_tags if tag in rank]
+        if ranks:
+            # Of equal tags the higher build number is better, as in pip.
             number = build[0] if build else 0
-            fitting.append((file.yanked is not None, min(places), -number, file.filename, file))
+            fitting.append((file.yanked is not None, min(ranks), -number, file.filename, file))
     if not fitting:
         raise Unresolvable(
-            f"{release}: no wheel for this Python and system among {len(wheels)} on the index",
-            hint="another version may have one: bound it in matrix.yaml",
+            f"{release}: no compatible wheel for this Python and platform among {len(wheels)} on the index",
+            hint="choose another version: add a bound in matrix.yaml",
         )
-    return min(fitting, key=lambda found: found[:4])[4]
+    return min(fitting, key=lambda candidate: candidate[:4])[4]

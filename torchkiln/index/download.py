@@ -1,9 +1,8 @@
-"""LockedWheel, or another file by hash → its file, in order and resumable; hashed by whoever reads it."""
+"""Downloads locked files, with retries and resume; the caller verifies the hash."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import threading
@@ -18,7 +17,7 @@ from urllib3.exceptions import HTTPError
 
 from torchkiln.errors import BadWheel, BuildFailed
 from torchkiln.index.pages import Pages
-from torchkiln.index.session import Session, ask, lost, refused
+from torchkiln.index.session import IndexSession, http_error, send, unavailable
 from torchkiln.index.settings import index_settings
 from torchkiln.index.verified import F, LockedFile, fetch_verified
 from torchkiln.model.index import FileAt
@@ -28,50 +27,52 @@ from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
 from torchkiln.util.page_cache import PassingFile
 
 _CHUNK = 1 << 20  # one read of the socket; larger ones only cost memory
-# From this size on a range is asked for even at the start: a mirror that has to fetch the file itself may
-# pass a range on as it comes, and hold a plain answer back until it has all (seen: 13 s for torch's wheel).
+# From this size on the first request has a Range too: a mirror that fetches the file itself may stream a
+# range, and hold a plain response back until it is complete (measured: 13 s for torch's wheel).
 _LARGE = 16 << 20
-_LOOK = 0.2  # seconds between two looks whether the work was called off
+_POLL = 0.2  # seconds between two checks for cancellation
 _RANGE = re.compile(r"bytes (?P<start>\d+)-\d+/(?P<total>\d+|\*)")
 T = TypeVar("T")
 
 
-class Fetching(Generic[F]):
-    """Fetches files; safe to use from several threads. Where they lie is for who derives from it."""
+class Downloader(Generic[F]):
+    """Downloads files; thread-safe. A subclass locates them."""
 
-    def __init__(self, session: Session, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, session: IndexSession, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._session = session
         self._sleep = sleep
 
-    def _place(self, wheel: F, *, fresh: bool) -> FileAt:
-        """Where the file lies; *fresh*: what was kept of that did not help."""
+    def _locate(self, file: F, *, fresh: bool) -> FileAt:
+        """The URL of the file; *fresh*: not a cached one."""
         raise NotImplementedError
 
-    def tail(self, wheel: F, count: int) -> bytes | None:
-        """The last *count* bytes of the file; None where the server has no ranges.
+    def tail(self, file: F, count: int) -> bytes | None:
+        """The last *count* bytes of the file; None if the server does not support range requests.
 
-        :raises BuildFailed: the file is not to be had, or has another size than was locked.
+        :raises BuildFailed: the download failed.
+        :raises BadWheel: the size differs from the lock.
         """
-        count = min(count, wheel.size)
-        return self._persist(wheel, lambda place: self._tail(place, wheel, count))
+        count = min(count, file.size)
+        return self._retry(file, lambda location: self._tail(location, file, count))
 
     def fetch(
         self,
-        wheel: F,
+        file: F,
         path: Path,
+        /,
         *,
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        """Bring the file to *path*, in order, going on from what is there; not verified.
+        """Download the file to *path*, resuming what is there; does not verify the hash.
 
-        The file only ever grows, so that another process can read behind: a server that cannot go on
-        from the middle sends the beginning again, which is passed over.
+        The file only grows, so that another process can read it meanwhile: if the server ignores the range,
+        the bytes that are there already are skipped.
 
-        :param on_progress: gets the bytes that came to be there, first those that were there already.
-        :param cancelled: once it is true, `fetch` returns early and leaves what it has; no file if that is
-            nothing.
-        :raises BuildFailed: the file is not to be had, has another size, or cannot be written here.
+        :param on_progress: called with the number of new bytes; first with those that were there already.
+        :param cancelled: once it returns True, `fetch` returns early and keeps the partial file.
+        :raises BuildFailed: the download failed, or the file cannot be written.
+        :raises BadWheel: the size differs from the lock.
         """
         try:
             out = PassingFile(path, "ab")
@@ -79,108 +80,104 @@ class Fetching(Generic[F]):
             raise _unwritable(path, error) from error
         with out:
             have = out.seek(0, os.SEEK_END)
-            if have > wheel.size:
+            if have > file.size:
                 have = out.truncate(0)
             if have:
                 on_progress(have)
-            stream = _Stream(wheel, path, out, have, on_progress, cancelled)
+            stream = _Stream(file, path, out, have, on_progress, cancelled)
             try:
-                if not stream.over():
-                    self._persist(wheel, lambda place: self._pour(place, stream), stream)
+                if not stream.done():
+                    self._retry(file, lambda location: self._receive(location, stream), stream)
                 stream.check()
             finally:
-                if not stream.have:  # nothing to go on from
+                if not stream.have:  # nothing to resume from
                     path.unlink(missing_ok=True)
 
-    def _pour(self, place: FileAt, stream: _Stream) -> None:
-        """One answer of the server into *stream*, as far as it goes."""
-        have, wheel = stream.have, stream.wheel
-        ranged = have or wheel.size >= _LARGE
-        with self._ask(place.url, {"Range": f"bytes={have}-"} if ranged else {}) as answer:
-            if answer.status_code == 200:
-                _expect_size(wheel, answer.headers.get("Content-Length", ""))
-                skip = have
-            elif answer.status_code == 206 and ranged:
-                _expect_range(wheel, answer, have)
-                skip = 0
-            else:
-                raise _Refused(place.url, answer.status_code)
-            try:
-                with _called_off(answer, stream):
-                    while not stream.over() and (chunk := answer.raw.read(_CHUNK)):
-                        stream.take(chunk[skip:])
-                        skip = max(skip - len(chunk), 0)
-            except (HTTPError, OSError) as error:
-                raise Transient(f"the connection broke off ({type(error).__name__})") from error
-        if not stream.over():
-            raise Transient(f"the connection broke off after {stream.have} of {wheel.size} bytes")
+    def _receive(self, location: FileAt, stream: _Stream) -> None:
+        """Read one response into *stream*."""
+        have, file = stream.have, stream.file
+        ranged = bool(have) or file.size >= _LARGE
+        with self._open(location.url, file, have, f"bytes={have}-" if ranged else "") as response:
+            skip = have if response.status_code == 200 else 0
+            with _broken_connections(), _shutdown_on_cancel(response, stream):
+                while not stream.done() and (chunk := response.raw.read(_CHUNK)):
+                    stream.take(chunk[skip:])
+                    skip = max(skip - len(chunk), 0)
+        if not stream.done():
+            raise Transient(f"connection closed after {stream.have} of {file.size} bytes")
 
-    def _tail(self, place: FileAt, wheel: F, count: int) -> bytes | None:
-        start = wheel.size - count
-        with self._ask(place.url, {"Range": f"bytes={start}-{wheel.size - 1}"}) as answer:
-            if answer.status_code == 200:
-                _expect_size(wheel, answer.headers.get("Content-Length", ""))
+    def _tail(self, location: FileAt, file: F, count: int) -> bytes | None:
+        start = file.size - count
+        with self._open(location.url, file, start, f"bytes={start}-{file.size - 1}") as response:
+            if response.status_code == 200:
                 return None
-            if answer.status_code != 206:
-                raise _Refused(place.url, answer.status_code)
-            _expect_range(wheel, answer, start)
-            try:
-                data: bytes = answer.raw.read(count)
-            except (HTTPError, OSError) as error:
-                raise Transient(f"the connection broke off ({type(error).__name__})") from error
+            with _broken_connections():
+                data: bytes = response.raw.read(count)
         if len(data) != count:
-            raise Transient("the connection broke off")
+            raise Transient("connection closed")
         return data
 
-    def _ask(self, url: str, headers: Mapping[str, str]) -> requests.Response:
-        # Identity: a compressed answer would have neither the locked size nor the locked hash.
-        plain = {"Accept-Encoding": "identity", **headers}
-        return ask(self._session, "GET", url, headers=plain, stream=True)
+    def _open(self, url: str, file: LockedFile, start: int, byte_range: str) -> requests.Response:
+        """The response to a GET: 200 with the size of *file*, or 206 from *start* if a range is requested."""
+        # identity: a compressed response would have neither the locked size nor the locked hash.
+        headers = {"Accept-Encoding": "identity", **({"Range": byte_range} if byte_range else {})}
+        response = send(self._session, "GET", url, headers=headers, stream=True)
+        try:
+            if response.status_code == 200:
+                _check_size(file, response.headers.get("Content-Length", ""))
+            elif response.status_code == 206 and byte_range:
+                _check_range(file, response, start)
+            else:
+                raise _HttpError(url, response.status_code)
+        except BaseException:
+            response.close()
+            raise
+        return response
 
-    def _persist(self, wheel: F, step: Callable[[FileAt], T], stream: _Stream | None = None) -> T | None:
-        """*step* with the file's address, again while that may help; None once the stream is cancelled."""
-        place, looked_again = self._place(wheel, fresh=False), False
+    def _retry(self, file: F, step: Callable[[FileAt], T], stream: _Stream | None = None) -> T | None:
+        """*step* with the file's location, with retries; None once the stream is cancelled."""
+        location, refreshed = self._locate(file, fresh=False), False
 
-        def over() -> bool:
-            return stream is not None and stream.over()
+        def done() -> bool:
+            return stream is not None and stream.done()
 
         def attempt() -> T | None:
-            nonlocal place, looked_again
-            while not over():
+            nonlocal location, refreshed
+            while not done():
                 try:
-                    return step(place)
-                except _Refused as error:
-                    # An address that was kept, or that expires: the page has the present one.
-                    if looked_again:
-                        raise refused(error.url, error.status) from error
-                    looked_again, place = True, self._place(wheel, fresh=True)
+                    return step(location)
+                except _HttpError as error:
+                    # The URL may come from the cache, or have expired: the page has the current one.
+                    if refreshed:
+                        raise http_error(error.url, error.status) from error
+                    refreshed, location = True, self._locate(file, fresh=True)
             return None
 
-        def rest(seconds: float) -> None:
-            while seconds > 0 and not over():
-                self._sleep(min(seconds, _LOOK))
-                seconds -= _LOOK
+        def sleep(seconds: float) -> None:
+            while seconds > 0 and not done():
+                self._sleep(min(seconds, _POLL))
+                seconds -= _POLL
 
         progress = Progress(lambda: stream.have if stream else 0)
         try:
-            return retry(attempt, sleep=rest, progress=progress)
+            return retry(attempt, sleep=sleep, progress=progress)
         except GivenUp as error:
-            raise lost(place.url, str(error)) from error
+            raise unavailable(location.url, str(error)) from error
 
 
-class Downloads(Fetching[LockedWheel]):
-    """Fetches wheels from the configured indexes."""
+class Downloads(Downloader[LockedWheel]):
+    """Downloads wheels from the configured indexes."""
 
     def __init__(self, pages: Pages, *, sleep: Callable[[float], None] = time.sleep) -> None:
         super().__init__(pages.session, sleep=sleep)
         self.pages = pages
 
     def size(self, wheel: LockedWheel) -> int:
-        """Bytes of the file where it lies.
+        """The size of the file on the index, in bytes.
 
-        :raises BuildFailed: it is not to be had.
+        :raises BuildFailed: the index does not have it.
         """
-        return self.pages.measure(self._place(wheel, fresh=False)).size or 0
+        return self.pages.measure(self._locate(wheel, fresh=False)).size or 0
 
     def fetch_wheel(
         self,
@@ -189,31 +186,30 @@ class Downloads(Fetching[LockedWheel]):
         *,
         on_progress: Callable[[int], None] = lambda _: None,
     ) -> Path:
-        """The wheel in *store*, fetched and verified if it is not there yet.
+        """The wheel in *store*, downloaded and verified if it is not there.
 
-        :raises BadWheel: what the index serves is not what was locked; nothing is kept of it.
+        :raises BadWheel: size or SHA-256 differ from the lock; the download is deleted.
         """
-        place = store.wheel(wheel)
-        with store.lock(f"wheel-{wheel.sha256}", f"fetches {wheel.filename}"):
+        path = store.wheel(wheel)
+        with store.lock(f"wheel-{wheel.sha256}", f"downloads {wheel.filename}"):
             if store.has_wheel(wheel):
-                return place
-            place.parent.mkdir(parents=True, exist_ok=True)
+                return path
+            path.parent.mkdir(parents=True, exist_ok=True)
             part = store.part(wheel)
             fetch_verified(self.fetch, wheel, part, on_progress=on_progress)
-            return store.adopt(part, place)
+            return store.adopt(part, path)
 
-    def _place(self, wheel: LockedWheel, *, fresh: bool) -> FileAt:
-        at = wheel.at or wheel.filename
-        return self.pages.find(at, wheel.sha256, wheel.name, wheel.index, fresh=fresh)
+    def _locate(self, file: LockedWheel, *, fresh: bool) -> FileAt:
+        return self.pages.find(file.at or file.filename, file.sha256, file.name, file.index, fresh=fresh)
 
 
 def open_downloads(environ: Mapping[str, str], store: Store) -> Downloads:
-    """Downloads from the indexes that the user's settings name."""
+    """Downloads from the indexes in the user's settings."""
     return Downloads(Pages(index_settings(environ), store))
 
 
-class _Refused(Exception):
-    """An answer that trying the same address again cannot change."""
+class _HttpError(Exception):
+    """A status that a retry with the same URL does not change."""
 
     def __init__(self, url: str, status: int) -> None:
         super().__init__(status)
@@ -221,48 +217,46 @@ class _Refused(Exception):
 
 
 class _Stream:
-    """The file as it grows."""
+    """A partial file that grows."""
 
     def __init__(
         self,
-        wheel: LockedFile,
+        file: LockedFile,
         path: Path,
         out: FileIO,
         have: int,
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
     ) -> None:
-        self.wheel, self.have = wheel, have
+        self.file, self.have = file, have
         self._path, self._out, self._on_progress, self._cancelled = path, out, on_progress, cancelled
 
-    def over(self) -> bool:
-        """Whether nothing more is to come: complete, or cancelled."""
-        return self.have == self.wheel.size or self.called_off()
-
-    def called_off(self) -> bool:
-        """Whether the work was cancelled."""
-        return self._cancelled()
+    def done(self) -> bool:
+        """Whether the file is complete, or the download cancelled."""
+        return self.have == self.file.size or self._cancelled()
 
     def check(self) -> None:
-        """Whether the file holds all that was written: who reads behind would wait for the rest for ever.
+        """Check that the file holds all bytes written: a process that reads it would wait forever.
 
-        :raises BuildFailed: somebody cut or deleted it meanwhile.
+        :raises BuildFailed: another process truncated or deleted it.
         """
-        found = os.fstat(self._out.fileno())
-        if found.st_size < self.have or not found.st_nlink:
+        stat = os.fstat(self._out.fileno())
+        if stat.st_size < self.have or not stat.st_nlink:
             raise BuildFailed(
-                f"{self._path.name} was cut or deleted while it was fetched",
-                hint="is something else at work in the cache? run again",
+                f"{self._path.name} was truncated or deleted during the download",
+                hint="check whether another program changes the cache, and run again",
             )
 
     def take(self, chunk: bytes) -> None:
         """Append *chunk*.
 
-        :raises BadWheel: the server sends more than was locked.
-        :raises BuildFailed: the disk does not take it.
+        :raises BadWheel: the file would be longer than in the lock.
+        :raises BuildFailed: the file cannot be written.
         """
-        if self.have + len(chunk) > self.wheel.size:
-            raise BadWheel(self.wheel.filename, f"the server sends more than {self.wheel.size} bytes")
+        if self.have + len(chunk) > self.file.size:
+            raise BadWheel(
+                self.file.filename, f"size mismatch: the server sends more than {self.file.size} bytes"
+            )
         rest = memoryview(chunk)
         while rest:
             try:
@@ -275,15 +269,24 @@ class _Stream:
 
 
 @contextlib.contextmanager
-def _called_off(answer: requests.Response, stream: _Stream) -> Iterator[None]:
-    """Inside, a read that waits for a silent server ends when the work is called off, not a minute later."""
+def _broken_connections() -> Iterator[None]:
+    """Turns errors of the connection into `Transient`."""
+    try:
+        yield
+    except (HTTPError, OSError) as error:
+        raise Transient(f"connection closed ({type(error).__name__})") from error
+
+
+@contextlib.contextmanager
+def _shutdown_on_cancel(response: requests.Response, stream: _Stream) -> Iterator[None]:
+    """Shut the connection down on cancellation, so that a read from a silent server ends at once."""
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(_LOOK):
-            if stream.over():
-                with contextlib.suppress(ValueError, OSError, RuntimeError):  # it has ended by itself
-                    answer.raw.shutdown()
+        while not done.wait(_POLL):
+            if stream.done():
+                with contextlib.suppress(ValueError, OSError, RuntimeError):  # the response has ended
+                    response.raw.shutdown()
                 return
 
     watcher = threading.Thread(target=watch, name="watch", daemon=True)
@@ -295,22 +298,23 @@ def _called_off(answer: requests.Response, stream: _Stream) -> Iterator[None]:
         watcher.join()
 
 
-def _expect_size(wheel: LockedFile, length: str) -> None:
-    if length.isdigit() and int(length) != wheel.size:
-        raise BadWheel(wheel.filename, f"the server's file has {length} bytes, locked are {wheel.size}")
+def _check_size(file: LockedFile, length: str) -> None:
+    if length.isdigit() and int(length) != file.size:
+        raise BadWheel(
+            file.filename, f"size mismatch: {length} bytes on the server, the lock has {file.size}"
+        )
 
 
-def _expect_range(wheel: LockedFile, answer: requests.Response, start: int) -> None:
-    told = answer.headers.get("Content-Range", "")
-    found = _RANGE.fullmatch(told)
+def _check_range(file: LockedFile, response: requests.Response, start: int) -> None:
+    header = response.headers.get("Content-Range", "")
+    found = _RANGE.fullmatch(header)
     if not found or int(found["start"]) != start:
-        raise Transient(f"asked from byte {start}, got {told or 'no Content-Range'}")
-    _expect_size(wheel, found["total"])
+        raise Transient(f"requested bytes from {start}, got {header or 'no Content-Range'}")
+    _check_size(file, found["total"])
 
 
 def _unwritable(path: Path, error: OSError) -> BuildFailed:
-    what = "no space is left" if error.errno == errno.ENOSPC else error.strerror or str(error)
     return BuildFailed(
-        f"{path.name} cannot be written: {what}",
-        hint="make room, or set TORCHKILN_CACHE to another folder; what was fetched is kept",
+        f"{path.name} cannot be written: {(error.strerror or str(error)).lower()}",
+        hint="free disk space, or set TORCHKILN_CACHE to another folder; the partial download is kept",
     )

@@ -1,4 +1,4 @@
-"""file: addresses for a session: a folder of this machine answers as a server with ranges would."""
+"""A requests adapter for file: URLs that answers range requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPResponse
 
 
-class Folder(HTTPAdapter):
-    """No page and no server can lead here: `unsafe` refuses such links; only `own` makes these addresses."""
+class FileAdapter(HTTPAdapter):
+    """Serves local files. `redirects.unsafe` refuses file: links of pages and servers."""
 
-    def send(self, request: requests.PreparedRequest, *others: Any, **named: Any) -> requests.Response:
-        """The file, or the part of it that is asked for."""
+    def send(self, request: requests.PreparedRequest, *_args: Any, **_kwargs: Any) -> requests.Response:
+        """The file, or the requested range of it; 404 if it cannot be read."""
         path = Path(unquote(urlsplit(request.url or "").path))
         try:
             body: BinaryIO = path.open("rb")
@@ -25,11 +25,11 @@ class Folder(HTTPAdapter):
             return self.build_response(
                 request, HTTPResponse(body=BytesIO(), status=404, preload_content=False)
             )
-        wanted = request.headers.get("Range", "").removeprefix("bytes=")
-        start, _, end = wanted.partition("-")
+        requested = request.headers.get("Range", "").removeprefix("bytes=")
+        start, _, end = requested.partition("-")
         first, last = int(start or 0), min(int(end or size - 1), size - 1)
         headers = {"Content-Length": str(last + 1 - first)}
-        if wanted:
+        if requested:
             headers["Content-Range"] = f"bytes {first}-{last}/{size}"
         body.seek(first)
         if request.method == "HEAD":
@@ -38,7 +38,7 @@ class Folder(HTTPAdapter):
         raw = HTTPResponse(
             body=body,
             headers=headers,
-            status=206 if wanted else 200,
+            status=206 if requested else 200,
             preload_content=False,
             request_method=request.method,
         )

@@ -1,4 +1,4 @@
-"""The package index, opened when the first wheel is wanted."""
+"""A package index that is opened when the first wheel is needed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class LateIndex:
-    """The package index, opened when the first wheel is wanted: most builds want none."""
+    """The package index, opened when the first wheel is needed: most builds need none."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._opened: Downloads | None = None
-        self._opening = threading.Lock()  # a dozen threads want it at once, and each would ask pip
+        self._opening = threading.Lock()  # without it, each of a dozen threads would run pip
 
     def _index(self) -> Downloads:
         from torchkiln.index.download import open_downloads

@@ -1,33 +1,33 @@
-"""A project page, HTML or JSON (PEP 503, 691, 700, 714) → the files it lists. Pure; somebody else wrote it.
+"""Parses untrusted project pages of a simple index, HTML or JSON (PEP 503, 691, 700, 714). Pure.
 
 A page can have ten megabytes and tens of thousands of links, and a lock reads hundreds of pages, so the HTML
-is not parsed into a tree: each link is matched where it stands. Nothing here judges names or addresses.
+is not parsed into a tree: each link is matched separately. Names and URLs are checked in `read_page`.
 """
 
 from __future__ import annotations
 
 import html
-import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urljoin
+
+import msgspec
 
 from torchkiln.errors import BuildFailed
 from torchkiln.index.settings import redact
 from torchkiln.util.strict_json import DEPTH, levels
 
-MOST_FILES = 50_000  # of one page; the largest that is known has a third of that
-_PIECES = 1_000_000  # values of a JSON page: each takes a hundred bytes of memory
-_HEAD = 1 << 16  # bytes before the first link: <base> and the version of the page's form
+MOST_FILES = 50_000  # of one page; the largest known page has a third of that
+_VALUES = 1_000_000  # of a JSON page: each takes a hundred bytes of memory
+_HEAD = 1 << 16  # bytes before the first link: <base> and the version of the page's format
 _LINK = 1 << 14  # bytes of one link
 _SIZE = 1 << 40  # bytes of one file
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _START = re.compile(rb"<[aA](?=[\s>])")
 _HIDDEN = re.compile(rb"<!--.*?-->|<(script|style|template)\b.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
 _ATTRIBUTE = rb"""\s+([^\s"'<>/=]+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>]+)))?"""
-_ONE = re.compile(_ATTRIBUTE)
+_ATTRIBUTES = re.compile(_ATTRIBUTE)
 _TAG = re.compile(rb"<[a-zA-Z]+((?:" + _ATTRIBUTE + rb")*)\s*/?>")
 _TEXT = re.compile(rb"([^<]*)</[aA]\s*>")
 _BASE = re.compile(rb"<base(?=\s)", re.IGNORECASE)
@@ -36,7 +36,7 @@ _META = re.compile(rb"<meta(?=\s)", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """A page as it was served."""
+    """A page as the server sent it."""
 
     url: str  # after redirects: links are relative to it
     json: bool
@@ -44,228 +44,228 @@ class Page:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listed:
-    """One file as the page lists it."""
+class ListedFile:
+    """One file of a page."""
 
     filename: str
-    href: str = field(repr=False)  # as it stands there
-    sha256: str  # hex, lower case; "" where the page gives none
+    href: str = field(repr=False)  # as on the page
+    sha256: str  # hex, lower case; "" if the page has none
     size: int | None = None
     requires_python: str = ""
-    uploaded: str = ""  # ISO 8601, unread
-    yanked: str | None = None  # the reason, which may be empty; None: it is not
-    metadata: str | None = None  # PEP 658: sha256 of the file beside it, or ""; None: there is none
+    uploaded: str = ""  # ISO 8601, not parsed
+    yanked: str | None = None  # the reason, which may be empty; None: not yanked
+    metadata: str | None = None  # PEP 658: sha256 of the metadata file, or ""; None: there is no such file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listing:
-    """The files of a page, and the address that their links are relative to."""
+class PageFiles:
+    """The files of a page, and the URL that their links are relative to."""
 
     base: str
-    files: tuple[Listed, ...]
+    files: tuple[ListedFile, ...]
 
-    def url(self, file: Listed) -> str:
-        """The whole address of *file*; it may be none: see `session.unsafe`."""
+    def url(self, file: ListedFile) -> str:
+        """The absolute URL of *file*, which may be invalid: see `redirects.unsafe`."""
         return url_of(self.base, file)
 
 
-def url_of(base: str, file: Listed) -> str:
-    """The address of *file*, relative to *base*; what is none stays as it is."""
+def url_of(base: str, file: ListedFile) -> str:
+    """The URL of *file*, relative to *base*; an invalid one is returned as it is."""
     try:
         return urljoin(base, file.href).partition("#")[0]
     except ValueError:
         return file.href
 
 
-def listing(page: Page, hashes: Collection[str] | None = None) -> Listing:
-    """The files on *page*; of an HTML page only those that name one of *hashes*, where that is given.
+def listing(page: Page, hashes: Collection[str] | None = None) -> PageFiles:
+    """The files of *page*; of an HTML page only those with one of *hashes*, unless that is None.
 
-    :raises BuildFailed: it is not a project page, or lists more files than any project has.
+    :raises BuildFailed: it is not a project page, or has more files than any project.
     """
     try:
-        found = _of_json(page) if page.json else _of_html(page, hashes)
-    except _Odd as error:
-        raise not_a_page(page, str(error)) from error
+        return _parse_json(page) if page.json else _parse_html(page, hashes)
+    except _InvalidPage as error:
+        raise not_a_page(page.url, str(error)) from error
+    except msgspec.ValidationError as error:
+        raise not_a_page(page.url, str(error)[:200]) from error
     except (ValueError, RecursionError) as error:
-        raise not_a_page(page, "not readable JSON" if page.json else "not readable HTML") from error
-    return found
+        raise not_a_page(page.url, "invalid JSON" if page.json else "invalid HTML") from error
 
 
-def not_a_page(page: Page, why: str) -> BuildFailed:
-    """The error for a *page* that is something else."""
+def not_a_page(url: str, why: str) -> BuildFailed:
+    """The error for a response that is not a project page."""
     return BuildFailed(
-        f"{redact(page.url)}: not a project page of a simple index: {why}", hint="check the index address"
+        f"{redact(url)}: not a project page of a simple index: {why}", hint="check the index URL"
     )
 
 
-class _Odd(Exception):
-    """What is wrong with the page."""
+class _InvalidPage(Exception):
+    """The page is malformed."""
 
 
-def _of_html(page: Page, hashes: Collection[str] | None) -> Listing:
+def _parse_html(page: Page, hashes: Collection[str] | None) -> PageFiles:
     body = page.body
     if re.search(rb"<!--|<(?:script|style|template)\b", body, re.IGNORECASE):
         body = _without_hidden(body)
     first = _START.search(body)
     head = body[: min(first.start() if first else len(body), _HEAD)]
-    wanted = {one.encode() for one in hashes} if hashes is not None else None
-    starts = _every(body) if wanted is None else _near(body, wanted)
+    starts = (found.start() for found in _START.finditer(body)) if hashes is None else _near(body, hashes)
     files = []
     for number, start in enumerate(starts):
         if number >= MOST_FILES:
-            raise _Odd(f"more than {MOST_FILES} links")
+            raise _InvalidPage(f"more than {MOST_FILES} links")
         if file := _link(body, start):
             files.append(file)
     if (
-        wanted is None
+        hashes is None
         and not files
         and not re.search(rb"<(!doctype\s+html|html|head|body)\b", body[:_HEAD], re.I)
     ):
-        raise _Odd("not HTML")
-    return Listing(base=_base(page.url, head), files=tuple(files))
+        raise _InvalidPage("not HTML")
+    return PageFiles(base=_base(page.url, head), files=tuple(files))
 
 
 def _without_hidden(body: bytes) -> bytes:
-    """*body* less comments and scripts, which are bounded: one without an end costs a search to the end."""
+    """*body* without comments and scripts, which are limited: the search for one's end may read all of it."""
     if (
         body.count(b"<!--") > MOST_FILES
         or len(re.findall(rb"<(?:script|style|template)\b", body, re.I)) > 100
     ):
-        raise _Odd("too many comments or scripts")
+        raise _InvalidPage("too many comments or scripts")
     if body.count(b"<!--") > body.count(b"-->"):
-        raise _Odd("a comment that does not end")
+        raise _InvalidPage("unclosed comment")
     return _HIDDEN.sub(b"", body)
 
 
-def _every(body: bytes) -> Iterator[int]:
-    return (found.start() for found in _START.finditer(body))
-
-
-def _near(body: bytes, wanted: Collection[bytes]) -> Iterator[int]:
-    """Where the links stand that name one of *wanted*."""
+def _near(body: bytes, hashes: Collection[str]) -> Iterator[int]:
+    """Where the links with one of *hashes* start."""
     lower, starts = body.lower(), set()
-    for digest in wanted:
+    for digest in hashes:
         at = -1
         for _ in range(16):  # links with one hash
-            if (at := lower.find(digest, at + 1)) < 0:
+            if (at := lower.find(digest.encode(), at + 1)) < 0:
                 break
             starts.add(lower.rfind(b"<a", max(0, at - _LINK), at))
     return iter(sorted(starts - {-1}))
 
 
-def _link(body: bytes, start: int) -> Listed | None:
-    """The file of the link at *start*; None where it is no link to a file."""
+def _link(body: bytes, start: int) -> ListedFile | None:
+    """The file of the link at *start*; None if it is not a link to a file."""
     tag = _TAG.match(body, start, start + _LINK)
     text = _TEXT.match(body, tag.end(), tag.end() + _LINK) if tag else None
     if not tag or not text:
         return None
-    told = _attributes(tag[1])
-    if "href" not in told:
+    attributes = _attributes(tag[1])
+    if "href" not in attributes:
         return None
-    href, _, fragment = told["href"].strip().partition("#")
-    kind, _, digest = fragment.partition("=")
-    metadata = told.get("data-core-metadata", told.get("data-dist-info-metadata"))
-    return Listed(
+    href, _, fragment = attributes["href"].strip().partition("#")
+    metadata = attributes.get("data-core-metadata", attributes.get("data-dist-info-metadata", "false"))
+    return ListedFile(
         filename=html.unescape(text[1].decode("utf-8", "replace")).strip(),
         href=href,
-        sha256=digest.lower() if kind.lower() == "sha256" and _SHA256.fullmatch(digest) else "",
-        requires_python=told.get("data-requires-python", "").strip(),
-        uploaded=told.get("data-upload-time", ""),
-        yanked=told.get("data-yanked"),
-        metadata=None if metadata is None or metadata.lower() == "false" else _metadata_hash(metadata),
+        sha256=_sha256_in(fragment),
+        requires_python=attributes.get("data-requires-python", "").strip(),
+        uploaded=attributes.get("data-upload-time", ""),
+        yanked=attributes.get("data-yanked"),
+        metadata=None if metadata.lower() == "false" else _sha256_in(metadata),
     )
 
 
 def _attributes(text: bytes) -> dict[str, str]:
-    """Name → value; the first of a name counts, as in a browser."""
+    """Name → value; of repeated names the first, as in a browser."""
     found: dict[str, str] = {}
-    for name, *values in _ONE.findall(text):
-        value = next((one for one in values if one), b"").decode("utf-8", "replace")
+    for name, *values in _ATTRIBUTES.findall(text):
+        value = next(filter(None, values), b"").decode("utf-8", "replace")
         found.setdefault(
             name.decode("utf-8", "replace").lower(), html.unescape(value) if "&" in value else value
         )
     return found
 
 
-def _metadata_hash(text: str) -> str:
-    kind, _, digest = text.partition("=")
-    return digest.lower() if kind == "sha256" and _SHA256.fullmatch(digest) else ""
+def _sha256_in(text: str) -> str:
+    """The digest in "sha256=…"; "" if there is none."""
+    algorithm, _, digest = text.partition("=")
+    return _sha256(digest) if algorithm.lower() == "sha256" else ""
+
+
+def _sha256(digest: str | None) -> str:
+    """*digest* in lower case; "" if it is not a SHA-256."""
+    return digest.lower() if digest and _SHA256.fullmatch(digest) else ""
 
 
 def _base(url: str, head: bytes) -> str:
-    """What links are relative to; also holds the head to the version of the format.
+    """The URL that links are relative to; also checks the version in the page's head.
 
-    :raises _Odd: it is a version that is not known.
+    :raises _InvalidPage: the version is not supported.
     """
     for found in _META.finditer(head):
         tag = _TAG.match(head, found.start())
-        told = _attributes(tag[1]) if tag else {}
-        if told.get("name", "").lower() == "pypi:repository-version":
-            _demand_version(told.get("content", ""))
+        attributes = _attributes(tag[1]) if tag else {}
+        if attributes.get("name", "").lower() == "pypi:repository-version":
+            _check_version(attributes.get("content", ""))
     base = _BASE.search(head)
     tag = _TAG.match(head, base.start()) if base else None
     return urljoin(url, _attributes(tag[1]).get("href", "")) if tag else url
 
 
-def _demand_version(told: object) -> None:
-    if not isinstance(told, str) or not re.fullmatch(r"1\.\d{1,4}", told.strip()):
-        raise _Odd(f"its API version is {str(told)[:20]!r}, known is 1")
+def _check_version(version: str) -> None:
+    if not re.fullmatch(r"1\.\d{1,4}", version.strip()):
+        raise _InvalidPage(f"unsupported API version {version[:20]!r}")
 
 
-def _of_json(page: Page) -> Listing:
-    if page.body.count(b",") + page.body.count(b"[") + page.body.count(b"{") > _PIECES:
-        raise _Odd(f"more than {_PIECES} values")
-    text = page.body.decode("utf-8")
-    if levels(text) > DEPTH:
-        raise _Odd(f"nested deeper than {DEPTH} levels")
-    document = json.loads(text)
-    meta, files = _mapping(document, "the page").get("meta"), document.get("files")
-    _demand_version(_mapping(meta, "meta").get("api-version"))
-    if not isinstance(files, list):
-        raise _Odd("`files` is not a list")
-    if len(files) > MOST_FILES:
-        raise _Odd(f"more than {MOST_FILES} files")
-    return Listing(base=page.url, files=tuple(_entry(one) for one in files))
+class _JsonHashes(msgspec.Struct):
+    sha256: str | None = None
 
 
-def _entry(told: Any) -> Listed:
-    file = _mapping(told, "a file")
-    hashes = _mapping(file.get("hashes"), "`hashes`")
-    size = file.get("size")
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool)):
-        raise _Odd("`size` is not a whole number")
-    digest = _text(hashes, "sha256") or ""
-    yanked = file.get("yanked", False)
-    if not isinstance(yanked, (bool, str)):
-        raise _Odd("`yanked` is neither true, false nor a text")
-    beside = file.get("core-metadata", file.get("dist-info-metadata", False))
-    if not isinstance(beside, bool):
-        beside = _text(_mapping(beside, "`core-metadata`"), "sha256") or ""
-    filename, href = _text(file, "filename"), _text(file, "url")
-    if not filename or not href:
-        raise _Odd("a file without a name or an address")
-    return Listed(
-        filename=filename,
-        href=href.partition("#")[0],
-        sha256=digest.lower() if _SHA256.fullmatch(digest) else "",
-        size=size if size is not None and 0 <= size <= _SIZE else None,
-        requires_python=_text(file, "requires-python") or "",
-        uploaded=_text(file, "upload-time") or "",
-        yanked=yanked if isinstance(yanked, str) else "" if yanked else None,
-        metadata=None if beside is False else _metadata_hash(f"sha256={beside}"),
-    )
+class _JsonFile(msgspec.Struct, rename="kebab"):
+    """A file of a page by PEP 691; other fields are ignored."""
+
+    filename: str
+    url: str
+    hashes: _JsonHashes
+    size: int | None = None
+    requires_python: str | None = None
+    upload_time: str | None = None
+    yanked: bool | str = False
+    core_metadata: bool | _JsonHashes | msgspec.UnsetType = msgspec.UNSET
+    dist_info_metadata: bool | _JsonHashes | msgspec.UnsetType = msgspec.UNSET
+
+    def listed(self) -> ListedFile:
+        if not self.filename or not self.url:
+            raise _InvalidPage("a file without a name or a URL")
+        yanked = self.yanked if isinstance(self.yanked, str) else "" if self.yanked else None
+        beside = self.dist_info_metadata if self.core_metadata is msgspec.UNSET else self.core_metadata
+        metadata = "" if beside is True else None
+        if isinstance(beside, _JsonHashes):
+            metadata = _sha256(beside.sha256)
+        return ListedFile(
+            filename=self.filename,
+            href=self.url.partition("#")[0],
+            sha256=_sha256(self.hashes.sha256),
+            size=self.size if self.size is not None and 0 <= self.size <= _SIZE else None,
+            requires_python=self.requires_python or "",
+            uploaded=self.upload_time or "",
+            yanked=yanked,
+            metadata=metadata,
+        )
 
 
-def _mapping(value: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise _Odd(f"{what} is not an object")
-    return value
+class _JsonMeta(msgspec.Struct, rename="kebab"):
+    api_version: str
 
 
-def _text(values: Mapping[str, Any], key: str) -> str | None:
-    value = values.get(key)
-    if value is not None and not isinstance(value, str):
-        raise _Odd(f"`{key}` is not a text")
-    if value and not value.isascii():
-        value.encode()  # half a character is a ValueError
-    return value
+class _JsonPage(msgspec.Struct):
+    meta: _JsonMeta
+    files: list[_JsonFile]
+
+
+def _parse_json(page: Page) -> PageFiles:
+    if page.body.count(b",") + page.body.count(b"[") + page.body.count(b"{") > _VALUES:
+        raise _InvalidPage(f"more than {_VALUES} values")
+    if levels(page.body.decode("utf-8")) > DEPTH:
+        raise _InvalidPage(f"nested deeper than {DEPTH} levels")
+    document = msgspec.json.decode(page.body, type=_JsonPage)
+    _check_version(document.meta.api_version)
+    if len(document.files) > MOST_FILES:
+        raise _InvalidPage(f"more than {MOST_FILES} files")
+    return PageFiles(base=page.url, files=tuple(file.listed() for file in document.files))

@@ -1,25 +1,22 @@
-"""A mirror of NVIDIA's archives, from which they are fetched."""
+"""Downloads archives from a server in NVIDIA's layout."""
 
 from __future__ import annotations
 
-from torchkiln.index.download import Fetching
-from torchkiln.index.session import Session
+from torchkiln.index.download import Downloader
+from torchkiln.index.session import IndexSession
 from torchkiln.index.settings import IndexSettings
 from torchkiln.model.index import FileAt
 from torchkiln.model.lock import LockedArchive
 
 
-class Mirror(Fetching[LockedArchive]):
-    """A server in NVIDIA's layout: where a file lies follows from its path."""
+class Mirror(Downloader[LockedArchive]):
+    """A server in NVIDIA's layout: the URL of a file follows from its path."""
 
     def __init__(self, settings: IndexSettings, address: str) -> None:
-        super().__init__(Session(settings))
+        super().__init__(IndexSession(settings))
         self._address = address
 
-    def _place(self, wheel: LockedArchive, *, fresh: bool) -> FileAt:
+    def _locate(self, file: LockedArchive, *, fresh: bool) -> FileAt:
         return FileAt(
-            filename=wheel.filename,
-            url=f"{self._address}/{wheel.path}",
-            size=wheel.size,
-            sha256=wheel.sha256,
+            filename=file.filename, url=f"{self._address}/{file.path}", size=file.size, sha256=file.sha256
         )

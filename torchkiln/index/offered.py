@@ -1,4 +1,4 @@
-"""Project pages → the releases that an index offers, their wheels and what METADATA tells of them."""
+"""The releases on the default index, their wheels and METADATA."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torchkiln.model.index import FileAt, WheelMetadata
 from torchkiln.store.store import Store
 
 
-class Offered:
-    """The default index, as `proposal` asks it; each page is read once."""
+class Releases:
+    """The default index; each page is read once."""
 
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
@@ -26,24 +26,24 @@ class Offered:
     def versions(self, project: str) -> tuple[str, ...]:
         """The final releases of *project* that have wheels, oldest first.
 
-        :raises Unresolvable: the index has no such project.
-        :raises BuildFailed: the index gives no lasting answer.
+        :raises Unresolvable: the index does not have the project.
+        :raises BuildFailed: the page cannot be read.
         """
         return tuple(str(version) for version in sorted(self._releases(project)) if not version.is_prerelease)
 
     def wheels(self, project: str, version: str) -> tuple[FileAt, ...]:
-        """The wheels of one release; none where the index does not have it."""
+        """The wheels of a release; empty if the index does not have it."""
         return tuple(self._releases(project).get(Version(version), ()))
 
     def metadata(self, wheel: FileAt) -> WheelMetadata:
-        """What METADATA of *wheel* tells.
+        """METADATA of *wheel*.
 
         :raises BuildFailed: it cannot be read.
         """
         return metadata_of(self.pages.session, wheel)
 
     def size(self, wheel: FileAt) -> int:
-        """The size of *wheel*, in bytes; asked for where the page does not tell it."""
+        """The size of *wheel* in bytes."""
         return self.pages.measure(wheel).size or 0
 
     def _releases(self, project: str) -> dict[Version, list[FileAt]]:
@@ -61,6 +61,6 @@ class Offered:
         return self._projects[project]
 
 
-def open_offered(environ: Mapping[str, str], store: Store) -> Offered:
-    """The default index that the user's settings name."""
-    return Offered(Pages(index_settings(environ), store))
+def open_offered(environ: Mapping[str, str], store: Store) -> Releases:
+    """The default index of the user's settings."""
+    return Releases(Pages(index_settings(environ), store))

@@ -1,4 +1,4 @@
-"""Wanted → LockedWheels: uv resolves, the pages tell the files, one a package is chosen and measured."""
+"""Locks wheels: resolves requirements with uv, and chooses and measures one wheel of each package."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ class PackageIndex:
 
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
-        self.yanked: dict[tuple[str, str], str] = {}  # (project, version) of what was locked → the reason
+        self.yanked: dict[
+            tuple[str, str], str
+        ] = {}  # (project, version) of yanked locked wheels → the reason
 
     def wheels(self, wanted: IndexRequest) -> tuple[LockedWheel, ...]:
-        """The wheels that *wanted* comes to, by name, each with its size; those that were given, without.
+        """The wheels for *wanted*, by name, with their sizes; given wheels have size 0.
 
-        :raises Unresolvable: no set of packages fits, or an index is not configured or reached.
+        :raises Unresolvable: the requirements conflict, or an index is not configured or lacks a project.
+        :raises BuildFailed: an index is unavailable or at fault.
         """
         pins, metadata = self._pins(wanted), Metadata(self.pages)
         tags = tags_of(wanted.python, wanted.glibc)
@@ -43,7 +46,7 @@ class PackageIndex:
             files = self.pages.files(pin.name, pin.index, pin.hashes)
             file = self.pages.measure(choose(f"{pin.name} {pin.version}", files, pin.hashes, tags))
             if not file.size:
-                raise BuildFailed(f"{file.filename}: empty on the index")
+                raise BuildFailed(f"{file.filename}: the file on the index is empty")
             metadata.demand_same(file)
             if file.yanked is not None:
                 self.yanked[pin.name, pin.version] = file.yanked
@@ -57,14 +60,14 @@ class PackageIndex:
             )
 
         with ThreadPoolExecutor(WORKERS) as pool:
-            return (*pool.map(locked, pins), *(_unseen(wheel) for wheel in wanted.known))
+            return (*pool.map(locked, pins), *map(_given_wheel, wanted.known))
 
     def own(self, file: OwnFile) -> LockedWheel:
-        """*file*, which no index has: fetched, so that size and hash are its own.
+        """*file*, which is on no index, downloaded and verified.
 
-        :raises Unresolvable: nobody says where it lies, or it is not there, or another file is.
+        :raises Unresolvable: its variable is not set, it is not found there, or its hash differs.
         """
-        hint = f"set {variable_of(file.name)} to a place that has it, with sha256 {file.sha256}"
+        hint = f"set {variable_of(file.name)} to a folder or URL that has it, with sha256 {file.sha256}"
         try:
             at = self.pages.measure(self.pages.find(file.filename, file.sha256, file.name, Source.OWN))
             version, filename = file.version, file.filename
@@ -81,30 +84,30 @@ class PackageIndex:
             )
             Downloads(self.pages).fetch_wheel(wheel, self.pages.store)
         except BadWheel as error:
-            raise Unresolvable(f"what lies there is another file: {error.message}", hint=hint) from error
+            raise Unresolvable(error.message, hint=hint) from error
         except BuildFailed as error:
-            raise Unresolvable(f"{file.filename} cannot be had: {error.message}", hint=hint) from error
+            raise Unresolvable(f"{file.filename}: download failed: {error.message}", hint=hint) from error
         return wheel
 
     def requires(self, wheel: LockedWheel) -> tuple[str, ...]:
-        """What METADATA of a wheel from `own` asks for, markers included."""
+        """The requirements in METADATA of a wheel from `own`, with markers."""
         path = self.pages.store.wheel(wheel)
         at = FileAt(filename=wheel.filename, url=path.as_uri(), size=wheel.size, sha256=wheel.sha256)
         return metadata_of(self.pages.session, at).requires
 
     def _pins(self, wanted: IndexRequest) -> tuple[Pin, ...]:
-        """uv's answer, with what torch brings along from PyTorch's index bound to it as well."""
+        """uv's pins, with torch's dependencies from PyTorch's index bound to that index."""
         while True:
             pins = compile_pins(wanted, self.pages)
-            # uv binds to an index only what is asked for by name; triton comes along with torch.
-            asked = {canonicalize_name(Requirement(text).name) for text in wanted.requirements}
-            implied = tuple(pin.name for pin in pins if pin.name in wanted.bound and pin.name not in asked)
+            # uv binds only direct requirements to an index; triton is a dependency of torch.
+            direct = {canonicalize_name(Requirement(text).name) for text in wanted.requirements}
+            implied = tuple(pin.name for pin in pins if pin.name in wanted.bound and pin.name not in direct)
             if not implied:
                 return pins
             wanted = replace(wanted, requirements=(*wanted.requirements, *implied))
 
 
-def _unseen(wheel: KnownWheel) -> LockedWheel:
+def _given_wheel(wheel: KnownWheel) -> LockedWheel:
     return LockedWheel(
         name=wheel.name,
         version=wheel.version,
@@ -116,17 +119,17 @@ def _unseen(wheel: KnownWheel) -> LockedWheel:
 
 
 def _own_name(file: OwnFile, version: str) -> tuple[str, str]:
-    """Version and name of a wheel as its metadata have them.
+    """Version and file name of a wheel according to *version*, that of its METADATA.
 
-    Projects put the torch that a wheel is for behind the version of its file, 2.8.3+cu12torch2.7, and leave
-    the inside as it was: under that name pip refuses it.
+    Some projects append the torch version to the file name only, 2.8.3+cu12torch2.7; pip rejects such a wheel
+    because the versions differ.
     """
-    project, told, rest = file.filename.split("-", 2)
-    if "+" in told and told.partition("+")[0] == version:
+    project, named, rest = file.filename.split("-", 2)
+    if "+" in named and named.partition("+")[0] == version:
         return version, f"{project}-{version}-{rest}"
     return file.version, file.filename
 
 
 def open_index(environ: Mapping[str, str], store: Store) -> PackageIndex:
-    """The indexes that the user's settings name."""
+    """The indexes of the user's settings."""
     return PackageIndex(Pages(index_settings(environ), store))

@@ -1,10 +1,7 @@
-"""Project pages of an index → where a file lies, found by name and hash, as pip reads them.
+"""Project pages of the indexes, cached; locates files on them by name and hash.
 
-A file that no index has -> where the user says that it lies; it is known by its hash.
-
-The place is an address, below which the file lies under its name, as on a project's release page or a mirror
-of it, or a folder of this machine. The variable is named after the package: TORCHKILN_INDEX_FLASH_ATTN,
-TORCHKILN_INDEX_MICROMAMBA.
+A file that is on no index is located by an environment variable named after its package, such as
+TORCHKILN_INDEX_FLASH_ATTN: the URL of a folder that has the file, or a local folder.
 """
 
 from __future__ import annotations
@@ -22,10 +19,10 @@ from urllib.parse import quote
 import requests
 
 from torchkiln.errors import BuildFailed, Unresolvable
-from torchkiln.index.listing import Listing, Page, listing
-from torchkiln.index.read_page import found_on, same_name
-from torchkiln.index.remote_wheel import other_size
-from torchkiln.index.session import LARGE, WORKERS, Session, get, persist, refused
+from torchkiln.index.listing import Page, PageFiles, listing, not_a_page
+from torchkiln.index.read_page import found_on, hash_of
+from torchkiln.index.remote_wheel import size_mismatch
+from torchkiln.index.session import LARGE, WORKERS, IndexSession, byte_count, get, http_error, request
 from torchkiln.index.settings import PYTORCH_VARIABLE, IndexSettings, redact
 from torchkiln.model.cell import Source
 from torchkiln.model.index import FileAt, variable_of
@@ -33,31 +30,31 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.http.failures import status_text
 
-# A page without an ETag is taken as it was for this long (seconds): nine cells are locked in less.
+# A page without an ETag is read from the cache for this long (seconds): nine cells are locked in less.
 _FRESH = 600.0
 # As pypi_simple's ACCEPT_JSON_PREFERRED; that library takes half a second to import.
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.01"
-MOST = 16 << 20  # bytes of a page; the largest that is known has ten million
+MOST = 16 << 20  # bytes of a page; the largest known page has ten million
 
 
 class Pages:
-    """The project pages of the configured indexes; safe to use from several threads."""
+    """The project pages of the configured indexes; thread-safe."""
 
     def __init__(
         self, settings: IndexSettings, store: Store, *, clock: Callable[[], float] = time.time
     ) -> None:
         self.settings = settings
         self.store = store
-        self.session = Session(settings)
+        self.session = IndexSession(settings)
         self._clock = clock
         self._fetched: set[tuple[str, Source]] = set()
         self._large = threading.RLock()  # one large page at a time: in memory each is several times its size
 
     def files(self, name: str, index: Source, hashes: Collection[str]) -> tuple[FileAt, ...]:
-        """The files of project *name* whose SHA-256 is in *hashes*, from a fresh page if need be.
+        """The files of project *name* whose SHA-256 is in *hashes*, read again if the cached page lacks some.
 
-        :raises Unresolvable: the project or its index is not there.
-        :raises BuildFailed: the index gives no lasting answer.
+        :raises Unresolvable: the index does not have the project, or is not configured.
+        :raises BuildFailed: the page cannot be read.
         """
         found: tuple[FileAt, ...] = ()
         for fresh in (False, True):
@@ -68,13 +65,13 @@ class Pages:
         return found
 
     def find(self, filename: str, sha256: str, name: str, index: Source, *, fresh: bool = False) -> FileAt:
-        """Where the file *filename* with *sha256* lies; the answer is kept, *fresh* asks again.
+        """The URL of the file *filename* with *sha256*, cached unless *fresh*.
 
-        :raises BuildFailed: the index no longer has that very file.
-        :raises Unresolvable: no index has it, and nobody says where it lies.
+        :raises BuildFailed: the index no longer has this file.
+        :raises Unresolvable: the file is on no index, and its variable is not set.
         """
         if index is Source.OWN:
-            return place_of(self.settings, name, filename, sha256)
+            return own_file(self.settings, name, filename, sha256)
         key = hashlib.sha256(f"{self.settings.url(index)}\n{filename}\n{sha256}".encode()).hexdigest()
         if not fresh and (known := self.store.record("urls", key)):
             return FileAt(filename=filename, url=str(known["url"]), size=known["size"], sha256=sha256)
@@ -87,17 +84,16 @@ class Pages:
                     self.store.put_record("urls", key, {"url": file.url, "size": file.size})
                     return file
             with self.page(name, index, fresh=True) as page:
-                other = same_name(page, filename)
-        except Unresolvable as error:  # locked once, so it was there: not the cell is at fault
+                other = hash_of(page, filename)
+        except Unresolvable as error:  # the file was there when it was locked: the cell is not at fault
             raise BuildFailed(
-                error.message, hint=error.hint or "the index lost it; use another one"
+                error.message, hint=error.hint or "the index no longer has the project; use another index"
             ) from error
         if other and other != sha256:
             raise BuildFailed(
-                f"{filename}: the index serves another file than the lock names: sha256 {other} on the index,"
-                f" {sha256} in the lock",
+                f"{filename}: checksum mismatch: sha256 {other} on the index, {sha256} in the lock",
                 hint="a published file never changes, so the index or the lock was tampered with: compare"
-                " both with another index and with the project's own release before anything else",
+                " both with another index and with the project's own release",
             )
         raise BuildFailed(
             f"{filename}: the index no longer has this file (sha256 {sha256})",
@@ -105,53 +101,51 @@ class Pages:
         )
 
     def find_all(self, wheels: Iterable[LockedWheel]) -> dict[LockedWheel, FileAt]:
-        """Where each of *wheels* lies; many look-ups at a time, the biggest wheels first."""
+        """The location of each wheel, found in parallel, the largest wheels first."""
         ordered = sorted(wheels, key=lambda wheel: -wheel.size)
         with ThreadPoolExecutor(WORKERS) as pool:
-            places = pool.map(
+            locations = pool.map(
                 lambda wheel: self.find(wheel.at or wheel.filename, wheel.sha256, wheel.name, wheel.index),
                 ordered,
             )
-            return dict(zip(ordered, places, strict=True))
+            return dict(zip(ordered, locations, strict=True))
 
     def measure(self, file: FileAt) -> FileAt:
-        """*file* with its size in bytes, as the server tells it: by HEAD, else by a range request.
+        """*file* with its size in bytes on the server, read by HEAD or else by a range request.
 
-        :raises BuildFailed: the server tells no size, or the page told another one.
+        :raises BuildFailed: the server does not send the size, or the page has another one.
         """
         size = self._size(file)
         if file.size is not None and file.size != size:
-            raise other_size(file, size)
+            raise size_mismatch(file, size)
         return replace(file, size=size)
 
     def _size(self, file: FileAt) -> int:
-        plain = {"Accept-Encoding": "identity"}
-        with persist(self.session, "HEAD", file.url, headers=plain, allow_redirects=True) as head:
-            length = head.headers.get("Content-Length", "")
-            if head.status_code == 200 and _is_size(length) and not head.headers.get("Content-Encoding"):
-                return int(length)
-        headers = {**plain, "Range": "bytes=0-0"}
-        with persist(self.session, "GET", file.url, headers=headers, stream=True) as part:
+        headers = {"Accept-Encoding": "identity"}
+        with request(self.session, "HEAD", file.url, headers=headers, allow_redirects=True) as head:
+            size = byte_count(head.headers.get("Content-Length", ""))
+            if head.status_code == 200 and size is not None and not head.headers.get("Content-Encoding"):
+                return size
+        headers["Range"] = "bytes=0-0"
+        with request(self.session, "GET", file.url, headers=headers, stream=True) as part:
             if part.status_code not in (200, 206):
-                raise refused(file.url, part.status_code)
-            total = (
-                part.headers.get("Content-Range", "").rpartition("/")[2]
-                if part.status_code == 206
-                else part.headers.get("Content-Length", "")
-            )
-        if not _is_size(total):
+                raise http_error(file.url, part.status_code)
+            name = "Content-Range" if part.status_code == 206 else "Content-Length"
+            size = byte_count(part.headers.get(name, "").rpartition("/")[2])
+        if size is None:
             raise BuildFailed(
-                f"{redact(file.url)}: the server tells no size", hint="a lock needs it; use another index"
+                f"{redact(file.url)}: the server does not send the file size",
+                hint="a lock needs the size; use another index",
             )
-        return int(total)
+        return size
 
-    def listing(self, name: str, index: Source, *, again: bool = False) -> Listing:
-        """Every file that the page of *name* lists; the page is one that this object fetched.
+    def listing(self, name: str, index: Source, *, again: bool = False) -> PageFiles:
+        """All files on the page of *name*, which this object reads from the index once.
 
-        :param again: it is fetched once more.
+        :param again: read it from the index again.
 
-        :raises Unresolvable: the project or its index is not there.
-        :raises BuildFailed: the index gives no lasting answer, or something else than a page.
+        :raises Unresolvable: the index does not have the project, or is not configured.
+        :raises BuildFailed: the page cannot be read, or is not a project page.
         """
         known = (name, index) in self._fetched
         with self.page(name, index, fresh=again or not known) as page:
@@ -160,12 +154,12 @@ class Pages:
 
     @contextmanager
     def page(self, name: str, index: Source, *, fresh: bool) -> Iterator[Page]:
-        """The page of *name*: a kept one by ETag, or for a short time where the server gives none.
+        """The page of *name*: cached by ETag, or for a short time if the server does not send one.
 
-        A large one keeps others of its kind waiting until the context ends.
+        Only one large page is open at a time.
 
-        :raises Unresolvable: the project or its index is not there.
-        :raises BuildFailed: the index gives no lasting answer.
+        :raises Unresolvable: the index does not have the project, or is not configured.
+        :raises BuildFailed: the page cannot be read.
         """
         with ExitStack() as stack:
             page = self._page(name, index, stack, fresh=fresh)
@@ -177,13 +171,13 @@ class Pages:
         url = f"{self.settings.url(index)}/{name}/"
         key = hashlib.sha256(url.encode()).hexdigest()
         with self._large:
-            kept = _sound(self.store.record("pages", key))
+            cached = _valid(self.store.record("pages", key))
             headers = {"Accept": _ACCEPT}
-            if kept and kept["etag"]:
-                headers["If-None-Match"] = str(kept["etag"])
-            elif kept and not fresh and 0 <= self._clock() - float(kept["at"]) < _FRESH:
-                return _thaw(kept)
-            del kept
+            if cached and cached["etag"]:
+                headers["If-None-Match"] = str(cached["etag"])
+            elif cached and not fresh and 0 <= self._clock() - float(cached["at"]) < _FRESH:
+                return _page_of(cached)
+            del cached
         try:
             response, body = get(
                 self.session,
@@ -194,35 +188,38 @@ class Pages:
             )
         except BuildFailed as error:
             if index is Source.PYTORCH:
-                raise _unreachable(error.message) from error
+                raise BuildFailed(
+                    f"PyTorch's index: {error.message}",
+                    hint=f"no other index has these wheels: check {PYTORCH_VARIABLE}, the network, the proxy",
+                ) from error
             raise
         if response.status_code == 304 and "If-None-Match" in headers:
             with self._large:
-                if kept := _sound(self.store.record("pages", key)):
-                    return _thaw(kept)
+                if cached := _valid(self.store.record("pages", key)):
+                    return _page_of(cached)
         if response.status_code == 404:
             raise Unresolvable(
-                f"{redact(url)}: {status_text(404)}: the index {index.value} has no project of this name",
-                hint=f"is {PYTORCH_VARIABLE} a simple-index address?"
+                f"{redact(url)}: {status_text(404)}: no such project on the index {index.value}",
+                hint=f"check that {PYTORCH_VARIABLE} is the URL of a simple index"
                 if index is Source.PYTORCH
-                else "check the name, and the index address (pip's index-url, UV_DEFAULT_INDEX)",
+                else "check the name, and the index URL (pip's index-url, UV_DEFAULT_INDEX)",
             )
         if response.status_code != 200:
-            raise refused(url, response.status_code)
+            raise http_error(url, response.status_code)
         with self._large:
-            return self._keep(key, name, response, body)
+            return self._cache(key, name, response, body)
 
-    def _keep(self, key: str, name: str, response: requests.Response, body: bytes) -> Page:
+    def _cache(self, key: str, name: str, response: requests.Response, body: bytes) -> Page:
         page = Page(url=response.url, json=_is_json(response), body=body)
-        found_on(page, name, ())  # what is not a page must not be found again by the next run
-        kept: dict[str, Any] = {
+        found_on(page, name, ())  # do not cache an invalid page
+        record: dict[str, Any] = {
             "url": page.url,
             "json": page.json,
             "etag": response.headers.get("ETag", ""),
             "at": self._clock(),
             "body": body.decode("utf-8", "replace"),
         }
-        self.store.put_record("pages", key, kept)
+        self.store.put_record("pages", key, record)
         return page
 
 
@@ -231,48 +228,39 @@ def _enter(stack: ExitStack, lock: AbstractContextManager[object]) -> None:
 
 
 def _is_json(response: requests.Response) -> bool:
-    """:raises BuildFailed: the answer is of a kind that no page of an index has."""
+    """Whether the page is JSON.
+
+    :raises BuildFailed: its Content-Type is not that of a project page.
+    """
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind in ("application/json", "application/vnd.pypi.simple.v1+json"):
         return True
     if kind in ("", "text/html", "application/vnd.pypi.simple.v1+html", "application/xhtml+xml"):
         return False
-    raise BuildFailed(
-        f"{redact(response.url)}: not a project page of a simple index: its Content-Type is {kind[:60]!r}",
-        hint="check the index address",
-    )
+    raise not_a_page(response.url, f"its Content-Type is {kind[:60]!r}")
 
 
-def _is_size(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 16
-
-
-def _unreachable(reason: str) -> BuildFailed:
-    return BuildFailed(
-        f"PyTorch's index gives no answer: {reason}",
-        hint=f"these wheels are nowhere else; check {PYTORCH_VARIABLE}, the network and the proxy",
-    )
-
-
-def _sound(kept: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A kept page that is one."""
+def _valid(record: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """*record*, if it is a cached page."""
     kinds = {"url": str, "json": bool, "etag": str, "at": float, "body": str}
-    return kept if kept and all(isinstance(kept.get(key), kind) for key, kind in kinds.items()) else None
+    return (
+        record if record and all(isinstance(record.get(key), kind) for key, kind in kinds.items()) else None
+    )
 
 
-def _thaw(kept: Mapping[str, Any]) -> Page:
-    return Page(url=str(kept["url"]), json=bool(kept["json"]), body=str(kept["body"]).encode())
+def _page_of(record: Mapping[str, Any]) -> Page:
+    return Page(url=str(record["url"]), json=bool(record["json"]), body=str(record["body"]).encode())
 
 
-def place_of(settings: IndexSettings, name: str, filename: str, sha256: str) -> FileAt:
-    """Where the file *filename* of package *name* lies.
+def own_file(settings: IndexSettings, name: str, filename: str, sha256: str) -> FileAt:
+    """The location of the file *filename* of package *name*, which is on no index.
 
-    :raises Unresolvable: the user does not say.
+    :raises Unresolvable: its variable is not set.
     """
-    place = dict(settings.places).get(variable_of(name))
-    if place is None:
+    folder = dict(settings.places).get(variable_of(name))
+    if folder is None:
         raise Unresolvable(
-            f"{filename} is on no index, and nobody says where it lies",
-            hint=f"set {variable_of(name)} to the address below which it lies, or to a folder that has it",
+            f"{filename} is on no index, and {variable_of(name)} is not set",
+            hint=f"set {variable_of(name)} to the URL of a folder that has it, or to a local folder",
         )
-    return FileAt(filename=filename, url=f"{place}/{quote(filename)}", size=None, sha256=sha256)
+    return FileAt(filename=filename, url=f"{folder}/{quote(filename)}", size=None, sha256=sha256)

@@ -1,18 +1,18 @@
-"""A project page → those of its files that may be followed. Somebody else wrote it: it is not believed.
+"""The files on a project page whose names and links are safe. The page is not trusted.
 
-A file is wanted by its hash, so a page cannot give another one. What it could do is send us somewhere: to a
-file of this machine, out of https, to a name that is a path. Such a link is refused with a sentence.
+Files are identified by hash, so a page cannot substitute one. It could link to a local file, from https to
+http, or to a name that is a path: such links are refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from torchkiln.errors import BuildFailed
-from torchkiln.index.listing import Listed, Page, listing
+from torchkiln.index.listing import ListedFile, Page, PageFiles, listing
 from torchkiln.index.settings import redact
 from torchkiln.model.index import FileAt
 from torchkiln.util.http.redirects import unsafe
@@ -23,61 +23,64 @@ _NAME = re.compile(r"[A-Za-z0-9_.+!-]{1,250}")
 def found_on(page: Page, name: str, hashes: Collection[str]) -> tuple[FileAt, ...]:
     """The files on the *page* of project *name* with one of *hashes*.
 
-    :raises BuildFailed: it is not a project page, or gives such a file a name or an address that no file of
-        the project can have.
+    :raises BuildFailed: it is not a project page, or one of these files has an unsafe name or link.
     """
-    told = listing(page, hashes)
-    found, refused = [], {}
-    for file in told.files:
-        if file.sha256 not in hashes or not file.sha256:
-            continue
-        url = told.url(file)
-        if why := unfit(file.filename, name) or _astray(file, url, page):
-            refused[file.sha256] = why
-            continue
-        found.append(
-            FileAt(filename=file.filename, url=url, size=file.size, sha256=file.sha256, yanked=file.yanked)
-        )
+    listed = listing(page, hashes)
+    files = [file for file in listed.files if file.sha256 and file.sha256 in hashes]
+    found, refused = _safe(listed, files, page, name)
     for sha256 in refused.keys() - {file.sha256 for file in found}:
         raise BuildFailed(
             f"{redact(page.url)}: {refused[sha256]}",
-            hint="the index, or something on the way to it, is at fault; try another one",
+            hint="the index, or a proxy before it, is at fault; use another index",
         )
-    return tuple(found)
+    return found
 
 
 def wheels_on(page: Page, name: str) -> tuple[FileAt, ...]:
-    """Every wheel on the *page* of project *name* that has a hash and was not yanked.
-
-    A file that `found_on` would refuse is left out: nobody asked for it yet.
+    """The wheels on the *page* of project *name* with a hash and a safe name and link that are not yanked.
 
     :raises BuildFailed: it is not a project page.
     """
-    told = listing(page)
-    found = []
-    for file in told.files:
-        if not file.filename.endswith(".whl") or file.yanked is not None or not file.sha256:
-            continue
-        url = told.url(file)
-        if unfit(file.filename, name) or _astray(file, url, page):
-            continue
-        found.append(FileAt(filename=file.filename, url=url, size=file.size, sha256=file.sha256))
-    return tuple(found)
+    listed = listing(page)
+    wheels = (file for file in listed.files if file.filename.endswith(".whl"))
+    return _safe(listed, (file for file in wheels if file.sha256 and file.yanked is None), page, name)[0]
 
 
-def same_name(page: Page, filename: str) -> str:
-    """The sha256 that *page* gives for the file *filename*; "" where it has none."""
+def _safe(
+    listed: PageFiles, files: Iterable[ListedFile], page: Page, name: str
+) -> tuple[tuple[FileAt, ...], Mapping[str, str]]:
+    """Those of *files* with a safe name and link; of the others, sha256 → the reason."""
+    found, refused = [], {}
+    for file in files:
+        url = listed.url(file)
+        if why := unfit(file.filename, name):
+            refused[file.sha256] = why
+        elif why := unsafe(url, page.url):
+            refused[file.sha256] = f"unsafe link of {file.filename}: {why}"
+        else:
+            found.append(
+                FileAt(
+                    filename=file.filename, url=url, size=file.size, sha256=file.sha256, yanked=file.yanked
+                )
+            )
+    return tuple(found), refused
+
+
+def hash_of(page: Page, filename: str) -> str:
+    """The sha256 of the file *filename* on *page*; "" if there is none."""
     return next((file.sha256 for file in listing(page).files if file.filename == filename), "")
 
 
-def release_files(files: Collection[Listed], name: str) -> tuple[tuple[Listed, ...], Mapping[str, str]]:
+def release_files(
+    files: Collection[ListedFile], name: str
+) -> tuple[tuple[ListedFile, ...], Mapping[str, str]]:
     """Those of *files* that a resolver may choose from: of project *name*, with a sha256, each name once.
 
-    Also why others are left out, by file name.
+    Of the others, file name → the reason.
 
-    :raises BuildFailed: two files have one name and different hashes.
+    :raises BuildFailed: two files have the same name and different hashes.
     """
-    found: dict[str, Listed] = {}
+    found: dict[str, ListedFile] = {}
     left_out: dict[str, str] = {}
     for file in files:
         if not file.filename.endswith((".whl", ".tar.gz", ".zip")):
@@ -85,30 +88,25 @@ def release_files(files: Collection[Listed], name: str) -> tuple[tuple[Listed, .
         if why := unfit(file.filename, name):
             left_out[file.filename[:100]] = why
         elif not file.sha256:
-            left_out[file.filename] = "the index gives no sha256 of it"
+            left_out[file.filename] = "the index has no sha256 for it"
         elif found.setdefault(file.filename, file).sha256 != file.sha256:
             raise BuildFailed(
                 f"{file.filename}: the page of {name} lists it twice, with different sha256",
-                hint="the index is at fault; try another one",
+                hint="the index is at fault; use another one",
             )
     return tuple(found.values()), left_out
 
 
 def unfit(filename: str, name: str) -> str:
-    """Why *filename* cannot be that of a file of project *name*; "" where it can."""
+    """Why a file of project *name* cannot be called *filename*; "" if it can."""
     shown = filename[:100]
     if not _NAME.fullmatch(filename):
-        return f"{shown!r} is not the name of a file"
+        return f"invalid file name: {shown!r}"
     if filename.endswith(".whl"):
         try:
             project = parse_wheel_filename(filename)[0]
         except InvalidWheelFilename:
-            return f"{shown} is not the name of a wheel"
+            return f"invalid wheel filename: {shown}"
         if project != canonicalize_name(name):
             return f"{shown} is not a file of {name}"
     return ""
-
-
-def _astray(file: Listed, url: str, page: Page) -> str:
-    why = unsafe(url, page.url)
-    return f"the address of {file.filename} is not followed: {why}" if why else ""

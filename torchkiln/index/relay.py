@@ -1,8 +1,8 @@
-"""Our indexes → an index on this machine for uv: uv sees what we fetched, bounded and read strictly.
+"""A local index server for uv that relays the configured indexes with limits.
 
-uv has no limits of its own: one page without an end took it to 20 GB. So it gets no address but this one.
-Each page is fetched by our session, and written anew with the few fields that a resolver needs; of a wheel uv
-is given METADATA alone. What went wrong is kept, in our words, for whoever started uv.
+uv does not limit what it reads: an endless page took it to 20 GB of memory. So uv gets only the URL of this
+server, which downloads and parses each page, and serves the few fields that a resolver needs; of a wheel it
+serves METADATA only. It keeps the errors of the indexes for the caller.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from urllib.parse import quote, unquote
 from packaging.utils import canonicalize_name
 
 from torchkiln.errors import BuildFailed, KilnError, Unresolvable
-from torchkiln.index.dates import old_enough
-from torchkiln.index.listing import Listed
+from torchkiln.index.dates import uploaded_before
+from torchkiln.index.listing import ListedFile
 from torchkiln.index.metadata import Metadata
 from torchkiln.index.pages import Pages
 from torchkiln.index.read_page import release_files
-from torchkiln.index.session import PATIENCE
+from torchkiln.index.session import TOTAL
 from torchkiln.model.cell import Source
 
-PROJECTS = 1_000  # whose pages a resolver may ask for; a cell has 130 packages
+PROJECTS = 1_000  # pages that a resolver may request; a cell has 130 packages
 FILES = 120_000  # on all pages together; a cell has 64,000
-METADATA = 3_000  # files of metadata
+METADATA = 3_000  # metadata files
 _BYTES = 64 << 20  # of metadata
 _JSON = "application/vnd.pypi.simple.v1+json"
-_TEXT = 200  # characters of a field that is passed on
+_TEXT = 200  # characters of a field in a page for uv
 
 
 class Relay:
-    """The index, as long as its context lasts. Safe: uv asks from many threads."""
+    """The server, while its context lasts; thread-safe, as uv sends requests in parallel."""
 
     def __init__(self, pages: Pages, *, as_of: str) -> None:
-        self.failures: list[Exception] = []  # in the order in which they came
+        self.failures: list[Exception] = []  # in order
         self.missing: dict[str, Unresolvable] = {}  # projects that their index does not have
-        self.left_out: dict[str, tuple[str, ...]] = {}  # project → files that uv was not told of, and why
+        self.left_out: dict[str, tuple[str, ...]] = {}  # project → files that uv does not see, with reasons
         self._pages, self._as_of = pages, as_of
         self._metadata = Metadata(pages)
-        self._files: dict[str, tuple[Listed, str, Source]] = {}  # sha256 → file, base of its address, index
+        self._files: dict[str, tuple[ListedFile, str, Source]] = {}  # sha256 → file, base URL, index
         self._projects: set[tuple[str, str]] = set()
-        self._told = self._bytes = 0
+        self._metadata_files = self._metadata_bytes = 0
         self._guard = threading.Lock()
-        self._token = secrets.token_hex(16)  # others on this machine must not use our credentials
+        self._token = secrets.token_hex(16)  # other users of this machine must not use the user's credentials
         self._server = _Server(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
@@ -64,13 +64,13 @@ class Relay:
         self._thread.join()
 
     def url(self, index: Source) -> str:
-        """The address of *index*, for uv."""
+        """The URL of *index*, for uv."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/{self._token}/{index.value}"
 
     def answer(self, path: str) -> bytes | None:
-        """The body for *path*; None: there is no such thing.
+        """The body of the response for *path*; None: not found.
 
-        :raises KilnError: an index is at fault; it is kept in `failures`, too.
+        :raises KilnError: an index is at fault; the error is also in `failures`.
         """
         try:
             match [unquote(part) for part in path.strip("/").split("/")]:
@@ -78,7 +78,7 @@ class Relay:
                     return self._page(project, Source(source))
                 case [token, "files", sha256, name] if token == self._token and name.endswith(".metadata"):
                     return self._beside(sha256)
-        except Exception as error:  # whatever it is, it must end the run and not this thread
+        except Exception as error:  # any error must end the run, not just this thread
             self.failures.append(error)
             raise
         return None
@@ -88,10 +88,10 @@ class Relay:
         with self._guard:
             self._projects.add((name, index.value))
             if len(self._projects) > PROJECTS:
-                raise _endless(f"{name}: the requirements lead to more than {PROJECTS} projects")
+                raise _limit_exceeded(f"{name}: the requirements lead to more than {PROJECTS} projects")
         try:
-            with self._pages.session.deadlines.within(PATIENCE):
-                old, base = old_enough(self._pages, name, index, self._as_of)
+            with self._pages.session.deadlines.within(TOTAL):
+                old, base = uploaded_before(self._pages, name, index, self._as_of)
         except Unresolvable as error:
             self.missing[name] = error
             return None
@@ -100,13 +100,13 @@ class Relay:
         with self._guard:
             self._files |= {file.sha256: (file, base, index) for file in files}
             if len(self._files) > FILES:
-                raise _endless(f"{name}: the requirements lead to more than {FILES} files")
-        place = f"/{self._token}/files"
+                raise _limit_exceeded(f"{name}: the requirements lead to more than {FILES} files")
+        folder = f"/{self._token}/files"
         document = {
             "meta": {"api-version": "1.1"},
             "name": name,
             "versions": [],
-            "files": [_entry(file, place) for file in files],
+            "files": [_entry(file, folder) for file in files],
         }
         return json.dumps(document, separators=(",", ":")).encode()
 
@@ -115,23 +115,25 @@ class Relay:
             return None
         file, base, index = self._files[sha256]
         with self._guard:
-            self._told += 1
-            if self._told > METADATA or self._bytes > _BYTES:
-                raise _endless(f"{file.filename}: the requirements lead to more than {METADATA} wheels")
+            self._metadata_files += 1
+            if self._metadata_files > METADATA or self._metadata_bytes > _BYTES:
+                raise _limit_exceeded(
+                    f"{file.filename}: the requirements lead to more than {METADATA} wheels"
+                )
         data = self._metadata.for_resolver(file, base, index)
         with self._guard:
-            self._bytes += len(data)
+            self._metadata_bytes += len(data)
         return data
 
 
 _SOURCES: Collection[str] = (Source.DEFAULT.value, Source.PYTORCH.value)
 
 
-def _entry(file: Listed, place: str) -> dict[str, Any]:
-    """What uv is told of *file*. Its upload time is not: `old_enough` looked at it."""
+def _entry(file: ListedFile, folder: str) -> dict[str, Any]:
+    """*file* for uv, without its upload time, which `uploaded_before` has checked."""
     entry: dict[str, Any] = {
         "filename": file.filename,
-        "url": f"{place}/{file.sha256}/{quote(file.filename)}",
+        "url": f"{folder}/{file.sha256}/{quote(file.filename)}",
         "hashes": {"sha256": file.sha256},
     }
     if file.filename.endswith(".whl"):
@@ -143,9 +145,9 @@ def _entry(file: Listed, place: str) -> dict[str, Any]:
     return entry
 
 
-def _endless(what: str) -> BuildFailed:
+def _limit_exceeded(message: str) -> BuildFailed:
     return BuildFailed(
-        what, hint="the index is at fault, or a requirement in matrix.yaml is too wide: bound it"
+        message, hint="the index is at fault, or a requirement in matrix.yaml is too wide: add a bound"
     )
 
 
@@ -154,7 +156,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """uv hangs up when it is done."""
+        """Ignored: uv closes its connections when it has finished."""
 
 
 def _handler(relay: Relay) -> type[BaseHTTPRequestHandler]:
@@ -163,7 +165,7 @@ def _handler(relay: Relay) -> type[BaseHTTPRequestHandler]:
         disable_nagle_algorithm = True
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nobody reads it."""
+            """No access log."""
 
         def do_GET(self) -> None:
             try:

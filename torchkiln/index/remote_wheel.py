@@ -1,6 +1,6 @@
-"""A wheel on an index → its METADATA, by range requests: of a gigabyte one or two megabytes are fetched.
+"""Reads METADATA of a wheel on an index by range requests: of a gigabyte it downloads one or two megabytes.
 
-Others wrote the wheel: what is read of it is bounded, and nothing of it is kept.
+The wheel is not trusted: what is read is bounded, and not cached.
 """
 
 from __future__ import annotations
@@ -13,90 +13,90 @@ import zlib
 from typing import Any
 
 from torchkiln.errors import BuildFailed
-from torchkiln.index.session import PATIENCE, Session, get, persist, refused
+from torchkiln.index.session import TOTAL, IndexSession, byte_count, get, http_error, request
 from torchkiln.index.settings import redact
 from torchkiln.model.index import METADATA_LIMIT, FileAt, WheelMetadata, read_metadata
 
 _BLOCK = 1 << 18  # bytes; the directory of torch's wheel takes about six blocks
 _MOST = 24  # blocks of one wheel
 _END = struct.Struct("<4s4xHHLL")  # of a zip: signature, entries (twice), size and offset of the directory
-_ONE = threading.Lock()  # a directory takes twelve times its size in memory: one at a time is read
-_NO_RANGES = "METADATA is read by range requests; use an index that answers them"
+_DIRECTORY = threading.Lock()  # a zip directory takes twelve times its size in memory: read one at a time
+_NO_RANGES = "torchkiln reads METADATA by range requests; use an index that supports them"
 
 
 class NoRanges(BuildFailed):
-    """The server does not answer range requests."""
+    """The server does not support range requests."""
 
 
-def metadata_of(session: Session, wheel: FileAt) -> WheelMetadata:
-    """What METADATA of *wheel* tells.
+def metadata_of(session: IndexSession, wheel: FileAt) -> WheelMetadata:
+    """METADATA of *wheel*.
 
-    :raises BuildFailed: the index gives no lasting answer or no ranges, or it is no wheel.
+    :raises BuildFailed: it cannot be read, or the file is not a wheel.
     """
     try:
         return read_metadata(metadata_bytes(session, wheel))
     except ValueError as error:
-        raise _no_wheel(wheel, str(error)) from error
+        raise _invalid_wheel(wheel, str(error)) from error
 
 
-def metadata_bytes(session: Session, wheel: FileAt) -> bytes:
-    """METADATA of *wheel*, as it stands in it.
+def metadata_bytes(session: IndexSession, wheel: FileAt) -> bytes:
+    """The METADATA file in *wheel*.
 
-    :raises NoRanges: the server does not answer range requests.
-    :raises BuildFailed: the index gives no lasting answer, it is no wheel, or of another size than was told.
+    :raises NoRanges: the server does not support range requests.
+    :raises BuildFailed: it cannot be read, or the file is not a wheel or has another size than on the page.
     """
-    with session.deadlines.within(PATIENCE):
+    with session.deadlines.within(TOTAL):
         return _metadata_bytes(session, wheel)
 
 
-def _metadata_bytes(session: Session, wheel: FileAt) -> bytes:
+def _metadata_bytes(session: IndexSession, wheel: FileAt) -> bytes:
     try:
-        remote = _Remote(session, wheel)
+        remote = _RemoteFile(session, wheel)
         remote.fetch_directory()
-        with _ONE:
+        with _DIRECTORY:
             archive = zipfile.ZipFile(io.BufferedReader(remote))
-            listed = [one for one in archive.infolist() if one.filename.endswith(".dist-info/METADATA")]
+            named = [entry for entry in archive.infolist() if entry.filename.endswith(".dist-info/METADATA")]
             archive.filelist.clear()
             archive.NameToInfo.clear()
-        inside = [one for one in listed if one.filename.count("/") == 1]
-        if len(inside) != 1:
-            raise _no_wheel(wheel, "it has no METADATA" if not inside else "it has METADATA twice")
-        with archive, archive.open(inside[0]) as file:
+        entries = [entry for entry in named if entry.filename.count("/") == 1]
+        if len(entries) != 1:
+            raise _invalid_wheel(wheel, "no METADATA" if not entries else "more than one METADATA")
+        with archive, archive.open(entries[0]) as file:
             data = file.read(METADATA_LIMIT + 1)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, OSError) as error:
-        raise _no_wheel(wheel, str(error) or type(error).__name__) from error
+        raise _invalid_wheel(wheel, str(error) or type(error).__name__) from error
     if len(data) > METADATA_LIMIT:
-        raise _no_wheel(wheel, f"METADATA has more than {METADATA_LIMIT} bytes")
+        raise _invalid_wheel(wheel, f"METADATA has more than {METADATA_LIMIT} bytes")
     return data
 
 
-def other_size(wheel: FileAt, size: int) -> BuildFailed:
-    """The error for a server whose file has another size than the page told."""
+def size_mismatch(wheel: FileAt, size: int) -> BuildFailed:
+    """The error if the size on the server differs from that on the page."""
     return BuildFailed(
-        f"{wheel.filename}: its size is {size} bytes on the server, {wheel.size} on the index's page",
-        hint="the index is at fault; try another one",
+        f"{wheel.filename}: size mismatch: {size} bytes on the server, {wheel.size} on the index's page",
+        hint="the index is at fault; use another one",
     )
 
 
-def _no_wheel(wheel: FileAt, why: str) -> BuildFailed:
+def _invalid_wheel(wheel: FileAt, why: str) -> BuildFailed:
     return BuildFailed(
-        f"{wheel.filename}: not a wheel: {why[:200]}",
-        hint="the file on the index is malformed; try another index",
+        f"{wheel.filename}: invalid wheel: {why[:200]}",
+        hint="the file on the index is malformed; use another index",
     )
 
 
-class _Remote(io.RawIOBase):
-    """A seekable file behind HTTP, read in whole blocks, each once."""
+class _RemoteFile(io.RawIOBase):
+    """A seekable file over HTTP, read in whole blocks, each once."""
 
-    def __init__(self, session: Session, wheel: FileAt) -> None:
+    def __init__(self, session: IndexSession, wheel: FileAt) -> None:
         self._session, self._wheel, self._at = session, wheel, 0
         self._blocks: dict[int, bytes] = {}
-        self._size = self._measured()
+        self._size = self._read_size()
         if wheel.size is not None and wheel.size != self._size:
-            raise other_size(wheel, self._size)
+            raise size_mismatch(wheel, self._size)
 
     def fetch_directory(self) -> None:
-        """Fetch the blocks of the zip's directory, as far as its end tells where that is."""
+        """Fetch the blocks of the zip directory, if the end of the file says where it is."""
         last = max(self._size - 1, 0) // _BLOCK
         tail = self._block(last) if self._size else b""
         at = tail.rfind(b"PK\5\6")
@@ -119,7 +119,7 @@ class _Remote(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         if at < 0:
-            raise ValueError("it points before its own beginning")
+            raise ValueError("negative offset")
         self._at = at
         return at
 
@@ -132,33 +132,33 @@ class _Remote(io.RawIOBase):
         self._at += len(part)
         return len(part)
 
-    def _measured(self) -> int:
-        """The file's size; what the page tells of it is not needed."""
+    def _read_size(self) -> int:
         url = self._wheel.url
-        with persist(self._session, "GET", url, headers=_range(0, 0), stream=True) as answer:
-            if answer.status_code == 200:
-                raise NoRanges(f"{redact(url)}: the server answers no ranges", hint=_NO_RANGES)
-            if answer.status_code != 206:
-                raise refused(url, answer.status_code)
-            total = answer.headers.get("Content-Range", "").rpartition("/")[2]
-        if not (total.isascii() and total.isdigit() and len(total) < 16):
-            raise BuildFailed(f"{redact(url)}: the server tells no size", hint=_NO_RANGES)
-        return int(total)
+        with request(self._session, "GET", url, headers=_range(0, 0), stream=True) as response:
+            if response.status_code == 200:
+                raise NoRanges(f"{redact(url)}: no support for range requests", hint=_NO_RANGES)
+            if response.status_code != 206:
+                raise http_error(url, response.status_code)
+            size = byte_count(response.headers.get("Content-Range", "").rpartition("/")[2])
+        if size is None:
+            raise BuildFailed(f"{redact(url)}: the server does not send the file size", hint=_NO_RANGES)
+        return size
 
     def _block(self, number: int) -> bytes:
         if number not in self._blocks:
             if len(self._blocks) == _MOST:
-                raise ValueError(f"its directory and METADATA take more than {_MOST * _BLOCK >> 20} MiB")
+                raise ValueError(f"directory and METADATA take more than {_MOST * _BLOCK >> 20} MiB")
             first, last = number * _BLOCK, min((number + 1) * _BLOCK, self._size) - 1
-            answer, data = get(self._session, self._wheel.url, _BLOCK, headers=_range(first, last))
-            if answer.status_code != 206 or len(data) != last - first + 1:
+            response, data = get(self._session, self._wheel.url, _BLOCK, headers=_range(first, last))
+            if response.status_code != 206 or len(data) != last - first + 1:
                 raise BuildFailed(
-                    f"{redact(self._wheel.url)}: asked for a range, got another", hint=_NO_RANGES
+                    f"{redact(self._wheel.url)}: the server sent another range than requested",
+                    hint=_NO_RANGES,
                 )
             self._blocks[number] = data
         return self._blocks[number]
 
 
 def _range(first: int, last: int) -> dict[str, str]:
-    """Identity: offsets are those of the file, not of a compressed answer."""
+    """identity: the offsets are those of the file, not of a compressed response."""
     return {"Accept-Encoding": "identity", "Range": f"bytes={first}-{last}"}

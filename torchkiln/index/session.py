@@ -1,4 +1,4 @@
-"""IndexSettings → one HTTP session, and requests that are tried again while that may help."""
+"""The HTTP session for package indexes, and requests with retries."""
 
 from __future__ import annotations
 
@@ -13,61 +13,58 @@ from requests.utils import get_netrc_auth
 from urllib3.exceptions import HTTPError
 
 from torchkiln.errors import BuildFailed
-from torchkiln.index.folder import Folder
-from torchkiln.index.settings import IndexSettings, redact
-from torchkiln.util.http import session as http_session
+from torchkiln.index.folder import FileAdapter
+from torchkiln.index.settings import IndexSettings, host_of, redact
 from torchkiln.util.http.deadlines import Overdue
 from torchkiln.util.http.failures import certificate_fault, reason_of, status_text
 from torchkiln.util.http.redirects import UnsafeRedirect
 from torchkiln.util.http.retry import AGAIN, ATTEMPTS, GivenUp, Transient, retry, retry_after
-from torchkiln.util.http.session import Network
+from torchkiln.util.http.session import LimitedSession, Network
 
 TIMEOUT = (15.0, 60.0)  # seconds: to connect, and between two bytes
 WORKERS = 16
-LARGE = 2 << 20  # bytes of a page, from which on few are read at a time
-PATIENCE = 45.0  # seconds for a page, all attempts and their pauses together
+LARGE = 2 << 20  # bytes; larger pages are read one at a time
+TOTAL = 45.0  # seconds for a page, all attempts and pauses together
 HEADERS = 40.0  # seconds for all headers of an answer, redirects included
 _BROKEN = (requests.RequestException, HTTPError, http.client.HTTPException, OSError)
 T = TypeVar("T")
-_PIECE = 1 << 14  # bytes of a body as it comes; unpacked it may be a thousand times as long
+_PIECE = 1 << 14  # bytes of a compressed body; unpacked it may be a thousand times as long
 
 
-class Session(http_session.LimitedSession):
-    """The session of our settings; the credentials of an address go to its own host only."""
+class IndexSession(LimitedSession):
+    """The session for the user's settings."""
 
     def __init__(self, settings: IndexSettings) -> None:
         super().__init__(
             Network(ca_bundle=settings.ca_bundle, client_cert=settings.client_cert, proxy=settings.proxy)
         )
         self.auth = _Logins(settings.logins)
-        self.mount("file://", Folder())
+        self.mount("file://", FileAdapter())
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
-        """As in requests; our time limits where the caller gives none."""
+        """As in requests, with time limits unless the caller sets them."""
         kwargs.setdefault("timeout", TIMEOUT)
         with self.deadlines.limit(HEADERS):
             return super().request(*args, **kwargs)
 
 
 class _Logins(AuthBase):
-    """The credentials of an address go to its own host only; elsewhere netrc is asked."""
+    """Sends the credentials of a URL to its own host only; for other hosts it uses netrc."""
 
     def __init__(self, logins: tuple[tuple[str, str, str], ...]) -> None:
         self._logins = {host: (user, password) for host, user, password in logins}
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        host = (request.url or "").split("//", 1)[-1].split("/", 1)[0].rpartition("@")[2]
-        login = self._logins.get(host) or get_netrc_auth(request.url or "")
-        if login:
-            HTTPBasicAuth(*login)(request)
-        return request
+        url = request.url or ""
+        login = self._logins.get(host_of(url)) or get_netrc_auth(url)
+        return HTTPBasicAuth(*login)(request) if login else request
 
 
-def ask(session: Session, method: str, url: str, **kwargs: Any) -> requests.Response:
-    """One request. Every answer that trying again cannot change is returned, 404 included.
+def send(session: IndexSession, method: str, url: str, **kwargs: Any) -> requests.Response:
+    """The response to one request, errors like 404 included.
 
-    :raises Transient: no connection, 5xx, 429 and the like.
-    :raises BuildFailed: redirects that do not end, a certificate that is not trusted.
+    :raises Transient: no connection, 5xx, 429: a retry may help.
+    :raises BuildFailed: a redirect loop, an untrusted certificate.
     """
     try:
         response = session.request(method, url, **kwargs)
@@ -78,20 +75,20 @@ def ask(session: Session, method: str, url: str, **kwargs: Any) -> requests.Resp
         ) from error
     except UnsafeRedirect as error:
         raise BuildFailed(
-            f"{redact(error.url)}: redirected to an address that is not followed: {error}",
-            hint="the index, or somebody between, is at fault; try another one",
+            f"{redact(error.url)}: unsafe redirect: {error}",
+            hint="the index, or a proxy before it, is at fault; use another index",
         ) from error
     except requests.TooManyRedirects as error:
         raise BuildFailed(
             f"{redact(url)}: redirect loop: more than {session.max_redirects} redirects",
-            hint="the index is at fault; try another one",
+            hint="the index is at fault; use another one",
         ) from error
     except (requests.RequestException, TimeoutError) as error:
         raise Transient(reason_of(error)) from error
-    except (ValueError, LookupError) as error:  # an address or a header that the library cannot even read
+    except (ValueError, LookupError) as error:  # a URL or a header that the library cannot parse
         raise BuildFailed(
-            f"{redact(url)}: not a valid answer: {type(error).__name__}",
-            hint="the index is at fault; try another one",
+            f"{redact(url)}: invalid response: {type(error).__name__}",
+            hint="the index is at fault; use another one",
         ) from error
     if response.status_code in AGAIN:
         response.close()
@@ -100,7 +97,7 @@ def ask(session: Session, method: str, url: str, **kwargs: Any) -> requests.Resp
 
 
 def get(
-    session: Session,
+    session: IndexSession,
     url: str,
     most: int,
     *,
@@ -108,22 +105,22 @@ def get(
     on_large: Callable[[], None] = lambda: None,
     **kwargs: Any,
 ) -> tuple[requests.Response, bytes]:
-    """`persist` for a GET whose body, at *most* so many bytes unpacked, comes with the answer.
+    """The response to a GET with retries, and its body, at *most* so many bytes unpacked.
 
-    All of it, attempts and pauses included, is over after `PATIENCE`.
+    Attempts and pauses together take at most `TOTAL` seconds.
 
-    :param on_large: called once, when the body turns out to be a large one.
-    :raises BuildFailed: the server gave no lasting answer, or one that is too long or takes too long.
+    :param on_large: called once, when the body exceeds `LARGE` bytes.
+    :raises BuildFailed: all attempts failed, or the body is too long or takes too long.
     """
 
     def attempt() -> tuple[requests.Response, bytes]:
-        with ask(session, "GET", url, stream=True, **kwargs) as response:
+        with send(session, "GET", url, stream=True, **kwargs) as response:
             try:
                 return response, _body(response, url, most, on_large)
             except _BROKEN as error:
                 raise Transient(reason_of(error)) from error
 
-    return _persist(session, url, attempt, sleep)
+    return _retry(session, url, attempt, sleep)
 
 
 def _body(response: requests.Response, url: str, most: int, on_large: Callable[[], None]) -> bytes:
@@ -132,8 +129,8 @@ def _body(response: requests.Response, url: str, most: int, on_large: Callable[[
         body += piece
         if len(body) > most:
             raise BuildFailed(
-                f"{redact(url)}: longer than {_size(most)}",
-                hint="the index is at fault; check the index address, or try another one",
+                f"{redact(url)}: the response is longer than {_size(most)}",
+                hint="the index is at fault; check the index URL, or use another one",
             )
         if len(body) > LARGE and not large:
             on_large()
@@ -142,7 +139,7 @@ def _body(response: requests.Response, url: str, most: int, on_large: Callable[[
 
 
 def _pieces(response: requests.Response) -> Iterator[bytes]:
-    """The body, unpacked. Not by `iter_content`: that reads the line before a chunk whole, however long."""
+    """The unpacked body. Not `iter_content`: it does not limit the length of a chunk's size line."""
     while piece := response.raw.read(_PIECE, decode_content=True):
         yield piece
 
@@ -151,24 +148,29 @@ def _size(count: int) -> str:
     return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
 
 
-def persist(
-    session: Session,
+def request(
+    session: IndexSession,
     method: str,
     url: str,
     *,
     sleep: Callable[[float], None] = time.sleep,
     **kwargs: Any,
 ) -> requests.Response:
-    """`ask`, again and again with growing pauses.
+    """`send` with retries.
 
-    :raises BuildFailed: the server gave no lasting answer.
+    :raises BuildFailed: all attempts failed.
     """
-    return _persist(session, url, lambda: ask(session, method, url, **kwargs), sleep)
+    return _retry(session, url, lambda: send(session, method, url, **kwargs), sleep)
 
 
-def _persist(session: Session, url: str, step: Callable[[], T], sleep: Callable[[float], None]) -> T:
-    patience = session.deadlines.left(PATIENCE)
-    end = time.monotonic() + patience
+def byte_count(text: str) -> int | None:
+    """The number in a Content-Length or in the total of a Content-Range; None if it is not one."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def _retry(session: IndexSession, url: str, step: Callable[[], T], sleep: Callable[[float], None]) -> T:
+    seconds = session.deadlines.left(TOTAL)
+    end = time.monotonic() + seconds
 
     def limited() -> T:
         try:
@@ -178,35 +180,31 @@ def _persist(session: Session, url: str, step: Callable[[], T], sleep: Callable[
             raise Transient("timed out") from error
 
     try:
-        return retry(limited, sleep=sleep, max_seconds=patience)
+        return retry(limited, sleep=sleep, max_seconds=seconds)
     except GivenUp as error:
-        if error.attempts < ATTEMPTS:
-            raise _late(url, str(error)) from error
-        raise lost(url, str(error)) from error
+        if error.attempts == ATTEMPTS:
+            raise unavailable(url, str(error)) from error
+        raise BuildFailed(
+            f"{redact(url)}: {error}; no complete response within {TOTAL:.0f} seconds",
+            hint="check the network, the proxy (HTTPS_PROXY, pip's `proxy`) and the index",
+        ) from error
 
 
-def _late(url: str, reason: str) -> BuildFailed:
-    return BuildFailed(
-        f"{redact(url)}: {reason}; no complete answer within {PATIENCE:.0f} seconds",
-        hint="check the network, the proxy (HTTPS_PROXY, pip's `proxy`) and the index",
-    )
-
-
-def lost(url: str, reason: str) -> BuildFailed:
-    """The error for a server that gave no lasting answer."""
+def unavailable(url: str, reason: str) -> BuildFailed:
+    """The error after the last attempt."""
     return BuildFailed(
         f"{redact(url)}: {reason} ({ATTEMPTS} attempts)",
         hint="check the network, the proxy (HTTPS_PROXY, pip's `proxy`) and the index; "
-        "what was fetched is kept, and the next run resumes there",
+        "run again to resume the download",
     )
 
 
-def refused(url: str, status: int) -> BuildFailed:
-    """The error for an answer that trying again cannot change."""
+def http_error(url: str, status: int) -> BuildFailed:
+    """The error for an HTTP status that a retry does not change."""
     hint = {
-        401: "the index wants credentials: put them into netrc or into the index address",
-        403: "the index denies access to this file; check your credentials and its rules",
-        404: "the index does not have this file; check the index address, or use an index that has it",
-        407: "the proxy wants credentials: see pip's `proxy` setting",
+        401: "the index requires credentials: put them into netrc or into the index URL",
+        403: "the index denies access to this file: check your credentials and permissions",
+        404: "the index does not have this file: check the index URL, or use an index that has it",
+        407: "the proxy requires credentials: see pip's `proxy` setting",
     }.get(status, "the index is at fault; try again later or use another one")
     return BuildFailed(f"{redact(url)}: {status_text(status)}", hint=hint)

@@ -1,8 +1,8 @@
-"""The user's own settings → IndexSettings: where packages come from, and by which certificates.
+"""Reads the user's pip and uv settings into IndexSettings: index addresses, certificates, credentials.
 
-pip is asked for its configuration, because only pip knows all its files and variables; uv's variables
-win over it. Extra indexes and find-links are never taken: with them, whoever uploads a name anywhere
-can put a package into an image, and a lock would depend on the machine that made it.
+The configuration is read with `pip config list`, because only pip knows all its files and variables; uv's
+variables override it. Extra indexes and find-links are ignored: they allow dependency confusion, where anyone
+who uploads a package of the same name gets it into an image, and a lock would depend on the machine.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ class IndexSettings:
     client_cert: str | None
     proxy: str | None = field(repr=False)
     logins: tuple[tuple[str, str, str], ...] = field(repr=False)  # (host, user, password)
-    left_out: tuple[str, ...]  # settings that were there and are not followed
+    left_out: tuple[str, ...]  # settings that are set and ignored
     places: tuple[tuple[str, str], ...] = ()  # (variable, address) of files that are on no index
 
     @property
     def untrusted(self) -> tuple[Source, ...]:
-        """The indexes that are untrusted."""
+        """The untrusted indexes."""
         return (Source.PYTORCH,) if self.pytorch_untrusted else ()
 
     def url(self, source: Source) -> str:
-        """The address of *source*, without a slash at its end.
+        """The address of *source*, without a trailing slash.
 
-        :raises Unresolvable: it is the index `pytorch` and none is configured.
+        :raises Unresolvable: *source* is the index `pytorch`, which is not configured.
         """
         if source is Source.DEFAULT:
             return self.default_url
         if self.pytorch_url is None:
             raise Unresolvable(
                 "these wheels are only on PyTorch's own index, and that index is not configured",
-                hint=f"set {PYTORCH_VARIABLE} to its simple-index address (the part before /torch/)",
+                hint=f"set {PYTORCH_VARIABLE} to its simple index URL (the part before /torch/)",
             )
         return self.pytorch_url
 
@@ -64,21 +64,21 @@ class IndexSettings:
 def index_settings(
     environ: Mapping[str, str], *, pip_config: str | None = None, default_url: str | None = None
 ) -> IndexSettings:
-    """The settings that *environ* and the user's pip configuration give.
+    """The settings from *environ* and the user's pip configuration.
 
-    :param pip_config: what ``pip config list`` prints; None asks pip.
-    :param default_url: the index where the user set none; None takes the library's constant.
-    :raises ConfigError: an address is not http(s).
+    :param pip_config: output of ``pip config list``; None runs pip.
+    :param default_url: the index if the user set none; None is PyPI.
+    :raises ConfigError: an address is not an http(s) URL.
     """
-    pip = parse_pip_config(ask_pip(environ) if pip_config is None else pip_config)
+    pip = parse_pip_config(pip_config_list(environ) if pip_config is None else pip_config)
     if default_url is None:
         from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
         default_url = PYPI_SIMPLE_ENDPOINT
-    chosen = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or pip.get("index-url")
+    configured = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or pip.get("index-url")
     faults: list[str] = []
     logins: list[tuple[str, str, str]] = []
-    default = _address(chosen or default_url, "index-url", faults, logins)
+    default = _address(configured or default_url, "index-url", faults, logins)
     pytorch, untrusted = declared(environ.get(PYTORCH_VARIABLE, ""))
     pytorch_url = _address(pytorch, PYTORCH_VARIABLE, faults, logins) if pytorch else None
     places = tuple(
@@ -87,7 +87,7 @@ def index_settings(
         if name.startswith(_OWN) and name != PYTORCH_VARIABLE and value
     )
     if faults:
-        raise ConfigError.of(faults, hint="give the address of a simple index: https://host/path/simple")
+        raise ConfigError.of(faults, hint="use the URL of a simple index: https://host/path/simple")
     return IndexSettings(
         default_url=default,
         pytorch_url=pytorch_url,
@@ -102,9 +102,9 @@ def index_settings(
     )
 
 
-def ask_pip(environ: Mapping[str, str]) -> str:
-    """What ``pip config list`` prints: our own pip, else the one on PATH; "" where there is none."""
-    # Isolated: else a pip.py in the current folder, whoever put it there, would be run.
+def pip_config_list(environ: Mapping[str, str]) -> str:
+    """Output of ``pip config list``: of this Python's pip, else of the one on PATH; "" without pip."""
+    # -I: otherwise Python would run a pip.py in the current folder.
     for command in ([sys.executable, "-I", "-m", "pip"], ["pip"], ["pip3"]):
         try:
             done = subprocess.run(
@@ -123,7 +123,7 @@ def ask_pip(environ: Mapping[str, str]) -> str:
 
 
 def parse_pip_config(text: str) -> dict[str, str]:
-    """Option → value of a ``pip config list``: variables go before [install], [install] before [global]."""
+    """Option → value in ``pip config list``: variables override [install], which overrides [global]."""
     ranked: dict[str, tuple[int, str]] = {}
     for line in text.splitlines():
         key, equals, value = line.partition("=")
@@ -141,27 +141,27 @@ def parse_pip_config(text: str) -> dict[str, str]:
 
 
 def redact(url: str) -> str:
-    """*url* as it may stand in a message: scheme, host and last path component, nothing else."""
+    """*url* for a message: scheme, host and last path component, nothing else."""
     parts = urlsplit(url)
     name = PurePosixPath(parts.path).name
-    place = f"{parts.scheme}://{_host(url)}"
-    return f"{place}/…/{name}" if name else place
+    origin = f"{parts.scheme}://{host_of(url)}"
+    return f"{origin}/…/{name}" if name else origin
 
 
 def redact_text(text: str) -> str:
-    """*text* with every address in it redacted."""
+    """*text* with every URL redacted."""
     return _URL.sub(lambda found: redact(found.group()), text)
 
 
-def _host(url: str) -> str:
-    """host or host:port, never the user information before it."""
+def host_of(url: str) -> str:
+    """Host, or host:port, without user and password."""
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
 def with_address(settings: IndexSettings, url: str, setting: str) -> tuple[IndexSettings, str]:
-    """*settings* with the credentials of one more address, and that address without them.
+    """*settings* with the credentials in *url*, and *url* without them.
 
-    :raises ConfigError: it is not http(s).
+    :raises ConfigError: *url* is not an http(s) URL.
     """
     faults: list[str] = []
     logins = list(settings.logins)
@@ -172,18 +172,18 @@ def with_address(settings: IndexSettings, url: str, setting: str) -> tuple[Index
 
 
 def _address(url: str, setting: str, faults: list[str], logins: list[tuple[str, str, str]]) -> str:
-    """*url* without its credentials, which go to *logins*."""
+    """*url* without its credentials, which are added to *logins*."""
     parts = urlsplit(url.strip())
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        faults.append(f"{setting}: not an http(s) address")
+        faults.append(f"{setting}: not an http(s) URL")
         return ""
     if parts.username is not None:
-        logins.append((_host(url), unquote(parts.username), unquote(parts.password or "")))
-    return urlunsplit((parts.scheme, _host(url.strip()), parts.path.rstrip("/"), "", ""))
+        logins.append((host_of(url), unquote(parts.username), unquote(parts.password or "")))
+    return urlunsplit((parts.scheme, host_of(url.strip()), parts.path.rstrip("/"), "", ""))
 
 
 def _place(value: str, setting: str, faults: list[str], logins: list[tuple[str, str, str]]) -> str:
-    """An address as `_address` has it, or a folder of this machine as one."""
+    """A URL as `_address` returns it; of a local folder its file: URL."""
     if Path(value).is_dir():
         return Path(value).absolute().as_uri()
-    return _address(value, f"{setting}: no folder that is there", faults, logins)
+    return _address(value, f"{setting}: no such folder", faults, logins)

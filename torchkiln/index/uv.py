@@ -1,7 +1,7 @@
-"""Wanted → pins: uv resolves, from metadata alone, for the image's Python and never the host's.
+"""Resolves requirements with uv, from metadata alone, for the image's Python.
 
-uv runs in a folder of its own in the cache, which nobody else can write, asks no index but our relay, and is
-ended when it takes more memory or time than any resolution needs.
+uv runs in a private folder in the cache, connects to nothing but the relay, and is killed if it takes more
+memory or time than any resolution needs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from torchkiln.util.files import remove_tree
 
 MEMORY = 160 << 20  # bytes that uv may hold; a cell takes half of that
 CPU = 40  # seconds of all cores together; a cell takes two
-SECONDS = 900.0  # however slow the network is
-_LOOK = 0.05  # seconds between two looks at uv
-_SAID = 1 << 20  # bytes of uv's messages that are read
+SECONDS = 900.0  # of wall clock time
+_POLL = 0.05  # seconds between two checks of uv
+_STDERR = 1 << 20  # bytes of uv's messages that are read
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _UNKNOWN = re.compile(
@@ -41,7 +41,7 @@ _UNKNOWN = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pin:
-    """One package of the answer; the hashes are those of all its files."""
+    """One package of the resolution; the hashes are those of all its files."""
 
     name: str
     version: str
@@ -50,26 +50,26 @@ class Pin:
 
 
 def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
-    """What *wanted* comes to, by name.
+    """The resolution of *wanted*, by name.
 
     :raises Unresolvable: the requirements conflict, or the index `pytorch` is needed and not configured.
-    :raises BuildFailed: an index is at fault, or the resolver takes more than any resolution needs.
+    :raises BuildFailed: an index is at fault, or the resolver exceeds a limit.
     """
     if wanted.bound:
         pages.settings.url(Source.PYTORCH)
     uv = _uv()
-    with _own_folder(pages.store) as folder, Relay(pages, as_of=wanted.as_of) as relay:
+    with _private_folder(pages.store) as folder, Relay(pages, as_of=wanted.as_of) as relay:
         for name, text in files(wanted, relay.url(Source.PYTORCH)).items():
             (folder / name).write_text(text)
-        said = folder / "stderr.txt"
-        with said.open("wb") as err:
+        messages = folder / "stderr.txt"
+        with messages.open("wb") as stderr:
             process = subprocess.Popen(
                 [uv, *arguments(wanted)],
                 cwd=folder,
                 env=environment(str(folder), relay.url(Source.DEFAULT)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=err,
+                stderr=stderr,
             )
             try:
                 fault = _watch(process, relay)
@@ -82,12 +82,12 @@ def compile_pins(wanted: IndexRequest, pages: Pages) -> tuple[Pin, ...]:
             raise fault
         if process.returncode == 0:
             return parse_pins((folder / PINS).read_text(), bound=wanted.bound)
-        with said.open("rb") as told:
-            raise _refusal(told.read(_SAID).decode("utf-8", "replace"), relay, process.returncode)
+        with messages.open("rb") as file:
+            raise _error_of(file.read(_STDERR).decode("utf-8", "replace"), relay, process.returncode)
 
 
 def parse_pins(text: str, *, bound: tuple[str, ...]) -> tuple[Pin, ...]:
-    """The pins of a compiled requirements file, which must have hashes; what was given by address is none."""
+    """The pins in a compiled requirements file with hashes; requirements by URL are skipped."""
     logical = text.replace("\\\n", " ").splitlines()
     pins = []
     for line in logical:
@@ -115,8 +115,8 @@ def _uv() -> str:
 
 
 @contextmanager
-def _own_folder(store: Store) -> Iterator[Path]:
-    """A folder in the cache that nobody else can look into; what a killed run left is swept by the next."""
+def _private_folder(store: Store) -> Iterator[Path]:
+    """A folder in the cache that only this user can access; the next run removes those of killed runs."""
     store.sweep()
     folder = store.temporary("resolver")
     with store.writable():
@@ -128,22 +128,22 @@ def _own_folder(store: Store) -> Iterator[Path]:
 
 
 def _watch(process: subprocess.Popen[bytes], relay: Relay) -> KilnError | None:
-    """Wait for uv; why it was not let go on, or None."""
+    """Wait for uv; returns why it was stopped, or None."""
     with suppress(OSError):
         resource.prlimit(process.pid, resource.RLIMIT_CPU, (CPU, CPU + 1))
     end = time.monotonic() + SECONDS
     while True:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_LOOK)
+            process.wait(_POLL)
             if process.returncode < 0:
-                return _too_much(f"{CPU} seconds of processor time")
+                return _limit_exceeded(f"{CPU} seconds of processor time")
             return None
-        if relay.failures:  # nothing that uv still finds would help
+        if relay.failures:  # the resolution has failed already
             return None
         if _resident(process.pid) > MEMORY:
-            return _too_much(f"{MEMORY >> 20} MiB of memory")
+            return _limit_exceeded(f"{MEMORY >> 20} MiB of memory")
         if time.monotonic() > end:
-            return _too_much(f"{SECONDS / 60:.0f} minutes")
+            return _limit_exceeded(f"{SECONDS / 60:.0f} minutes")
 
 
 def _resident(pid: int) -> int:
@@ -153,28 +153,28 @@ def _resident(pid: int) -> int:
     return 0
 
 
-def _too_much(what: str) -> BuildFailed:
+def _limit_exceeded(limit: str) -> BuildFailed:
     return BuildFailed(
-        f"the resolver was stopped: it took more than {what}",
-        hint="the index is at fault, or the requirements in matrix.yaml are too wide: bound them",
+        f"the resolver was stopped: it took more than {limit}",
+        hint="the index is at fault, or the requirements in matrix.yaml are too wide: add bounds",
     )
 
 
-def _refusal(stderr: str, relay: Relay, code: int) -> KilnError:
-    """uv's own words, less its decoration and the addresses."""
+def _error_of(stderr: str, relay: Relay, code: int) -> KilnError:
+    """The error with uv's message, without its decoration and with redacted URLs."""
     lines = [redact_text(line.strip(" ×╰─▶│├").rstrip()) for line in stderr.splitlines()]
     essential = [line for line in lines if line and not line.startswith(("warning:", "hint:"))]
-    told = "\n".join(line[:2000] for line in essential[-12:])
+    message = "\n".join(line[:2000] for line in essential[-12:])
     unknown = [canonicalize_name(name) for name in _UNKNOWN.findall(stderr)]
     for name in unknown:
         if name in relay.missing:
             return relay.missing[name]
     if code != 1:
-        return BuildFailed(f"the resolver failed:\n{told}", hint="see the requirements in matrix.yaml")
-    spoken = {canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][\w.-]*", stderr)}
-    left_out = [line for name in sorted(spoken & relay.left_out.keys()) for line in relay.left_out[name]]
-    more = "".join(f"\nnot considered: {line}" for line in left_out[:5])
+        return BuildFailed(f"the resolver failed:\n{message}", hint="check the requirements in matrix.yaml")
+    named = {canonicalize_name(word) for word in re.findall(r"[A-Za-z0-9][\w.-]*", stderr)}
+    left_out = [line for name in sorted(named & relay.left_out.keys()) for line in relay.left_out[name]]
+    more = "".join(f"\nskipped: {line}" for line in left_out[:5])
     return Unresolvable(
-        f"the requirements conflict:\n{told}{more}",
-        hint="bound the packages that contradict each other in matrix.yaml, or choose another cell",
+        f"the requirements conflict:\n{message}{more}",
+        hint="add bounds for the conflicting packages in matrix.yaml, or choose another cell",
     )

@@ -1,8 +1,8 @@
-"""Wanted → the folder in which uv resolves it: a project and settings of its own, and no others. Pure.
+"""The project, settings, arguments and environment for a run of uv. Pure.
 
-uv obeys what lies in the folders above: pyproject.toml as a workspace, uv.toml, .python-version, .venv, whose
-Python it even runs. So the project is the root of a workspace, the settings are named on the command line,
-which turns off all others, and so is the Python. Of the environment uv gets nothing.
+uv reads files in the parent folders: pyproject.toml as a workspace, uv.toml, .python-version, and .venv,
+whose Python it runs. So the project is the root of a workspace, and settings and Python are on the command
+line, which turns off all others. uv inherits no environment variables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PINS = "pins.txt"
 
 
 def arguments(wanted: IndexRequest) -> list[str]:
-    """What uv is called with, in the folder that has `files`."""
+    """uv's arguments, in the folder with `files`."""
     return [
         *("pip", "compile"),
         *("--config-file", "uv.toml"),
@@ -42,11 +42,11 @@ def arguments(wanted: IndexRequest) -> list[str]:
 
 
 def environment(folder: str, default_url: str) -> dict[str, str]:
-    """All of uv's environment: none of the user's variables can change the answer, and none is needed."""
+    """uv's whole environment: the user's variables cannot change the resolution."""
     return {
         "UV_DEFAULT_INDEX": default_url,
-        "UV_HTTP_RETRIES": "0",  # our session tries again
-        "UV_HTTP_TIMEOUT": "900",  # and has limits of its own
+        "UV_HTTP_RETRIES": "0",  # the relay retries
+        "UV_HTTP_TIMEOUT": "900",  # and has its own time limits
         "UV_CONCURRENT_DOWNLOADS": "16",
         "UV_NO_ENV_FILE": "1",
         "NO_PROXY": "*",
@@ -63,7 +63,7 @@ def files(wanted: IndexRequest, pytorch_url: str) -> Mapping[str, str]:
         'name = "the-image"',
         'version = "0"',
         f'requires-python = "=={wanted.python}.*"',
-        f"dependencies = {_array((*wanted.requirements, *map(_by_address, wanted.known)))}",
+        f"dependencies = {_array((*wanted.requirements, *map(_by_url, wanted.known)))}",
         "[tool.uv]",
         "package = false",
         "[tool.uv.workspace]",
@@ -79,21 +79,21 @@ def files(wanted: IndexRequest, pytorch_url: str) -> Mapping[str, str]:
             *(f'{_string(name)} = {{ index = "pytorch" }}' for name in wanted.bound),
         ]
     settings = []
-    for one in wanted.known:
-        settings += ["[[dependency-metadata]]", f"name = {_string(one.name)}"]
-        settings += [f"version = {_string(one.version)}", f"requires-dist = {_array(one.requires)}"]
+    for given in wanted.known:
+        settings += ["[[dependency-metadata]]", f"name = {_string(given.name)}"]
+        settings += [f"version = {_string(given.version)}", f"requires-dist = {_array(given.requires)}"]
     return {
         "pyproject.toml": "\n".join(project) + "\n",
         "uv.toml": "".join(f"{line}\n" for line in settings),
         "constraints.txt": "".join(f"{text}\n" for text in wanted.constraints),
-        # uv keeps what it finds in its output file where the requirements allow it.
+        # uv keeps the versions in its output file if the requirements allow them.
         PINS: "".join(f"{name}=={version}\n" for name, version in wanted.keep),
     }
 
 
-def _by_address(given: KnownWheel) -> str:
-    """As uv takes a wheel that it need not look for. The address leads nowhere, and what is asked of that
-    wheel is told beside it, so that uv never follows it; the hash is what uv holds the answer to."""
+def _by_url(given: KnownWheel) -> str:
+    """The requirement for a given wheel. The URL does not exist: uv does not open it, because the wheel's
+    metadata is in its settings."""
     return f"{given.name} @ https://given.invalid/{quote(given.filename)}#sha256={given.sha256}"
 
 

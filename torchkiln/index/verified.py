@@ -1,4 +1,4 @@
-"""A file that arrived -> the locked one, or an error: nothing else is kept."""
+"""Checks size and SHA-256 of a download against the lock, and deletes a file that differs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Protocol, TypeVar
 from torchkiln.errors import BadWheel
 
 _CHUNK = 1 << 20
-_OTHER = "the index serves another file than the lock names: its sha256 is {}, the lock has {}"
+_MISMATCH = "checksum mismatch: sha256 {} on the index, {} in the lock"
 
 
 class LockedFile(Protocol):
-    """What is fetched: a wheel, or an archive."""
+    """A wheel or an archive."""
 
     @property
     def filename(self) -> str: ...
@@ -31,13 +31,14 @@ F = TypeVar("F", bound=LockedFile)
 F_contra = TypeVar("F_contra", bound=LockedFile, contravariant=True)
 
 
-class Fetch(Protocol[F_contra]):
-    """`Fetching.fetch`, or what stands for it in a test."""
+class FetchFile(Protocol[F_contra]):
+    """`Downloader.fetch`."""
 
     def __call__(
         self,
-        wheel: F_contra,
+        file: F_contra,
         path: Path,
+        /,
         *,
         on_progress: Callable[[int], None],
         cancelled: Callable[[], bool],
@@ -45,41 +46,41 @@ class Fetch(Protocol[F_contra]):
 
 
 def fetch_verified(
-    fetch: Fetch[F],
-    wheel: F,
+    fetch: FetchFile[F],
+    file: F,
     part: Path,
     *,
     on_progress: Callable[[int], None],
     cancelled: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """*fetch* the file to *part*, and verify it; False: it was cancelled.
+    """*fetch* the file to *part* and verify it; returns False if it was cancelled.
 
-    :raises BadWheel: what is served is not what was locked; nothing is kept of it.
+    :raises BadWheel: size or SHA-256 differ from the lock; *part* is deleted.
     """
     for resumed in (part.exists(), False):
-        fetch(wheel, part, on_progress=on_progress, cancelled=cancelled)
+        fetch(file, part, on_progress=on_progress, cancelled=cancelled)
         if cancelled():
             return False
         try:
-            verify(wheel, part)
+            verify(file, part)
             break
         except BadWheel:
             part.unlink()
-            if not resumed:  # what an earlier run left may be at fault: the server gets one more chance
+            if not resumed:  # the part from an earlier run may be damaged: download once more
                 raise
     return True
 
 
-def verify(wheel: LockedFile, path: Path) -> None:
+def verify(locked: LockedFile, path: Path) -> None:
     """Check size and SHA-256 of the file at *path*.
 
-    :raises BadWheel: it is not the locked one.
+    :raises BadWheel: they differ from the lock.
     """
     with path.open("rb") as file:
-        if (size := os.fstat(file.fileno()).st_size) != wheel.size:
-            raise BadWheel(wheel.filename, f"{size} bytes, locked are {wheel.size}")
+        if (size := os.fstat(file.fileno()).st_size) != locked.size:
+            raise BadWheel(locked.filename, f"size mismatch: {size} bytes, the lock has {locked.size}")
         digest = hashlib.sha256()
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
-    if digest.hexdigest() != wheel.sha256:
-        raise BadWheel(wheel.filename, _OTHER.format(digest.hexdigest(), wheel.sha256))
+    if digest.hexdigest() != locked.sha256:
+        raise BadWheel(locked.filename, _MISMATCH.format(digest.hexdigest(), locked.sha256))
