@@ -378,7 +378,7 @@ CASES = (
     case("layout: a size of a layer that is a fraction", manifest(lambda d: d["layers"][0].update(size=1.5)), _RUN, 12, "layers[0].size: must be a whole number"),
     case("layout: a size of 30 digits", manifest(lambda d: d["layers"][0].update(size=10**30)), _RUN, 12, "a number of 31 digits"),
     case("layout: a media type that is no text", manifest(lambda d: d["layers"][0].update(mediaType=["x"])), _RUN, 12, "layers[0].mediaType: must be text"),
-    case("layout: a user beyond 32 bits", config(lambda d: d["config"].update(User="4294967296")), _RUN, 2, "the kernel knows ids up to 4294967294"),
+    case("layout: a user beyond 32 bits", config(lambda d: d["config"].update(User="4294967296")), _RUN, 2, "the largest id is 4294967294"),
     case("layout: volumes that are a list", config(lambda d: d["config"].update(Volumes=["/v"])), _RUN, 12, "config.Volumes: must be a mapping or nothing"),
     case("base: no tar", base(b"not a tar at all" * 100), _IMPORT, 6, "base.tar is not the tar of a base"),
     case("base: a tar without a system", base(tar_of([Member(name="etc/motd", data=b"x")])), _IMPORT, 6, "no dpkg status in it"),

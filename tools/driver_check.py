@@ -109,12 +109,12 @@ def in_engine(image: str) -> int:
     from torchkiln.runtimes.docker import captured
     from torchkiln.runtimes.docker_args import Container
     from torchkiln.runtimes.engine_images import gpus_on
-    from torchkiln.runtimes.runtime import Unheard
+    from torchkiln.runtimes.runtime import SilentRuntimeListener
 
     engine = find_engine(builds=False)
     told: dict[str, Any] = {"engine": f"{engine.kind} {engine.version}"}
     for asked in (None, "device=0", "none"):
-        gpus, cdi = gpus_on(engine, asked, Unheard())
+        gpus, cdi = gpus_on(engine, asked, SilentRuntimeListener())
         container = Container(
             image=image,
             command=("python3", _INSIDE, "--inside"),

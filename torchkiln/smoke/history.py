@@ -22,7 +22,7 @@ _KIND = "smoke"
 _TYPE = "application/vnd.torchkiln.kept-run+json"  # of what is signed
 
 
-class Listener(Protocol):
+class KeptRunsListener(Protocol):
     """Hears of runs that do not count."""
 
     def unsigned_runs(self, count: int) -> None:
@@ -32,7 +32,7 @@ class Listener(Protocol):
         """The run that just ended cannot be kept for the next one."""
 
 
-class Unheard:
+class SilentKeptRunsListener:
     """A listener that ignores everything."""
 
     def unsigned_runs(self, count: int) -> None: ...
@@ -45,7 +45,7 @@ class KeptRuns:
     """The runs that the cache holds."""
 
     store: Store
-    listener: Listener = field(default_factory=Unheard)
+    listener: KeptRunsListener = field(default_factory=SilentKeptRunsListener)
 
     def answer(self, asked: Question, at: datetime, *, days: float) -> SmokeReport | None:
         """The report of at most *days* days that stands for *asked*; None: run it."""

@@ -19,8 +19,8 @@ from torchkiln.model.recipe import PREFIX
 from torchkiln.model.report import SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.runtimes import driver, runtime
-from torchkiln.runtimes.command import Bind, Command, Exited, Settings
-from torchkiln.runtimes.runtime import ReadyImage, Source
+from torchkiln.runtimes.command import Bind, Command, Exited, RuntimeSettings
+from torchkiln.runtimes.runtime import ImageSource, RunnableImage
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.runtimes.unpacked import image_env
 from torchkiln.smoke import history
@@ -35,7 +35,7 @@ _GPUS_OF_A_JOB = "CUDA_VISIBLE_DEVICES"  # as Slurm and people choose them on a 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class SmokeRequest:
     """What is to run, and where."""
 
     checks: Checks
@@ -45,22 +45,22 @@ class Request:
     force: bool = False  # though a kept report says all that is asked
 
 
-class Listener(runtime.Listener, history.Listener, Protocol):
+class SmokeListener(runtime.RuntimeListener, history.KeptRunsListener, Protocol):
     """Hears what a session does."""
 
     def answered(self, report: SmokeReport) -> None:
         """The kept *report* stands for the run."""
 
-    def starts(self, request: Request) -> None:
+    def starts(self, request: SmokeRequest) -> None:
         """The checks start now."""
 
 
-class Unheard(runtime.Unheard):
+class SilentSmokeListener(runtime.SilentRuntimeListener):
     """A listener that nobody has to hear."""
 
     def answered(self, report: SmokeReport) -> None: ...
 
-    def starts(self, request: Request) -> None: ...
+    def starts(self, request: SmokeRequest) -> None: ...
 
     def unsigned_runs(self, count: int) -> None: ...
 
@@ -68,15 +68,15 @@ class Unheard(runtime.Unheard):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
+class SmokeSession:
     """What the runs of one command have in common."""
 
     images: Path  # the folder of locks
     matrix: Callable[[], Matrix]  # for its policy's age of kept runs, and its repository
     store: Store
-    listener: Listener = field(default_factory=Unheard)
+    listener: SmokeListener = field(default_factory=SilentSmokeListener)
 
-    def run(self, ref: str, layout: Path, request: Request) -> SmokeReport:
+    def run(self, ref: str, layout: Path, request: SmokeRequest) -> SmokeReport:
         """Run what is asked for inside the image *ref*, a tag or digest, of *layout*.
 
         :raises ConfigError: no such image, or no such lock.
@@ -104,16 +104,16 @@ class Session:
         kept.keep(report)
         return report
 
-    def _ready(self, image: ImageOnDisk, layout: Path, request: Request) -> ReadyImage:
+    def _ready(self, image: ImageOnDisk, layout: Path, request: SmokeRequest) -> RunnableImage:
         """The image where commands can run in it, with what this host's environment says of NCCL and GPUs."""
         chosen = RUNTIMES[request.runtime]
         env = passed_on(os.environ) | ({} if chosen.in_engine else _visible(os.environ))
-        settings = Settings(
+        settings = RuntimeSettings(
             env=tuple(f"{name}={value}" for name, value in env.items()),
             gpus=request.gpus,
             shm_size=request.shm_size,
         )
-        source = Source(
+        source = ImageSource(
             ref=image.ref,
             layout=layout,
             store=self.store,
@@ -147,7 +147,7 @@ def tag_in(image: ImageOnDisk) -> str:
 class _Inside:
     """A ready image as smoke() wants it: every command is root's, without the image's entrypoint."""
 
-    ready: ReadyImage
+    ready: RunnableImage
     python: str = f"{PREFIX}/bin/python"
 
     @property
@@ -163,7 +163,7 @@ class _Inside:
         return self.ready.killed_for_memory()
 
 
-def _question(image: ImageOnDisk, request: Request) -> Question | None:
+def _question(image: ImageOnDisk, request: SmokeRequest) -> Question | None:
     """What a kept report may answer; None: only a run can, or nobody here knows the GPUs."""
     checks = request.checks
     if request.force or checks.nonce or RUNTIMES[request.runtime].in_engine or _visible(os.environ):
