@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 
-from torchkiln.compare.sharing import Kept, Place, Sharing
+from torchkiln.compare.sharing import Sharing, Storage, StoredLayer
 from torchkiln.errors import printable
 from torchkiln.model.digest import Digest
 from torchkiln.util.sizes import size
@@ -82,14 +82,14 @@ def picture(found: Sharing) -> str:
     )
 
 
-def _told(name: str, place: Place) -> str:
+def _told(name: str, place: Storage) -> str:
     more = f"; layers not known: {place.unknown}" if place.unknown else ""
     ratio = "" if place.ratio is None else f" = {place.ratio:.3f}"
     return f"{name}: {size(place.unique)} kept for {size(place.total)} of images{ratio}{more}"
 
 
-def _panel(name: str, place: Place, frame: _Frame, top: int) -> Iterator[str]:
-    columns = [one for one in place.kept if one.shared]
+def _panel(name: str, place: Storage, frame: _Frame, top: int) -> Iterator[str]:
+    columns = [one for one in place.stored if one.shared]
     alone = [[one for one in image if one is not None and not one.shared] for image in place.images]
     shared = sum(one.bytes for one in columns)
     widest = max((sum(one.bytes for one in own) for own in alone), default=0)
@@ -113,7 +113,7 @@ def _panel(name: str, place: Place, frame: _Frame, top: int) -> Iterator[str]:
             at += one.bytes * scale
 
 
-def _row(place: Place, image: int, tag: str, left: float, y: int) -> Iterator[str]:
+def _row(place: Storage, image: int, tag: str, left: float, y: int) -> Iterator[str]:
     if image % 2 == 0:
         yield f'<rect class="row" x="8" y="{y - 1}" width="{_WIDTH - 16}" height="{_ROW}"/>'
     full = f"<title>{_text(tag)}</title>" if _short(tag) != tag else ""
@@ -123,7 +123,9 @@ def _row(place: Place, image: int, tag: str, left: float, y: int) -> Iterator[st
     yield f'<text class="soft" x="{_WIDTH - _RIGHT + 10}" y="{y + 14}">{told}</text>'
 
 
-def _column(one: Kept, place: Place, frame: _Frame, x: float, scale: float, top: int) -> Iterator[str]:
+def _column(
+    one: StoredLayer, place: Storage, frame: _Frame, x: float, scale: float, top: int
+) -> Iterator[str]:
     """A block in the row of each image that has it, under its number where there is room."""
     number, width = frame.numbers[one.diff_id], one.bytes * scale
     blocks = "".join(_rect(x, _y(top, image), width) for image in one.images)
@@ -150,7 +152,7 @@ def _legend(found: Sharing, frame: _Frame, top: int) -> Iterator[str]:
     told = "Colours and numbers: layers that several images have. Grey: one image alone has it."
     twice = "Coloured, but in no column: the same layer, kept once more, as what lies below it differs."
     yield f'<text class="soft" x="16" y="{top + 6}">{_text(f"{told} {twice}")}</text>'
-    blobs = {one.diff_id: one for one in reversed(found.registry.kept)}
+    blobs = {one.diff_id: one for one in reversed(found.registry.stored)}
     half = -(-len(frame.numbers) // 2)
     for at, (diff_id, number) in enumerate(frame.numbers.items()):
         x, y = 16 + at // half * (_WIDTH - 16) // 2, top + 18 * (at % half + 1)
@@ -162,7 +164,7 @@ def _legend(found: Sharing, frame: _Frame, top: int) -> Iterator[str]:
         )
 
 
-def _kind(one: Kept, frame: _Frame) -> str:
+def _kind(one: StoredLayer, frame: _Frame) -> str:
     number = frame.numbers.get(one.diff_id)
     return "own" if number is None else f"c{(number - 1) % len(COLOURS)}"
 
