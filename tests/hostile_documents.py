@@ -389,7 +389,7 @@ CASES = (
     case("report: a verdict of its own", report(lambda d: {**d, "verdict": "splendid"}), _SHOW, 2, "verdict: 'splendid' is not known"),
     case("report: no JSON", report(lambda d: "PASS"), _SHOW, 2, "report.json: line 1: not JSON"),
     case("report: numbers that are none", report(lambda d: json.dumps({**d, "schema": float("inf")})), _SHOW, 2, "Infinity is no JSON"),
-    case("scan: a list of what is in the image", scan({"bomFormat": "CycloneDX"}), _SCAN, 12, "neither Trivy's report nor Grype's"),
+    case("scan: a list of what is in the image", scan({"bomFormat": "CycloneDX"}), _SCAN, 12, "neither a Trivy nor a Grype report"),
     case("scan: of a folder", scan(by_trivy(ArtifactType="filesystem")), _SCAN, 12, "must be 'container_image', not 'filesystem'"),
     case("scan: of another image", scan(by_trivy()), _SCAN, 12, "is of another image"),
     case("vulnerabilities: for ever", tolerated("- {id: CVE-2026-1, reason: it is fine so}"), _SCAN, 2, "the key 'until' is missing"),
