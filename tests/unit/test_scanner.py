@@ -151,7 +151,7 @@ def test_an_answer_that_is_none_clears_nothing(layout: Layout, does: str) -> Non
     found = ask(layout).exception
 
     assert isinstance(found, VerificationFailed)
-    assert found.message.startswith("what trivy wrote: line 1: not JSON")
+    assert found.message.startswith("output of trivy: line 1: not JSON")
 
 
 def test_a_program_that_cannot_be_started_is_told(layout: Layout) -> None:

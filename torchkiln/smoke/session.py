@@ -1,6 +1,6 @@
-"""An image of a layout → the report of the suite that ran inside it, as `smoke` and `build --smoke` give it.
+"""Run the suite in an image of a layout, as `smoke` and `build --smoke` do.
 
-Where the same checks passed on the same image and GPUs not long ago, that run's report is given.
+If the same checks passed recently on the same image and GPUs, the report of that run is returned.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from torchkiln.smoke.expected import facts_of
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.pytest_wheels import pytest_wheels
 from torchkiln.smoke.reuse import TIME, Question
-from torchkiln.smoke.run import Checks, Subject, passed_on, smoke
+from torchkiln.smoke.run import Checks, SmokeSubject, passed_on, smoke
 from torchkiln.store.store import Store
 
-_GPUS_OF_A_JOB = "CUDA_VISIBLE_DEVICES"  # as Slurm and people choose them on a host that others use too
+_GPUS_OF_A_JOB = "CUDA_VISIBLE_DEVICES"  # set by Slurm and by users of shared hosts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeRequest:
-    """What is to run, and where."""
+    """The checks to run, and where."""
 
     checks: Checks
     runtime: str = "rootfs"  # of RUNTIMES
     gpus: str | None = None
     shm_size: int = 1 << 30  # bytes
-    force: bool = False  # though a kept report says all that is asked
+    force: bool = False  # run, even if there is a kept report
 
 
 class SmokeListener(runtime.RuntimeListener, history.KeptRunsListener, Protocol):
-    """Hears what a session does."""
+    """Receives progress messages of a session."""
 
     def answered(self, report: SmokeReport) -> None:
-        """The kept *report* stands for the run."""
+        """The kept *report* replaces the run."""
 
     def starts(self, request: SmokeRequest) -> None:
-        """The checks start now."""
+        """The checks start."""
 
 
 class SilentSmokeListener(runtime.SilentRuntimeListener):
-    """A listener that nobody has to hear."""
+    """A listener that ignores all messages."""
 
     def answered(self, report: SmokeReport) -> None: ...
 
@@ -69,24 +69,24 @@ class SilentSmokeListener(runtime.SilentRuntimeListener):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmokeSession:
-    """What the runs of one command have in common."""
+    """The common settings of the runs of a command."""
 
     images: Path  # the folder of locks
-    matrix: Callable[[], Matrix]  # for its policy's age of kept runs, and its repository
+    matrix: Callable[[], Matrix]  # for the maximum age of kept runs in its policy, and its repository
     store: Store
     listener: SmokeListener = field(default_factory=SilentSmokeListener)
 
     def run(self, ref: str, layout: Path, request: SmokeRequest) -> SmokeReport:
-        """Run what is asked for inside the image *ref*, a tag or digest, of *layout*.
+        """Run the checks of *request* in the image *ref*, a tag or digest, of *layout*.
 
-        :raises ConfigError: no such image, or no such lock.
-        :raises ToolMissing: no engine answers, or this host makes no namespaces.
+        :raises ConfigError: there is no such image, or no lock of it.
+        :raises ToolMissing: the engine cannot be reached, or this host does not allow namespaces.
         """
         image, tag, locked = image_and_lock(ref, layout, self.images)
-        began, kept = datetime.now(timezone.utc), KeptRuns(store=self.store, listener=self.listener)
+        start, kept = datetime.now(timezone.utc), KeptRuns(store=self.store, listener=self.listener)
         days = self.matrix().policy.age
         question = _question(image, request)
-        if question and (report := kept.answer(question, began, days=days)):
+        if question and (report := kept.answer(question, start, days=days)):
             self.listener.answered(report)
             return report
         digest = lock_digest(locked)
@@ -95,17 +95,17 @@ class SmokeSession:
         ready = self._ready(image, layout, request)
         self.listener.starts(request)
         report = smoke(
-            Subject(image=image.manifest, tag=tag, facts=facts),
+            SmokeSubject(image=image.manifest, tag=tag, facts=facts),
             _Inside(ready=ready),
             request.checks,
             wheels=wheels,
-            when=began.strftime(TIME),
+            when=start.strftime(TIME),
         )
         kept.keep(report)
         return report
 
     def _ready(self, image: ImageOnDisk, layout: Path, request: SmokeRequest) -> RunnableImage:
-        """The image where commands can run in it, with what this host's environment says of NCCL and GPUs."""
+        """Prepare the image, with this host's environment variables for NCCL and GPUs."""
         chosen = RUNTIMES[request.runtime]
         env = passed_on(os.environ) | ({} if chosen.in_engine else _visible(os.environ))
         settings = RuntimeSettings(
@@ -126,7 +126,7 @@ class SmokeSession:
 def image_and_lock(ref: str, layout: Path, images: Path) -> tuple[ImageOnDisk, str, LockedCell]:
     """The image *ref* of *layout*, its tag, and its lock in *images*.
 
-    :raises ConfigError: no such image, or no such lock.
+    :raises ConfigError: there is no such image, or no lock of it.
     """
     image = open_layout(layout).image(ref)
     tag = tag_in(image) or ref
@@ -134,18 +134,18 @@ def image_and_lock(ref: str, layout: Path, images: Path) -> tuple[ImageOnDisk, s
 
 
 def labels(image: ImageOnDisk) -> Mapping[str, str]:
-    """Those that its config bears."""
+    """The labels in the config of *image*."""
     return image.config.get("config", {}).get("Labels") or {}
 
 
 def tag_in(image: ImageOnDisk) -> str:
-    """The tag that *image* was built under, as it says itself; empty: it says none."""
+    """The tag in the labels of *image*; empty if there is none."""
     return labels(image).get("org.opencontainers.image.version", "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Inside:
-    """A ready image as smoke() wants it: every command is root's, without the image's entrypoint."""
+    """A prepared image for smoke(): commands run as root, without the image's entrypoint."""
 
     ready: RunnableImage
     python: str = f"{PREFIX}/bin/python"
@@ -164,14 +164,14 @@ class _Inside:
 
 
 def _question(image: ImageOnDisk, request: SmokeRequest) -> Question | None:
-    """What a kept report may answer; None: only a run can, or nobody here knows the GPUs."""
+    """The question for kept reports; None if they cannot be used, or if the GPUs are unknown."""
     checks = request.checks
     if request.force or checks.nonce or RUNTIMES[request.runtime].in_engine or _visible(os.environ):
         return None
-    served = driver.driver_for(image_env(image), request.gpus)
-    gpus = driver.models() if served else ()
-    if served and len(gpus) != served.gpus:
-        return None  # the kernel module does not say which they are, or we see only some of them
+    host_driver = driver.driver_for(image_env(image), request.gpus)
+    gpus = driver.models() if host_driver else ()
+    if host_driver and len(gpus) != host_driver.gpus:
+        return None  # the models are unknown, or only some of the GPUs are visible
     return Question(
         image=image.manifest,
         suite=checks.suite.digest,
