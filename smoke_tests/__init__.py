@@ -1,1 +1,1 @@
-"""The checks that run inside an image. Never on sys.path: runner.py and one.py load it by its place."""
+"""The checks that run inside an image. Never on sys.path: runner.py and one.py load the package by path."""

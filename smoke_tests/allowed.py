@@ -1,4 +1,4 @@
-"""allowed_unresolved.json, installed versions -> the (file, soname) pairs that may stay open."""
+"""Read allowed_unresolved.json: the (file, soname) pairs that may stay unresolved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIST = Path(__file__).with_name("allowed_unresolved.json")
 def allowed_unresolved(
     wheels: Iterable[Mapping[str, Any]], python: str, listed: Path = LIST
 ) -> list[list[str]]:
-    """Sorted pairs; an entry counts where its distribution is installed in one of its versions."""
+    """Sorted pairs; an entry applies if one of its versions of its distribution is installed."""
     installed = {wheel["name"]: wheel["version"].split("+")[0] for wheel in wheels}
     site = f"lib/python{'.'.join(python.split('.')[:2])}/site-packages"
     return sorted(

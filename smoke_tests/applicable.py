@@ -1,7 +1,7 @@
-"""(Check, facts, capability) -> why it does not apply, or None. The one place that says so; pure, no torch.
+"""Decide whether a check applies, from facts and compute capability. Imports no torch.
 
-The reason is the id of a fact (torchkiln/data/compat.yaml has its words and sources), never prose: whoever
-reads a report, the gate too, asks this function again.
+The reason is the id of a fact (torchkiln/data/compat.yaml has its text and sources), never prose: readers of
+a report, such as the gate, call this function again.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 
 class Cell(NamedTuple):
-    """What the rules look at."""
+    """The input of the rules."""
 
     torch: tuple[int, ...]
     python: tuple[int, ...]
     flavor: str
-    capability: tuple[int, int] | None  # the lowest among the GPUs; None: no GPU, which excludes nothing
+    capability: tuple[int, int] | None  # the lowest of the GPUs; None: no GPU, which excludes no check
 
 
 Rule = tuple[str, Callable[[Cell], bool]]
@@ -51,7 +51,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
 
 
 def not_applicable(check: str, facts: Mapping[str, Any], capability: tuple[int, int] | None) -> str | None:
-    """The id of the fact for which *check* has nothing to prove in this image; None: it applies."""
+    """The id of the fact because of which *check* does not apply to this image; None: it applies."""
     rules = RULES.get(check, ())
     cell = _cell(facts, capability) if rules else None
     return next((fact for fact, excludes in rules if cell and excludes(cell)), None)

@@ -1,8 +1,8 @@
-"""Suite folder -> the checks in it, read without importing them.
+"""List the checks of a suite folder from their source, without importing them.
 
 A check is a function ``test_<name>`` with ``@pytest.mark.tier(n)``; its id is the name with hyphens.
-Reading the source keeps the list the same where torch does not even import, and lets the host know what
-must have run without asking the image.
+So the list is the same if torch cannot be imported, and the host knows which checks must run without asking
+the image.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 
 
 class Check(NamedTuple):
-    """One check: where it is and how long it may take."""
+    """A check, with its file and time limit."""
 
     id: str
     tier: int
     file: str
     function: str
     limit: float  # seconds
-    of_image: bool  # it compares with a lock, so it has nothing to say of an environment that has none
+    of_image: bool  # it compares with a lock, so it does not apply to an environment without one
 
 
 def catalogue(folder: Path) -> tuple[Check, ...]:
-    """Every check of the suite in *folder*, in the order of tier and id.
+    """All checks of the suite in *folder*, sorted by tier and id.
 
-    :raises ValueError: a test function has no tier, or two have one id.
+    :raises ValueError: a test function has no tier, or two have the same id.
     """
     found: dict[str, Check] = {}
     for path in sorted(folder.glob("test_*.py")):
@@ -72,7 +72,7 @@ def digest(folder: Path) -> str:
 
 
 def _tree(node: Any) -> str:
-    """A syntax tree as text: absent fields left out, for newer Pythons have more of them."""
+    """A syntax tree as text. Empty fields are left out: newer Python versions have more of them."""
     if isinstance(node, list):
         return "[" + ", ".join(_tree(item) for item in node) + "]"
     if isinstance(node, ast.Constant):

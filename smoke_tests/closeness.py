@@ -1,4 +1,4 @@
-"""How far a result is from its reference. No torch is imported: the tensors bring their own methods."""
+"""The distance of a result from its reference. Imports no torch: the tensors have the needed methods."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 def relative_error(found: Any, reference: Any) -> float:
-    """‖found - reference‖ / ‖reference‖ (Frobenius), taken in FP64; NaN where anything is NaN or all of
-    *reference* is zero, and NaN is within no bound."""
+    """‖found - reference‖ / ‖reference‖ (Frobenius) in FP64; NaN, which is within no bound, if any value is
+    NaN or *reference* is all zero."""
     exact = reference.double()
     off, size = float((found.double() - exact).norm()), float(exact.norm())
     return off / size if size else math.nan

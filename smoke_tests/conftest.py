@@ -1,7 +1,7 @@
-"""What a check can ask for: `facts` and `claims` (told from outside), `measure`; and the result it leaves.
+"""Fixtures of the checks: `facts` and `claims` (passed from outside), `measure`; writes the result of each.
 
-Under runner.py each check comes alone, and the runner has decided that it runs. Under plain pytest this file
-decides, by the same functions, and skips.
+Under runner.py each check runs by itself, and the runner decides whether it runs. Under plain pytest this
+file decides with the same functions, and skips.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-if "smoke_tests" not in sys.modules:  # nobody has loaded the suite by its place: plain pytest, before 8.3
+if "smoke_tests" not in sys.modules:  # the suite is not loaded by path yet: plain pytest, before 8.3
     runpy.run_path(str(Path(__file__).with_name("one.py")))["load_suite"](Path(__file__).parent)
 
 from smoke_tests.applicable import not_applicable
@@ -28,31 +28,31 @@ from smoke_tests.host import fault, host_facts
 from smoke_tests.measure import Measure
 
 HERE = Path(__file__).resolve().parent
-if not sys.dont_write_bytecode:  # a run leaves nothing in the suite, byte code of these imports included
+if not sys.dont_write_bytecode:  # a run writes nothing into the suite, not even bytecode
     sys.dont_write_bytecode = True
     shutil.rmtree(HERE / "__pycache__", ignore_errors=True)
 
-# What pytest adds to the sentence of a failed assert.
+# The lines that pytest adds to the message of a failed assert.
 _EXPLAINED = re.compile(r"\nassert .*(\n .*)*\Z")
 MEASURE = pytest.StashKey[Measure]()
 FACTS = pytest.StashKey[dict[str, Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The two files that runner.py hands over, and what plain pytest needs in their place."""
+    """The two files that runner.py passes, and the options of plain pytest instead."""
     parser.addoption("--kiln-facts", help="JSON: what the lock and the manifest say of this image")
     parser.addoption("--kiln-result", help="where the check's outcome and values are written")
     parser.addoption("--bench", action="store_true", help="plain pytest: run tier 3, the benchmark, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The suite's own marks, known also where another project's configuration rules."""
+    """Register the suite's marks, also if the configuration of another project is used."""
     config.addinivalue_line("markers", "tier(n): 0 needs no GPU, 1 one GPU, 2 two or more, 3 the benchmark")
     config.addinivalue_line("markers", "limit(seconds): how long runner.py gives the check (default 300)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under plain pytest: skip, and say why, what does not apply here or what this host cannot carry.
+    """Under plain pytest, skip checks that do not apply, or that this host cannot run, with the reason.
 
     :raises pytest.UsageError: there is no torch, so nothing to check.
     """
@@ -87,32 +87,32 @@ def _facts(config: pytest.Config) -> dict[str, Any]:
 
 
 def _option(config: pytest.Config, name: str) -> Any:
-    """Its value; None where pytest met this file too late to know the option (`pytest` without a path)."""
+    """The option's value; None if pytest loaded this file too late to know it (`pytest` without a path)."""
     return config.getoption(name, None)
 
 
 @pytest.fixture(scope="session")
 def facts(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What the lock and the manifest say of this image, never the image itself. A check that asks for this is
-    left out where there is no image."""
+    """The facts from the lock and the manifest, never from the image itself. Checks that use it are skipped
+    if there is no image."""
     return _facts(request.config)
 
 
 @pytest.fixture(scope="session")
 def claims(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The versions that the software should have: the lock's; without an image those of the distributions."""
+    """The expected versions of the software: of the lock; without an image, of the distributions."""
     return _facts(request.config)["claims"]
 
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
-    """Records raw values and their bounds; they are judged together when the check ends."""
+    """Records measured values and their bounds; all are checked when the check ends."""
     return request.node.stash.setdefault(MEASURE, Measure())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """After the check's own asserts: every value against its bound, all faults at once."""
+    """After the check's own asserts, compare every value with its bound, and report all faults."""
     yield
     faults = item.stash.get(MEASURE, Measure()).faults()
     if faults:
@@ -121,7 +121,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Write the result after each phase: the last word stands, the first failure stays."""
+    """Write the result after each phase; the first failure stays."""
     report = yield
     path = _option(item.config, "--kiln-result")
     if path:
@@ -132,7 +132,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def _result(item: pytest.Item, call: Any, report: Any, before: dict[str, Any]) -> dict[str, Any]:
     seen = item.stash.get(MEASURE, Measure())
-    # Not yet a success before the check has come to its end: its process may die until then.
+    # Not a success before the check has ended: its process can still die.
     result = {"outcome": "failed", "message": "", "ran": False} | before
     if not result["message"] and (report.skipped or hasattr(report, "wasxfail")):
         reason = getattr(report, "wasxfail", "") or str(call.excinfo.value if call.excinfo else "")
@@ -145,7 +145,7 @@ def _result(item: pytest.Item, call: Any, report: Any, before: dict[str, Any]) -
 
 
 def _message(call: Any, report: Any) -> str:
-    """What broke, and for what was not asserted by the suite the place too."""
+    """The error; with its location if it was not an assert of the suite."""
     error = call.excinfo
     if error is None:
         return str(report.longrepr)

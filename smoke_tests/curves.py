@@ -1,28 +1,28 @@
-"""Loss curves: how far two are apart, how far one fell. No torch."""
+"""Compare loss curves. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-WINDOW = 20  # steps: a batch's own luck goes, the course stays
+WINDOW = 20  # steps; smooths the noise of single batches
 
 
 def figures(value: float) -> float:
-    """*value* to five significant digits: more is noise, and a report is read by people."""
+    """*value* rounded to five significant digits, for a readable report."""
     return float(f"{value:.5g}")
 
 
 def smoothed(curve: Sequence[float]) -> list[float]:
-    """The mean of each WINDOW values in a row."""
+    """The moving average over WINDOW values."""
     return [sum(curve[at : at + WINDOW]) / WINDOW for at in range(len(curve) - WINDOW + 1)]
 
 
 def widest_gap(one: Sequence[float], other: Sequence[float]) -> float:
-    """The largest distance between the smoothed curves; NaN where one has a NaN."""
+    """The largest distance between the smoothed curves; NaN if one has a NaN."""
     gaps = [abs(a - b) for a, b in zip(smoothed(one), smoothed(other), strict=True)]
     return next((gap for gap in gaps if gap != gap), max(gaps))
 
 
 def fall(curve: Sequence[float]) -> float:
-    """The last WINDOW values' mean as a part of the first value: 1 where nothing was learned."""
+    """The mean of the last WINDOW values divided by the first value: 1 if nothing was learned."""
     return smoothed(curve)[-1] / curve[0]

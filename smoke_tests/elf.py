@@ -1,4 +1,4 @@
-"""File -> what its ELF dynamic section says: NEEDED and SONAME. 64-bit little-endian, by struct alone."""
+"""Read NEEDED and SONAME from the dynamic section of 64-bit little-endian ELF files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import struct
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-EXECUTABLE, SHARED = 2, 3  # e_type; 1 is an object file, which no loader reads
+EXECUTABLE, SHARED = 2, 3  # e_type; 1 is an object file, which is not loaded
 PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
 DT_NULL, DT_NEEDED, DT_STRTAB, DT_STRSZ, DT_SONAME = 0, 1, 5, 10, 14
 
 
 class Elf(NamedTuple):
-    """The part of an ELF file that the dynamic loader acts on."""
+    """The part of an ELF file that the dynamic loader uses."""
 
     machine: int  # 62 is x86-64; cubins are ELF too, with 190
     needed: tuple[str, ...]
@@ -21,7 +21,7 @@ class Elf(NamedTuple):
 
 
 def read_elf(path: Path) -> Elf | None:
-    """The file's dynamic section; None for what is no 64-bit executable or shared object."""
+    """The file's dynamic section; None if it is not a 64-bit executable or shared object."""
     with path.open("rb") as file:
         head = file.read(64)
         if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
@@ -60,7 +60,7 @@ def _dynamic(file: BinaryIO, segments: list[tuple[int, int, int, int]]) -> tuple
 
 
 def _offset(address: int, segments: list[tuple[int, int, int, int]]) -> int:
-    """Where in the file the virtual *address* lies."""
+    """The file offset of the virtual *address*."""
     for kind, offset, start, size in segments:
         if kind == PT_LOAD and start <= address < start + size:
             return address - start + offset

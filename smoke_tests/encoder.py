@@ -1,6 +1,6 @@
-"""An encoder of BERT-base's shape with a classifier, and sentences that it can learn from. Imports torch.
+"""An encoder of BERT-base's shape with a classifier, and sentences to learn from. Imports torch.
 
-Plain torch.nn and no dropout: the same numbers go in at every precision, so that what comes out compares.
+It uses torch.nn without dropout, so that results at different precisions can be compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHARE = 0.25  # of a sentence's words are of its class
 
 
 class Shape(NamedTuple):
-    """How large an encoder is."""
+    """The dimensions of an encoder."""
 
     layers: int
     width: int
@@ -32,7 +32,7 @@ PARAMETERS = 108_891_648  # that BERT-base is published with, the pooler left ou
 
 
 class Layer(nn.Module):
-    """Self-attention and a feed-forward part, each added to its input and normalised: BERT's."""
+    """A layer of BERT: self-attention and a feed-forward part, each with a residual connection and a norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Layer(nn.Module):
         self.second_norm = nn.LayerNorm(shape.width)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Rows, positions, width: the same again."""
+        """Input and output: rows, positions, width."""
         rows, positions, width = hidden.shape
         parts = self.attended(hidden).view(rows, positions, 3, self.heads, width // self.heads)
         queries, keys, values = parts.permute(2, 0, 3, 1, 4)
@@ -56,7 +56,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Words to hidden states."""
+    """Maps words to hidden states."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        """Rows, positions: each word's hidden state, all of them in the first segment."""
+        """Rows, positions: the hidden state of each word; all words are in the first segment."""
         places = self.positions.weight[: words.shape[1]]
         hidden = self.norm(self.words(words) + places + self.segments.weight[0])
         for layer in self.layers:

@@ -1,6 +1,6 @@
-"""The environment of this Python -> facts, where no lock says what it should be.
+"""Facts of an environment that has no lock.
 
-What was installed says it instead: a library's own version is held against its distribution's.
+The expected versions are those of the installed distributions.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from smoke_tests.probe import probe
 
 
 class NoTorchError(Exception):
-    """This environment has no torch that imports, so there is nothing to check; one sentence."""
+    """torch cannot be imported in this environment, so there is nothing to check."""
 
 
 def environment_facts() -> dict[str, Any]:
-    """Facts as `torchkiln.claims` writes them for an image, as far as an environment can know them.
+    """Facts in the form that torchkiln writes for an image, as far as they are known in an environment.
 
     :raises NoTorchError: torch cannot be imported.
     """

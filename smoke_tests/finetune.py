@@ -1,6 +1,6 @@
-"""A fine-tuning step at each precision, and what is measured of it. Imports torch.
+"""Run and measure a fine-tuning step at each precision. Imports torch.
 
-One `Training` lives at a time: how FP32 products are taken is a setting of the whole process.
+Only one `Training` may exist at a time: the precision of FP32 products is a setting of the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WARM_UP = 0.1  # of the steps
 
 
 class Precision(NamedTuple):
-    """How products are taken: what autocast turns them into, and whether FP32 ones may use TF32."""
+    """The precision of products: the dtype of autocast, and whether FP32 products may use TF32."""
 
     half: torch.dtype | None
     tf32: bool
@@ -71,7 +71,7 @@ class Training:
 
 @contextlib.contextmanager
 def training(model: nn.Module, precision: str) -> Iterator[Training]:
-    """A Training on the GPU, which finds its memory empty and leaves it so."""
+    """A Training on the GPU, whose memory is empty before and after."""
     _clear()
     one = Training(model, precision)
     try:
@@ -84,7 +84,7 @@ def training(model: nn.Module, precision: str) -> Iterator[Training]:
 def step_times(
     one: Training, words: torch.Tensor, classes: torch.Tensor, *, warm: int, steps: int
 ) -> list[float]:
-    """Milliseconds of each of *steps* on the same batch, by the GPU's own clock, after *warm* others."""
+    """Milliseconds of each of *steps* on the same batch, by the GPU's clock, after *warm* warm-up steps."""
     words, classes = words.to(one.device), classes.to(one.device)
     torch.cuda.reset_peak_memory_stats()
     for _ in range(warm):
@@ -99,7 +99,7 @@ def step_times(
 
 
 def fits(one: Training, words: torch.Tensor, classes: torch.Tensor) -> bool:
-    """Whether two steps in a row on this batch find the memory they need, with no block kept from before."""
+    """Whether two steps on this batch fit into the memory, with an empty cache of blocks."""
     torch.cuda.empty_cache()
     try:
         for _ in range(2):
@@ -113,7 +113,7 @@ def fits(one: Training, words: torch.Tensor, classes: torch.Tensor) -> bool:
 
 
 def losses(one: Training, words: torch.Tensor, classes: torch.Tensor, *, steps: int) -> list[float]:
-    """The loss before each of *steps*, each with its own part of the sentences."""
+    """The loss before each of *steps*; each step uses another part of the sentences."""
     found = []
     for rate, *batch in zip(rates(steps), words.chunk(steps), classes.chunk(steps), strict=True):
         for group in one.optimizer.param_groups:
@@ -130,7 +130,7 @@ def rates(steps: int) -> list[float]:
 
 
 def product_error(precision: str) -> float:
-    """How far FP32's products are from FP64's, relative: about 1e-6, with TF32 about 1e-4."""
+    """The relative error of FP32 products against FP64: about 1e-6, with TF32 about 1e-4."""
     tensor_float(PRECISIONS[precision].tf32)
     torch.manual_seed(0)
     left, right = (torch.randn(1024, 1024, device="cuda") for _ in range(2))
@@ -139,7 +139,7 @@ def product_error(precision: str) -> float:
 
 @contextlib.contextmanager
 def memory_limit(limit: int) -> Iterator[None]:
-    """This process may hold at most *limit* bytes of the GPU's memory, as torch counts them."""
+    """Limit the GPU memory of this process to *limit* bytes, as torch counts them."""
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit / torch.cuda.mem_get_info()[1]))
     try:
         yield
@@ -148,6 +148,6 @@ def memory_limit(limit: int) -> Iterator[None]:
 
 
 def _clear() -> None:
-    """Nothing unused stays: neither objects that refer to each other nor blocks kept for later."""
+    """Free unused memory: reference cycles and cached blocks."""
     gc.collect()
     torch.cuda.empty_cache()

@@ -1,6 +1,6 @@
-"""(Tier, host, build) -> why this host cannot carry a check of that tier, or None. Pure.
+"""Decide whether this host can run the checks of a tier.
 
-Recognised before a check starts, so that a host's fault is told as one and not as the image's.
+This happens before a check starts, so that a fault of the host is not reported as one of the image.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ GIB = 1 << 30
 FREE_NEEDED = {1: 4 * GIB, 2: 4 * GIB, 3: 22 * GIB}  # bytes on each GPU, by tier
 SHM_NEEDED = 64 << 20  # bytes, without peer access: NCCL's buffers then lie in /dev/shm
 
-# CUresult of cuInit: what it means to whoever started the container. {} is the libcuda that answered.
+# By CUresult of cuInit, what it means for the user of the container. {}: the path of libcuda.
 _INIT = {
     3: "the driver is shutting down or out of resources",
     34: "{} is the toolkit's stub, not a driver",
@@ -32,12 +32,12 @@ _NEWER = "a newer torch, or a build for a newer CUDA"
 
 
 def capability(host: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The lowest compute capability among the GPUs here; None where there is none."""
+    """The lowest compute capability of the GPUs; None if there are none."""
     return min((_capability(gpu) for gpu in host["driver"].get("gpus", ())), default=None)
 
 
 def lacking(tier: int, host: Mapping[str, Any], claims: Mapping[str, Any]) -> str | None:
-    """One sentence for what this host lacks, the most telling first.
+    """A sentence with the most specific reason why this host cannot run checks of *tier*; None: it can.
 
     :param host: as `host_facts` gives it.
     :param claims: of the build: wheel_cuda, min_driver, archs.
@@ -51,7 +51,7 @@ def lacking(tier: int, host: Mapping[str, Any], claims: Mapping[str, Any]) -> st
 
 
 def serves(archs: Sequence[str], wanted: tuple[int, int], *, jit: bool = True) -> bool:
-    """Whether a build with *archs* runs on *wanted*: same major, or, with *jit*, PTX not newer.
+    """Whether a build with *archs* runs on *wanted*: same major, or, with *jit*, PTX that is not newer.
 
     >>> serves(["sm_80"], (8, 6)), serves(["sm_80"], (9, 0)), serves(["compute_80"], (9, 0))
     (True, False, True)

@@ -1,4 +1,4 @@
-"""This machine -> what the report says of it, and what it lacks that a check needs. No torch here."""
+"""Describe this machine for the report, and find what a check needs and it lacks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F][0-9a-fA-F/-]{7,}")
 
 def host_facts() -> dict[str, Any]:
     """Kernel, cores, memory and shared memory (bytes), the driver and its GPUs (see probes/driver.py), and
-    the digest of the image's account of itself."""
+    the digest of image.json."""
     return {
         "kernel": os.uname().release,
         "cores": len(os.sched_getaffinity(0)),
@@ -39,12 +39,12 @@ def host_facts() -> dict[str, Any]:
 
 
 def host_texts() -> dict[str, str | None]:
-    """What a reader of the report wants to see in its own words, and nothing is judged by."""
+    """Output of other programs, for readers of the report only."""
     return {"nvidia_smi": _nvidia_smi(), "torch_config": _torch_config()}
 
 
 def fault(check: str, tier: int, host: Mapping[str, Any], claims: Mapping[str, Any]) -> str | None:
-    """The sentence that says what this host lacks for *check*; None: it can carry it."""
+    """A sentence on what this host lacks for *check*; None: it can run it."""
     if check in ("cpu-train", "loader") and host["shm"] < SHM_NEEDED:
         has = f"{host['shm'] >> 20} MiB" if host["shm"] else "nothing that can be written"
         return f"host: /dev/shm has {has}, DataLoader workers need {SHM_NEEDED >> 20} MiB (--shm-size)"
@@ -52,7 +52,7 @@ def fault(check: str, tier: int, host: Mapping[str, Any], claims: Mapping[str, A
 
 
 def shm_bytes(folder: Path = SHM) -> int:
-    """Free bytes of the shared memory; 0 where it is absent or cannot be written."""
+    """Free bytes of the shared memory; 0 if it is absent or cannot be written."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             room = os.statvfs(folder)
@@ -62,7 +62,7 @@ def shm_bytes(folder: Path = SHM) -> int:
 
 
 def without_uuids(text: str) -> str:
-    """*text* with no GPU's UUID: that names a machine, and a report says what kind it is.
+    """*text* without the UUIDs of GPUs, which identify a machine.
 
     >>> without_uuids("GPU 0: NVIDIA H100 (UUID: GPU-01234567-89ab-cdef-0123-456789abcdef)")
     'GPU 0: NVIDIA H100 (UUID: GPU-...)'
@@ -71,7 +71,7 @@ def without_uuids(text: str) -> str:
 
 
 def _driver() -> dict[str, Any]:
-    """What the driver says; one that kills or keeps who asks it must not end the run."""
+    """The driver's data, from a child process: a broken driver can kill or block its caller."""
     try:
         found: dict[str, Any] = probe("driver", limit=DRIVER_LIMIT)
     except AssertionError as error:
@@ -82,7 +82,7 @@ def _driver() -> dict[str, Any]:
 
 
 def _nvidia_smi() -> str | None:
-    """What it prints, where it is."""
+    """The output of a program; None if it is not installed."""
     if not shutil.which("nvidia-smi"):
         return None
     try:
@@ -93,7 +93,7 @@ def _nvidia_smi() -> str | None:
 
 
 def _torch_config() -> str | None:
-    """torch.__config__.show(), where torch imports at all: if not, the checks say so."""
+    """torch.__config__.show(); None if torch cannot be imported, which the checks report."""
     try:
         return str(probe("torch_config", limit=_IMPORT_LIMIT))
     except AssertionError:

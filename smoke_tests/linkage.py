@@ -1,7 +1,7 @@
-"""Folder -> every (file, soname) that the loader does not find by itself.
+"""Find every (file, soname) below a folder that the dynamic loader cannot resolve.
 
-Which files to ask about comes from their own NEEDED entries; where a library is found is left to the real
-loader (as ldd does), for RPATH, RUNPATH, $ORIGIN, ld.so.cache and LD_LIBRARY_PATH are its business.
+The files to check have NEEDED entries. The libraries are resolved by the real loader, as ldd does, because it
+handles RPATH, RUNPATH, $ORIGIN, ld.so.cache and LD_LIBRARY_PATH.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from smoke_tests.elf import Elf, read_elf
 
 
 class Linkage(NamedTuple):
-    """What was looked at and what is open."""
+    """The checked files and the unresolved pairs."""
 
     files: int
     needed: int  # (file, soname) pairs
     unfound: tuple[tuple[str, str], ...]  # (path relative to the folder, soname), of libraries
-    unfound_programs: tuple[tuple[str, str], ...]  # the same of programs, which nobody loads anything for
+    unfound_programs: tuple[tuple[str, str], ...]  # likewise, of programs, for which nothing is preloaded
     unversioned: tuple[str, ...]  # symbol versions that a found library does not have
 
 
 def read_linkage(folder: Path) -> Linkage:
-    """Ask the loader about each ELF file under *folder* that is for this machine.
+    """Run the loader on each ELF file of this architecture under *folder*.
 
-    :raises AssertionError: the interpreter names no loader, or the loader gives no answer.
+    :raises AssertionError: the interpreter names no loader, or the loader fails.
     """
     own = read_elf(Path(os.path.realpath(sys.executable)))
     assert own is not None, f"{sys.executable} is no ELF file"
@@ -76,7 +76,7 @@ def _elf_files(folder: Path) -> Iterator[tuple[Path, Elf]]:
 
 
 def _ask(loader: str, path: Path) -> tuple[set[str], list[str]]:
-    """The sonames that the loader finds for *path*, and what it says of missing symbol versions."""
+    """The sonames that the loader finds for *path*, and its messages on missing symbol versions."""
     done = subprocess.run(
         [loader, str(path)],
         # What ldd sets: with `--list` a program that lacks a library ends in an error, not in a list.

@@ -1,7 +1,7 @@
-"""Driver, NCCL's log, seconds -> the link between the GPUs, promised and used, and how fast it is. Pure.
+"""Find the type of link between GPUs that the driver reports and that NCCL uses, and compute its bandwidth.
 
-Bus bandwidth is nccl-tests' (doc/PERFORMANCE.md there): bytes / seconds * 2(n-1)/n for an all-reduce, which
-for any number of ranks n may be held against the speed of one GPU's link.
+Bus bandwidth is defined as in nccl-tests (doc/PERFORMANCE.md): bytes / seconds * 2(n-1)/n for an all-reduce,
+which for any number of ranks n can be compared with the speed of one GPU's link.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RING = re.compile(r"NCCL INFO Pattern 4, .*\btype (\w+)/")  # 4 is the ring: th
 
 
 def promised(driver: Mapping[str, Any]) -> str:
-    """The slowest link that NCCL can need here, by what the driver tells of each pair of GPUs."""
+    """The slowest link that NCCL may need, from the driver's data on each pair of GPUs."""
     here, ways = len(driver["gpus"]), [way for _, _, way in driver["links"]]
     if len(driver["peers"]) < here * (here - 1) or len(ways) < here * (here - 1) // 2:
         return SHM
@@ -40,12 +40,12 @@ def promised(driver: Mapping[str, Any]) -> str:
 
 
 def wanted(used: str, driver: Mapping[str, Any]) -> str:
-    """*used* where it is as good as promised (rings may go round a slow pair), else what was promised."""
+    """*used* if it is as good as promised (rings can avoid a slow pair), else the promised link."""
     return min(used, promised(driver), key=LINKS.index)
 
 
 def taken(log: str) -> str:
-    """The slowest link that NCCL says it took; "none" where it connected nothing."""
+    """The slowest link in NCCL's log; "none" if it made no connection."""
     ways = {"P2P": PCIE, "SHM": SHM, "NET": NET}
     if not (found := {ways[way] for way in _VIA.findall(log)}):
         return NONE
@@ -60,7 +60,7 @@ def slowest(links: Iterable[str]) -> str:
 
 
 def floor(link: str, driver: Mapping[str, Any]) -> float:
-    """The least bus bandwidth in GB/s at 1 GiB by which *link* is that link."""
+    """The minimum bus bandwidth of *link* in GB/s at 1 GiB."""
     if link == NVLINK:
         return _NVLINK_EACH * min(gpu["nvlinks"] or 1 for gpu in driver["gpus"])
     return _FLOORS[link]

@@ -1,6 +1,6 @@
-"""A check's raw values and bounds -> what does not hold.
+"""Compare the measured values of a check with their bounds.
 
-The report carries both, so that anyone can judge again. Bounds: `equals`, `at_least`, `at_most`; a value
+The report contains both, so that they can be compared again. Bounds: `equals`, `at_least`, `at_most`; a value
 without a bound is only recorded.
 """
 
@@ -14,7 +14,7 @@ _NOTHING: Any = object()
 
 
 class Measure:
-    """What one check saw: call it once for each value."""
+    """The measured values of a check; call it once for each value."""
 
     def __init__(self) -> None:
         self.measured: dict[str, Any] = {}
@@ -23,7 +23,7 @@ class Measure:
     def __call__(
         self, name: str, value: Any, *, equals: Any = _NOTHING, at_least: Any = None, at_most: Any = None
     ) -> None:
-        """Record *value* under *name* with its bound; it is judged when the check ends, with all others.
+        """Record *value* under *name* with its bound; all values are checked when the check ends.
 
         :raises ValueError: *name* was measured before.
         """
@@ -52,7 +52,7 @@ class Measure:
 
 
 def plain(value: Any) -> Any:
-    """*value* as JSON gives it back; infinities and NaN become words, which no numeric bound lets through."""
+    """*value* converted to JSON and back; infinities and NaN become text, within no numeric bound."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -75,7 +75,7 @@ def fault(value: Any, bound: dict[str, Any]) -> str:
 
 
 def difference(value: Any, wanted: Any) -> str:
-    """How *value* differs from *wanted*: for tables and lists only the entries that do."""
+    """How *value* differs from *wanted*; of mappings and lists only the entries that differ."""
     if isinstance(value, dict) and isinstance(wanted, dict):
         parts = [f"{key} is missing (wanted {wanted[key]!r})" for key in wanted if key not in value]
         parts += [f"{key} is not wanted (is {value[key]!r})" for key in value if key not in wanted]

@@ -1,7 +1,7 @@
-"""One check in this process: `python -I -B one.py SUITE WHEELS FILE::FUNCTION FACTS RESULT`.
+"""Run one check in this process: `python -I -B one.py SUITE WHEELS FILE::FUNCTION FACTS RESULT`.
 
-The folder of pytest's wheels is *appended* to sys.path and the suite is loaded by its place, so that
-whatever the image has is found first and nothing of the image is shadowed.
+The folder of pytest's wheels is *appended* to sys.path and the suite is loaded by path, so that packages of
+the image come first and are not shadowed.
 """
 
 from __future__ import annotations

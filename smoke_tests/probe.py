@@ -1,4 +1,4 @@
-"""A script of probes/ -> the JSON it prints, from a child process that knows nothing of pytest."""
+"""Run a script of probes/ in a child process without pytest, and parse the JSON that it prints."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 PROBES = Path(__file__).parent / "probes"
-GRACE = 3.0  # seconds between SIGKILL and giving a process up
+GRACE = 3.0  # seconds to wait after SIGKILL
 
 
 def probe(name: str, *arguments: str, limit: float | None = None) -> Any:
-    """What probes/*name*.py prints, run by the image's own interpreter with its own sys.path.
+    """The output of probes/*name*.py, run by the image's interpreter with its own sys.path.
 
     :param limit: seconds; None: the check's own limit is enough.
     :raises AssertionError: it died, failed or hung; a signal is named.
@@ -27,7 +27,9 @@ def probe(name: str, *arguments: str, limit: float | None = None) -> Any:
         stdout, stderr = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that sits in the kernel does not even die
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # a process that is blocked in the kernel does not die
             process.communicate(timeout=GRACE)
         raise AssertionError(f"probe {name} had no end within {limit:g} s") from None
     told = "\n".join(filter(None, (f"probe {name} {ending(process.returncode)}", tail(stderr))))
@@ -36,7 +38,7 @@ def probe(name: str, *arguments: str, limit: float | None = None) -> Any:
 
 
 def ending(code: int) -> str:
-    """An exit status in words: a negative one is the signal that killed the process."""
+    """A description of an exit status; a negative one is the signal that killed the process."""
     if code >= 0:
         return f"ended with exit code {code}"
     import signal
@@ -48,7 +50,7 @@ def ending(code: int) -> str:
 
 
 def where(text: str, lines: int = 8) -> str:
-    """Where a process was when it was killed: faulthandler's first lines are the innermost; else the tail."""
+    """Where a process was when it was killed: the first lines of faulthandler's traceback; else the tail."""
     found = text.splitlines()
     start = next((at for at, line in enumerate(found) if line.startswith("Fatal Python error")), None)
     if start is None:

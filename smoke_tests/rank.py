@@ -1,6 +1,7 @@
-"""One rank in this process: `python -I -B rank.py SUITE MODULE:FUNCTION RANK WORLD FOLDER ARGUMENTS`.
+"""Run one rank in this process: `python -I -B rank.py SUITE MODULE:FUNCTION RANK WORLD FOLDER ARGUMENTS`.
 
-It takes GPU number RANK, meets the others in FOLDER, and leaves what the function of workers/ returns there.
+It uses GPU number RANK, finds the other ranks through FOLDER, and writes the result of the function of
+workers/ there.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-MEETING = 120.0  # seconds within which all ranks must have come, and any collective must end
+MEETING = 120.0  # seconds for all ranks to join, and for any collective
 _PARENT_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
 def main(suite: str, worker: str, rank: str, world: str, folder: str, arguments: str) -> None:
-    """Join the group, work, leave the values, part."""
-    # Whoever started us may be killed before it can end us: then we go with it.
+    """Join the process group, run the function, write its result, leave the group."""
+    # Die with the parent process, which may be killed before it can end this one.
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    faulthandler.enable()  # SIGABRT, which ends a rank that hangs, then says where it was
+    faulthandler.enable()  # SIGABRT, which ends a rank that hangs, then prints a traceback
     runpy.run_path(f"{suite}/one.py")["load_suite"](Path(suite))
     import torch
     import torch.distributed as dist
@@ -41,7 +42,7 @@ def main(suite: str, worker: str, rank: str, world: str, folder: str, arguments:
     values = work(int(rank), int(world), **json.loads(arguments))
     left = Path(folder) / f"rank-{rank}.json"
     left.with_suffix(".part").write_text(json.dumps(values))
-    left.with_suffix(".part").rename(left)  # whole or not there, whenever the rank is killed
+    left.with_suffix(".part").rename(left)  # atomic, even if the rank is killed
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Worker, number of GPUs -> what each rank saw: one process a GPU, and an end to all of them in time."""
+"""Run a worker function on several GPUs, one process per GPU, with a time limit."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Ending(NamedTuple):
 
 
 def run_ranks(worker: str, *, limit: float, world: int | None = None, **arguments: Any) -> list[Any]:
-    """What *worker* ("module:function" of workers/) returned on each rank, in order.
+    """The results of *worker* ("module:function" of workers/) by rank.
 
-    :param limit: seconds for all of them; a rank that has not ended then is stopped and named.
-    :param world: how many ranks; None: one for each GPU that torch sees.
-    :param arguments: keywords for the function, as JSON holds them.
-    :raises AssertionError: a rank died, failed or hung: which one, how, and its last words.
+    :param limit: seconds for all of them; a rank that has not ended then is stopped and reported.
+    :param world: the number of ranks; None: one for each GPU that torch sees.
+    :param arguments: keyword arguments for the function, as JSON.
+    :raises AssertionError: a rank died, failed or hung; with its number and the end of its output.
     """
     return values_of(rank_endings(worker, limit=limit, world=world, **arguments))
 
@@ -49,9 +49,9 @@ def rank_endings(
     env: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> list[Ending]:
-    """As `run_ranks`, for who wants to see how each rank ended, or what it said, and judges that himself.
+    """As `run_ranks`, but returns how each rank ended and its output, and raises no error.
 
-    :param env: environment variables on top of ours.
+    :param env: additional environment variables.
     """
     world = world or gpus_of_torch()
     with tempfile.TemporaryDirectory(prefix="kiln-ranks-") as name:
@@ -77,9 +77,9 @@ def rank_endings(
 
 
 def values_of(endings: Sequence[Ending]) -> list[Any]:
-    """What every rank returned.
+    """The results of all ranks.
 
-    :raises AssertionError: one did not end well. Who failed first is told first: the others waited for it.
+    :raises AssertionError: one failed. The first failure is listed first: the others waited for that rank.
     """
     in_order = sorted(endings, key=lambda one: (one.code is None, one.seconds, one.code or 0))
     told = [words for one in in_order if (words := fault(one))]
@@ -88,8 +88,8 @@ def values_of(endings: Sequence[Ending]) -> list[Any]:
 
 
 def fault(one: Ending) -> str:
-    """Why a rank did not end well, and where it was or what it said last; empty: it did."""
-    # NCCL writes what it was asked to tell when the process ends, after what the process died of.
+    """Why a rank failed, with its traceback or the end of its output; empty if it succeeded."""
+    # At the end of a process NCCL writes its log, after the error of the process.
     lines = [line for line in one.output.splitlines() if " NCCL INFO " not in line]
     output = "\n".join(lines)
     if one.code is None:
@@ -105,13 +105,13 @@ def fault(one: Ending) -> str:
 
 
 def measure_group(measure: Callable[..., None], seen: Sequence[Any]) -> None:
-    """What every check with several GPUs stands on: NCCL carried the messages, each rank had its own GPU."""
+    """The common conditions of checks with several GPUs: NCCL was used, and each rank had its own GPU."""
     measure("backend", [rank["backend"] for rank in seen], equals=["nccl"] * len(seen))
     measure("gpus", [rank["device"] for rank in seen], equals=list(range(len(seen))))
 
 
 def gpus_of_torch() -> int:
-    """How many GPUs torch may use; no context is made in this process.
+    """The number of GPUs that torch may use; creates no CUDA context in this process.
 
     :raises AssertionError: fewer than two.
     """
@@ -134,8 +134,8 @@ def _start(
 
 
 def _watch(started: Sequence[subprocess.Popen[bytes]], began: float, limit: float) -> dict[int, float]:
-    """Until all have ended or *limit* is over; when one has died the others, who may wait for it, get
-    little more. The seconds after which each ended."""
+    """Wait until all ranks have ended or *limit* is over; after one has died, the others get a short time.
+    Returns the seconds after which each ended."""
     ended: dict[int, float] = {}
     ends = began + limit
     while len(ended) < len(started) and time.monotonic() < ends:
@@ -149,7 +149,7 @@ def _watch(started: Sequence[subprocess.Popen[bytes]], began: float, limit: floa
 
 
 def _stop(started: Sequence[subprocess.Popen[bytes]]) -> set[int]:
-    """End what still runs; which ranks that were. SIGABRT comes first: they then say where they are."""
+    """End the ranks that still run, and return their numbers. SIGABRT comes first, for a traceback."""
     running = {rank for rank, process in enumerate(started) if process.poll() is None}
     for number in (signal.SIGABRT, signal.SIGKILL):
         for rank in running:

@@ -1,4 +1,4 @@
-"""What DataLoader's workers read in the checks of it."""
+"""The dataset of the DataLoader checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Rows:
-    """The rows of a tensor, each with the process that read it."""
+    """The rows of a tensor, each with the id of the process that read it."""
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows

@@ -1,8 +1,8 @@
-"""Suite, facts -> one JSON object a line on stdout: the host, then each check as it starts and ends.
+"""Run the checks, and print one JSON object per line: the host, then the start and the end of each check.
 
-Started as `python -I -B runner.py`; without facts it takes the environment that it runs in, and leaves out
-what only an image with a lock can answer. Every check has a process group of its own: what dies, hangs or
-leaves children behind is that check's failure and nobody else's.
+Start it as `python -I -B runner.py`; without facts it checks the environment that it runs in, and skips
+checks that need a lock. Every check has its own process group, so that a check that dies, hangs or leaves
+children behind does not affect others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GRACE = 3.0  # seconds between asking for a traceback (SIGABRT) and SIGKILL
 
 
 def main() -> int:
-    """Run the selected checks; 0 whatever they say, for the findings say it; 2 if there is nothing to run."""
+    """Run the selected checks; returns 0 whatever their outcomes, or 2 if there is nothing to run."""
     options = _options()
     _load_suite()
     from smoke_tests.applicable import not_applicable
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def in_own_process(check: Any, options: argparse.Namespace, limit: float) -> dict[str, Any]:
-    """Run one check and read its result; no result is a failure that says how the process ended."""
+    """Run one check and read its result; without a result it has failed, with how the process ended."""
     scratch = Path(tempfile.mkdtemp(prefix="kiln-check-"))
     try:
         result, output = scratch / "result.json", scratch / "output"
@@ -82,7 +82,7 @@ def in_own_process(check: Any, options: argparse.Namespace, limit: float) -> dic
 
 
 def judge(code: int | None, result: Path, output: str, limit: float) -> dict[str, Any]:
-    """A process's end and its result file as a finding; only a whole, clean run can pass."""
+    """The finding for a process's exit status and result file; only a complete run can pass."""
     from smoke_tests.probe import ending, tail, where
 
     try:
@@ -104,7 +104,7 @@ def judge(code: int | None, result: Path, output: str, limit: float) -> dict[str
 def ended_by(command: list[str], env: dict[str, str], sink: Any, limit: float) -> int | None:
     """The exit status, negative for a signal; None when *limit* seconds were not enough.
 
-    Output goes to a file, for a pipe would stay open in the children that a check leaves behind.
+    Output goes to a file, because children that a check leaves behind would keep a pipe open.
     """
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=env, start_new_session=True
@@ -133,7 +133,7 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def write_temporary(facts: dict[str, Any]) -> str:
-    """A file with *facts*, gone when this process ends."""
+    """A file with *facts*, deleted when this process ends."""
     import atexit
 
     descriptor, path = tempfile.mkstemp(prefix="kiln-facts-", suffix=".json")
@@ -144,17 +144,17 @@ def write_temporary(facts: dict[str, Any]) -> str:
 
 
 def finding(outcome: str, message: str, **values: Any) -> dict[str, Any]:
-    """A finding as it stands on a line."""
+    """A finding as a JSON object."""
     return {"outcome": outcome, "message": message, "measured": {}, "threshold": {}} | values
 
 
 def tell(event: str, **values: Any) -> None:
-    """One line on stdout, at once: what was said before a crash stays said."""
+    """Print a line and flush it, so that it is not lost in a crash."""
     print(json.dumps({"event": event, **values}), flush=True)
 
 
 def refuse(sentence: str) -> int:
-    """Say why there is nothing to run; the exit code for it."""
+    """Print why there is nothing to run; returns the exit code."""
     print(f"runner.py: {sentence}", file=sys.stderr)
     return 2
 
@@ -165,7 +165,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _load_suite() -> None:
-    """smoke_tests as a package by its place (see one.py, which cannot be imported before this)."""
+    """Load smoke_tests as a package by path (see one.py, which cannot be imported before this)."""
     import runpy
 
     runpy.run_path(str(HERE / "one.py"), run_name="one")["load_suite"](HERE)

@@ -1,4 +1,4 @@
-"""A question that is answered with yes up to some number -> that number, with few questions. No torch."""
+"""Find the largest number for which a predicate holds. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def largest(fits: Callable[[int], bool], first: int, grain: int) -> int:
-    """The largest that fits, to *grain*: doubled until one does not, then the gap halved. 0: none does.
+    """The largest number that fits, to a multiple of *grain*, by doubling and bisection; 0 if none does.
 
     >>> largest(lambda batch: batch <= 45, first=8, grain=1)
     45

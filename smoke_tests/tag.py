@@ -1,4 +1,4 @@
-"""Tag -> its parts."""
+"""Parse the tag of an image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TAG = re.compile(
 
 
 def parse_tag(tag: str) -> dict[str, str | None]:
-    """`2.7.1-cuda12.1-cudnn9-runtime` by its parts; all None for what is no such tag."""
+    """The parts of `2.7.1-cuda12.1-cudnn9-runtime`; all None if *tag* is not such a tag."""
     found = _TAG.fullmatch(tag)
     if not found:
         return dict.fromkeys(("torch", "cuda", "cudnn", "flavor", "os"))

@@ -1,4 +1,4 @@
-"""What torch calls by different names from 2.0.1 to today. Import it inside a check: it imports torch."""
+"""Functions whose names differ between torch 2.0.1 and today. Imports torch; import it inside a check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def grad_scaler(**options: Any) -> Any:
 
 
 def only_sdpa(backend: str) -> contextlib.AbstractContextManager[None]:
-    """Attention by *backend* ("flash" or "math") alone: it raises where that one cannot serve the inputs."""
+    """Attention with *backend* ("flash" or "math") only; raises if it does not support the inputs."""
     attention = getattr(torch.nn, "attention", None)  # from 2.3 on
     if attention is not None and hasattr(attention, "sdpa_kernel"):
         kinds = attention.SDPBackend
@@ -33,7 +33,7 @@ def scaled_mm(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: 
 
 
 def all_reduced(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum over all ranks beside *tensor*; before 2.1 torch has it in place only, so of a copy."""
+    """The sum of *tensor* over all ranks, as a new tensor; torch before 2.1 sums a copy in place."""
     import torch.distributed as dist
 
     if tuple_of(torch.__version__) < (2, 1):
@@ -47,13 +47,13 @@ def all_reduced(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tuple_of(version: str) -> tuple[int, int]:
-    """Major and minor of a version of torch."""
+    """Major and minor version of torch."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 
 def tensor_float(allowed: bool) -> None:
-    """Whether FP32 products, convolutions and recurrences may be taken in TF32.
+    """Set whether FP32 products, convolutions and recurrent layers may use TF32.
 
     From 2.9 on torch has a second set of switches (`fp32_precision`) and raises where it and the older one
     disagree. These two set both sets, and mean the same in every torch.

@@ -1,7 +1,6 @@
-"""What the checks of training share: two small models and what is asked of them. Import it inside a check: it
-imports torch.
+"""Two small models for the checks of training. Imports torch; import it inside a check.
 
-Everything is made on "cuda", so without a GPU nothing here comes about.
+Everything is created on "cuda", so it needs a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ DEPTH, _TOWER_ROWS, _TOWER_WIDTH = 8, 16384, 64
 
 
 class Regression:
-    """A perceptron, and rows that it is to learn; the same numbers each time it is made.
+    """A perceptron, and rows to learn; with the same numbers each time.
 
     Smooth throughout: at a kink FP16 would put some rows on the other side.
     """
@@ -59,7 +58,7 @@ class Block(nn.Module):
 
 
 def tower(dropout: float = 0.0) -> tuple[nn.Sequential, torch.Tensor]:
-    """Blocks whose memory is nearly all activations, and rows for them; the same numbers each time."""
+    """Blocks whose memory is nearly all activations, and rows for them; with the same numbers each time."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(dropout) for _ in range(DEPTH))).cuda()
     return model, torch.randn(_TOWER_ROWS, _TOWER_WIDTH, device="cuda")
@@ -76,12 +75,12 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 
 def device_of(model: nn.Module) -> str:
-    """Where *model* lies: "cuda" is what each check wants to hear."""
+    """The device type of *model*."""
     return "+".join(sorted({parameter.device.type for parameter in model.parameters()}))
 
 
 def peak(step: Callable[[], Any]) -> int:
-    """Bytes that tensors took at the height of *step*, beyond those that were held before it."""
+    """The peak memory of *step* in bytes, above the memory before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()

@@ -41,7 +41,7 @@ from torchkiln.plan.plan import IMAGE_JSON
 from torchkiln.smoke.attestation import attest
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.report import to_json
-from torchkiln.smoke.session import Unheard
+from torchkiln.smoke.session import SilentSmokeListener
 from torchkiln.smoke.suite import suite_digest
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
@@ -102,7 +102,7 @@ class Press:
 
     def keep(self, told: SmokeReport) -> None:
         """As a run of this machine's own."""
-        KeptRuns(store=self.store, listener=Unheard()).keep(told)
+        KeptRuns(store=self.store, listener=SilentSmokeListener()).keep(told)
 
     def write(self, told: SmokeReport | bytes, name: str) -> str:
         """The path of the file."""

@@ -13,14 +13,14 @@ from tests.smoke_suites import FACTS
 from torchkiln.lock.lock import load_locked
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import Finding, Outcome, SignedReport, SmokeReport
-from torchkiln.smoke.run import Subject
+from torchkiln.smoke.run import SmokeSubject
 from torchkiln.smoke.suite import Suite, SuiteCheck, load_suite
 from torchkiln.smoke.verdict import verdict
 from torchkiln.util.places import ROOT
 
 TAG = "2.7.1-cuda12.1-cudnn9-runtime"
 IMAGE = Digest("sha256:" + "ab" * 32)
-BUILT = Subject(image=IMAGE, tag=TAG, facts=FACTS)
+BUILT = SmokeSubject(image=IMAGE, tag=TAG, facts=FACTS)
 WHEN = "2026-11-21T17:05:16Z"
 OTHER = Digest("sha256:" + "cd" * 32)
 LOCKED = load_locked(ROOT / "images", TAG)

@@ -1,11 +1,11 @@
-"""`python tools/driver_check.py ROOT [crun|runc]`: are this host's GPUs handed on to the image in ROOT?
+"""`python tools/driver_check.py ROOT [crun|runc]`: check that an unpacked image can use this host's GPUs.
 
-By our own namespaces, or by the program that is named. `... NAME docker`: to the image NAME of the engine;
-all of them, the first by its number, and none.
+Runs in namespaces, or with the named program. `... NAME docker`: in the image NAME of the engine, with all
+GPUs, with the first one, and with none.
 
-ROOT is an unpacked image with a python3; torch is not needed. Inside, each GPU is asked by libcuda alone: its
-name, and a kernel that the driver compiles from PTX and whose result comes back exact. One JSON object on
-stdout, with what was handed on and how nvidia-smi ended; exit 1 where a GPU fails.
+ROOT needs python3, but no torch. Each GPU is tested with libcuda alone: its name, and a kernel that the
+driver compiles from PTX. Prints a JSON object with the mounted files and the output of nvidia-smi; exits with
+1 if a GPU fails.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PTX = b"""
 
 
 def inside() -> dict[str, Any]:
-    """What libcuda says here."""
+    """Test all GPUs with libcuda, inside the container."""
     cuda = ctypes.CDLL("libcuda.so.1")
 
     def call(name: str, *arguments: Any) -> None:
@@ -61,15 +61,15 @@ def inside() -> dict[str, Any]:
         call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(4 * _COUNT))
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
         call("cuLaunchKernel", function, 1, 1, 1, _COUNT, 1, 1, 0, None, arguments, None)
-        back = (ctypes.c_uint32 * _COUNT)()
-        call("cuMemcpyDtoH_v2", back, memory, ctypes.c_size_t(4 * _COUNT))
-        exact = list(back) == [at * at for at in range(_COUNT)]
+        result = (ctypes.c_uint32 * _COUNT)()
+        call("cuMemcpyDtoH_v2", result, memory, ctypes.c_size_t(4 * _COUNT))
+        exact = list(result) == [index * index for index in range(_COUNT)]
         gpus.append({"name": name.value.decode(), "exact": exact})
     return {"cuda": version.value, "gpus": gpus}
 
 
 def main(root: Path, program: str) -> int:
-    """Run the above in *root* by *program*, "" is the rootfs runtime, and nvidia-smi."""
+    """Run `inside` and nvidia-smi in *root* with *program*; "": the rootfs runtime."""
     from torchkiln.runtimes.command import Bind, Exited, Program
     from torchkiln.runtimes.driver import driver_for
     from torchkiln.runtimes.oci import OciRuntime
@@ -87,7 +87,7 @@ def main(root: Path, program: str) -> int:
     checked = run("python3", _INSIDE, "--inside")
     smi = run("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     loader = run("sh", "-c", "/sbin/ldconfig -p | grep -c /usr/local/nvidia/")
-    told = {
+    result = {
         "handed on": {
             "nodes": [name for name, _ in driver.nodes],
             "libraries": [name for name, _ in driver.libraries],
@@ -97,24 +97,24 @@ def main(root: Path, program: str) -> int:
         "nvidia-smi": smi.stdout.decode().splitlines() if smi.code == 0 else smi.stderr.decode()[-500:],
         "libraries in the loader's cache": int(loader.stdout or 0),
     }
-    sys.stdout.write(json.dumps(told, indent=1) + "\n")
-    gpus = told["inside"]["gpus"] if checked.code == 0 else []
+    sys.stdout.write(json.dumps(result, indent=1) + "\n")
+    gpus = result["inside"]["gpus"] if checked.code == 0 else []
     return 0 if len(gpus) == driver.gpus and all(gpu["exact"] for gpu in gpus) else 1
 
 
 def in_engine(image: str) -> int:
-    """The same in containers of the engine that DOCKER_HOST names."""
+    """Run `inside` in containers of the engine of DOCKER_HOST."""
     from torchkiln.docker.daemon import find_engine
     from torchkiln.runtimes.command import Bind
     from torchkiln.runtimes.docker import captured
     from torchkiln.runtimes.docker_args import Container
     from torchkiln.runtimes.engine_images import gpus_on
-    from torchkiln.runtimes.runtime import Unheard
+    from torchkiln.runtimes.runtime import SilentRuntimeListener
 
     engine = find_engine(builds=False)
-    told: dict[str, Any] = {"engine": f"{engine.kind} {engine.version}"}
-    for asked in (None, "device=0", "none"):
-        gpus, cdi = gpus_on(engine, asked, Unheard())
+    result: dict[str, Any] = {"engine": f"{engine.kind} {engine.version}"}
+    for requested in (None, "device=0", "none"):
+        gpus, cdi = gpus_on(engine, requested, SilentRuntimeListener())
         container = Container(
             image=image,
             command=("python3", _INSIDE, "--inside"),
@@ -124,10 +124,10 @@ def in_engine(image: str) -> int:
             files=(Bind(source=Path(__file__).resolve(), target=_INSIDE),),
         )
         ended = captured(container, engine, timeout_s=120)
-        seen = json.loads(ended.stdout) if ended.code == 0 else ended.stderr.decode()[-300:]
-        told[f"--gpus {asked}"] = {"asked": gpus, "by CDI": cdi, "inside": seen}
-    sys.stdout.write(json.dumps(told, indent=1) + "\n")
-    every, first, none = (one["inside"] for one in told.values() if isinstance(one, dict))
+        output = json.loads(ended.stdout) if ended.code == 0 else ended.stderr.decode()[-300:]
+        result[f"--gpus {requested}"] = {"asked": gpus, "by CDI": cdi, "inside": output}
+    sys.stdout.write(json.dumps(result, indent=1) + "\n")
+    every, first, none = (row["inside"] for row in result.values() if isinstance(row, dict))
     if isinstance(every, str) or isinstance(first, str) or not isinstance(none, str):
         return 1
     return 0 if len(first["gpus"]) == 1 and all(gpu["exact"] for gpu in every["gpus"]) else 1

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""JUnit files of `make gpu-mutants` → docs/proofs/NAME.mutants.json: what came of each test, and where.
+"""Write docs/proofs/NAME.mutants.json, the outcomes of all tests, from the JUnit files of `make gpu-mutants`.
 
     .venv/bin/python tools/gpu_mutants.py docs/proofs/NAME.mutants.json dist/gpu-mutants*.xml
 
-Files that tell differently of one test are refused: which of the two would count?
+Two files with different outcomes of the same test are an error.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ OUTCOMES = ("passed", "failed", "skipped")
 
 
 def record(files: Iterable[bytes]) -> dict[str, Any]:
-    """The record of these JUnit *files*: GPUs, torch, the earliest time, and each module's outcomes by test.
+    """The record of the JUnit *files*: GPUs, torch, the earliest time, and the outcomes by module and test.
 
-    :raises ValueError: a test ended in two ways, or no file tells of GPUs.
+    :raises ValueError: a test has two outcomes, or no file names the GPUs.
     """
     suites = [suite for data in files for suite in Xml.fromstring(data).iter("testsuite")]
-    told = {one.get("name"): one.get("value") for suite in suites for one in suite.iter("property")}
-    if "gpus" not in told:
-        raise ValueError("no file tells which GPUs these were: test_host_gpu.py did not run on one")
+    properties = {item.get("name"): item.get("value") for suite in suites for item in suite.iter("property")}
+    if "gpus" not in properties:
+        raise ValueError("no file names the GPUs: test_host_gpu.py did not run on a GPU")
     modules: dict[str, dict[str, str]] = {}
     for module, test, outcome in (case for suite in suites for case in _cases(suite)):
         tests = modules.setdefault(module, {})
         if tests.setdefault(test, outcome) != outcome:
-            raise ValueError(f"{module}.py: {test} {tests[test]} and {outcome}")
+            raise ValueError(f"{module}.py: {test}: conflicting outcomes: {tests[test]} and {outcome}")
     return {
         "schema": 1,
-        "gpus": told["gpus"],
-        "torch": told["torch"],
+        "gpus": properties["gpus"],
+        "torch": properties["torch"],
         "when": min(suite.get("timestamp", "") for suite in suites)[:19] + "Z",
         "tests": {module: dict(sorted(tests.items())) for module, tests in sorted(modules.items())},
     }
@@ -49,14 +49,14 @@ def record(files: Iterable[bytes]) -> dict[str, Any]:
 def _cases(suite: Xml.Element) -> Iterator[tuple[str, str, str]]:
     for case in suite.iter("testcase"):
         if not case.get("classname"):
-            continue  # a worker that was interrupted before its test began
+            continue  # a worker that was interrupted before its test started
         failed = case.find("failure") is not None or case.find("error") is not None
         outcome = "failed" if failed else "skipped" if case.find("skipped") is not None else "passed"
         yield case.get("classname", "").rpartition(".")[2], case.get("name", ""), outcome
 
 
 def main() -> int:
-    """Write the record; 2 if the files give none."""
+    """Write the record; returns 2 if the files are invalid."""
     if len(sys.argv) < 3:
         sys.stderr.write(f"usage: {sys.argv[0]} RECORD.mutants.json JUNIT.xml...\n")
         return 2

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Reports of runs on GPUs (docs/proofs) → docs/gpu-*.svg and the generated parts of docs/gpu-proof.md.
+"""Write docs/gpu-*.svg and the generated parts of docs/gpu-proof.md from the GPU reports in docs/proofs.
 
-A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`; WHAT is `runs`, `checks`,
-`mutants`, `benchmark` or `busbw`. Every figure comes from a report, as do the names of device, driver, torch.
-`--check` writes nothing and ends with 5 if anything is stale.
+A generated part is between `<!-- generated: WHAT -->` and `<!-- end -->`; WHAT is `runs`, `checks`,
+`mutants`, `benchmark` or `busbw`. All figures, and the names of device, driver and torch, come from reports.
+`--check` writes nothing and exits with 5 if anything is stale.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PICTURES = {"speed": "Samples a second", "memory": "Peak memory", "losses": "Lo
 
 
 def filled(text: str, known: Sequence[Run], broken: Sequence[Mutants]) -> str:
-    """*text* with every generated part made anew."""
+    """*text* with every generated part replaced."""
     parts = {
         "runs": runs_part(known),
         "checks": checks_part(known),
@@ -50,7 +50,7 @@ def filled(text: str, known: Sequence[Run], broken: Sequence[Mutants]) -> str:
 
 
 def runs_part(known: Sequence[Run]) -> str:
-    """A row a report, the verdict computed again from its values."""
+    """A table with a row for each report; the verdict is computed again from its values."""
     rows = [
         (
             f"[{run.name}](proofs/{run.file})",
@@ -74,14 +74,14 @@ def _image(run: Run) -> str:
     return f"{run.report.tag}, an earlier image, `{short(run.report)}` †"
 
 
-def _footnote(told: Iterable[Run]) -> str:
-    """What the mark means, where one of *told* has it."""
-    return f"\n{_EARLIER}" if any(run.earlier for run in told) else ""
+def _footnote(shown: Iterable[Run]) -> str:
+    """The meaning of the mark, if one of *shown* has it."""
+    return f"\n{_EARLIER}" if any(run.earlier for run in shown) else ""
 
 
 def checks_part(known: Sequence[Run]) -> str:
-    """A row a check above tier 0, a column a report: what came of it, and in how many seconds."""
-    tiers = {one.id: one.tier for run in known for one in run.report.findings if one.tier > 0}
+    """A table with a row for each check above tier 0 and a column for each report: outcome and seconds."""
+    tiers = {found.id: found.tier for run in known for found in run.report.findings if found.tier > 0}
     rows = [
         (str(tier), f"`{check}`", *(_outcome(run.finding(check)) for run in known))
         for check, tier in sorted(tiers.items(), key=lambda pair: (pair[1], pair[0]))
@@ -99,13 +99,13 @@ def _outcome(found: Finding | None) -> str:
 
 
 def mutants_part(broken: Sequence[Mutants]) -> str:
-    """A table a record: a row a module, how many of its tests had which outcome."""
-    return "\n".join(part for one in broken for part in _mutants(one))
+    """A table for each record, with a row for each module: the number of tests by outcome."""
+    return "\n".join(part for record in broken for part in _mutants(record))
 
 
-def _mutants(one: Mutants) -> Iterator[str]:
-    yield f"[{one.name}](proofs/{one.name}.json): {one.gpus}; torch {one.torch}; {one.when}\n"
-    counted = {module: Counter(tests.values()) for module, tests in one.tests.items()}
+def _mutants(record: Mutants) -> Iterator[str]:
+    yield f"[{record.name}](proofs/{record.name}.json): {record.gpus}; torch {record.torch}; {record.when}\n"
+    counted = {module: Counter(tests.values()) for module, tests in record.tests.items()}
     rows = [(f"`{module}.py`", *(str(count[what]) for what in OUTCOMES)) for module, count in counted.items()]
     total = sum(counted.values(), Counter[str]())
     yield table(
@@ -128,16 +128,18 @@ def _benchmark(run: Run, values: Mapping[str, Any]) -> Iterator[str]:
         ("largest_batch", f"largest batch in {values['budget'] / GIB:g} GiB", str),
     )
     columns = [
-        (f"{key}_{length}", f"{what}, {length} words", tell) for key, what, tell in kinds for length in timed
+        (f"{key}_{length}", f"{what}, {length} words", format_value)
+        for key, what, format_value in kinds
+        for length in timed
     ]
     yield f"### {run.title}\n"
-    yield f"{run.told()}. Batch {values['batch']}, medians of {_counts(values, timed)} steps.\n"
+    yield f"{run.summary()}. Batch {values['batch']}, medians of {_counts(values, timed)} steps.\n"
     if run.earlier:
         yield _EARLIER
     yield table(
         ("precision", *(title for _, title, _ in columns)),
         (
-            (name, *(tell(values[key][precision]) for key, _, tell in columns))
+            (name, *(format_value(values[key][precision]) for key, _, format_value in columns))
             for precision, name in PRECISIONS.items()
         ),
     )
@@ -146,8 +148,8 @@ def _benchmark(run: Run, values: Mapping[str, Any]) -> Iterator[str]:
         ("AMP FP16", "measured", "gate"),
         ((what, figure(values[name]), _bound(bounds.get(name, {}))) for name, what in _gates(timed)),
     )
-    for what, told in _PICTURES.items():
-        yield f"![{told}, {run.name}](gpu-{what}-{run.name}.svg)\n"
+    for what, title in _PICTURES.items():
+        yield f"![{title}, {run.name}](gpu-{what}-{run.name}.svg)\n"
 
 
 def _counts(values: Mapping[str, Any], timed: Iterable[int]) -> str:
@@ -170,7 +172,7 @@ def _bound(bound: Mapping[str, float]) -> str:
 
 
 def busbw_part(known: Sequence[Run]) -> str:
-    """A row a size, a column a report; and the picture of all."""
+    """A table with a row for each message size and a column for each report; and the plot of all."""
     series = [(run, line.label, dict(line.points)) for run, line in all_reduces(known)]
     counts = sorted({count for _, _, rates in series for count in rates})
     rows = [
@@ -179,39 +181,39 @@ def busbw_part(known: Sequence[Run]) -> str:
     ]
     if not series:
         return ""
-    told = "".join(f"- {run.title}: {run.told()}\n" for run, _, _ in series)
-    told += _footnote(run for run, _, _ in series)
+    text = "".join(f"- {run.title}: {run.summary()}\n" for run, _, _ in series)
+    text += _footnote(run for run, _, _ in series)
     speeds = table(("bytes", *(f"{run.title}: {label}, GB/s" for run, label, _ in series)), rows)
-    return f"{told}\n{speeds}\n![Bus bandwidth against message size]({BUSBW})\n"
+    return f"{text}\n{speeds}\n![Bus bandwidth against message size]({BUSBW})\n"
 
 
 def stale(docs: Path) -> dict[str, str | None]:
-    """What would have to be written in *docs*, by name; None: to be deleted."""
+    """The stale files in *docs*: the new content by name; None: to be deleted."""
     known = runs(docs / "proofs")
-    wanted = pictures(known)
-    wanted[PAGE] = filled((docs / PAGE).read_text(), known, mutants(docs / "proofs"))
+    generated = pictures(known)
+    generated[PAGE] = filled((docs / PAGE).read_text(), known, mutants(docs / "proofs"))
     found: dict[str, str | None] = {
-        path.name: None for path in docs.glob("gpu-*.svg") if path.name not in wanted
+        path.name: None for path in docs.glob("gpu-*.svg") if path.name not in generated
     }
-    for name, made in wanted.items():
+    for name, text in generated.items():
         path = docs / name
-        if not path.is_file() or path.read_text() != made:
-            found[name] = made
+        if not path.is_file() or path.read_text() != text:
+            found[name] = text
     return found
 
 
 def main() -> int:
-    """Write what is stale, or with --check say so."""
+    """Write the stale files, or with --check list them."""
     found = stale(DOCS)
     if "--check" in sys.argv[1:]:
         sys.stderr.write("".join(f"docs/{name}: stale\n" for name in found))
         sys.stderr.write("hint: run: .venv/bin/python tools/gpu_pages.py\n" * bool(found))
         return 5 if found else 0
-    for name, made in found.items():
-        if made is None:
+    for name, text in found.items():
+        if text is None:
             (DOCS / name).unlink()
         else:
-            write_atomic(DOCS / name, made.encode())
+            write_atomic(DOCS / name, text.encode())
     return 0
 
 

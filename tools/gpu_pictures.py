@@ -1,4 +1,4 @@
-"""Runs on GPUs → pictures by the names of their files. Pure."""
+"""Draw the plots of GPU runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 def pictures(known: Sequence[Run]) -> dict[str, str]:
-    """Three of each run with a benchmark, and one of all all-reduces."""
+    """The plots by file name: three of each run with a benchmark, and one of all all-reduces."""
     found = {}
     for run in known:
         if values := run.measured("benchmark"):
@@ -27,7 +27,7 @@ def pictures(known: Sequence[Run]) -> dict[str, str]:
 
 
 def speed(run: Run, values: Mapping[str, Any]) -> str:
-    """Samples a second by length and precision; whiskers from the slowest step to the fastest."""
+    """Samples per second by length and precision; whiskers from the slowest to the fastest step."""
     rows: list[Bar] = []
     for length in lengths(values):
         rate, times = values[f"samples_per_s_{length}"], values[f"step_ms_{length}"]
@@ -48,19 +48,19 @@ def memory(run: Run, values: Mapping[str, Any]) -> str:
     rows: list[Bar] = []
     for length in lengths(values):
         peak = {name: count / GIB for name, count in values[f"peak_bytes_{length}"].items()}
-        spread = {name: (at, at, at) for name, at in peak.items()}
+        spread = {name: (value, value, value) for name, value in peak.items()}
         gate = run.bounds("benchmark")[f"memory_{length}"]["at_most"]
         rows += _bars(length, "GiB", spread, gate * peak["fp32"], met=values[f"memory_{length}"] <= gate)
     return bars("A fine-tuning step of BERT-base: peak memory", _legend(run, values), rows)
 
 
 def losses(run: Run, values: Mapping[str, Any]) -> str:
-    """Both loss curves as they were, not smoothed."""
+    """Both loss curves, not smoothed."""
     curves = {name: values[f"loss_{name}"] for name in ("fp32", "fp16")}
     steps = range(1, len(curves["fp32"]) + 1)
     return lines(
         "Loss of BERT-base from the same weights over the same sentences",
-        run.told(),
+        run.summary(),
         linear("step", steps),
         linear("loss", (value for curve in curves.values() for value in curve)),
         [
@@ -71,7 +71,7 @@ def losses(run: Run, values: Mapping[str, Any]) -> str:
 
 
 def all_reduces(known: Sequence[Run]) -> list[tuple[Run, Line]]:
-    """Each run with `busbw`, and its line: GB/s over bytes."""
+    """The runs with `busbw`, each with its line: GB/s over bytes."""
     return [
         (run, Line(label=f"{names}, {values['link']}", points=tuple(sorted(slowest_rank(values).items()))))
         for run in known
@@ -80,7 +80,7 @@ def all_reduces(known: Sequence[Run]) -> list[tuple[Run, Line]]:
 
 
 def busbw(series: Sequence[tuple[Run, Line]]) -> str:
-    """Bus bandwidth against message size, a line a run, both axes logarithmic."""
+    """Bus bandwidth against message size, a line for each run, both axes logarithmic."""
     points = [point for _, line in series for point in line.points]
     software = "; ".join(dict.fromkeys(f"{run.driver}, {run.torch}" for run, _ in series))
     return lines(
@@ -93,23 +93,23 @@ def busbw(series: Sequence[tuple[Run, Line]]) -> str:
 
 
 def _legend(run: Run, values: Mapping[str, Any]) -> str:
-    return f"{run.told()}. Batch {values['batch']}; dashed: the gate of AMP FP16."
+    return f"{run.summary()}. Batch {values['batch']}; dashed: the gate of AMP FP16."
 
 
 def _bars(
     length: int, unit: str, spread: Mapping[str, Sequence[float]], target: float, *, met: bool
 ) -> Iterator[Bar]:
-    """Value, least and most of each precision; AMP FP16 against its target. All of a unit by one scale."""
+    """A bar for each precision, with its lowest and highest value; AMP FP16 with its target."""
     for precision, name in PRECISIONS.items():
         value, low, high = spread[precision]
-        judged = precision == "fp16"
+        gated = precision == "fp16"
         yield Bar(
             label=f"{length} words, {name}",
             value=value,
             low=low,
             high=high,
             unit=unit,
-            target=target if judged else None,
-            met=met if judged else None,
+            target=target if gated else None,
+            met=met if gated else None,
             scale=unit,
         )

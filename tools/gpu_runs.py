@@ -1,4 +1,4 @@
-"""docs/proofs → the runs on GPUs among them, and what the pages about them ask of each."""
+"""Read the reports of GPU runs in docs/proofs, for the pages about them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ PRECISIONS = {"fp32": "FP32", "tf32": "TF32", "fp16": "AMP FP16", "bf16": "AMP B
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A report and the name of its file."""
+    """A report, with the name of its file."""
 
     name: str
     report: SmokeReport
     file: str  # signed or not
-    earlier: bool = False  # of an image whose lock gives another today
+    earlier: bool = False  # whether the lock gives another image today
 
     @property
     def title(self) -> str:
-        """Its name, marked where it is of an earlier image."""
+        """Its name, with a mark if it is of an earlier image."""
         return f"{self.name} †" if self.earlier else self.name
 
     @property
@@ -39,13 +39,13 @@ class Run:
 
     @property
     def driver(self) -> str:
-        """The driver's version and the newest CUDA that it serves."""
+        """The driver's version and the newest CUDA that it supports."""
         driver = json.loads(self.report.host)["driver"]
         return f"driver {driver['driver']}, CUDA {driver['cuda']}"
 
     @property
     def torch(self) -> str:
-        """The version that ran and the CUDA that it was built with, as a check or torch itself told them."""
+        """The version of torch and the CUDA that it was built with, from a check or from torch's config."""
         for finding in self.report.findings:
             measured = json.loads(finding.measured)
             if "torch" in measured and "build_cuda" in measured:
@@ -53,32 +53,32 @@ class Run:
         built = dict(_BUILT.findall(json.loads(self.report.host).get("torch_config") or ""))
         if built.keys() == {"TORCH", "CUDA"}:
             return f"torch {built['TORCH']} for CUDA {built['CUDA']}"
-        return "a torch that no check asked for its version"
+        return "torch of unknown version"
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Device, driver and torch in one line."""
         return f"{self.gpus}; {self.driver}; {self.torch}"
 
     def finding(self, check: str) -> Finding | None:
-        """What came of *check*; None: it did not run."""
-        return next((one for one in self.report.findings if one.id == check), None)
+        """The finding of *check*; None if it did not run."""
+        return next((found for found in self.report.findings if found.id == check), None)
 
     def measured(self, check: str) -> dict[str, Any]:
-        """The values of *check* where it passed; else none."""
+        """The measured values of *check*; empty if it did not pass."""
         found = self.finding(check)
         values: dict[str, Any] = json.loads(found.measured) if found and found.outcome == "passed" else {}
         return values
 
     def bounds(self, check: str) -> dict[str, dict[str, float]]:
-        """The bounds of *check* by the names of its values."""
+        """The bounds of *check* by value name."""
         found = self.finding(check)
         bounds: dict[str, dict[str, float]] = json.loads(found.threshold) if found else {}
         return bounds
 
 
 def runs(folder: Path) -> list[Run]:
-    """The reports in *folder* of machines with GPUs, signed by a key beside them or not signed."""
-    found = {one.name: one.report for one in proofs(folder)}
+    """The reports in *folder* of machines with GPUs, signed by a key beside them or unsigned."""
+    found = {signed.name: signed.report for signed in proofs(folder)}
     for path in folder.glob("*.json"):
         data = path.read_bytes()
         if json.loads(data).get("host", {}).get("driver", {}).get("gpus"):
@@ -91,7 +91,7 @@ def runs(folder: Path) -> list[Run]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mutants:
-    """A record of `make gpu-mutants` (tools/gpu_mutants.py): what came of each test, by module and name."""
+    """A record of `make gpu-mutants` (tools/gpu_mutants.py): the outcomes by module and test."""
 
     name: str
     gpus: str
@@ -104,22 +104,22 @@ def mutants(folder: Path) -> list[Mutants]:
     """The records in *folder*."""
     found = []
     for path in sorted(folder.glob("*.mutants.json")):
-        told = json.loads(path.read_bytes())
+        record = json.loads(path.read_bytes())
         found.append(
             Mutants(
                 name=path.name.removesuffix(".json"),
-                **{key: told[key] for key in ("gpus", "torch", "when", "tests")},
+                **{key: record[key] for key in ("gpus", "torch", "when", "tests")},
             )
         )
     return found
 
 
 def lengths(benchmark: Mapping[str, Any]) -> list[int]:
-    """The lengths of sentences that were timed."""
+    """The measured sentence lengths."""
     return sorted(int(name.rpartition("_")[2]) for name in benchmark if name.startswith("samples_per_s_"))
 
 
 def slowest_rank(busbw: Mapping[str, Any]) -> dict[int, float]:
-    """Bytes: GB/s of the rank that was slowest with them."""
+    """GB/s of the slowest rank, by message size in bytes."""
     ranks = busbw.get("busbw_gb_s", [])
     return {int(count): min(rank[count] for rank in ranks) for count in (ranks[0] if ranks else ())}

@@ -1,4 +1,4 @@
-"""Resolutions, locks and docs/proofs → the grid in README.md: of each cell what it is and what was proved."""
+"""Draw the grid in README.md: for each cell its status, and what was built and proved."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from torchkiln.smoke.suite import Suite, load_suite
 from torchkiln.util.places import ROOT
 
 _HERE = (State.PROVED, State.BUILT)
-# Beside runtime on debian12: what a cell is marked with where it can be had so.
+# The marks of cells that are also available in other flavors and systems.
 _MARKS = {("runtime", "ubuntu22.04"): "²", ("devel", "debian12"): "³"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
-    """What the reports of one image tell, at least one."""
+class ReportSummary:
+    """The reports of one image, at least one."""
 
     reports: Sequence[SignedReport]
-    proved: bool  # they satisfy the gate, or did: see `_was_cleared`
+    proved: bool  # they satisfy the gate, or did so: see `_was_cleared`
 
     @property
     def passed(self) -> bool:
-        """Whether any report holds nothing but what passed."""
-        return any(one.report.verdict == "pass" for one in self.reports)
+        """Whether the verdict of any report is `pass`."""
+        return any(signed.report.verdict == "pass" for signed in self.reports)
 
     @property
     def on_gpus(self) -> bool:
@@ -49,13 +49,13 @@ class Seen:
         return any(map(saw_gpus, self.reports))
 
     def now(self) -> str:
-        """For the image that the lock gives today."""
+        """The text for the image that the lock gives today."""
         if failed := self._failed():
             return f"built; {failed} failed {self._where()}"
         return f"built and proved {self._where()}" if self.proved else f"built; {self._some()}"
 
     def earlier(self, image: str) -> str:
-        """For another, which is called *image*: never that the present one was proved."""
+        """The text for an earlier image, which is called *image*."""
         if failed := self._failed():
             return f"in {image} {failed} failed {self._where()}"
         return (
@@ -63,7 +63,7 @@ class Seen:
         )
 
     def _some(self, which: str = "") -> str:
-        """Of a run that is no proof, or not on GPUs."""
+        """The text for a run that does not prove the image."""
         if self.on_gpus:
             return f"not all checks{which} ran, but passed, {self._where()}"
         count = sum(finding.outcome == "passed" for finding in self._best().report.findings)
@@ -73,12 +73,14 @@ class Seen:
         return ", ".join(f"`{name}`" for name in _failed(self._best()))
 
     def _best(self) -> SignedReport:
-        """The report that tells of most checks, the youngest of these; one that failed, if any did."""
-        failed = [one for one in self.reports if _failed(one)]
-        return max(failed or self.reports, key=lambda one: (len(one.report.findings), one.report.when or ""))
+        """The latest report with most checks; a failed one, if there is any."""
+        failed = [signed for signed in self.reports if _failed(signed)]
+        return max(
+            failed or self.reports, key=lambda signed: (len(signed.report.findings), signed.report.when or "")
+        )
 
     def _where(self) -> str:
-        """GPUs, day, report and image."""
+        """GPUs, date, report and image."""
         best = self._best()
         gpus, day = hosts.kinds(json.loads(best.report.host)), (best.report.when or "").partition("T")[0]
         where = f"on {gpus}" if gpus else "without a GPU"
@@ -91,14 +93,14 @@ class Square:
 
     answer: Resolution
     state: State
-    now: Seen | None = None  # of the image that its lock gives
-    earlier: Seen | None = None  # of the image before it
-    same_wheels: bool = False  # that one had the wheels of the lock
-    recorded: bool = False  # public record tells the hash of its torch wheel
+    now: ReportSummary | None = None  # of the image that its lock gives today
+    earlier: ReportSummary | None = None  # of the image before it
+    same_wheels: bool = False  # whether the earlier image had the wheels of the lock
+    recorded: bool = False  # whether public record has the hash of its torch wheel
     others: Mapping[tuple[str, str], State]  # the same torch and CUDA in other flavors and systems
 
     def text(self) -> str:
-        """For a table; bold where a lock is committed."""
+        """The text for a table; bold if a lock is committed."""
         build = self.answer.build
         if build is None or self.state is State.UNAVAILABLE:
             return "unavailable" + self._marks()
@@ -110,30 +112,30 @@ class Square:
         mark = " ¹" if self.state is State.RECORDED else ""
         return f"**{kind}**{mark}{self._marks()}<br>{self._seen()}"
 
-    def told_of_earlier(self) -> Seen | None:
-        """What is worth telling of an earlier image: nothing once as much is known of the present one."""
+    def earlier_shown(self) -> ReportSummary | None:
+        """The reports of the earlier image, unless those of the present image show as much."""
         if self.now is None or not self.now.passed:
             return self.earlier
         return self.earlier if self.earlier and self.earlier.on_gpus and not self.now.on_gpus else None
 
     def _marks(self) -> str:
-        told = [
+        marks = [
             f"**{mark}**" if self.others[kind] in _HERE else mark
             for kind, mark in _MARKS.items()
             if self.others.get(kind, State.UNAVAILABLE) is not State.UNAVAILABLE
         ]
-        return "".join(f" {mark}" for mark in told)
+        return "".join(f" {mark}" for mark in marks)
 
     def _seen(self) -> str:
-        told = self.now.now() if self.now else self.state.value
-        if (earlier := self.told_of_earlier()) is None:
-            return told
+        text = self.now.now() if self.now else self.state.value
+        if (earlier := self.earlier_shown()) is None:
+            return text
         image = "an earlier image of this lock's wheels" if self.same_wheels else "an earlier image"
-        return f"{told}; {earlier.earlier(image)}"
+        return f"{text}; {earlier.earlier(image)}"
 
 
 def grid() -> str:
-    """The runtime cells of the default OS, a row a torch; those beyond their product, a row each."""
+    """Tables of the runtime cells of the default OS, of the cells in `beyond`, and of built devel cells."""
     facts = facts_of.load()
     matrix = matrix_of.read(ROOT / "matrix.yaml", facts)
     known, suite = [*proofs(PROOFS), *without_gpus(PROOFS)], load_suite(ROOT / "smoke_tests")
@@ -150,9 +152,9 @@ def grid() -> str:
         [f"**{torch}**", *(squares[torch, cuda].text() for cuda in matrix.cuda)]
         for torch in reversed(matrix.torch)
     ]
-    told = table(head, rows)
+    text = table(head, rows)
     if matrix.beyond:
-        told += "\nBeyond it, a line each in `matrix.yaml`:\n\n" + table(
+        text += "\nBeyond it, a line each in `matrix.yaml`:\n\n" + table(
             ["torch", "CUDA", ""],
             ([f"**{pair[0]}**", pair[1], squares[pair].text()] for pair in reversed(matrix.beyond)),
         )
@@ -161,20 +163,20 @@ def grid() -> str:
         for cell in select(Selection(flavor=("devel",)), matrix)
         if states[cell] in (State.PROVED, State.BUILT)
     ]:
-        told += "\nWith `--flavor devel`, built:\n\n" + table(
+        text += "\nWith `--flavor devel`, built:\n\n" + table(
             ["torch", "CUDA", ""],
-            ([f"**{one.answer.cell.torch}**", one.answer.cell.cuda, one.text()] for one in devel),
+            ([f"**{square.answer.cell.torch}**", square.answer.cell.cuda, square.text()] for square in devel),
         )
-    return told + f"\n{_counts(list(squares.values()), states)}\n"
+    return text + f"\n{_counts(list(squares.values()), states)}\n"
 
 
 def _kept(answer: Resolution, known: Sequence[SignedReport]) -> Kept | None:
-    """What is kept of a cell; None: it has no lock."""
+    """The lock, image and reports of a cell; None: it has no lock."""
     tag = tag_of(answer) if answer.build else ""
     if not tag or not (IMAGES / tag / "lock.json").is_file():
         return None
-    mine = tuple(one for one in known if one.report.tag == tag)
-    return Kept(locked=load_locked(IMAGES, tag), image=present(tag), reports=mine)
+    reports = tuple(signed for signed in known if signed.report.tag == tag)
+    return Kept(locked=load_locked(IMAGES, tag), image=present(tag), reports=reports)
 
 
 def _square(
@@ -186,73 +188,75 @@ def _square(
 ) -> Square:
     cell = answer.cell
     others = {
-        (one.flavor, one.os): what
-        for one, what in states.items()
-        if (one.torch, one.cuda) == (cell.torch, cell.cuda) and one != cell
+        (other.flavor, other.os): other_state
+        for other, other_state in states.items()
+        if (other.torch, other.cuda) == (cell.torch, cell.cuda) and other != cell
     }
     here, kept = states[cell], _kept(answer, known)
     if kept is None or here is State.UNAVAILABLE:
         known_wheel = answer.build and recorded(facts_of.load(), answer.build, cell.python)
         return Square(answer=answer, state=here, recorded=bool(known_wheel), others=others)
-    earlier = [one for one in kept.reports if one not in kept.present]
-    before = latest_earlier([one for one in earlier if saw_gpus(one)] or earlier, kept.image)
+    earlier = [signed for signed in kept.reports if signed not in kept.present]
+    before = latest_earlier([signed for signed in earlier if saw_gpus(signed)] or earlier, kept.image)
     was_proved = bool(before) and _was_cleared(before, policy, kept.locked, suite)
     return Square(
         answer=answer,
         state=here,
-        now=Seen(reports=kept.present, proved=here is State.PROVED) if kept.present else None,
-        earlier=Seen(reports=before, proved=was_proved) if before else None,
-        same_wheels=bool(before) and all(same_wheels(one.report, kept.locked) for one in before),
+        now=ReportSummary(reports=kept.present, proved=here is State.PROVED) if kept.present else None,
+        earlier=ReportSummary(reports=before, proved=was_proved) if before else None,
+        same_wheels=bool(before) and all(same_wheels(signed.report, kept.locked) for signed in before),
         others=others,
     )
 
 
 def _was_cleared(reports: Sequence[SignedReport], policy: Policy, locked: LockedCell, suite: Suite) -> bool:
-    """Whether *reports*, of one earlier image, satisfy the gate for that image by the suite that made them.
+    """Whether *reports*, of one earlier image, satisfy the gate for that image with the suite that they used.
 
-    What that suite held is not known here: they are asked for every check of today's. Nor is that image's
-    lock: the facts are those of *locked*, and its own image.json is taken for the one that *locked* gives.
+    The contents of that suite are unknown, so every check of today's suite is required. The lock of that
+    image is unknown too: facts and image.json of *locked* are used instead.
     """
-    account = (IMAGES / tag_of(locked.resolution) / "image.json").read_bytes()
-    told = {"image_json_sha256": hashlib.sha256(account).hexdigest()}
-    theirs = [
-        replace(one, report=replace(one.report, host=json.dumps(json.loads(one.report.host) | told)))
-        for one in reports
+    image_json = (IMAGES / tag_of(locked.resolution) / "image.json").read_bytes()
+    assumed = {"image_json_sha256": hashlib.sha256(image_json).hexdigest()}
+    adapted = [
+        replace(
+            signed, report=replace(signed.report, host=json.dumps(json.loads(signed.report.host) | assumed))
+        )
+        for signed in reports
     ]
-    image, made_by = reports[0].report.image, max(reports, key=lambda one: one.report.when or "").report.suite
-    return image is not None and cleared(theirs, policy, locked, replace(suite, digest=made_by), image)
+    image, latest = reports[0].report.image, max(reports, key=lambda signed: signed.report.when or "").report
+    return image is not None and cleared(adapted, policy, locked, replace(suite, digest=latest.suite), image)
 
 
-def _failed(one: SignedReport) -> list[str]:
-    """Ids of checks."""
-    return sorted(finding.id for finding in one.report.findings if finding.outcome == "failed")
+def _failed(signed: SignedReport) -> list[str]:
+    """The ids of the failed checks."""
+    return sorted(finding.id for finding in signed.report.findings if finding.outcome == "failed")
 
 
 def _counts(squares: Sequence[Square], states: Mapping[Cell, State]) -> str:
-    """Of the cells shown, by state; then of the other flavors and systems."""
+    """The numbers of cells by state: of the cells shown, then of the other flavors and systems."""
     kinds = Counter(square.answer.status.value for square in squares)
-    told = ", ".join(f"{kinds[status.value]} {status.value}" for status in Status)
-    before = sum((seen := square.told_of_earlier()) is not None and seen.proved for square in squares)
+    statuses = ", ".join(f"{kinds[status.value]} {status.value}" for status in Status)
+    before = sum((earlier := square.earlier_shown()) is not None and earlier.proved for square in squares)
+    shown = _by_state(square.state for square in squares)
     lines = [
-        f"{len(squares)} cells (runtime, debian12): {told}. {_by_state(square.state for square in squares)};"
-        f" {before} proved in an earlier image."
+        f"{len(squares)} cells (runtime, debian12): {statuses}. {shown}; {before} proved in an earlier image."
     ]
     for kind in dict.fromkeys((cell.flavor, cell.os) for cell in states):
         if kind != ("runtime", "debian12"):
-            of = [what for cell, what in states.items() if (cell.flavor, cell.os) == kind]
-            lines.append(f"{kind[0]} on {kind[1]}: {_by_state(of)}.")
+            found = [state for cell, state in states.items() if (cell.flavor, cell.os) == kind]
+            lines.append(f"{kind[0]} on {kind[1]}: {_by_state(found)}.")
     return "  \n".join(lines)
 
 
 def _by_state(states: Iterable[State]) -> str:
     counted = Counter(states)
-    return ", ".join(f"{counted[one]} {one.value}" for one in State if counted[one])
+    return ", ".join(f"{counted[state]} {state.value}" for state in State if counted[state])
 
 
 def _drivers(cuda: str, squares: Iterable[Square]) -> str:
-    floors = {
+    minimums = {
         square.answer.min_driver
         for square in squares
         if square.answer.cell.cuda == cuda and square.answer.min_driver
     }
-    return "driver ≥ " + " or ".join(sorted(floors))
+    return "driver ≥ " + " or ".join(sorted(minimums))

@@ -1,7 +1,7 @@
-"""docs/proofs → the reports that are kept, and whether each is of the image that its lock gives today.
+"""Read the reports in docs/proofs, and decide whether each is of the image that its lock gives today.
 
-A report is bound to the digest of the image that ran. When base, rootfs/ or wheels change, the lock gives
-another digest, and the report is of an earlier image: it still tells what was seen, and it clears nothing.
+A report names the digest of its image. When the base, rootfs/ or wheels change, the lock gives another
+digest, and the report is of an earlier image: it is still shown, but the gate does not accept it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from torchkiln.smoke import attestation, hosts
 from torchkiln.util.places import ROOT
 
 IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
-ACCOUNTS = PROOFS / "accounts"  # each the image.json of an earlier image
+ACCOUNTS = PROOFS / "accounts"  # image.json files of earlier images
 
 
 def proofs(folder: Path) -> list[SignedReport]:
-    """The signed reports of GPU runs in *folder*, each by the key that is kept beside it."""
+    """The signed reports of GPU runs in *folder*, verified with the key beside each."""
     found = []
     for key in sorted(folder.glob("*.pub.pem")):
         trusted = [dsse.public_key(key.read_bytes(), where=key.name)]
@@ -45,14 +45,16 @@ def proofs(folder: Path) -> list[SignedReport]:
 
 
 def without_gpus(folder: Path) -> list[SignedReport]:
-    """The reports in *folder* of runs without a GPU in an image; nobody signs those."""
+    """The reports in *folder* of runs in an image without a GPU; they are not signed."""
     found = [attestation.read(path, ()) for path in sorted(folder.glob("*-tier0.json"))]
-    return [one for one in found if one.report.tag and not hosts.gpus(json.loads(one.report.host))]
+    return [
+        signed for signed in found if signed.report.tag and not hosts.gpus(json.loads(signed.report.host))
+    ]
 
 
 @cache
 def present(tag: str) -> Digest | None:
-    """Of the image that the committed lock of *tag* gives today; None: no lock, or only a build can tell."""
+    """The digest of the image that the lock of *tag* gives today; None: no lock, or it records no layers."""
     if not (IMAGES / tag / "lock.json").is_file():
         return None
     matrix, facts = tables()
@@ -67,38 +69,38 @@ def tables() -> tuple[Matrix, Facts]:
 
 
 def short(report: SmokeReport) -> str:
-    """The digest of its image, as people read it: the first twelve digits; empty: it is of none."""
+    """The first twelve digits of the digest of its image; empty if it is not of an image."""
     return (report.image or "").removeprefix("sha256:")[:12]
 
 
 def is_earlier(report: SmokeReport) -> bool:
-    """Whether *report* is of an image, and not of the one that its lock gives today."""
+    """Whether *report* is of another image than the one that its lock gives today."""
     return report.image is not None and report.image != present(report.tag or "")
 
 
 def latest_earlier(reports: Sequence[SignedReport], digest: Digest | None) -> list[SignedReport]:
-    """Those of *reports* that are of one image, the one that ran last of all that are not *digest*."""
-    earlier = [one for one in reports if one.report.image != digest]
-    last = max(earlier, key=lambda one: one.report.when or "", default=None)
-    return [one for one in earlier if last and one.report.image == last.report.image]
+    """The *reports* of the image that ran last, except *digest*."""
+    earlier = [signed for signed in reports if signed.report.image != digest]
+    last = max(earlier, key=lambda signed: signed.report.when or "", default=None)
+    return [signed for signed in earlier if last and signed.report.image == last.report.image]
 
 
 def same_wheels(report: SmokeReport, locked: LockedCell) -> bool:
     """Whether the image of *report* had the wheels of *locked*, by name, version and sha256.
 
-    What it had stands in its image.json, whose own sha256 the report tells; without that file nobody can say.
+    They are listed in its image.json, whose sha256 is in the report; False without that file.
     """
-    account = _account(report, IMAGES / tag_of(locked.resolution) / "image.json")
-    wheels = {(one["name"], one["version"], one["sha256"]) for one in account.get("wheels", ())}
-    return wheels == {(one.name, one.version, one.sha256) for one in locked.wheels}
+    image_json = _image_json(report, IMAGES / tag_of(locked.resolution) / "image.json")
+    wheels = {(row["name"], row["version"], row["sha256"]) for row in image_json.get("wheels", ())}
+    return wheels == {(wheel.name, wheel.version, wheel.sha256) for wheel in locked.wheels}
 
 
-def _account(report: SmokeReport, now: Path) -> dict[str, Any]:
-    """The image.json of the report's image; empty: it is not kept."""
-    wanted = json.loads(report.host).get("image_json_sha256")
-    # *now* too: an image differs from another by a file of rootfs/ alone, and both have the same image.json.
-    for path in (now, *sorted(ACCOUNTS.glob("*.image.json"))):
-        if path.is_file() and hashlib.sha256(data := path.read_bytes()).hexdigest() == wanted:
-            account: dict[str, Any] = json.loads(data)
-            return account
+def _image_json(report: SmokeReport, current: Path) -> dict[str, Any]:
+    """The image.json of the report's image; empty if there is no copy of it."""
+    sha256 = json.loads(report.host).get("image_json_sha256")
+    # The *current* one too: images that differ only in rootfs/ have the same image.json.
+    for path in (current, *sorted(ACCOUNTS.glob("*.image.json"))):
+        if path.is_file() and hashlib.sha256(data := path.read_bytes()).hexdigest() == sha256:
+            content: dict[str, Any] = json.loads(data)
+            return content
     return {}

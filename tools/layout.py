@@ -1,4 +1,4 @@
-"""The folders of torchkiln in the order of imports; tables of folders and modules from their docstrings."""
+"""List the folders of torchkiln in import order, and write tables of folders and modules from docstrings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "torchkiln"
 
-# The folders of torchkiln (and the modules that stand directly in it), lowest first. A module imports from
-# its own folder and from those in the lines above; folders in one line do not import each other.
+# The folders of torchkiln and its top-level modules, lowest first. A module imports from its own folder and
+# from those in the lines above; folders in the same line do not import each other.
 ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("foundations", ("__init__", "errors")),
     ("", ("util",)),
@@ -34,7 +34,7 @@ ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def folders() -> str:
-    """A table: each folder in the order of imports, with the first sentence of its docstring."""
+    """A table of the folders in import order, with the first line of their docstrings."""
     lines = ["| group | folder | |", "| --- | --- | --- |"]
     for group, names in ORDER:
         for name in names:
@@ -47,7 +47,7 @@ def folders() -> str:
 
 
 def modules() -> str:
-    """For each folder its docstring, and a table of its modules."""
+    """The docstring of each folder, and a table of its modules."""
     return "\n".join(line for _, names in ORDER for name in names for line in _section(name))
 
 
@@ -57,7 +57,7 @@ def summary(path: Path) -> str:
 
 
 def by_folder() -> Mapping[str, int]:
-    """Each folder, and each module that stands directly in torchkiln, with its rank."""
+    """The rank of each folder and top-level module."""
     return {name: rank for rank, (_, names) in enumerate(ORDER) for name in names}
 
 

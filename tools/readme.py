@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""matrix, facts, locks, numbers, switches, the commands themselves → parts of pages, and a picture.
+"""Write the generated parts of README.md and pages of docs/, and docs/sharing.svg.
 
-A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`, `numbers`,
-`folders` and `modules` (of torchkiln), `switches` (of a container), `output of COMMAND` (with
-`; first N lines` behind it), or `transcript NAME` (recorded by tools/transcripts.py). Of docs/sharing.svg all
-is generated. `--check` writes nothing and ends with 5 if anything is stale.
+A generated part is between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`, `numbers`,
+`folders` or `modules` (of torchkiln), `switches` (of a container), `output of COMMAND` (optionally followed
+by `; first N lines`), or `transcript NAME` (recorded by tools/transcripts.py). `--check` writes nothing and
+exits with 5 if anything is stale.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _WIDTH = 150  # characters; a longer line of output is cut, visibly
 
 
 def filled(text: str) -> str:
-    """*text* with every generated part made anew."""
-    return markdown.filled(text, _made)
+    """*text* with every generated part replaced."""
+    return markdown.filled(text, _generated)
 
 
-def _made(what: str) -> str:
+def _generated(what: str) -> str:
     if what == "grid":
         return grid()
     if what == "folders":
@@ -59,21 +59,21 @@ def _made(what: str) -> str:
     if what == "numbers":
         return numbers(json.loads(NUMBERS.read_bytes()))
     if what == "switches":
-        # Not imported: that would leave a __pycache__ below rootfs/
+        # Not imported, because that would create a __pycache__ in rootfs/.
         return switches(runpy.run_path(str(SETTINGS))["SWITCHES"])
     if found := _OUTPUT.fullmatch(what):
         return output(found["command"], int(found["count"]) if found["count"] else None)
     if what.startswith("transcript "):
         recorded = (TRANSCRIPTS / f"{what.removeprefix('transcript ')}.txt").read_text()
         return f"```console\n{recorded}```\n"
-    raise SystemExit(f"nothing is known that makes a part {what!r}")
+    raise SystemExit(f"unknown generated part {what!r}")
 
 
 def output(command: str, count: int | None) -> str:
-    """What `python build.py COMMAND` prints on stdout, as a fenced block; what is left out is said."""
+    """The stdout of `python build.py COMMAND` as a fenced block, with the number of omitted lines."""
     argv = [sys.executable, str(ROOT / "build.py"), *command.split()]
-    told = _stdout(argv).splitlines()
-    lines = [line if len(line) <= _WIDTH else line[: _WIDTH - 2] + " …" for line in told]
+    printed = _stdout(argv).splitlines()
+    lines = [line if len(line) <= _WIDTH else line[: _WIDTH - 2] + " …" for line in printed]
     left = 0 if count is None else max(0, len(lines) - count)
     if left:
         lines = [*lines[:-left], f"… {left} lines left out"]
@@ -81,7 +81,7 @@ def output(command: str, count: int | None) -> str:
 
 
 def sharing() -> str:
-    """The picture of what the committed locks share."""
+    """The picture of the layers that the committed locks share."""
     matrix, facts = kept.tables()
     answers = [resolve(cell, matrix, facts) for cell in all_cells(matrix)]
     tags = [tag_of(answer) for answer in answers if answer.build]
@@ -91,7 +91,7 @@ def sharing() -> str:
 
 
 def _stdout(argv: Sequence[str]) -> str:
-    """What a command says on stdout; its talk is told only if it fails."""
+    """The stdout of a command; its stderr is printed only if it fails."""
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.stderr.write(done.stderr)
@@ -102,20 +102,20 @@ def _stdout(argv: Sequence[str]) -> str:
 PICTURES: Mapping[Path, Callable[[], str]] = {ROOT / "docs" / "sharing.svg": sharing}
 
 
-def numbers(told: dict[str, object]) -> str:
+def numbers(figures: dict[str, object]) -> str:
     """The measured figures of docs/numbers.json."""
-    rows = [[row["what"], row["value"], row["how"]] for row in told["rows"]]  # type: ignore[attr-defined]
-    return f"{told['machine']}\n\n" + table(["what", "measured", "how to get it again"], rows)
+    rows = [[row["what"], row["value"], row["how"]] for row in figures["rows"]]  # type: ignore[attr-defined]
+    return f"{figures['machine']}\n\n" + table(["what", "measured", "how to get it again"], rows)
 
 
-def switches(told: Iterable[tuple[str, str, str]]) -> str:
-    """What can be set in a container: name, what it is without it, what it does."""
-    rows = [[f"`{name.replace(', ', '`, `')}`", default, meaning] for name, default, meaning in told]
+def switches(variables: Iterable[tuple[str, str, str]]) -> str:
+    """The environment variables of a container: name, default, meaning."""
+    rows = [[f"`{name.replace(', ', '`, `')}`", default, meaning] for name, default, meaning in variables]
     return table(["variable", "without it", ""], rows)
 
 
 def main() -> int:
-    """Write the generated parts of all pages, and the pictures; or with --check compare them."""
+    """Write the generated parts of all pages, and the pictures; with --check compare them."""
     texts = {path: path.read_text() if path.is_file() else "" for path in (*PAGES, *PICTURES)}
     made = {page: filled(texts[page]) for page in PAGES} | {path: draw() for path, draw in PICTURES.items()}
     stale = [path for path in made if made[path] != texts[path]]

@@ -1,4 +1,4 @@
-"""Write the JSON Schemas of our documents, made of their data classes, to torchkiln/data (`make golden`)."""
+"""Generate the JSON Schemas in torchkiln/data from the data classes (`make golden`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMAS = {"lock": lock_file.schema, "smoke-report": report.schema}
 
 
 def text(schema: dict[str, Any]) -> str:
-    """*schema* as JSON with a property a line."""
+    """*schema* as JSON, with one property per line."""
 
     def block(value: dict[str, Any], depth: int) -> str:
         pad = "  " * (depth + 1)

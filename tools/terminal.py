@@ -1,4 +1,4 @@
-"""Lines as people type them → what a terminal shows: with a Docker engine, a home and an SSH key."""
+"""Run commands in a terminal with a Docker engine, a home folder and an SSH key, and capture the output."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-HOST = "gpu-box"  # what SSH calls this machine
-_PATIENCE = "120"  # seconds until a line must have ended
+HOST = "gpu-box"  # the name of this machine for SSH
+_TIMEOUT = "120"  # seconds
 _PROMPT = re.compile(r"[$#] \Z")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
-# Containers, tokens, fingerprints: other ones in each recording.
+# Ids of containers, tokens and fingerprints, which change with each recording.
 _RANDOM = re.compile(r"\b([0-9a-f]{4})(?:[0-9a-f]{44}|[0-9a-f]{60})\b|(SHA256:[\w+/]{4})[\w+/]{39}")
-# ssh asks the system, and not HOME, for its files; $OUTWARD is this machine's affair.
+# ssh does not use HOME to find its files. $OUTWARD: options of `docker run` that this machine needs.
 _SHELL = """
 docker() { if [ "$1" = run ]; then command docker run $OUTWARD "${@:2}"; else command docker "$@"; fi; }
 ssh() { command ssh -tt -F ~/.ssh/config "$@"; }
@@ -35,18 +35,18 @@ LogLevel ERROR
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terminal:
-    """A bash in `home`, which has a ./workspace and a key in ~/.ssh."""
+    """bash in `home`, which has a ./workspace and a key in ~/.ssh."""
 
     home: Path
     environ: Mapping[str, str]
 
     def shows(self, line: str) -> list[str]:
-        """What *line* prints on both streams, whatever it ends with."""
+        """The output of *line* on both streams, whatever its exit code."""
         return self.session(line, ())
 
     def session(self, line: str, typed: Sequence[str]) -> list[str]:
-        """What *line* shows while *typed* is typed into it, each at a prompt."""
-        argv = ["timeout", "--foreground", _PATIENCE, "bash", "-c", _SHELL + line]
+        """The output of *line* while each item of *typed* is typed at a prompt."""
+        argv = ["timeout", "--foreground", _TIMEOUT, "bash", "-c", _SHELL + line]
         shown, waiting = "", list(typed)
         with subprocess.Popen(
             argv,
@@ -64,19 +64,19 @@ class Terminal:
                     process.stdin.write(f"{waiting.pop(0)}\n".encode())
                     process.stdin.flush()
         if waiting:
-            raise SystemExit(f"{line}: it ended before {waiting[0]!r} could be typed:\n{shown}")
+            raise SystemExit(f"{line}: ended before {waiting[0]!r} was typed:\n{shown}")
         return plain(shown)
 
 
 def plain(shown: str) -> list[str]:
-    """Lines without colours, and without what is random in them."""
+    """Lines without colours and random ids."""
     text = _RANDOM.sub(lambda found: f"{found[1] or found[2]}…", _ESCAPES.sub("", shown))
     return [line.rstrip() for line in text.splitlines()]
 
 
 @contextmanager
 def terminal(environ: Mapping[str, str], outward: Sequence[str], folder: Path) -> Iterator[Terminal]:
-    """One whose `docker run` has the options *outward*; in *folder*, which the engine of *environ* sees."""
+    """A terminal whose `docker run` has the options *outward*; in *folder*, which the engine can mount."""
     with tempfile.TemporaryDirectory(dir=folder) as made:
         home = Path(made)
         for name in (".ssh", "workspace"):

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""The locked images in dist/ → docs/proofs/*-tier0.json: each was built, and what passed there.
+"""Run tier 0 in the locked images in dist/, and write the reports to docs/proofs/*-tier0.json.
 
-    python build.py --all && .venv/bin/python tools/tier0.py && .venv/bin/python tools/readme.py
+    python build.py --all && .venv/bin/python tools/tier0.py [TAG ...] && .venv/bin/python tools/readme.py
 
-Only an image that is what its committed lock gives today is run; of any other a line says why not. A run
-that passed here within the policy's `age` is not made again. TAGs choose; none: all. Ends with the runs'
-worst code.
+Only images that match their committed locks are run; for others the reason is printed. A run that passed here
+within the policy's `age` is not repeated. Exits with the highest exit code of the runs.
 """
 
 from __future__ import annotations
@@ -26,32 +25,34 @@ from torchkiln.oci.layout import open_layout  # noqa: E402
 
 
 def report_path(tag: str) -> Path:
-    """Where the report of *tag* is kept; another image's of the same tag is written over."""
+    """The path of the report of *tag*; an older report of the same tag is replaced."""
     named = parse_name(tag)
     assert named is not None, tag
     flavor = "" if named.flavor == "runtime" else f"-{named.flavor}"
     return PROOFS / f"{named.torch}-cuda{named.cuda}{flavor}-{named.os}-tier0.json"
 
 
-def why_not(wanted: Digest | None, there: Digest | None) -> str:
-    """Why an image is not run; empty: it is the one that its lock gives."""
-    if wanted is None:
-        return "its lock has no recorded layers: build it, then `python build.py lock --record`"
-    if there is None:
+def why_not(expected: Digest | None, present: Digest | None) -> str:
+    """Why an image is not run; empty if it matches its lock."""
+    if expected is None:
+        return "its lock has no recorded layers: build it, then run `python build.py lock --record`"
+    if present is None:
         return "not in dist/: build it"
-    return "" if there == wanted else f"dist/ has {there[:19]}, its lock gives {wanted[:19]}: build it again"
+    if present == expected:
+        return ""
+    return f"dist/ has {present[:19]}, its lock gives {expected[:19]}: build it again"
 
 
 def main(tags: Sequence[str]) -> int:
-    """Run tier 0 in each; the worst exit code."""
+    """Run tier 0 in each image; returns the highest exit code."""
     worst = 0
     for tag in tags or sorted(path.parent.name for path in IMAGES.glob("*/lock.json")):
         try:
-            there = open_layout(ROOT / "dist").image(tag).manifest
+            manifest = open_layout(ROOT / "dist").image(tag).manifest
         except KilnError:
-            there = None
-        if reason := why_not(present(tag), there):
-            sys.stderr.write(f"{tag}: left out: {reason}\n")
+            manifest = None
+        if reason := why_not(present(tag), manifest):
+            sys.stderr.write(f"{tag}: skipped: {reason}\n")
             worst = max(worst, 1 if tags else 0)
             continue
         argv = ["build.py", "smoke", "run", tag, "--tier", "0", "--report", str(report_path(tag))]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Real runs of the main job and of its image → docs/transcripts/*.txt, which tools/readme.py puts into pages.
+"""Record the output of real commands in docs/transcripts/*.txt, which tools/readme.py puts into pages.
 
-Run by hand, after a build, when what a user sees has changed: it wants the real packages, and for the image a
-Docker engine, the one that answers or the tests' own. Paths of this machine are cut off; what is left out is
-marked with an ellipsis.
+Run it after a build when the output has changed. It needs the real packages and, for the image, a Docker
+engine, the user's or that of the tests. Paths of this machine are removed; omissions are marked with an
+ellipsis.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERSIONS = "import torch; print(torch.__version__, torch.version.cuda, torch.bac
 
 
 def ran(arguments: list[str], *, both: bool) -> list[str]:
-    """The lines that `python build.py` prints: on stdout, or on both streams as a terminal shows them."""
+    """The lines that `python build.py` prints on stdout, or on both streams."""
     done = subprocess.run(
         [sys.executable, "build.py", *arguments],
         cwd=ROOT,
@@ -44,21 +44,20 @@ def ran(arguments: list[str], *, both: bool) -> list[str]:
 
 
 def summary(lines: list[str]) -> list[str]:
-    """The head of the table of layers and its end."""
+    """The start and the end of the table of layers."""
     return [*lines[:4], f"          … {len(lines) - 11} layers left out", *lines[-7:]]
 
 
 def object_of(lines: list[str]) -> list[str]:
     """The object of --json, indented, with one layer."""
-    told = json.loads(lines[-1])
-    left = len(told["layers"]) - 1
-    told["layers"][1:] = [f"… {left} more"]
-    told["reused"][1:] = [f"… {len(told['reused']) - 1} more"]
-    return json.dumps(told, indent=2, ensure_ascii=False).splitlines()
+    content = json.loads(lines[-1])
+    for key in ("layers", "reused"):
+        content[key][1:] = [f"… {len(content[key]) - 1} more"]
+    return json.dumps(content, indent=2, ensure_ascii=False).splitlines()
 
 
 def cut(lines: list[str]) -> list[str]:
-    """All lines, the long ones shortened."""
+    """All lines, shortened to 130 characters."""
     return [line if len(line) <= 130 else line[:128] + " …" for line in lines]
 
 
@@ -82,19 +81,19 @@ START = (
     f'      -e SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)" {IMAGE}'
 )
 OF_CONTAINERS = ("start", "ssh", "doctor", "doctor-of-another-user", "guard")
-_UP = "is running at"  # JupyterLab
-_PATIENCE = 60  # seconds until it must say so
+_READY = "is running at"  # JupyterLab's message
+_TIMEOUT = 60  # seconds until it must appear
 
 
-def seen(shell: Terminal) -> Iterator[tuple[str, list[str]]]:
-    """Each of OF_CONTAINERS, and its lines."""
+def container_transcripts(shell: Terminal) -> Iterator[tuple[str, list[str]]]:
+    """The name and lines of each of OF_CONTAINERS."""
     try:
-        begun = [f"$ {START}", *shell.shows(START)]
+        started = [f"$ {START}", *shell.shows(START)]
         line = f"docker logs {CONTAINER}"
         log = logged(shell, line)
-        told = [said for said in log if said.startswith("torchkiln: ")]
-        left = f"… {len(log) - len(told)} lines of sshd and JupyterLab left out"
-        yield "start", [*begun, f"$ {line}", *cut(told), left]
+        own = [message for message in log if message.startswith("torchkiln: ")]
+        omitted = f"… {len(log) - len(own)} lines of sshd and JupyterLab left out"
+        yield "start", [*started, f"$ {line}", *cut(own), omitted]
         line = f"ssh -p 2222 user@{HOST}"
         typed = ("python -c 'import torch; print(torch.__version__)'", "exit")
         yield "ssh", [f"$ {line}", *cut(shell.session(line, typed))]
@@ -109,43 +108,43 @@ def seen(shell: Terminal) -> Iterator[tuple[str, list[str]]]:
 
 
 def refusal(lines: list[str]) -> list[str]:
-    """What pip refuses and why, without its advice, and what is said behind it."""
-    behind = next(at for at, line in enumerate(lines) if line.startswith("torchkiln: "))
-    advice = 1 + max(at for at, line in enumerate(lines) if "The user requested" in line)
-    return [*lines[:advice], f"… {behind - advice} lines of advice left out", *lines[behind:]]
+    """pip's error without its advice, and the lines of torchkiln after it."""
+    own = next(index for index, line in enumerate(lines) if line.startswith("torchkiln: "))
+    advice = 1 + max(index for index, line in enumerate(lines) if "The user requested" in line)
+    return [*lines[:advice], f"… {own - advice} lines of advice left out", *lines[own:]]
 
 
 def logged(shell: Terminal, line: str) -> list[str]:
-    """What *line* shows of the log once all is up, which is long after the machine was looked at."""
-    for _ in range(_PATIENCE):
+    """The log that *line* prints, once all services have started."""
+    for _ in range(_TIMEOUT):
         log = shell.shows(line)
-        if any(_UP in said for said in log):
+        if any(_READY in message for message in log):
             return log
         time.sleep(1)
-    raise SystemExit("\n".join(["it did not come up:", *log]))
+    raise SystemExit("\n".join([f"JupyterLab did not start within {_TIMEOUT} seconds:", *log]))
 
 
 def record(names: list[str]) -> None:
-    """Write those of OF_CONTAINERS that are named; of the image as it is built now."""
+    """Write the named transcripts of OF_CONTAINERS, of the image as it is built now."""
     environ = reach(os.getpid())
     argv = [sys.executable, "build.py", *CELL.split(), "--load", "--quiet"]
     subprocess.run(argv, cwd=ROOT, env=dict(environ), stdout=subprocess.DEVNULL, check=True)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:  # the tests' own engine sees it too
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:  # the tests' own engine can mount it too
         folder = Path(made)
         folder.chmod(0o755)
         with terminal(environ, outward(folder), folder) as shell:
-            for name, lines in seen(shell):
+            for name, lines in container_transcripts(shell):
                 if name in names:
                     write(name, lines)
 
 
 def write(name: str, lines: list[str]) -> None:
-    """Keep the transcript *name*."""
+    """Write the transcript *name*."""
     (FOLDER / f"{name}.txt").write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:
-    """Write the transcripts that are named, or all."""
+    """Write the named transcripts, or all."""
     names = sys.argv[1:] or [*RUNS, *OF_CONTAINERS]
     for name in names:
         if name not in OF_CONTAINERS:

@@ -1,4 +1,4 @@
-"""The GPU code in this torch: the flags that were compiled into it, which need no GPU to be read."""
+"""List the GPU architectures of this torch from the flags that are compiled into it; needs no GPU."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the distributions in this environment, and the flags compiled into its torch, say it is."""
+"""List the versions in this environment, from its distributions and the flags compiled into its torch."""
 
 import json
 import platform
@@ -15,13 +15,13 @@ for found in distributions():  # in the order of sys.path: the first is the one 
 
 
 def of(library):
-    """The version of nvidia-<library>, whatever CUDA its name ends in."""
+    """The version of nvidia-<library>, with any CUDA suffix in its name."""
     named = re.compile(rf"nvidia-{library}(-cu\d+)?")
     return next((version for name, version in versions.items() if named.fullmatch(name)), None)
 
 
 def own_nccl():
-    """The NCCL that torch was linked with, where no distribution brought one (conda, for one)."""
+    """The NCCL that torch is linked with, if it is not from a distribution (as with conda)."""
     if not hasattr(torch._C, "_nccl_version"):
         return None
     return ".".join(map(str, torch.cuda.nccl.version()))

@@ -1,4 +1,4 @@
-"""Builds triangular.cu into FOLDER by torch.utils.cpp_extension, as a package's setup.py would."""
+"""Build triangular.cu into FOLDER with torch.utils.cpp_extension, as a package's setup.py does."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Import what an image promises, each timed; then one trip from NumPy to torch and back."""
+"""Import the promised packages and time each; then convert an array from NumPy to torch and back."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""Every distribution of this environment; every file on disk against its RECORD, .pyc too."""
+"""List the distributions of this environment, and compare every file, .pyc too, with its RECORD."""
 
 import base64
 import csv
@@ -20,7 +20,7 @@ HASHES = {"sha256", "sha384", "sha512", "sha3_256", "sha3_384", "sha3_512", "bla
 
 
 def digest(path, algorithm):
-    """A file's hash as RECORD writes it; by SHA-256 where RECORD's own is weaker or not known."""
+    """A file's hash in the form of RECORD; SHA-256 if RECORD's algorithm is weaker or unknown."""
     algorithm = algorithm if algorithm in HASHES else "sha256"
     seen = hashlib.new(algorithm)
     with path.open("rb", buffering=0) as file:
@@ -30,7 +30,7 @@ def digest(path, algorithm):
 
 
 def judge(row):
-    """What is wrong with one RECORD row, or None: (kind of fault, path)."""
+    """The fault of a RECORD row, as (kind of fault, path); None if there is none."""
     name, wanted, size = row
     path = SITE / name
     if not path.is_file():
@@ -45,7 +45,7 @@ def judge(row):
 
 
 def stale(path):
-    """Whether a hash-based .pyc was made from another source: unchecked ones run without a look at it."""
+    """Whether a hash-based .pyc was made from another source; Python does not check unchecked ones."""
     if path.suffix != ".pyc":
         return False
     head = path.open("rb").read(16)
@@ -59,7 +59,7 @@ def stale(path):
 
 
 def source_of(path):
-    """Where the source of a .pyc lies; importlib's own answer refuses builder.bak.cpython-311.pyc."""
+    """The path of a .pyc's source; importlib's own function rejects builder.bak.cpython-311.pyc."""
     if path.parent.name != "__pycache__":
         return path.with_suffix(".py")
     stem = re.sub(r"\.opt-[^.]+$", "", path.stem)

@@ -1,4 +1,4 @@
-"""Import torch; print every library file that is then mapped."""
+"""Import torch and print every library file that is mapped then."""
 
 import json
 

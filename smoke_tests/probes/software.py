@@ -1,4 +1,4 @@
-"""What the software says of itself, and what /etc/torchkiln/image.json says of it."""
+"""Print the versions that the software reports, and those in /etc/torchkiln/image.json."""
 
 import importlib
 import importlib.metadata
@@ -19,7 +19,7 @@ def os_name() -> str:
 
 
 def cudnn() -> str | None:
-    """The run-time version: one number, 8500 in the 8 series and 90501 from 9 on."""
+    """The run-time version of cuDNN as one number: 8500 in the 8 series, 90501 from 9 on."""
     number = torch.backends.cudnn.version()
     if number is None:
         return None
@@ -28,14 +28,14 @@ def cudnn() -> str | None:
 
 
 def nccl() -> str | None:
-    """The version that the library gives, which needs no GPU."""
+    """The version that the library reports; needs no GPU."""
     if not hasattr(torch._C, "_nccl_version"):
         return None
     return ".".join(map(str, importlib.import_module("torch.cuda.nccl").version()))
 
 
 def wheel_version(part: str) -> str | None:
-    """The version of nvidia's wheel for *part*, by whatever name it goes in this CUDA generation."""
+    """The version of NVIDIA's wheel for *part*, under its name for any CUDA version."""
     for found in importlib.metadata.distributions():
         if re.fullmatch(rf"nvidia-{part}(-cu\d+)?", (found.metadata["Name"] or "").lower()):
             return found.version

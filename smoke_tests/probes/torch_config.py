@@ -1,4 +1,4 @@
-"""How this torch was built, in its own words."""
+"""Print torch's build configuration."""
 
 import json
 

@@ -1,1 +1,1 @@
-"""What each rank of a check with several GPUs does: functions (rank, world, ...) -> values for JSON."""
+"""The functions that ranks of checks with several GPUs run: (rank, world, ...) -> values for JSON."""

@@ -1,4 +1,4 @@
-"""Sums over all ranks, exactly: integers that depend on the rank, so that no other sum comes out right."""
+"""Exact all-reduce of integers that depend on the rank, so that any other sum is wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def exact(rank: int, world: int) -> dict[str, Any]:
 
 
 def about(rank: int) -> dict[str, Any]:
-    """What carried the messages."""
+    """The backend."""
     return {
         "rank": rank,
         "world": dist.get_world_size(),

@@ -1,4 +1,4 @@
-"""How long an all-reduce takes, by size: raw seconds, for whoever wants to reckon or plot."""
+"""Time an all-reduce by message size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BIG = 64 << 20  # bytes; from here on few turns a round are exact enough
 
 
 def by_size(rank: int, world: int) -> dict[str, Any]:
-    """For each size the seconds of one all-reduce in each round, and how many elements were summed wrong."""
+    """For each size the seconds of an all-reduce in each round, and the number of wrong elements."""
     buffer = torch.empty(SIZES[-1] // 4, dtype=torch.float32, device="cuda")
     parts = {str(size): buffer[: size // 4] for size in SIZES}
     wrong = {size: _wrong(part, rank, world) for size, part in parts.items()}
@@ -25,14 +25,14 @@ def by_size(rank: int, world: int) -> dict[str, Any]:
 
 
 def _wrong(part: torch.Tensor, rank: int, world: int) -> int:
-    """An all-reduce that does nothing would be the fastest."""
+    """Check the result, because an all-reduce that does nothing is the fastest."""
     part.fill_(rank + 1)
     dist.all_reduce(part)
     return int((part != world * (world + 1) // 2).sum())
 
 
 def _rounds(part: torch.Tensor) -> list[float]:
-    """As nccl-tests times it: many in a row between two events, for one alone is mostly its launch."""
+    """As in nccl-tests: many in a row between two events, because a single one is mostly launch time."""
     turns = 5 if part.numel() * part.element_size() >= _BIG else 20
     for _ in range(_WARM_UP):
         dist.all_reduce(part)

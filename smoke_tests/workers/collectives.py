@@ -1,4 +1,4 @@
-"""Broadcast, all-gather, reduce-scatter, send and receive: how many elements came wrong of each."""
+"""Count the wrong elements of broadcast, all-gather, reduce-scatter, send and receive."""
 
 from __future__ import annotations
 

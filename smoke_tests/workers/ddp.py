@@ -1,4 +1,4 @@
-"""DistributedDataParallel: each rank's own rows, one joint step; and a step that all skip together."""
+"""DistributedDataParallel: a joint step on the rows of all ranks, and a step that all ranks skip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel: each rank holds its part of weights and optimizer, and the steps are the same."""
+"""FullyShardedDataParallel: each rank holds its part of weights and optimizer; the steps are the same."""
 
 from __future__ import annotations
 

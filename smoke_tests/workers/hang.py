@@ -1,4 +1,4 @@
-"""A collective to which one rank never comes."""
+"""A collective that one rank never joins."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PATIENCE = 10  # seconds for a collective
 
 
 def met(rank: int, backend: str, device: int) -> str:
-    """What a rank says when all have come."""
+    """The message of a rank after all have joined."""
     return f"rank {rank} has met the others by {backend} on GPU {device}"
 
 
 def absent(rank: int, world: int) -> dict[str, Any]:
-    """All meet once in a group of little patience; then the last rank stays away."""
+    """All ranks join a group with a short timeout; then the last one stays away."""
     dist.all_reduce(torch.ones(1, device="cuda"))  # however long they take to come
     group = dist.new_group(timeout=timedelta(seconds=PATIENCE))
     sums = torch.ones(1, device="cuda")

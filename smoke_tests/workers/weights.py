@@ -1,4 +1,4 @@
-"""What the checks of parallel training ask of weights: are they the same, and how far have they moved."""
+"""Compare weights in the checks of parallel training."""
 
 from __future__ import annotations
 

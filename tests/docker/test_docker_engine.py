@@ -83,7 +83,7 @@ def test_an_image_with_a_lost_layer_is_not_loaded(scene: Scene) -> None:
     image.layers[3].path.unlink()
     host = scene.environ["DOCKER_HOST"]
 
-    with pytest.raises(BuildFailed, match=r"could not be loaded.*No such file"):
+    with pytest.raises(BuildFailed, match=r"cannot load the image.*No such file"):
         load(image, ["cut:1"], Engine(host=host, version="", buildx=()), Silent())
 
     assert scene.docker("image", "ls", "--quiet", "cut:1") == ""
@@ -102,7 +102,7 @@ def test_the_engine_of_a_context(scene: Scene, built: dict[str, Any]) -> None:
 
         ran = by_context.kiln("--engine", "docker", DOCKER_CONTEXT="farther")
         assert ran.returncode == 8
-        assert re.search('no Docker context: .*"farther"', ran.stderr)
+        assert re.search('cannot read the Docker context: .*"farther"', ran.stderr)
     finally:
         scene.docker("context", "rm", "far")
 
@@ -136,14 +136,15 @@ def test_a_step_that_fails_is_shown_with_its_last_lines_and_its_place(scene: Sce
     [
         ("unix:///nowhere/docker.sock", "No such file or directory.*\nhint: start Docker"),
         ("tcp://127.0.0.1:9", "Connection refused.*\nhint: start Docker"),
-        ("nonsense", "\nhint: look at DOCKER_HOST"),
+        ("nonsense", "\nhint: check DOCKER_HOST"),
     ],
 )
 def test_an_engine_that_does_not_answer_is_told_with_what_to_do(scene: Scene, host: str, told: str) -> None:
     ran = scene.kiln("--engine", "docker", DOCKER_HOST=host)
 
     assert ran.returncode == 8
-    assert re.search(f"(?s)^error: no Docker engine answers at {host}: .*{told}", ran.stderr, re.MULTILINE)
+    message = f"(?s)^error: cannot connect to the Docker engine at {host}: .*{told}"
+    assert re.search(message, ran.stderr, re.MULTILINE)
     assert "Traceback" not in ran.stderr
 
 

@@ -106,11 +106,11 @@ def test_a_build_can_be_followed_by_the_suite(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--gpus", "2"), 2, "--gpus 2: without an engine all or none"),
+        (("--gpus", "2"), 2, "--gpus 2: only all or none is supported without an engine"),
         (
             ("--runtime", "docker", "--gpus", "some"),
             2,
-            "--gpus some: not all, none, a number or device=ID,ID",
+            "--gpus some: must be all, none, a number or device=ID,ID",
         ),
         (("--runtime", "docker", "--shm-size", "big"), 2, "--shm-size big: not a size"),
     ],

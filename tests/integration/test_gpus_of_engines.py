@@ -25,7 +25,7 @@ def test_gpus_where_the_engine_has_none(place: Place) -> None:
     assert "--gpus" not in line_of(place.run("--", "id").stderr)
     got = place.run("--gpus", "all", "--", "id")
     told = {
-        "docker": ("hint: the engine hands on no GPUs", "--gpus all"),
+        "docker": ("hint: the engine does not support GPUs", "--gpus all"),
         "podman": ("hint: no CDI specification names that GPU", "--device nvidia.com/gpu=all"),
     }
     hint, option = told[place.kind]

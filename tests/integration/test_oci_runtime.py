@@ -17,7 +17,7 @@ from tests.needs import needs_gcc, needs_ldconfig, tool
 from tests.roots import tiny_root
 from torchkiln.errors import ToolMissing
 from torchkiln.runtimes.command import Bind, Exited, Program
-from torchkiln.runtimes.driver import Driver
+from torchkiln.runtimes.driver import HostDriver
 from torchkiln.runtimes.oci import PROGRAMS, OciRuntime
 
 ENV = {"PATH": "/bin"}
@@ -105,7 +105,7 @@ def test_a_signal_a_missing_command_and_a_limit(runtime: OciRuntime, root: Path)
 
 def served(program: str, library: Path) -> OciRuntime:
     """With a driver that is none: this host's /dev/full is the GPU's node."""
-    driver = Driver(
+    driver = HostDriver(
         nodes=(("nvidia0", Path("/dev/full")),),
         libraries=(("libcuda.so", library), ("libcuda.so.1", library)),
         tools=(("nvidia-smi", library),),

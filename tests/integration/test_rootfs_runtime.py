@@ -22,7 +22,7 @@ from tests.roots import tiny_root
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.runtimes import enter
 from torchkiln.runtimes.command import Bind, Exited, Program
-from torchkiln.runtimes.driver import Driver
+from torchkiln.runtimes.driver import HostDriver
 from torchkiln.runtimes.rootfs import RootfsRuntime
 
 ENV = {"PATH": "/bin"}
@@ -201,7 +201,7 @@ def test_a_driver_is_served(image: Path, tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidiactl", "libcuda.so.1", "nvidia-smi"):
         host.mkdir(exist_ok=True)
         (host / name).write_text(f"{name} of the host\n")
-    driver = Driver(
+    driver = HostDriver(
         nodes=tuple((name, host / name) for name in ("nvidia0", "nvidiactl")),
         libraries=tuple((name, host / "libcuda.so.1") for name in ("libcuda.so", "libcuda.so.1")),
         tools=(("nvidia-smi", host / "nvidia-smi"),),
@@ -228,7 +228,7 @@ def test_the_loader_of_the_image_knows_the_driver(tmp_path: Path) -> None:
     before = names(root)
     real = fake_driver() / "libcuda.so.1"
     runtime = RootfsRuntime(
-        driver=Driver(nodes=(), libraries=(("libcuda.so", real), ("libcuda.so.1", real)), tools=())
+        driver=HostDriver(nodes=(), libraries=(("libcuda.so", real), ("libcuda.so.1", real)), tools=())
     )
 
     told = lines(sh(root, "/sbin/ldconfig -p; echo =$LD_LIBRARY_PATH=", runtime))
@@ -237,7 +237,7 @@ def test_the_loader_of_the_image_knows_the_driver(tmp_path: Path) -> None:
     assert names(root) == before
 
     (root / "sbin/ldconfig").write_text("#!/bin/sh\nexit 3\n")
-    with pytest.raises(ToolMissing, match="ldconfig of the image fails"):
+    with pytest.raises(ToolMissing, match="ldconfig of the image failed"):
         sh(root, "true", runtime)
 
 
@@ -340,7 +340,7 @@ def test_a_link_to_a_descriptor_does_not_lead_to_a_bound_folder(image: Path, bes
     outside.mkdir()
     (outside / "there").write_text("untouched")
     real = fake_driver() / "libcuda.so.1"
-    driver = Driver(nodes=(), libraries=(("libcuda.so.1", real),), tools=())
+    driver = HostDriver(nodes=(), libraries=(("libcuda.so.1", real),), tools=())
     for number in range(3, 40):
         root = beside / f"root{number}"
         shutil.copytree(image, root, symlinks=True)
@@ -386,7 +386,7 @@ def test_the_images_ldconfig_does_not_see_the_host(image: Path, tmp_path: Path) 
     (root / "sbin/ldconfig").write_text("#!/bin/sh\ncat /proc/mounts >/seen\n")
     (root / "sbin/ldconfig").chmod(0o755)
     real = fake_driver() / "libcuda.so.1"
-    driver = Driver(nodes=(), libraries=(("libcuda.so.1", real),), tools=())
+    driver = HostDriver(nodes=(), libraries=(("libcuda.so.1", real),), tools=())
 
     mounts = [line.split()[1] for line in lines(sh(root, "cat /seen", RootfsRuntime(driver=driver)))]
 

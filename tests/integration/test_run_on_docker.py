@@ -140,7 +140,7 @@ def test_an_image_is_loaded_once_and_again_where_its_name_was_taken(place: Place
     (place.folder / "Dockerfile").write_text(f"FROM {NAME}\nENV FROM=elsewhere\n")
     place.docker("buildx", "build", "--quiet", "--load", "--tag", NAME, str(place.folder))
     got = place.run("--", "sh", "-c", "echo $FROM")
-    assert (loading in got.stderr, b", which was sha256:" in got.stderr, got.stdout) == (
+    assert (loading in got.stderr, b", replacing sha256:" in got.stderr, got.stdout) == (
         True,
         True,
         b"config\n",
@@ -195,7 +195,7 @@ def test_a_port_that_is_taken(place: Place) -> None:
         got = place.run("-p", f"127.0.0.1:{taken.getsockname()[1]}:80", "--", "id")
 
     assert got.returncode == 8
-    assert b"hint: something else has that port" in got.stderr
+    assert b"hint: publish another port of the host" in got.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -260,10 +260,10 @@ def test_on_a_terminal_the_command_has_one(place: Place) -> None:
     [
         (["2.7-run-tset", "id"], "no such image: '2.7-run-tset'"),
         (["docker:nowhere:1", "id"], "nowhere:1: no such image in the engine"),
-        (["--bind", "/nowhere:/x", "--", "id"], "bind /nowhere: no such file or folder"),
+        (["--bind", "/nowhere:/x", "--", "id"], "bind /nowhere: no such file or directory"),
         (
             ["-p", "x:y:z:1", "--gpus", "some", "--", "id"],
-            "--gpus some: not all, none, a number or device=ID,ID\n--publish x:y",
+            "--gpus some: must be all, none, a number or device=ID,ID\n--publish x:y",
         ),
         (["-p", "99999:1", "--", "id"], "99999"),
         (["--user", "nobody-here", "--", "id"], "nobody-here"),

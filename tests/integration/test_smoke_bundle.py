@@ -137,7 +137,7 @@ def test_what_is_there_is_kept(scene: Scene, tmp_path: Path) -> None:
     asked = ("smoke", TAG, "--images", str(scene.images), "--bundle")
     ran = scene.command(*asked, str(tmp_path / "there"))
     assert (ran.returncode, [path.name for path in (tmp_path / "there").iterdir()]) == (2, ["mine"])
-    assert "is there already" in ran.stderr
+    assert "already exists" in ran.stderr
 
     script = (
         'mount -t tmpfs -o size=9m tmpfs "$1" && at=$1 && shift && "$@"; code=$?; ls -A "$at"; exit $code'

@@ -175,7 +175,7 @@ def test_memory_that_another_process_takes_meanwhile(tmp_path: Path) -> None:
     assert {one["outcome"] for one in found.values()} == {"failed"}
     assert all("CUDA out of memory" in one["message"] for one in found.values()), found
     told = {id: fault_of(one) for id, one in found.items()}
-    assert told == {"crowded": "other processes hold the GPU's memory", "greedy": None}
+    assert told == {"crowded": "other processes use the GPU's memory", "greedy": None}
 
 
 @needs_gpus(1)

@@ -25,7 +25,7 @@ LIST = """\
 """
 
 
-def written(tmp_path: Path, text: str) -> tuple[allowed.Allowance, ...]:
+def written(tmp_path: Path, text: str) -> tuple[allowed.AllowedDifference, ...]:
     """*text* as a list."""
     (tmp_path / "list.yaml").write_text(text)
     return allowed.read(tmp_path / "list.yaml")
@@ -66,8 +66,8 @@ def test_what_it_does_not_fit_whole_is_left(tmp_path: Path, other: Difference) -
 def test_texts_are_wanted_of_files_whose_lines_are_spoken_of(tmp_path: Path) -> None:
     entries = written(tmp_path, LIST)
 
-    assert allowed.by_lines("opt/x/RECORD", entries)
-    assert not allowed.by_lines("opt/x/INSTALLER", entries)
+    assert allowed.compares_lines("opt/x/RECORD", entries)
+    assert not allowed.compares_lines("opt/x/INSTALLER", entries)
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,21 @@ def test_texts_are_wanted_of_files_whose_lines_are_spoken_of(tmp_path: Path) -> 
         ("- path: x\n  what: contents\n  reason: because of it\n", "nearest valid: content"),
         ("- what: mode\n  reason: because of it\n", "one of path and setting"),
         ("- path: x\n  setting: y\n  what: mode\n  reason: because of it\n", "one of path and setting"),
-        ("- setting: y\n  what: mode\n  reason: because of it\n", "`setting` goes with what: setting"),
-        ("- path: y\n  what: setting\n  reason: because of it\n", "`setting` goes with what: setting"),
+        (
+            "- setting: y\n  what: mode\n  reason: because of it\n",
+            "`setting` and `what: setting` require",
+        ),
+        (
+            "- path: y\n  what: setting\n  reason: because of it\n",
+            "`setting` and `what: setting` require",
+        ),
         (
             "- path: y\n  what: mode\n  line: z\n  reason: because of it\n",
-            "list.yaml:3: [0].line: `line` goes",
+            "list.yaml:3: [0].line: `line` requires",
         ),
         (
             "- path: '('\n  what: mode\n  reason: because of it\n",
-            "list.yaml:1: [0].path: no regular expression",
+            "list.yaml:1: [0].path: invalid regular expression",
         ),
         ("", "the file is empty"),
         ("- path: [\n", "not valid YAML"),

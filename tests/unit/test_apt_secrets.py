@@ -72,5 +72,5 @@ def test_what_apt_could_not_take_is_refused_without_being_repeated(environ: dict
 
 
 def test_a_bundle_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="CA bundle cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read the CA bundle"):
         apt_secrets(DEBIAN, {}, tmp_path / "none.pem")

@@ -68,7 +68,7 @@ def test_a_plain_report_that_was_changed_beside_its_signature_is_refused(tmp_pat
     plain = written(tmp_path, to_json(report(image=OTHER)), "report.json")
 
     for trusted in ([], [ED.public_key()]):
-        with pytest.raises(VerificationFailed, match=r"is not the report that report\.dsse\.json holds"):
+        with pytest.raises(VerificationFailed, match=r"differs from the report in report\.dsse\.json"):
             read(plain, trusted)
 
 
@@ -138,7 +138,7 @@ def test_a_changed_envelope_is_refused(change: Any, why: str, key: Any, tmp_path
 @pytest.mark.parametrize(
     ("payload_type", "change", "why"),
     [
-        ("application/vnd.example+json", {}, "signed as 'application/vnd.example+json', not as"),
+        ("application/vnd.example+json", {}, "not 'application/vnd.example"),
         (PAYLOAD_TYPE, {"_type": "https://in-toto.io/Statement/v0.1"}, "_type: must be"),
         (PAYLOAD_TYPE, {"predicateType": "urn:torchkiln:smoke-report:1"}, "predicateType: must be"),
         (PAYLOAD_TYPE, {"subject": []}, "subject: "),
@@ -227,7 +227,7 @@ def test_show_says_whether_and_by_whom(tmp_path: Path) -> None:
     assert ran(plain).stdout.splitlines()[-2:] == ["unsigned", "pass"]
     refused = ran(plain, "--trust", trusted).exception
     assert isinstance(refused, VerificationFailed)
-    assert "report.json is not signed: report.dsse.json is not beside it" in refused.message
+    assert "report.json is not signed: report.dsse.json not found" in refused.message
 
     written(tmp_path, attest(report(), ED))
     assert ran(plain).stdout.splitlines()[-2] == "signed, not looked at: name the signer's key with --trust"
@@ -246,7 +246,7 @@ def test_show_still_judges_what_is_signed(tmp_path: Path) -> None:
     lie = written(tmp_path, attest(replace(report(), verdict="inconclusive"), ED))
     trusted = written(tmp_path, public_pem(ED), "public.pem")
 
-    assert "its own values give 'pass'" in str(ran(lie, "--trust", trusted).exception)
+    assert "its values give 'pass'" in str(ran(lie, "--trust", trusted).exception)
 
 
 def test_what_a_run_writes_is_signed_and_holds_no_secret(

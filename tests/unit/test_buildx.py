@@ -15,7 +15,7 @@ from torchkiln.docker import buildx
 from torchkiln.errors import BuildFailed
 from torchkiln.model.progress import Silent
 
-REQUEST = buildx.Request(
+REQUEST = buildx.BuildxRequest(
     folder=Path("/context"),
     contexts=(("wheels", "/wheels"), ("base", "oci-layout:///base@sha256:1")),
     arguments=(("BASE", "base"),),

@@ -10,23 +10,23 @@ from pathlib import Path
 import pytest
 
 from torchkiln.errors import VerificationFailed
-from torchkiln.smoke.bundle.contents import Carried
+from torchkiln.smoke.bundle.contents import BundleFile
 from torchkiln.smoke.bundle.write import write_folder, write_parts, write_tar
 
-FORMS: dict[str, Callable[[Sequence[Carried], Path], None]] = {
+FORMS: dict[str, Callable[[Sequence[BundleFile], Path], None]] = {
     "folder": write_folder,
     "tar": write_tar,
     "parts": lambda files, target: write_parts(files, target, 1 << 20),
 }
 
 
-def carried(folder: Path) -> list[Carried]:
+def carried(folder: Path) -> list[BundleFile]:
     """A small file held in memory, and one on disk of more than two pieces."""
     large = folder / "large"
     large.write_bytes(b"layer" * (1 << 19))
     files = {"run.py": b"print()\n", "layout/blobs/sha256/large": large}
     return [
-        Carried(path=path, source=source, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        BundleFile(path=path, source=source, size=len(data), sha256=hashlib.sha256(data).hexdigest())
         for path, source in files.items()
         for data in [source if isinstance(source, bytes) else source.read_bytes()]
     ]

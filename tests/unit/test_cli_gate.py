@@ -24,7 +24,7 @@ from torchkiln.oci.layout import open_layout, write_image
 from torchkiln.smoke.attestation import attest
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.report import to_json
-from torchkiln.smoke.session import Unheard
+from torchkiln.smoke.session import SilentSmokeListener
 from torchkiln.smoke.suite import suite_digest
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
@@ -54,7 +54,7 @@ class Scene:
     def file(self, told: SmokeReport | bytes, name: str = "report.json", *, own: bool = True) -> str:
         """Its path. A report is of this machine's *own* runs, unless that is denied."""
         if isinstance(told, SmokeReport) and own:
-            KeptRuns(store=Store(self.folder / "cache"), listener=Unheard()).keep(told)
+            KeptRuns(store=Store(self.folder / "cache"), listener=SilentSmokeListener()).keep(told)
         (self.folder / name).write_bytes(told if isinstance(told, bytes) else to_json(told))
         return str(self.folder / name)
 

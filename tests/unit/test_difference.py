@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.compare.files import WHATS, Difference, differences, settings_of
+from torchkiln.compare.files import DIFFERENCE_KINDS, Difference, differences, settings_of
 from torchkiln.model.contents import Kind, TreeEntry, WholeImage
 from torchkiln.util.schema import shipped
 
@@ -134,8 +134,8 @@ def of_lines(a: str, b: str) -> list[tuple[str, str, str]]:
         ("x\ny\n", "x\nz\n", [("line", "y", ""), ("line", "", "z")]),
         ("x\ny\n", "y\nx\n", [("order", "x", "y")]),
         ("x\ny\nz\n", "y\nx\n", [("line", "z", ""), ("order", "x", "y")]),
-        ("x\n", "x", [("content", "other line ends", "other line ends")]),
-        ("x\n", "x\r\n", [("content", "other line ends", "other line ends")]),
+        ("x\n", "x", [("content", "different line endings", "different line endings")]),
+        ("x\n", "x\r\n", [("content", "different line endings", "different line endings")]),
     ],
 )
 def test_texts_line_by_line(a: str, b: str, told: list[tuple[str, str, str]]) -> None:
@@ -166,4 +166,4 @@ def test_settings_of_a_layout_and_of_an_engine_are_the_same() -> None:
 def test_the_schema_of_allowances_knows_every_kind() -> None:
     schema = cast(Any, shipped("allowed"))
 
-    assert schema["items"]["properties"]["what"]["enum"] == list(WHATS)
+    assert schema["items"]["properties"]["what"]["enum"] == list(DIFFERENCE_KINDS)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.needs import without_gpus
 from torchkiln.errors import ConfigError, ToolMissing
-from torchkiln.runtimes.driver import Driver, driver_for, find_driver
+from torchkiln.runtimes.driver import HostDriver, driver_for, find_driver
 
 LIB = "usr/lib/x86_64-linux-gnu"
 CACHE = f"""\
@@ -37,7 +37,7 @@ def host(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def found(host: Path, **more: str) -> Driver | None:
+def found(host: Path, **more: str) -> HostDriver | None:
     environ = {"PATH": str(host / "bin"), **{key: value for key, value in more.items() if key.isupper()}}
     rest = {key: value for key, value in more.items() if key.islower()}
     return find_driver(environ, host=host, **{"cache": CACHE, **rest})

@@ -90,12 +90,12 @@ def test_what_the_policy_does_not_name_may_be_absent_or_fail() -> None:
             found("cuda", "failed", "the check skipped itself, which no check may: no GPU"),
             "failed: the check skipped itself, which no check may: no GPU",
         ),
-        (found("cuda", measured='{"x": 2}'), "it states success, and x is not within its bound"),
-        (found("cuda", measured="{}"), "it states success, and x is not within its bound"),
-        (found("cuda", threshold="{}"), "it states success and bounded nothing"),
+        (found("cuda", measured='{"x": 2}'), "reported as passed, but x is out of bounds"),
+        (found("cuda", measured="{}"), "reported as passed, but x is out of bounds"),
+        (found("cuda", threshold="{}"), "reported as passed, but without any bounds"),
         (
             found("cuda", threshold='{"x": {"roughly": 1}}'),
-            "it states success, and x is not within its bound",
+            "reported as passed, but x is out of bounds",
         ),
         (found("cuda", tier=0), "told as a check of tier 0, and is of tier 1"),
         (

@@ -208,7 +208,7 @@ def test_a_run_of_an_earlier_image_is_marked_wherever_a_figure_of_it_stands() ->
     assert ["†" in part([now, WHOLE]) for part in parts] == [False] * 4
     assert f"| {tag}, an earlier image, `abababababab` † |" in gpu_pages.runs_part([before, now])
     assert "| one † | two |" in gpu_pages.checks_part([before, now])
-    assert f"### one †\n\n{WHOLE.told()}" in gpu_pages.benchmark_part([before, now])
+    assert f"### one †\n\n{WHOLE.summary()}" in gpu_pages.benchmark_part([before, now])
     assert "| one †: 2 × H200, NVLink, GB/s | two: 2 ×" in gpu_pages.busbw_part([before, now])
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests import reports
 from tools import grid, kept
-from tools.grid import Seen, Square
+from tools.grid import ReportSummary, Square
 from tools.kept import IMAGES, PROOFS, proofs
 from torchkiln.build.predicted_digest import predicted_digest
 from torchkiln.gate.cell_state import State
@@ -64,8 +64,8 @@ FAILED = replace(
 )
 
 
-def seen(*told: SignedReport, proved: bool = False) -> Seen:
-    return Seen(reports=told, proved=proved)
+def seen(*told: SignedReport, proved: bool = False) -> ReportSummary:
+    return ReportSummary(reports=told, proved=proved)
 
 
 def test_each_state_has_its_words() -> None:

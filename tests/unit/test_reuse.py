@@ -14,10 +14,10 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.report import Finding, SmokeReport
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.runtimes import driver
-from torchkiln.runtimes.driver import Driver, models
+from torchkiln.runtimes.driver import HostDriver, models
 from torchkiln.smoke.reuse import Question, key_of, reusable_report
 from torchkiln.smoke.run import Checks
-from torchkiln.smoke.session import Request, _question
+from torchkiln.smoke.session import SmokeRequest, _question
 
 AT = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 
@@ -122,7 +122,7 @@ def test_where_nobody_knows_the_gpus_nothing_is_asked(
 ) -> None:
     """A container with some of a host's GPUs, or a kernel module that does not tell: the checks run."""
     handed = tuple((f"nvidia{at}", Path("/dev/null")) for at in range(nodes))
-    monkeypatch.setattr(driver, "driver_for", lambda *_: Driver(nodes=handed, libraries=(), tools=()))
+    monkeypatch.setattr(driver, "driver_for", lambda *_: HostDriver(nodes=handed, libraries=(), tools=()))
     monkeypatch.setattr(driver, "models", lambda: names)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     image = ImageOnDisk(
@@ -134,7 +134,7 @@ def test_where_nobody_knows_the_gpus_nothing_is_asked(
         config={},
         layers=(),
     )
-    asked_for = Request(checks=Checks(suite=reports.SUITE))
+    asked_for = SmokeRequest(checks=Checks(suite=reports.SUITE))
     of_somebody = replace(asked_for, checks=replace(asked_for.checks, nonce="a-nonce-of-ours"))
 
     assert (_question(image, asked_for) is not None) is asked

@@ -74,9 +74,9 @@ def test_layers_in_the_manifests_order(
     ("data", "told"),
     [
         (tar_of([entry("manifest.json", b"[]")]), "unpack"),
-        (tar_of([entry("a", b"{}")]), "lacks 'manifest.json'"),
+        (tar_of([entry("a", b"{}")]), "has no 'manifest.json'"),
         (saved(LOWER, UPPER, documents_last=True, layers=("one/layer.tar",)), "longer"),
-        (saved(LOWER, UPPER, documents_last=True, layers=("x", "y", "z")), "lacks 'x'"),
+        (saved(LOWER, UPPER, documents_last=True, layers=("x", "y", "z")), "has no 'x'"),
         (saved(raw_frame(LOWER)[:-9], UPPER, documents_last=True, layers=ORDER), "before the end"),
         (saved(gzip.compress(LOWER)[:-9], UPPER, documents_last=True, layers=ORDER), None),
         (b"", None),

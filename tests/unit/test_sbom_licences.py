@@ -97,9 +97,9 @@ def test_all_licences_hold_together() -> None:
 def test_a_text_in_a_names_place_is_known_by_how_it_begins() -> None:
     found = of_words("\n\n   BSD 3-Clause License\n        \n        Redistribution\x1b[31m\n")
 
-    assert found.said == "BSD 3-Clause License"
+    assert found.words == "BSD 3-Clause License"
     assert found.references[0].text == "BSD 3-Clause License\n\nRedistribution\\x1b[31m"
-    assert len(of_words("x" * 100_000).said) == 80
+    assert len(of_words("x" * 100_000).words) == 80
 
 
 @given(st.text(max_size=60))
@@ -107,6 +107,6 @@ def test_any_words_make_an_expression(words: str) -> None:
     """That another reader takes, whatever they are."""
     for found in (of_words(words), of_debian(words, {words: words}), of_expression(words)):
         if found is not None:
-            assert found.said
+            assert found.words
             assert canonicalize_license_expression(found.expression)
             assert all(reference.name and reference.id in found.expression for reference in found.references)

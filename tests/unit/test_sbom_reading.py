@@ -90,7 +90,7 @@ def test_links_are_seen(tmp_path: Path, cache: Path, kind: bytes) -> None:
 
     tini = next(package for package in sboms.read(one, cache).packages if package.name == "tini")
     assert tini.copyright == there
-    with pytest.raises(VerificationFailed, match=r"x-1\.dist-info/METADATA: is a link"):
+    with pytest.raises(VerificationFailed, match=r"x-1\.dist-info/METADATA: must not be a link"):
         sboms.read(other, cache)
 
 
@@ -107,7 +107,9 @@ def test_a_layer_that_is_not_what_it_should_be(tmp_path: Path, cache: Path, dama
     else:
         shutil.copy(image.layers[2].path, path)
 
-    with pytest.raises(VerificationFailed, match=r"layer sha256:\w+ (cannot be read|holds sha256)"):
+    with pytest.raises(
+        VerificationFailed, match=r"cannot read layer sha256:|layer sha256:\w+: digest mismatch"
+    ):
         sboms.read(image, cache)
     noted = {one.stem for one in (cache / "records/evidence").glob("*")}
     assert image.layers[1].diff_id.removeprefix("sha256:") not in noted
@@ -161,7 +163,7 @@ def test_the_command_writes_the_document_and_nothing_else(tmp_path: Path, form: 
     assert done.exit_code == 0
     assert json.loads(done.stdout)
     assert listed(done.stdout_bytes).image == image.manifest
-    assert "2 packages of the OS tell their licence in words" in done.stderr
+    assert "2 OS packages have no machine-readable licence" in done.stderr
     assert check(image, tmp_path / "it.json") == f"{image.manifest}\n"
 
 

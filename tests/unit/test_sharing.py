@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchkiln.compare.sharing import Level, Part, Place, Stack, chain_ids, share
+from torchkiln.compare.sharing import Level, Part, Stack, Storage, chain_ids, share
 from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
@@ -84,7 +84,7 @@ def test_sums_are_those_of_sets(images: list[list[tuple[int, int]]]) -> None:
 def test_what_an_image_shares_with_how_many(images: list[list[Drawn]]) -> None:
     """Counted layer by layer over all other images."""
     found = share(stacks(images))
-    keys: list[tuple[Place, list[list[object]]]] = [
+    keys: list[tuple[Storage, list[list[object]]]] = [
         (found.registry, [list(image) for image in images]),
         (found.disk, [list(prefixes(image)) for image in images]),
     ]
@@ -117,7 +117,7 @@ def test_what_is_not_known_is_counted_and_takes_no_part(images: list[list[Drawn]
     assert [list(stack.unrecorded) for stack in found.stacks] == [["?"] * one.count(None) for one in images]
     for place in (found.registry, found.disk):
         assert place.ratio == (place.unique / place.total if place.total else None)
-        assert None not in place.kept
+        assert None not in place.stored
     known = {layer for image in images for layer in image if layer is not None}
     assert found.registry.unique == sum(compressed(*layer) for layer in known)
 
@@ -149,11 +149,11 @@ def test_chain_ids_are_the_specifications(image: list[tuple[int, int]]) -> None:
 def test_the_same_layer_on_another_is_one_blob_and_two_snapshots() -> None:
     found = share(stacks([[(0, 0), (1, 0)], [(0, 0), (2, 0), (1, 0)]]))
 
-    assert [(one.title, one.images) for one in found.registry.kept if one.shared] == [
+    assert [(one.title, one.images) for one in found.registry.stored if one.shared] == [
         ("layer 0", (0, 1)),
         ("layer 1", (0, 1)),
     ]
-    assert [(one.title, one.images) for one in found.disk.kept] == [
+    assert [(one.title, one.images) for one in found.disk.stored] == [
         ("layer 0", (0, 1)),
         ("layer 1", (0,)),
         ("layer 2", (1,)),
@@ -164,8 +164,8 @@ def test_the_same_layer_on_another_is_one_blob_and_two_snapshots() -> None:
 def test_another_compression_is_another_blob_and_the_same_snapshot() -> None:
     found = share(stacks([[(1, 0)], [(1, 1)]]))
 
-    assert [one.images for one in found.registry.kept] == [(0,), (1,)]
-    assert [one.images for one in found.disk.kept] == [(0, 1)]
+    assert [one.images for one in found.registry.stored] == [(0,), (1,)]
+    assert [one.images for one in found.disk.stored] == [(0, 1)]
 
 
 def test_two_sizes_of_one_blob_are_told() -> None:
@@ -173,5 +173,5 @@ def test_two_sizes_of_one_blob_are_told() -> None:
     blob = upper.levels[0].blob
     assert blob
     other = Blob(digest=blob.digest, diff_id=blob.diff_id, size=blob.size + 1, unpacked=14)
-    with pytest.raises(VerificationFailed, match=r"layer 1 .* is told to have 9 bytes, and 10"):
+    with pytest.raises(VerificationFailed, match=r"layer 1 .* conflicting sizes: 9 and 10 bytes"):
         share([*lower, Stack(tag="b", levels=(Level(title="layer 1", blob=other),))])

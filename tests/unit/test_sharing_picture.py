@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.test_sharing import DRAWN, Drawn, compressed, stacks, unpacked
 from tools.sharing_svg import COLOURS, GROUNDS, picture
-from torchkiln.compare.sharing import Level, Place, Stack, share
+from torchkiln.compare.sharing import Level, Stack, Storage, share
 from torchkiln.util.places import ROOT
 from torchkiln.util.sizes import size
 
@@ -61,7 +61,7 @@ def test_every_tag_and_the_sums_are_in_it(images: list[list[Drawn]]) -> None:
     assert root.findtext(f"{SVG}desc")
 
 
-def _distinct(place: Place) -> int:
+def _distinct(place: Storage) -> int:
     """A layer that several images have is one block in each; one that an image alone has, one each time."""
     return sum(
         len({one for one in image if one and one.shared}) + sum(bool(one and not one.shared) for one in image)

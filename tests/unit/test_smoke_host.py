@@ -20,11 +20,11 @@ from tests.smoke_suites import CLAIMS, FACTS, suite_with
 from torchkiln.matrix.facts import load
 from torchkiln.model.digest import Digest
 from torchkiln.model.report import SmokeReport
-from torchkiln.smoke.run import Checks, Subject, smoke
+from torchkiln.smoke.run import Checks, SmokeSubject, smoke
 from torchkiln.smoke.suite import load_suite
 
 DIGEST = Digest("sha256:" + "ab" * 32)
-IMAGE = Subject(image=DIGEST, tag=CLAIMS["tag"], facts=FACTS)
+IMAGE = SmokeSubject(image=DIGEST, tag=CLAIMS["tag"], facts=FACTS)
 # One check a tier, and the one that looks at shared memory. None may start where the host cannot carry it.
 CHECKS = "\n".join(
     f"@pytest.mark.tier({tier})\ndef test_{name}(measure):\n    measure('ran', True, equals=True)\n\n"

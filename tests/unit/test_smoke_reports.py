@@ -22,7 +22,7 @@ from torchkiln.errors import ConfigError, SmokeFailed, SmokeInconclusive
 from torchkiln.model.report import SmokeReport
 from torchkiln.smoke import hosts
 from torchkiln.smoke import report as forms
-from torchkiln.smoke.run import hear, of_environment
+from torchkiln.smoke.run import of_environment, parse_output
 from torchkiln.smoke.suite import SuiteCheck, suite_digest
 
 
@@ -88,7 +88,7 @@ def test_a_malformed_host_is_none() -> None:
     """Else the report could not be read again, or a GPU could be lied into it."""
     told = [{"event": "host", "driver": {"gpus": [{"name": 1}]}}, {"event": "start", "id": "import"}]
 
-    assert hear(said(*told)).host == {}
+    assert parse_output(said(*told)).host == {}
 
 
 # --- what an image says -----------------------------------------------------------------------------
@@ -110,13 +110,13 @@ def test_a_malformed_host_is_none() -> None:
 )
 def test_a_finding_that_no_report_could_hold_is_none(line: bytes) -> None:
     """What is kept can be read again; what is not is missed, with the reason."""
-    heard = hear(said({"event": "start", "id": "import"}) + line + b"\n")
+    output = parse_output(said({"event": "start", "id": "import"}) + line + b"\n")
     told = of_environment(said({"event": "start", "id": "import"}) + line, SUITE, when=WHEN)
 
-    assert heard.findings == {}
-    assert len(heard.unfit) == 1
+    assert output.findings == {}
+    assert len(output.invalid) == 1
     assert [(one.id, one.outcome) for one in told.findings if one.id == "import"] == [("import", "failed")]
-    assert "a line of its output cannot be kept: " in told.findings[0].message
+    assert "a line of its output is invalid: " in told.findings[0].message
     assert forms.from_json(forms.to_json(told)) == told
 
 
@@ -167,20 +167,20 @@ def test_a_run_that_was_cut_short_failed_what_had_not_had_its_turn() -> None:
         ("cuda", "failed"),
         ("bf16", "failed"),
     ]
-    assert told.findings[2].message == "no result: the runner said no more during this check"
-    assert told.findings[3].message == "no result: the runner said no more before this check"
+    assert told.findings[2].message == "no result: the runner wrote no more output during this check"
+    assert told.findings[3].message == "no result: the runner wrote no more output before this check"
     assert told.verdict == "fail"
 
 
 @pytest.mark.parametrize(
     ("stdout", "why"),
     [
-        (b"", "no runner speaks in it"),
-        (b"Traceback (most recent call last):\n", "no runner speaks in it"),
-        (said({"event": "start", "id": "made-up"}), "another suite ran: this one has no made-up"),
+        (b"", "no output of a runner found"),
+        (b"Traceback (most recent call last):\n", "no output of a runner found"),
+        (said({"event": "start", "id": "made-up"}), "another suite ran: unknown checks: made-up"),
         (
             said({"event": "host", "suite": f"sha256:{'1' * 64}"}, {"event": "start", "id": "import"}),
-            "another suite ran: sha256:1+, this one is sha256:",
+            "another suite ran: sha256:1+, not sha256:",
         ),
     ],
 )
@@ -214,8 +214,8 @@ def test_a_reason_is_shown_with_its_words() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"image": None}, "an image has a digest and a tag, an environment neither"),
-        ({"tag": None}, "an image has a digest and a tag, an environment neither"),
+        ({"image": None}, "image and tag must both be set, or both be null"),
+        ({"tag": None}, "image and tag must both be set, or both be null"),
         ({"when": "yesterday"}, "when: 'yesterday' is not a time in UTC"),
         ({"nonce": "short"}, "nonce: 'short' is not 8 to 128 of"),
         ({"nonce": "request\n0001"}, "nonce: "),
@@ -233,7 +233,7 @@ def test_a_check_that_stands_twice_is_refused() -> None:
     told = forms.document(report())
     told["checks"].append(told["checks"][0])
 
-    with pytest.raises(ConfigError, match=r"checks\[6\].id: 'import' stands twice"):
+    with pytest.raises(ConfigError, match=r"checks\[6\].id: duplicate 'import'"):
         forms.from_json(json.dumps(told).encode())
 
 

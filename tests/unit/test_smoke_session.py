@@ -18,13 +18,13 @@ from torchkiln.matrix.policy import Policy
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SmokeReport
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.runtimes.command import Command, Exited, Settings, Streams
-from torchkiln.runtimes.runtime import Listener, Source
+from torchkiln.runtimes.command import Command, Exited, RuntimeSettings, Streams
+from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.smoke import session as sessions
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.run import Checks
-from torchkiln.smoke.session import Request, Session, Unheard, image_and_lock
+from torchkiln.smoke.session import SilentSmokeListener, SmokeRequest, SmokeSession, image_and_lock
 from torchkiln.smoke.suite import load_suite
 from torchkiln.util.places import ROOT
 
@@ -33,12 +33,12 @@ BELOW = {name: tier for name, tier in TIERS.items() if tier == 0}
 
 
 @dataclass
-class Recorder(Unheard):
+class Recorder(SilentSmokeListener):
     """A listener with a memory."""
 
     heard: list[str] = field(default_factory=list)
 
-    def starts(self, request: Request) -> None:
+    def starts(self, request: SmokeRequest) -> None:
         self.heard.append(f"starts {request.runtime}")
 
     def answered(self, report: SmokeReport) -> None:
@@ -54,12 +54,12 @@ class Scripted:
     in_engine: bool = False
     interactive: bool = False
     runtime: str = "scripted"
-    asked: list[tuple[str | None, Settings, Command]] = field(default_factory=list)
-    ready_for: tuple[str | None, Settings] = (None, Settings())
+    asked: list[tuple[str | None, RuntimeSettings, Command]] = field(default_factory=list)
+    ready_for: tuple[str | None, RuntimeSettings] = (None, RuntimeSettings())
 
-    def check(self, command: Command, settings: Settings) -> None: ...
+    def check(self, command: Command, settings: RuntimeSettings) -> None: ...
 
-    def ready(self, source: Source, settings: Settings, listener: Listener) -> Scripted:
+    def ready(self, source: ImageSource, settings: RuntimeSettings, listener: RuntimeListener) -> Scripted:
         self.ready_for = (source.read().manifest, settings)
         return self
 
@@ -82,12 +82,12 @@ class Bench:
     image: ImageOnDisk
     locked: LockedCell
     runtime: Scripted
-    session: Session
+    session: SmokeSession
     recorder: Recorder
 
-    def request(self, **more: object) -> Request:
+    def request(self, **more: object) -> SmokeRequest:
         return replace(
-            Request(checks=Checks(suite=load_suite(self.press.suite)), runtime="scripted"),
+            SmokeRequest(checks=Checks(suite=load_suite(self.press.suite)), runtime="scripted"),
             **more,  # type: ignore[arg-type]
         )
 
@@ -96,7 +96,7 @@ class Bench:
         return Inputs(
             policy=Policy(tiers=(0,), checks=()),
             suite=load_suite(self.press.suite),
-            runs=KeptRuns(store=self.press.store, listener=Unheard()),
+            runs=KeptRuns(store=self.press.store, listener=SilentSmokeListener()),
             given=given,
         )
 
@@ -118,7 +118,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(sessions, "pytest_wheels", lambda *_: tmp_path)  # pip would ask an index
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    session = Session(
+    session = SmokeSession(
         images=desk.folder / "images", matrix=lambda: MATRIX, store=desk.store, listener=recorder
     )
     return Bench(desk, image, locked, runtime, session, recorder)

@@ -17,11 +17,11 @@ import pytest
 from tests.smoke_suites import FACTS, SUITE, suite_with
 from torchkiln.errors import ConfigError
 from torchkiln.model.digest import Digest
-from torchkiln.smoke.run import Checks, Subject, smoke
+from torchkiln.smoke.run import Checks, SmokeSubject, smoke
 from torchkiln.smoke.suite import load_suite, suite_digest
 
 CHECK = {"test_one.py": "@pytest.mark.tier(0)\ndef test_one():\n    assert False, 'the real check ran'\n"}
-IMAGE = Subject(image=Digest("sha256:" + "1" * 64), tag="t", facts=FACTS)
+IMAGE = SmokeSubject(image=Digest("sha256:" + "1" * 64), tag="t", facts=FACTS)
 
 
 def test_the_committed_suite_has_the_digest_that_reports_name() -> None:
@@ -104,7 +104,7 @@ def test_what_no_digest_of_sources_covers_is_refused_by_name(
     suite = suite_with(tmp_path / "suite", CHECK)
     plant(suite / name)
     for use in (suite_digest, load_suite):
-        with pytest.raises(ConfigError, match="no suite of checks") as refused:
+        with pytest.raises(ConfigError, match="not a valid suite of checks") as refused:
             use(suite)
         assert name.split("/")[-1].split("\n")[0].split("\x1b")[0].split("\udce9")[0] in refused.value.message
 
@@ -239,14 +239,14 @@ def test_a_run_leaves_nothing_in_the_suite(tmp_path: Path) -> None:
 def test_a_catalogue_that_breaks_is_one_sentence(tmp_path: Path, source: str) -> None:
     suite = suite_with(tmp_path / "suite", CHECK)
     (suite / "catalogue.py").write_text(source)
-    with pytest.raises(ConfigError, match="no suite of checks"):
+    with pytest.raises(ConfigError, match="not a valid suite of checks"):
         load_suite(suite)
 
 
 def test_a_suite_without_requirements_is_told(tmp_path: Path) -> None:
     suite = suite_with(tmp_path / "suite", CHECK)
     (suite / "requirements.txt").unlink()
-    with pytest.raises(ConfigError, match=r"no requirements\.txt"):
+    with pytest.raises(ConfigError, match=r"requirements\.txt not found"):
         _ = load_suite(suite).requirements
 
 

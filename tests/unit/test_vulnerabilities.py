@@ -11,9 +11,9 @@ import pytest
 from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest
 from torchkiln.sbom.vulnerabilities import (
-    Allowance,
-    Judgement,
+    AllowedVulnerability,
     Scan,
+    ScanVerdict,
     Severity,
     Threshold,
     Vulnerability,
@@ -41,8 +41,10 @@ def fault(name: str = "CVE-1", **changes: Any) -> Vulnerability:
     return replace(SAMPLE, id=name, **changes)
 
 
-def entry(name: str = "CVE-1", **changes: Any) -> Allowance:
-    return replace(Allowance(id=name, package=None, reason="not reached", until=DAY, where="x:1"), **changes)
+def entry(name: str = "CVE-1", **changes: Any) -> AllowedVulnerability:
+    return replace(
+        AllowedVulnerability(id=name, package=None, reason="not reached", until=DAY, where="x:1"), **changes
+    )
 
 
 def scan(*findings: Vulnerability) -> Scan:
@@ -61,10 +63,10 @@ def scan(*findings: Vulnerability) -> Scan:
 
 def judged(
     *findings: Vulnerability,
-    by: tuple[Allowance, ...] = (),
+    by: tuple[AllowedVulnerability, ...] = (),
     threshold: Threshold = Threshold(),  # noqa: B008 (it is frozen)
     on: date = DAY,
-) -> Judgement:
+) -> ScanVerdict:
     return judge(scan(*findings), threshold, by, on=on)
 
 
@@ -121,7 +123,7 @@ def test_an_allowance_counts_on_its_last_day_and_not_on_the_next(later: int, goo
         (entry("GHSA-x"), True),
     ],
 )
-def test_an_allowance_fits_one_fault_in_one_package_or_in_all(by: Allowance, fits: bool) -> None:
+def test_an_allowance_fits_one_fault_in_one_package_or_in_all(by: AllowedVulnerability, fits: bool) -> None:
     """By whichever of its names."""
     found = judged(fault(aliases=("GHSA-x",)), by=(by,))
 
@@ -160,8 +162,8 @@ def test_the_scan_of_this_image_is_confirmed() -> None:
         ({"manifest": OTHER}, "its manifest is sha256:ccc"),
         ({"config": OTHER}, "its config is sha256:ccc"),
         ({"manifest": None, "config": OTHER}, "its config is sha256:ccc"),
-        ({"manifest": None, "config": None}, "does not say of which image"),
-        ({"system": None}, "recognised no distribution"),
+        ({"manifest": None, "config": None}, "names no image"),
+        ({"system": None}, "detected no distribution"),
     ],
 )
 def test_a_scan_that_says_nothing_of_this_image_is_refused(changes: dict[str, Any], says: str) -> None:

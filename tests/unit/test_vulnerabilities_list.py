@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torchkiln.errors import ConfigError
 from torchkiln.sbom.allowances import load, read
-from torchkiln.sbom.vulnerabilities import Allowance
+from torchkiln.sbom.vulnerabilities import AllowedVulnerability
 
 DAY = date(2026, 11, 22)
 GOOD = """\
@@ -28,14 +28,14 @@ GOOD = """\
 
 def test_the_list_as_it_is_meant() -> None:
     assert load(GOOD, name="list.yaml", on=DAY) == (
-        Allowance(
+        AllowedVulnerability(
             id="CVE-2023-45853",
             package="zlib1g",
             reason="minizip is in no package of ours; Debian mends it in the next release",
             until=date(2027, 3, 31),
             where="list.yaml:2",
         ),
-        Allowance(
+        AllowedVulnerability(
             id="GHSA-q2x7-8rv6-6q7h",
             package=None,
             reason="nothing of ours renders templates of strangers",
@@ -64,9 +64,9 @@ def _entry(**changes: str | None) -> str:
         (_entry(until=None), "list.yaml:1: [0]: the key 'until' is missing"),
         (_entry(id=None), "list.yaml:1: [0]: the key 'id' is missing"),
         (_entry(reason="''"), "list.yaml:2: [0].reason: '' has 0 characters; at least 10 are allowed"),
-        (_entry(reason="'          .'"), "list.yaml:2: [0].reason: says nothing"),
+        (_entry(reason="'          .'"), "list.yaml:2: [0].reason: is too short"),
         (_entry(until="soon"), "list.yaml:3: [0].until: 'soon' is not the last day"),
-        (_entry(until="2027-02-29"), "list.yaml:3: [0].until: '2027-02-29' is no day of the calendar"),
+        (_entry(until="2027-02-29"), "list.yaml:3: [0].until: '2027-02-29' is not a valid date"),
         (_entry(until="2027-11-24"), "list.yaml:3: [0].until: 2027-11-24 is more than a year ahead"),
         (_entry(until="never"), "list.yaml:3: [0].until: 'never' is not the last day"),
         (_entry(id="'*'"), "list.yaml:1: [0].id: '*' is not the id of a vulnerability"),
@@ -75,7 +75,7 @@ def _entry(**changes: str | None) -> str:
         (_entry(packages="zlib1g"), "list.yaml:4: [0].packages: unknown key; nearest valid: package"),
         (
             _entry() + _entry(reason="said another way"),
-            "list.yaml:4: [1]: CVE-1-2 stands twice, first at list.yaml:1",
+            "list.yaml:4: [1]: CVE-1-2: duplicate entry, first at list.yaml:1",
         ),
         ("- id: &a CVE-1-2\n", "list.yaml:1: anchors and aliases"),
         ("- id: [\n", "list.yaml:2: not valid YAML"),
@@ -85,7 +85,7 @@ def test_what_is_no_list_is_refused_with_its_line(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load(text, name="list.yaml", on=DAY)
     assert says in refused.value.message
-    assert refused.value.hint == "mend list.yaml; its form stands in docs/scan.md"
+    assert refused.value.hint == "fix list.yaml; see docs/scan.md for the format"
 
 
 def test_a_year_ahead_is_the_most() -> None:

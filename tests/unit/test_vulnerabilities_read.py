@@ -153,7 +153,7 @@ def test_a_fix_without_a_version_is_a_fix() -> None:
     _trivys(trivy).update(Status="fixed", FixedVersion="")
     _grypes(grype)["fix"] = {"versions": None, "state": "fixed"}
 
-    assert {scan_of(told).findings[0].fixed for told in (trivy, grype)} == {"a version that is not told"}
+    assert {scan_of(told).findings[0].fixed for told in (trivy, grype)} == {"an unnamed version"}
 
 
 def test_a_finding_is_told_once() -> None:
@@ -177,8 +177,8 @@ def _with(tool: str, change: Callable[[dict[str, Any]], object]) -> dict[str, An
         (b"\xff", "scan.json: line 1: not UTF-8"),
         (b'{"matches": [], "matches": []}', "duplicate key 'matches'"),
         (b"[" * 1000, "nested too deep"),
-        ([], "neither Trivy's report nor Grype's"),
-        ({"bomFormat": "CycloneDX"}, "neither Trivy's report nor Grype's"),
+        ([], "neither a Trivy nor a Grype report"),
+        ({"bomFormat": "CycloneDX"}, "neither a Trivy nor a Grype report"),
         (by_trivy(SchemaVersion=1), "SchemaVersion: must be 2, not 1"),
         (by_trivy(ArtifactType="filesystem"), "ArtifactType: must be 'container_image', not 'filesystem'"),
         (by_trivy(Metadata={"ImageID": "sha256:0"}), "Metadata.ImageID: 'sha256:0' is not a digest"),

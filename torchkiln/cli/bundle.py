@@ -13,7 +13,7 @@ from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.smoke.bundle.contents import contents
 from torchkiln.smoke.bundle.make import parts_of
 from torchkiln.smoke.bundle.write import TAR, write_folder, write_parts, write_tar
-from torchkiln.smoke.session import Request, image_and_lock
+from torchkiln.smoke.session import SmokeRequest, image_and_lock
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
@@ -45,7 +45,7 @@ class Target:
 
 
 def make_bundle(
-    ref: str, output: Path, images: Path, matrix_file: Path, request: Request, target: Target
+    ref: str, output: Path, images: Path, matrix_file: Path, request: SmokeRequest, target: Target
 ) -> None:
     """Write the bundle that runs *request* in the image *ref* of the layout *output*; its place on stdout.
 
@@ -84,7 +84,7 @@ def make_bundle(
     click.echo(target.place)
 
 
-def _arguments(request: Request) -> list[str]:
+def _arguments(request: SmokeRequest) -> list[str]:
     checks = request.checks
     told = ["--tier", str(checks.tier), "--limit", str(checks.limit_s), "--shm-size", str(request.shm_size)]
     told += [word for name in checks.only for word in ("--only", name)]

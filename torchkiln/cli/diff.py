@@ -13,7 +13,7 @@ from torchkiln.cli.shared.console import say
 from torchkiln.cli.shared.options import layout_option
 from torchkiln.compare import allowed
 from torchkiln.compare.files import differences
-from torchkiln.compare.images import InEngine, InLayout, Source, layered_images, whole_images
+from torchkiln.compare.images import ImageReader, InEngine, InLayout, layered_images, whole_images
 from torchkiln.compare.layers import contrast
 from torchkiln.docker.daemon import find_engine
 from torchkiln.oci.layout import open_layout
@@ -50,7 +50,7 @@ def diff(
     sys.exit(int(exit_code and not same))
 
 
-def _by_layers(a: str, b: str, left: Source, right: Source, as_json: bool) -> bool:
+def _by_layers(a: str, b: str, left: ImageReader, right: ImageReader, as_json: bool) -> bool:
     """Show it; whether they are the same."""
     images = layered_images(left, right)
     found = contrast(*images)
@@ -63,10 +63,12 @@ def _by_layers(a: str, b: str, left: Source, right: Source, as_json: bool) -> bo
     return found.same
 
 
-def _by_files(a: str, b: str, left: Source, right: Source, allow: Path | None, as_json: bool) -> bool:
+def _by_files(
+    a: str, b: str, left: ImageReader, right: ImageReader, allow: Path | None, as_json: bool
+) -> bool:
     """Show it; whether they are the same but for what may differ."""
     allowances = allowed.read(allow) if allow else ()
-    images = whole_images(left, right, partial(allowed.by_lines, allowances=allowances))
+    images = whole_images(left, right, partial(allowed.compares_lines, entries=allowances))
     found = allowed.sift(differences(*images), allowances)
     if as_json:
         click.echo(diff_output.sifted_json(a, b, *images, found))
@@ -80,7 +82,7 @@ def _by_files(a: str, b: str, left: Source, right: Source, allow: Path | None, a
     return not found.left
 
 
-def _source(name: str, output: Path) -> Source:
+def _source(name: str, output: Path) -> ImageReader:
     """Where the image *name* is.
 
     :raises ConfigError: the layout has no such image.

@@ -16,9 +16,9 @@ from torchkiln.cli.shared.runtime_options import EngineLines, runtime_option
 from torchkiln.cli.shared.selection import Chosen, selection
 from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.runtimes.command import Bind, Command, Settings, Streams, parse_user
+from torchkiln.runtimes.command import Bind, Command, RuntimeSettings, Streams, parse_user
 from torchkiln.runtimes.engine_images import DOCKER
-from torchkiln.runtimes.runtime import Source
+from torchkiln.runtimes.runtime import ImageSource
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.runtimes.unpacked import image_user
 from torchkiln.store.root import cache_root
@@ -96,7 +96,7 @@ def run(
     started_by = RUNTIMES[runtime]
     if not started_by.in_engine and (ports or (tag or "").startswith(DOCKER)):
         raise click.UsageError("--publish and docker:NAME are for --runtime docker")
-    settings = Settings(env=tuple(_variables(variables)), gpus=gpus, shm_size=parse_size(shm_size))
+    settings = RuntimeSettings(env=tuple(_variables(variables)), gpus=gpus, shm_size=parse_size(shm_size))
     asked = Command(
         argv=command,
         entrypoint=entrypoint,
@@ -105,7 +105,7 @@ def run(
         binds=parse_binds((*binds, *([f"{workspace}:/workspace"] if workspace else []))),
         ports=ports,
     )
-    source = Source(
+    source = ImageSource(
         ref=tag,
         layout=output,
         store=Store(cache_root(), on_wait=console.waiting),

@@ -20,9 +20,9 @@ from torchkiln.sbom import allowances as allowance_list
 from torchkiln.sbom import scanner as run_scanner
 from torchkiln.sbom.scanner_report import LIMIT, read
 from torchkiln.sbom.vulnerabilities import (
-    Allowance,
-    Judgement,
+    AllowedVulnerability,
     Scan,
+    ScanVerdict,
     Severity,
     Threshold,
     Tool,
@@ -110,7 +110,7 @@ def _run(image: ImageOnDisk, tool: Tool | None, timeout: float) -> Scan:
     return run_scanner.scan(image, chosen, os.environ, timeout_s=timeout)
 
 
-def _lines(judgement: Judgement) -> list[str]:
+def _lines(judgement: ScanVerdict) -> list[str]:
     """What counts, in columns."""
     rows = [(*_cells(found), "refused") for found in judgement.refused]
     rows += [(*_cells(found), f"allowed until {by.until}: {by.reason}") for found, by in judgement.allowed]
@@ -124,7 +124,7 @@ def _cells(found: Vulnerability) -> tuple[str, ...]:
     return tuple(printable(cell) for cell in cells)
 
 
-def _talk(image: ImageOnDisk, found: Scan, judgement: Judgement) -> list[str]:
+def _talk(image: ImageOnDisk, found: Scan, judgement: ScanVerdict) -> list[str]:
     """The sum of it, and what people should look at."""
     others = ", ".join(f"{count} {severity.word}" for severity, count in judgement.passed_over)
     by = " ".join((found.tool, found.version or "(version not told)"))
@@ -142,7 +142,7 @@ def _talk(image: ImageOnDisk, found: Scan, judgement: Judgement) -> list[str]:
 
 
 def _refusal(
-    image: ImageOnDisk, threshold: Threshold, judgement: Judgement, listed: Path, today: date
+    image: ImageOnDisk, threshold: Threshold, judgement: ScanVerdict, listed: Path, today: date
 ) -> GateRefused:
     refused = judgement.refused
     told = [(found.id, str(found)) for found in refused[:_TOLD]]
@@ -159,7 +159,7 @@ def _refusal(
 
 
 def _told(
-    image: ImageOnDisk, found: Scan, threshold: Threshold, judgement: Judgement, today: date
+    image: ImageOnDisk, found: Scan, threshold: Threshold, judgement: ScanVerdict, today: date
 ) -> dict[str, Any]:
     """The contract of `scan --json`."""
     return {
@@ -195,5 +195,5 @@ def _fault(found: Vulnerability) -> dict[str, Any]:
     }
 
 
-def _entry(by: Allowance) -> dict[str, str]:
+def _entry(by: AllowedVulnerability) -> dict[str, str]:
     return {"reason": by.reason, "until": str(by.until), "where": by.where}

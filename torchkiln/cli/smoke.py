@@ -24,7 +24,7 @@ from torchkiln.cli.shared.smoke_output import session_of
 from torchkiln.errors import ConfigError
 from torchkiln.smoke.report import demand_pass
 from torchkiln.smoke.run import Checks
-from torchkiln.smoke.session import Request
+from torchkiln.smoke.session import SmokeRequest
 from torchkiln.smoke.suite import load_suite
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -114,7 +114,7 @@ def run(
     shared = parse_size(shm_size)
     demand(nonce, "nonce")
     key = private_key(key_file) if key_file else None  # before the run: it may take long
-    request = Request(
+    request = SmokeRequest(
         checks=Checks(suite=load_suite(suite_folder), tier=tier, only=only, limit_s=limit, nonce=nonce),
         runtime=runtime,
         gpus=gpus,

@@ -1,4 +1,1 @@
-"""Compares images, locks and layers with each other.
-
-Files of two images, layers of two images, wheels of two locks, and the layers that several images share.
-"""
+"""Compares two images by files or by layers and two locks by packages, and finds shared layers."""

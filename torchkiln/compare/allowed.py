@@ -1,12 +1,12 @@
-"""A list of allowed differences → which of those found it allows, which not, and which entries are idle.
+"""Apply a list of allowed differences between two images.
 
     - path: opt/venv/lib/python3[.]\\d+/site-packages/[^/]+[.]dist-info/RECORD
       what: line
       line: '.*[.]pyc,,'
-      reason: pip was told to make none
+      reason: pip runs with --no-compile
 
-`path` (or `setting`) and `line` are regular expressions that must fit the whole. `what` is a kind of
-difference; `line` compares a file line by line.
+`path` (or `setting`) and `line` are regular expressions that must match completely. `what` is the kind of
+difference; with `line` a file is compared line by line.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torchkiln.util.strict_json import read_file, text_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Allowance:
-    """One entry: differences of kind `what` at places that `at` fits; of lines those that `line` fits."""
+class AllowedDifference:
+    """An entry: allows differences of kind `what` if `at` matches the path, and `line` the line."""
 
     at: re.Pattern[str]
     what: str
@@ -44,71 +44,71 @@ class Allowance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sifted:
-    """Differences by what a list says of them, and the entries of the list that allowed nothing."""
+    """Differences that are not allowed (`left`) and allowed ones, and unused entries (`idle`)."""
 
     left: tuple[Difference, ...]
-    allowed: tuple[tuple[Difference, Allowance], ...]
-    idle: tuple[Allowance, ...]
+    allowed: tuple[tuple[Difference, AllowedDifference], ...]
+    idle: tuple[AllowedDifference, ...]
 
 
-def read(path: Path) -> tuple[Allowance, ...]:
-    """The list in the file *path*.
+def read(path: Path) -> tuple[AllowedDifference, ...]:
+    """Read the list in the file *path*.
 
-    :raises ConfigError: it cannot be read, or has faults: each with its line.
+    :raises ConfigError: it cannot be read, or is invalid; with the line of each fault.
     """
-    hint = f"mend {path}; `diff --help` says where its form stands"
+    hint = f"fix {path}; see torchkiln/data/parity.yaml for the format"
     try:
         text = text_of(read_file(path, 4 * located_yaml.MAX_TEXT))
     except ValueError as error:
         raise ConfigError(f"{path}:{str(error).removeprefix('line ')}", hint=hint) from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}", hint="name the file: --allow FILE") from None
+        raise ConfigError(f"{path}: {error.strerror or error}", hint="check the path in --allow") from None
     file = located_yaml.parse(text, name=str(path))
     faults = located_yaml.faults(file, shipped("allowed"))
     if faults:
         raise ConfigError.of(faults, hint=hint)
-    found = [_entry(file, number, faults) for number in range(len(file.data))]
+    entries = [_entry(file, number, faults) for number in range(len(file.data))]
     if faults:
         raise ConfigError.of(faults, hint=hint)
-    return tuple(found)
+    return tuple(entries)
 
 
-def sift(found: Iterable[Difference], allowances: Sequence[Allowance]) -> Sifted:
-    """*found* by what *allowances* say; the first entry that fits allows."""
+def sift(found: Iterable[Difference], entries: Sequence[AllowedDifference]) -> Sifted:
+    """Split *found* into allowed differences, each with the first entry that covers it, and others."""
     left, allowed = [], []
     for difference in found:
-        by = next((entry for entry in allowances if entry.covers(difference)), None)
-        if by is None:
+        match = next((entry for entry in entries if entry.covers(difference)), None)
+        if match is None:
             left.append(difference)
         else:
-            allowed.append((difference, by))
-    used = {id(by) for _, by in allowed}
-    idle = tuple(entry for entry in allowances if id(entry) not in used)
+            allowed.append((difference, match))
+    used = {id(match) for _, match in allowed}
+    idle = tuple(entry for entry in entries if id(entry) not in used)
     return Sifted(left=tuple(left), allowed=tuple(allowed), idle=idle)
 
 
-def by_lines(path: str, allowances: Iterable[Allowance]) -> bool:
-    """Whether some entry speaks of single lines of the file *path*, so that its text is wanted."""
-    return any(entry.what == "line" and entry.at.fullmatch(path) for entry in allowances)
+def compares_lines(path: str, entries: Iterable[AllowedDifference]) -> bool:
+    """Whether an entry allows single lines of the file *path*, so that its text must be read."""
+    return any(entry.what == "line" and entry.at.fullmatch(path) for entry in entries)
 
 
-def _entry(file: Located, number: int, faults: list[str]) -> Allowance:
-    """Entry *number*; what is wrong with it is added to *faults*."""
+def _entry(file: Located, number: int, faults: list[str]) -> AllowedDifference:
+    """Entry *number*; its faults are added to *faults*."""
     raw = file.data[number]
     if ("path" in raw) == ("setting" in raw):
-        faults.append(file.fault((number,), "one of path and setting must stand there"))
+        faults.append(file.fault((number,), "exactly one of path and setting is required"))
     elif ("setting" in raw) != (raw["what"] == "setting"):
-        faults.append(file.fault((number, "what"), "`setting` goes with what: setting, and only with that"))
+        faults.append(file.fault((number, "what"), "`setting` and `what: setting` require each other"))
     if "line" in raw and raw["what"] != "line":
-        faults.append(file.fault((number, "line"), "`line` goes with what: line only"))
+        faults.append(file.fault((number, "line"), "`line` requires what: line"))
     patterns = {}
     for key in ("path", "setting", "line"):
         try:
             patterns[key] = re.compile(raw.get(key, ""))
         except re.error as error:
-            faults.append(file.fault((number, key), f"no regular expression: {error}"))
+            faults.append(file.fault((number, key), f"invalid regular expression: {error}"))
             patterns[key] = re.compile("")
-    return Allowance(
+    return AllowedDifference(
         at=patterns["path" if "path" in raw else "setting"],
         what=raw["what"],
         line=patterns["line"] if "line" in raw else None,

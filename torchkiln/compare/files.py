@@ -1,4 +1,4 @@
-"""Two whole images → every difference between them: paths with all that belongs to them, and settings."""
+"""Compare two images file by file, with metadata and settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from torchkiln.model.contents import Tree, TreeEntry, WholeImage
 
-What = Literal[
+DifferenceKind = Literal[
     "only-in-a",
     "only-in-b",
     "type",
@@ -24,38 +24,38 @@ What = Literal[
     "order",
     "setting",
 ]
-WHATS: tuple[str, ...] = get_args(What)
+DIFFERENCE_KINDS: tuple[str, ...] = get_args(DifferenceKind)
 
-#: Configuration that is a set of NAME=VALUE or of names: told one by one. Env comes as a list.
+#: Parts of an image's config that are a set: each member is compared as its own setting, as those of Env.
 _SETS = ("Labels", "ExposedPorts", "Volumes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """One thing that is not the same. `a` and `b` are what stands on each side, empty where nothing does."""
+    """One difference. `a` and `b` are the values of each side, empty if there is none."""
 
-    at: str  # "opt/venv/bin/python"; of a setting "Env PATH"
-    what: What
+    at: str  # a path, "opt/venv/bin/python", or a setting, "Env PATH"
+    what: DifferenceKind
     a: str = ""
     b: str = ""
 
 
 def differences(a: WholeImage, b: WholeImage) -> tuple[Difference, ...]:
-    """Everything in which *a* and *b* differ: paths in their order, then settings."""
+    """All differences between *a* and *b*: paths in sorted order, then settings."""
     return (*_tree(a.tree, b.tree), *settings_that_differ(a.settings, b.settings))
 
 
 def settings_that_differ(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Difference]:
-    """The settings that are not the same, by name."""
+    """Differences between two sets of settings, by name."""
     for name in sorted(a.keys() | b.keys()):
         if a.get(name) != b.get(name):
             yield Difference(at=name, what="setting", a=a.get(name, ""), b=b.get(name, ""))
 
 
 def settings_of(config: Mapping[str, Any], platform: str) -> dict[str, str]:
-    """An image's configuration, of OCI's form or the Docker engine's, which share their names.
+    """The settings in an image's config, in the format of OCI or of Docker, which have the same names.
 
-    What is empty is not there: engines write out what nobody set.
+    Empty values are left out, because engines write values that are not set.
     """
     found = {"Platform": platform}
     for name, value in config.items():
@@ -78,25 +78,25 @@ def _tree(a: Tree, b: Tree) -> Iterator[Difference]:
     for path in sorted(a.keys() | b.keys()):
         left, right = a.get(path), b.get(path)
         if left is None or right is None:
-            there = left or right
-            assert there
-            told = f"{there.kind} {there.mode:04o} {_owner(there)}"
+            present = left or right
+            assert present
+            description = f"{present.kind} {present.mode:04o} {_owner(present)}"
             if right is None:
-                yield Difference(at=path, what="only-in-a", a=told)
+                yield Difference(at=path, what="only-in-a", a=description)
             else:
-                yield Difference(at=path, what="only-in-b", b=told)
+                yield Difference(at=path, what="only-in-b", b=description)
         elif left != right:
-            yield from _thing(path, left, right)
+            yield from _file(path, left, right)
 
 
-def _thing(path: str, a: TreeEntry, b: TreeEntry) -> Iterator[Difference]:
-    pairs: tuple[tuple[What, str, str], ...] = (
+def _file(path: str, a: TreeEntry, b: TreeEntry) -> Iterator[Difference]:
+    pairs: tuple[tuple[DifferenceKind, str, str], ...] = (
         ("type", a.kind, b.kind),
         ("mode", f"{a.mode:04o}", f"{b.mode:04o}"),
         ("owner", _owner(a), _owner(b)),
         ("xattrs", _xattrs(a), _xattrs(b)),
     )
-    if a.kind == b.kind:  # else the type says it
+    if a.kind == b.kind:
         pairs += (("link", a.link, b.link), ("device", str(a.device), str(b.device)))
     for what, left, right in pairs:
         if left != right:
@@ -109,37 +109,36 @@ def _thing(path: str, a: TreeEntry, b: TreeEntry) -> Iterator[Difference]:
 
 
 def _lines(path: str, a: list[str], b: list[str]) -> Iterator[Difference]:
-    """What differs in two texts that do: lines that are in one alone, and the order of the others."""
-    more_a, more_b = Counter(a) - Counter(b), Counter(b) - Counter(a)
-    for line in sorted(more_a.elements()):
+    """Differences between two texts: lines in only one of them, and the order of the others."""
+    only_a, only_b = Counter(a) - Counter(b), Counter(b) - Counter(a)
+    for line in sorted(only_a.elements()):
         yield Difference(at=path, what="line", a=line)
-    for line in sorted(more_b.elements()):
+    for line in sorted(only_b.elements()):
         yield Difference(at=path, what="line", b=line)
-    common_a, common_b = _without(a, more_a), _without(b, more_b)
-    unlike = [(left, right) for left, right in zip(common_a, common_b, strict=True) if left != right]
-    if unlike:
-        yield Difference(at=path, what="order", a=unlike[0][0], b=unlike[0][1])
-    elif not more_a and not more_b:
-        yield Difference(at=path, what="content", a="other line ends", b="other line ends")
+    common = zip(_without(a, only_a), _without(b, only_b), strict=True)
+    if moved := next(((left, right) for left, right in common if left != right), None):
+        yield Difference(at=path, what="order", a=moved[0], b=moved[1])
+    elif not only_a and not only_b:
+        yield Difference(at=path, what="content", a="different line endings", b="different line endings")
 
 
-def _without(lines: list[str], dropped: Counter[str]) -> list[str]:
-    left, kept = Counter(dropped), []
+def _without(lines: list[str], removed: Counter[str]) -> list[str]:
+    left, remaining = Counter(removed), []
     for line in lines:
         if left[line]:
             left[line] -= 1
         else:
-            kept.append(line)
-    return kept
+            remaining.append(line)
+    return remaining
 
 
-def _owner(thing: TreeEntry) -> str:
-    return f"{thing.owner[0]}:{thing.owner[1]}"
+def _owner(file: TreeEntry) -> str:
+    return f"{file.owner[0]}:{file.owner[1]}"
 
 
-def _content(thing: TreeEntry) -> str:
-    return f"{thing.size} bytes, sha256:{thing.sha256}"
+def _content(file: TreeEntry) -> str:
+    return f"{file.size} bytes, sha256:{file.sha256}"
 
 
-def _xattrs(thing: TreeEntry) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in thing.xattrs)
+def _xattrs(file: TreeEntry) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in file.xattrs)

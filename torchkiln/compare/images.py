@@ -1,7 +1,6 @@
-"""An image in a layout or in a Docker engine → what is in it: down to its files, or by its layers.
+"""Read an image from an OCI layout or a Docker engine, by files or by layers.
 
-A layout's layers are read as they lie there. An engine is asked: for its files what a container would see
-(`docker export`), for its layers `docker save`.
+From an engine, files are read with `docker export`, and layers with `docker save`.
 """
 
 from __future__ import annotations
@@ -23,35 +22,36 @@ from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
 from torchkiln.oci.opening import open_layer
 from torchkiln.oci.read_tar import DAMAGED, PathFilter, apply_layer, layer_contents
 
-#: What an engine puts into every container, over whatever the image has there.
-ENGINES_OWN = frozenset(
+#: Paths that an engine creates in every container, whatever the image has there.
+ENGINE_PATHS = frozenset(
     [
         *(".dockerenv", "dev", "dev/console", "dev/pts", "dev/shm", "proc", "sys"),
         *("etc/hostname", "etc/hosts", "etc/mtab", "etc/resolv.conf"),
     ]
 )
-_PIECE = 1 << 20  # bytes that are read at a time
-_SILENCE = 600  # seconds without a byte; an engine that packs layers says little
+_CHUNK = 1 << 20  # bytes
+_TIMEOUT = 600  # seconds without data; an engine sends little while it packs layers
+LAYOUT_HINT = "run `verify` for a list of all faults of the layout"
 
 
-class Source(Protocol):
-    """Where an image is, and how it is read there."""
+class ImageReader(Protocol):
+    """Reads an image."""
 
     @property
     def as_container(self) -> bool:
-        """Whether `whole` has ENGINES_OWN in it."""
+        """Whether `whole` contains ENGINE_PATHS."""
 
     def whole(self, wanted: PathFilter) -> WholeImage:
-        """All its files; of those that are *wanted* the text."""
+        """All files, with the text of those that are *wanted*."""
 
     def layered(self, known: Mapping[str, Layer]) -> LayeredImage:
-        """Its layers; those that are *known*, by their diff_id, are not read again."""
+        """All layers; *known* ones, by diff_id, are not read again."""
 
 
-def whole_images(a: Source, b: Source, wanted: PathFilter) -> tuple[WholeImage, WholeImage]:
-    """Both down to their files; without ENGINES_OWN where only one side would have it.
+def whole_images(a: ImageReader, b: ImageReader, wanted: PathFilter) -> tuple[WholeImage, WholeImage]:
+    """Both images by files; without ENGINE_PATHS if only one side has them.
 
-    :raises KilnError: as reading either does.
+    :raises KilnError: an image cannot be read.
     """
     left, right = a.whole(wanted), b.whole(wanted)
     if a.as_container == b.as_container:
@@ -59,44 +59,44 @@ def whole_images(a: Source, b: Source, wanted: PathFilter) -> tuple[WholeImage, 
     return _as_image(left), _as_image(right)
 
 
-def layered_images(a: Source, b: Source) -> tuple[LayeredImage, LayeredImage]:
-    """Both by their layers, each of which is read once.
+def layered_images(a: ImageReader, b: ImageReader) -> tuple[LayeredImage, LayeredImage]:
+    """Both images by layers; a layer that both have is read once.
 
-    :raises KilnError: as reading either does.
+    :raises KilnError: an image cannot be read.
     """
     left = a.layered({})
     return left, b.layered({layer.diff_id: layer for layer in left.layers})
 
 
 def contents_of(layer: LayerOnDisk, wanted: PathFilter) -> LayerContents:
-    """What *layer* holds; of paths that are *wanted* the text.
+    """The contents of *layer*, with the text of *wanted* files.
 
-    :raises VerificationFailed: it is damaged or not what its diff_id says.
+    :raises VerificationFailed: it is damaged or does not match its diff_id.
     """
     with _opened(layer) as stream:
         return layer_contents(stream, wanted)
 
 
 def unpacked_of(layer: LayerOnDisk) -> int:
-    """How many bytes *layer* has as a tar, for which it is read to its end.
+    """The uncompressed size of *layer* in bytes; it is read to its end.
 
-    :raises VerificationFailed: it is damaged or not what its diff_id says.
+    :raises VerificationFailed: it is damaged or does not match its diff_id.
     """
     with _opened(layer) as stream:
-        return sum(len(piece) for piece in iter(partial(stream.read, _PIECE), b""))
+        return sum(len(chunk) for chunk in iter(partial(stream.read, _CHUNK), b""))
 
 
 @dataclass(frozen=True, slots=True)
 class InLayout:
-    """An image of an OCI layout. Its layers' digests are computed as they pass."""
+    """An image of an OCI layout. The digests of its layers are verified."""
 
     image: ImageOnDisk
     as_container: bool = False
 
     def whole(self, wanted: PathFilter) -> WholeImage:
-        """All its files, as its layers make them.
+        """All files, merged from the layers.
 
-        :raises VerificationFailed: a layer is damaged or not what its diff_id says.
+        :raises VerificationFailed: a layer is damaged or does not match its diff_id.
         """
         tree: dict[str, TreeEntry] = {}
         for layer in self.image.layers:
@@ -105,9 +105,9 @@ class InLayout:
         return WholeImage(tree=tree, settings=self._settings())
 
     def layered(self, known: Mapping[str, Layer]) -> LayeredImage:
-        """Its layers.
+        """All layers.
 
-        :raises VerificationFailed: as for `whole`.
+        :raises VerificationFailed: as `whole`.
         """
         titles = titles_of(self.image.config, len(self.image.layers))
         layers = []
@@ -126,67 +126,67 @@ class InLayout:
 
 @dataclass(frozen=True, slots=True)
 class InEngine:
-    """An image in a Docker engine, by the name that it has there."""
+    """An image in a Docker engine, by name."""
 
     name: str
     engine: Engine
     as_container: bool = True
 
     def whole(self, wanted: PathFilter) -> WholeImage:
-        """All its files, as a container that never ran sees them.
+        """All files, as in a new container.
 
         :raises ConfigError: there is no such image.
-        :raises ToolMissing: the engine does not give it.
+        :raises ToolMissing: the engine cannot be reached or fails.
         """
         tree: dict[str, TreeEntry] = {}
-        with self._asked() as client:
-            told = client.inspect_image(self.name)
+        with self._api() as client:
+            description = client.inspect_image(self.name)
             container = client.create_container(self.name, entrypoint=["true"])["Id"]
             try:
                 with stream_of(client.export(container)) as stream:
                     apply_layer(tree, stream, wanted)
             finally:
                 client.remove_container(container, force=True, v=True)
-        return WholeImage(tree=tree, settings=_settings_told(told))
+        return WholeImage(tree=tree, settings=_engine_settings(description))
 
     def layered(self, known: Mapping[str, Layer]) -> LayeredImage:
-        """Its layers, of which sizes are told only where the engine keeps them as they are transferred.
+        """All layers; their compressed sizes are known only if the engine stores them compressed.
 
         :raises ConfigError: there is no such image.
-        :raises ToolMissing: the engine does not give it, or in a form that cannot be read.
+        :raises ToolMissing: the engine cannot be reached or fails, or the format is unknown.
         """
-        with self._asked() as client:
-            told = client.inspect_image(self.name)
-            diff_ids = told["RootFS"].get("Layers") or []
+        with self._api() as client:
+            description = client.inspect_image(self.name)
+            diff_ids = description["RootFS"].get("Layers") or []
             if all(diff_id in known for diff_id in diff_ids):
                 layers = [known[diff_id] for diff_id in diff_ids]
             else:
                 with stream_of(client.get_image(self.name)) as stream:
                     layers = read_saved(stream, names_packages)
-        return _layered(told["Id"], _settings_told(told), layers)
+        return _layered(description["Id"], _engine_settings(description), layers)
 
     @contextmanager
-    def _asked(self) -> Iterator[Any]:
-        """The engine's API; what goes wrong with it as errors of ours."""
+    def _api(self) -> Iterator[Any]:
+        """The engine's API; its exceptions are raised as KilnErrors."""
         from docker.errors import DockerException, ImageNotFound
 
         try:
-            with connected(self.engine, _SILENCE) as client:
+            with connected(self.engine, _TIMEOUT) as client:
                 yield client.api
         except ImageNotFound as error:
-            where = f"in the engine at {self.engine.host}"
             raise ConfigError(
-                f"{self.name}: no such image {where}", hint="docker image ls; `build --load` puts one there"
+                f"{self.name}: no such image in the engine at {self.engine.host}",
+                hint="see `docker image ls`, or load an image with `torchkiln build --load`",
             ) from error
         except (DockerException, *DAMAGED) as error:
             raise ToolMissing(
-                f"{self.name} cannot be read from the engine at {self.engine.host}: {error}",
-                hint="try: docker save; docker export",
+                f"cannot read {self.name} from the engine at {self.engine.host}: {error}",
+                hint="check with: docker save; docker export",
             ) from error
 
 
 def _as_image(image: WholeImage) -> WholeImage:
-    tree = {path: thing for path, thing in image.tree.items() if path not in ENGINES_OWN}
+    tree = {path: file for path, file in image.tree.items() if path not in ENGINE_PATHS}
     return WholeImage(tree=tree, settings=image.settings)
 
 
@@ -199,45 +199,45 @@ def _layered(digest: str, settings: Mapping[str, str], layers: Sequence[Layer]) 
     )
 
 
-def _settings_told(told: Mapping[str, Any]) -> dict[str, str]:
-    return settings_of(told.get("Config") or {}, _platform(told, "Os", "Architecture"))
+def _engine_settings(description: Mapping[str, Any]) -> dict[str, str]:
+    return settings_of(description.get("Config") or {}, _platform(description, "Os", "Architecture"))
 
 
-def _platform(told: Mapping[str, Any], system: str, processor: str) -> str:
-    return f"{told.get(system, '')}/{told.get(processor, '')}"
+def _platform(description: Mapping[str, Any], system: str, processor: str) -> str:
+    return f"{description.get(system, '')}/{description.get(processor, '')}"
 
 
 @contextmanager
 def _opened(layer: LayerOnDisk) -> Iterator[BinaryIO]:
-    """The tar in *layer*, whose digest must be right when it was read to its end."""
+    """The uncompressed tar of *layer*; its digest is verified at the end."""
     try:
         with open_layer(layer.path) as stream:
             hashed = _Hashed(stream)
             yield cast(BinaryIO, hashed)
             found = hashed.digest()
     except DAMAGED as error:
-        raise VerificationFailed(f"layer {layer.digest} cannot be read: {error}", hint=_VERIFY) from error
+        raise VerificationFailed(f"cannot read layer {layer.digest}: {error}", hint=LAYOUT_HINT) from error
     if found != layer.diff_id:
-        raise VerificationFailed(f"layer {layer.digest} holds {found}, not {layer.diff_id}", hint=_VERIFY)
-
-
-_VERIFY = "`verify` tells all that is wrong with the layout"
+        raise VerificationFailed(
+            f"layer {layer.digest}: digest mismatch: the uncompressed tar is {found}, not {layer.diff_id}",
+            hint=LAYOUT_HINT,
+        )
 
 
 class _Hashed:
-    """A stream that takes the digest of what is read."""
+    """A stream that hashes the data that is read."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._hash = stream, hashlib.sha256()
 
     def read(self, size: int) -> bytes:
-        """As a file."""
+        """Read, and hash."""
         data = self._stream.read(size)
         self._hash.update(data)
         return data
 
     def digest(self) -> str:
-        """Of all, for what nobody read is read now."""
-        while self.read(_PIECE):
+        """The digest of the whole stream, the rest of which is read."""
+        while self.read(_CHUNK):
             pass
         return f"sha256:{self._hash.hexdigest()}"

@@ -1,4 +1,4 @@
-"""Two images by their layers → what a person asks first: packages, settings, layers shared and not, sizes."""
+"""Compare two images by layers: packages, settings, shared layers, sizes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torchkiln.compare.files import Difference, settings_that_differ
 from torchkiln.model.contents import Layer, LayeredImage, Package
 
 _PYTHON = re.compile(r"python3\.\d+")
-_Key = tuple[str, str, str]  # system, place, name
+_PackageKey = tuple[str, str, str]  # system, place, name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackageChange:
-    """A package that is not the same. `a` and `b` are its versions, empty where it is not installed."""
+    """A package whose version differs. `a` and `b` are the versions, empty if it is not installed."""
 
     system: str
     name: str
@@ -26,8 +26,8 @@ class PackageChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """Some layers and what they hold together. `size` is None where it is not known of each."""
+class LayerSet:
+    """Layers, and their totals. `size` (compressed) is None if it is unknown for one of them."""
 
     layers: tuple[Layer, ...]
 
@@ -47,35 +47,35 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contrast:
-    """How two images differ. Another compression of the same layers is no difference."""
+    """How two images differ. The compression of layers is not compared."""
 
-    a: Share
-    b: Share
-    shared: Share
-    only_a: Share
-    only_b: Share
+    a: LayerSet
+    b: LayerSet
+    shared: LayerSet
+    only_a: LayerSet
+    only_b: LayerSet
     packages: tuple[PackageChange, ...]
     settings: tuple[Difference, ...]
     reordered: bool  # the same layers in another order
 
     @property
     def same(self) -> bool:
-        """Whether there is nothing to tell."""
-        alone = self.only_a.layers or self.only_b.layers
-        return not (alone or self.packages or self.settings or self.reordered)
+        """Whether there is no difference."""
+        unshared = self.only_a.layers or self.only_b.layers
+        return not (unshared or self.packages or self.settings or self.reordered)
 
 
 def contrast(a: LayeredImage, b: LayeredImage) -> Contrast:
-    """What differs between *a* and *b*."""
+    """Compare *a* and *b*."""
     only_a, only_b = _not_in(a.layers, b.layers), _not_in(b.layers, a.layers)
-    alone = {layer.diff_id for layer in only_a}
+    unshared = {layer.diff_id for layer in only_a}
     ids = [[layer.diff_id for layer in image.layers] for image in (a, b)]
     return Contrast(
-        a=Share(layers=a.layers),
-        b=Share(layers=b.layers),
-        shared=Share(layers=tuple(layer for layer in a.layers if layer.diff_id not in alone)),
-        only_a=Share(layers=only_a),
-        only_b=Share(layers=only_b),
+        a=LayerSet(layers=a.layers),
+        b=LayerSet(layers=b.layers),
+        shared=LayerSet(layers=tuple(layer for layer in a.layers if layer.diff_id not in unshared)),
+        only_a=LayerSet(layers=only_a),
+        only_b=LayerSet(layers=only_b),
         packages=package_changes(a.packages, b.packages),
         settings=tuple(settings_that_differ(a.settings, b.settings)),
         reordered=ids[0] != ids[1] and sorted(ids[0]) == sorted(ids[1]),
@@ -88,7 +88,7 @@ def _not_in(layers: Sequence[Layer], others: Sequence[Layer]) -> tuple[Layer, ..
 
 
 def package_changes(a: Sequence[Package], b: Sequence[Package]) -> tuple[PackageChange, ...]:
-    """The packages that are not the same in *a* and *b*, those of Python first."""
+    """The packages that differ between *a* and *b*, Python packages first."""
     left, right = _by_key(a), _by_key(b)
     return tuple(
         PackageChange(system=key[0], place=key[1], name=key[2], a=left.get(key, ""), b=right.get(key, ""))
@@ -97,9 +97,9 @@ def package_changes(a: Sequence[Package], b: Sequence[Package]) -> tuple[Package
     )
 
 
-def _by_key(packages: Sequence[Package]) -> dict[_Key, str]:
-    """Versions by name and place; another Python's folder is the same place."""
-    found: dict[_Key, list[str]] = {}
+def _by_key(packages: Sequence[Package]) -> dict[_PackageKey, str]:
+    """Versions by system, place and name; the folders of different Python versions are the same place."""
+    found: dict[_PackageKey, list[str]] = {}
     for package in packages:
         key = (package.system, _PYTHON.sub("python3", package.place), package.name)
         found.setdefault(key, []).append(package.version)

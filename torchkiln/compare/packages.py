@@ -1,4 +1,4 @@
-"""Layers' contents → the packages that the image has installed, read from what these say of themselves."""
+"""List the packages that are installed in an image, from their metadata in its layers."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ _FIELD = re.compile(r"^(Name|Version):[ \t]*(\S+)", re.MULTILINE)
 
 
 def names_packages(path: str) -> bool:
-    """Whether the file *path* of a layer says which packages are installed."""
+    """Whether the file *path* of a layer contains metadata of installed packages."""
     return path == _STATUS or _METADATA.fullmatch(path) is not None
 
 
 def packages_of(layers: Sequence[LayerContents]) -> tuple[Package, ...]:
-    """What *layers*, lowest first, install together; a file that names no package is passed over."""
-    return tuple(sorted(_packages(texts_of(layers)), key=lambda one: (one.system, one.place, one.name)))
+    """The packages in *layers*, lowest first; invalid metadata is ignored."""
+    found = _packages(texts_of(layers))
+    return tuple(sorted(found, key=lambda package: (package.system, package.place, package.name)))
 
 
 def texts_of(layers: Sequence[LayerContents]) -> Mapping[str, str]:
-    """The texts that are there when all *layers*, lowest first, lie one on the other."""
-    return {path: thing for path, (kind, thing) in _seen(layers).items() if kind == "text"}
+    """The texts by path, in the merged *layers*, lowest first."""
+    return {path: value for path, (kind, value) in _merged(layers).items() if kind == "text"}
 
 
 def links_of(layers: Sequence[LayerContents]) -> Mapping[str, str]:
-    """Links likewise."""
-    return {path: thing for path, (kind, thing) in _seen(layers).items() if kind == "link"}
+    """The symbolic links by path, in the merged *layers*, lowest first."""
+    return {path: value for path, (kind, value) in _merged(layers).items() if kind == "link"}
 
 
-def _seen(layers: Sequence[LayerContents]) -> Mapping[str, tuple[str, str]]:
-    seen: dict[str, tuple[str, str]] = {}
+def _merged(layers: Sequence[LayerContents]) -> Mapping[str, tuple[str, str]]:
+    merged: dict[str, tuple[str, str]] = {}
     for layer in layers:
-        for gone in layer.deleted:
-            inside = gone.rstrip("/") + "/"
-            for path in [path for path in seen if path == gone or path.startswith(inside)]:
-                del seen[path]
-        seen |= {path: ("text", text) for path, text in layer.texts.items()}
-        seen |= {path: ("link", target) for path, target in layer.links.items()}
-    return seen
+        for deleted in layer.deleted:
+            inside = deleted.rstrip("/") + "/"
+            for path in [path for path in merged if path == deleted or path.startswith(inside)]:
+                del merged[path]
+        merged |= {path: ("text", text) for path, text in layer.texts.items()}
+        merged |= {path: ("link", target) for path, target in layer.links.items()}
+    return merged
 
 
 def _packages(texts: Mapping[str, str]) -> Iterator[Package]:
@@ -58,4 +59,4 @@ def _packages(texts: Mapping[str, str]) -> Iterator[Package]:
                 for package in parse_status(text):
                     yield Package(system="os", place="", name=package.name, version=package.version)
             except BuildFailed:
-                continue  # no fault of an image that is only looked at
+                continue  # reported by the checks of a build, not by a comparison

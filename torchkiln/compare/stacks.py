@@ -1,4 +1,4 @@
-"""Committed locks, or a layout's images -> Stacks: images by their layers, for `share`."""
+"""List the layers of images, from committed locks or from an OCI layout, for `sharing.share`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from torchkiln.build.cache_keys import key_of
 from torchkiln.build.predicted_digest import predicted_blobs
 from torchkiln.compare.docker_save import titles_of
-from torchkiln.compare.images import unpacked_of
+from torchkiln.compare.images import LAYOUT_HINT, unpacked_of
 from torchkiln.compare.sharing import Level, Stack
 from torchkiln.errors import VerificationFailed
 from torchkiln.matrix.tags import parse_name
@@ -17,18 +17,18 @@ from torchkiln.model.layer_format import split_format
 from torchkiln.model.plan import ImagePlan, MadeLayer
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk, Layout
 
-_TITLE = 200  # characters of a title that are shown
+_MAX_TITLE = 200  # characters
 
 
 def stacks_of(plans: Sequence[ImagePlan]) -> tuple[Stack, ...]:
-    """What builds of *plans* give, as far as their locks have recorded that.
+    """The layers that builds of *plans* produce, as far as their locks record them.
 
-    What one lock records holds for all that have the same layer: devel's image has runtime's.
+    A layer that one lock records is known for all plans with the same layer: devel has the layers of runtime.
     """
-    told = [(plan, list(zip(plan.layers, predicted_blobs(plan), strict=True))) for plan in plans]
+    predicted = [(plan, list(zip(plan.layers, predicted_blobs(plan), strict=True))) for plan in plans]
     known = {
         key_of(spec): blob
-        for _, layers in told
+        for _, layers in predicted
         for spec, blob in layers
         if blob and isinstance(spec, MadeLayer)
     }
@@ -43,12 +43,12 @@ def stacks_of(plans: Sequence[ImagePlan]) -> tuple[Stack, ...]:
                 for spec, blob in layers
             ),
         )
-        for plan, layers in told
+        for plan, layers in predicted
     )
 
 
 def names_in(layout: Layout, tags: Collection[str] | None = None) -> tuple[str, ...]:
-    """A name for each image of *layout*, its own tag where it has that; with *tags*, of these images alone.
+    """A name for each image of *layout*, its tag if it has one; with *tags*, only of these images.
 
     :raises VerificationFailed: index.json cannot be read.
     """
@@ -56,7 +56,7 @@ def names_in(layout: Layout, tags: Collection[str] | None = None) -> tuple[str, 
     for name, digest in layout.refs().items():
         names[digest].append(name)
     return tuple(
-        _own(found) or digest
+        _preferred(found) or digest
         for digest, found in names.items()
         if tags is None or any(split_format(name)[0] in tags for name in found)
     )
@@ -65,52 +65,53 @@ def names_in(layout: Layout, tags: Collection[str] | None = None) -> tuple[str, 
 def stacks_in(
     layout: Layout, names: Iterable[str], begin: Callable[[int, int], None] = lambda _count, _size: None
 ) -> tuple[Stack, ...]:
-    """The images *names* of *layout* as they lie there. Each layer is read once, to know its unpacked size.
+    """The images *names* of *layout*. Each layer is read once, to get its unpacked size.
 
-    :param begin: is told how many layers will be read, and their bytes.
-    :raises ConfigError: an image is not there.
+    :param begin: is called with the number of layers that will be read, and their bytes.
+    :raises ConfigError: there is no such image.
     :raises VerificationFailed: an image is damaged.
     """
-    images = [(name, *_shown(layout.image(name))) for name in names]
+    images = [(name, *_layers_and_titles(layout.image(name))) for name in names]
     layers = {(layer.digest, layer.diff_id): layer for _, of_image, _ in images for layer in of_image}
     for layer in layers.values():
-        _demand_size(layer)
+        _check_size(layer)
     begin(len(layers), sum(layer.size for layer in layers.values()))
     unpacked = {key: unpacked_of(layer) for key, layer in layers.items()}
     return tuple(
         Stack(
             tag=name,
-            levels=tuple(_levels(of_image, titles, [unpacked[one.digest, one.diff_id] for one in of_image])),
+            levels=tuple(
+                _level(layer, title, unpacked[layer.digest, layer.diff_id])
+                for layer, title in zip(of_image, titles, strict=True)
+            ),
         )
         for name, of_image, titles in images
     )
 
 
-def _shown(image: ImageOnDisk) -> tuple[tuple[LayerOnDisk, ...], list[str]]:
-    """Its layers and their titles. The rest is not kept: a layout may have many, each with a long config."""
-    return image.layers, [title[:_TITLE] for title in titles_of(image.config, len(image.layers))]
+def _layers_and_titles(image: ImageOnDisk) -> tuple[tuple[LayerOnDisk, ...], list[str]]:
+    """Only these stay in memory: a layout can have many images, each with a long config."""
+    return image.layers, [title[:_MAX_TITLE] for title in titles_of(image.config, len(image.layers))]
 
 
-def _levels(layers: Sequence[LayerOnDisk], titles: Sequence[str], unpacked: Sequence[int]) -> Iterable[Level]:
-    for layer, title, count in zip(layers, titles, unpacked, strict=True):
-        yield Level(
-            title=title or layer.diff_id[:19],
-            blob=Blob(digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=count),
-        )
+def _level(layer: LayerOnDisk, title: str, unpacked: int) -> Level:
+    return Level(
+        title=title or layer.diff_id[:19],
+        blob=Blob(digest=layer.digest, diff_id=layer.diff_id, size=layer.size, unpacked=unpacked),
+    )
 
 
-def _demand_size(layer: LayerOnDisk) -> None:
-    """The manifest's word is not taken for what a layer weighs."""
-    there = layer.path.stat().st_size if layer.path.exists() else None
-    if there != layer.size:
-        told = "is not there" if there is None else f"has {there} bytes"
+def _check_size(layer: LayerOnDisk) -> None:
+    """Compare the size in the manifest with the file."""
+    if not layer.path.exists():
+        raise VerificationFailed(f"{layer.path}: no such file", hint=LAYOUT_HINT)
+    if (size := layer.path.stat().st_size) != layer.size:
         raise VerificationFailed(
-            f"{layer.path}: {told}; its manifest says {layer.size}",
-            hint="`verify` tells all that is wrong with the layout",
+            f"{layer.path}: size mismatch: {size} bytes, {layer.size} in the manifest", hint=LAYOUT_HINT
         )
 
 
-def _own(names: Sequence[str]) -> str | None:
-    """Of an image's *names* the one that says most for its length; None: it has no name."""
-    fitting = [name for name in names if parse_name(split_format(name)[0])]
-    return min(fitting or names, key=len, default=None)
+def _preferred(names: Sequence[str]) -> str | None:
+    """The shortest of *names* that is a tag of torchkiln, else the shortest; None if there is none."""
+    tags = [name for name in names if parse_name(split_format(name)[0])]
+    return min(tags or names, key=len, default=None)

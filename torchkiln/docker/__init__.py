@@ -1,4 +1,4 @@
-"""Renders a Dockerfile and builds it with Docker or another engine that speaks its API.
+"""Renders Dockerfiles and builds them with Docker's BuildKit.
 
-The engine's address, its buildx, the secrets of a build and the bake file are here too.
+Also finds the engine, loads images into it, and writes the bake file and the secrets of a build.
 """

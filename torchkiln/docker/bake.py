@@ -1,6 +1,6 @@
-"""ImagePlans → the file of `docker buildx bake`: a target an image; groups by torch, CUDA, flavor, OS; pure.
+"""Write the file of `docker buildx bake`: one target per image, groups by torch, CUDA, flavor and OS.
 
-It stands beside the Dockerfiles, for who has builders of his own and lets bake spread the matrix over them.
+It lets users with their own builders build the committed Dockerfiles of the whole matrix.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ NAME = "docker-bake.json"
 def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
     """The file's bytes. Its paths are relative to the folder that has images/ and rootfs/.
 
-    What a user may set from outside (bake's variables): REPOSITORY, WHEELS (a folder), BASE_<OS>, and for
-    devel TOOLKIT_<CUDA>, a folder that `torchkiln toolkit` fills.
+    Users can set these bake variables: REPOSITORY, WHEELS (a folder), BASE_<OS>, and for devel images
+    TOOLKIT_<CUDA>, a folder that `torchkiln toolkit` fills.
     """
     groups: dict[str, list[str]] = {"default": []}
     for plan in plans:
         cell = plan.locked.resolution.cell
-        # Who lacks NVIDIA's archives has no use for a target of them in a group that is to just work; nor who
-        # lacks PyTorch's own index for one that was locked by public record.
+        # Most groups must build without extra inputs, so they hold no image that needs NVIDIA's archives,
+        # and none that was locked by public record, which needs PyTorch's own index.
         names = ("default", f"torch-{minor_of(cell.torch)}", f"cuda-{cell.cuda}", cell.flavor, cell.os)
         if plan.locked.by_record:
             continue
@@ -43,12 +43,12 @@ def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
         {
             "variable": {name: {"default": value} for name, value in variables.items()},
             "group": {name: {"targets": targets} for name, targets in sorted(groups.items())},
-            "target": {_target(plan.tag): _built(plan) for plan in plans},
+            "target": {_target(plan.tag): _bake_target(plan) for plan in plans},
         }
     )
 
 
-def _built(plan: ImagePlan) -> dict[str, Any]:
+def _bake_target(plan: ImagePlan) -> dict[str, Any]:
     return {
         "context": f"images/{plan.tag}",
         "contexts": {"wheels": "${WHEELS}", "rootfs": "rootfs", **_toolkit(plan)},
@@ -62,7 +62,7 @@ def _built(plan: ImagePlan) -> dict[str, Any]:
 
 
 def _toolkit(plan: ImagePlan) -> dict[str, str]:
-    """The context with NVIDIA's toolkit, for a cell whose lock has its archives."""
+    """The build context with NVIDIA's toolkit, if the lock has its archives."""
     return {"toolkit": f"${{{_folder(plan)}}}"} if plan.locked.archives else {}
 
 
@@ -71,7 +71,7 @@ def _folder(plan: ImagePlan) -> str:
 
 
 def _target(name: str) -> str:
-    """*name* as bake takes it: letters, digits, `-` and `_`."""
+    """*name* with only the characters that bake allows: letters, digits, `-` and `_`."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", name)
 
 

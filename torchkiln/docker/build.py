@@ -1,7 +1,7 @@
-"""ImagePlan → an image in a Docker engine, by the rendered Dockerfile and BuildKit.
+"""Build an image in a Docker engine from the rendered Dockerfile.
 
-Nothing of the wheels comes over the network while it builds: the locked ones are fetched and verified by us,
-and handed over as a build context, as the base is by its digest, in a layout of its own.
+The build downloads no wheel: the locked wheels are downloaded and verified before, and passed as a build
+context. The base is passed as an OCI layout, by digest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
 
 _BASE = "torchkiln-base"
-_CONTEXTS = {"base": _BASE, "tools": "tools"}  # by what the Dockerfile calls layers that come as they are
+_CONTEXTS = {"base": _BASE, "tools": "tools"}  # kind of layer: name of its context in the Dockerfile
 _STREAMS = 6
 _RAWJSON = (0, 13)
 _NO_CONFIG = ImageConfig(
@@ -49,7 +49,7 @@ _NO_CONFIG = ImageConfig(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineImage:
-    """An image in an engine. `digest` is what the engine calls it; `base` a digest or a user's reference."""
+    """An image in an engine. `digest` is the engine's id for it; `base` is a digest or a user's reference."""
 
     tag: str
     names: tuple[str, ...]
@@ -57,12 +57,12 @@ class EngineImage:
     engine: Engine
     base: str
     seconds: tuple[tuple[str, float], ...]  # by stage
-    base_moved: tuple[str, ...] = ()  # packages by which a rebuilt base differs from the lock
+    base_moved: tuple[str, ...] = ()  # packages in which a rebuilt base differs from the lock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
-    """What is handed on to BuildKit. `base`: a reference instead of our own base, which then runs apt."""
+class BuildxOptions:
+    """Options that are passed to BuildKit. `base`: a user's base image, on which the build runs apt."""
 
     builder: str | None = None
     cache_from: tuple[str, ...] = ()
@@ -78,12 +78,12 @@ def build(
     environment: Environment,
     *,
     repository: str,
-    options: Options,
+    options: BuildxOptions,
 ) -> EngineImage:
     """Build *plan* on *engine*, under its tag and aliases in *repository*.
 
-    :param files: Dockerfile and companions, as `render_folder` gives them; the base's blob is in *store*.
-    :raises BuildFailed: a wheel is refused or cannot be had, or a step failed.
+    :param files: the Dockerfile and its files, from `render_folder`; the base's blob is in the store.
+    :raises BuildFailed: a wheel is invalid or cannot be downloaded, or a step failed.
     """
     started, store = time.monotonic(), environment.store
     names = tuple(f"{repository}:{tag}" for tag in (plan.tag, *plan.aliases))
@@ -98,13 +98,13 @@ def build(
             archives=environment.archives,
             observer=environment.observer,
         )
-        places = _fetched(files_of(plan.locked), environment)
+        paths = _fetched(files_of(plan.locked), environment)
         check_metadata(plan.locked, store)
-        all_here = time.monotonic()
+        fetched_at = time.monotonic()
         base = options.base or _BASE
-        programs = [place for place in places if place.suffix != ".whl"]
+        programs = [path for path in paths if path.suffix != ".whl"]
         contexts = {
-            "wheels": _linked(work / "wheels", [place for place in places if place not in programs]),
+            "wheels": _linked(work / "wheels", [path for path in paths if path not in programs]),
             "rootfs": _rootfs(work / "rootfs", plan),
         }
         if programs:
@@ -116,8 +116,8 @@ def build(
                 _CONTEXTS[layer.kind]: _as_image(work / layer.kind, layer, plan, store)
                 for layer in plan.of(ArtefactLayer)
             }
-        request = buildx.Request(
-            folder=_folder(work / "context", files),
+        request = buildx.BuildxRequest(
+            folder=_written(work / "context", files),
             contexts=tuple(contexts.items()),
             arguments=(("BASE", base),),
             names=names,
@@ -141,23 +141,23 @@ def build(
         digest=digest,
         engine=engine,
         base=options.base or plan.locked.base.digest,
-        seconds=(("download", all_here - started), ("build", now - all_here), ("total", now - started)),
+        seconds=(("download", fetched_at - started), ("build", now - fetched_at), ("total", now - started)),
     )
 
 
 def _fetched(wheels: Sequence[LockedWheel], environment: Environment) -> list[Path]:
-    """Every wheel's file in the store, the largest fetched first."""
+    """The path of each wheel in the store; the largest is fetched first."""
     ordered = sorted(wheels, key=lambda wheel: -wheel.size)
     with ThreadPoolExecutor(_STREAMS, "fetch") as pool:
         futures = [pool.submit(fetched, wheel, environment) for wheel in ordered]
         try:
             return [future.result() for future in futures]
         finally:
-            pool.shutdown(cancel_futures=True)  # after a failure the others are not begun
+            pool.shutdown(cancel_futures=True)  # after a failure, start no other download
 
 
-def _folder(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """*files* by their path below *folder*."""
+def _written(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Write *files*, by their path below *folder*."""
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
@@ -165,29 +165,29 @@ def _folder(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def _secrets(folder: Path, secrets: Mapping[str, bytes]) -> tuple[tuple[str, Path], ...]:
-    """Files that nobody else can read, gone with the build."""
+    """Write the secrets where other users cannot read them; they are removed after the build."""
     folder.mkdir(mode=0o700)
     for id, data in secrets.items():
         (folder / id).write_bytes(data)
     return tuple((id, folder / id) for id in secrets)
 
 
-def _linked(folder: Path, places: Sequence[Path]) -> str:
-    """The files at *places* in one folder, by hard links: the store never writes into a file."""
+def _linked(folder: Path, paths: Sequence[Path]) -> str:
+    """The files in one folder, as hard links: the store never writes into an existing file."""
     folder.mkdir()
-    for place in places:
-        os.link(place, folder / place.name)
+    for path in paths:
+        os.link(path, folder / path.name)
     return str(folder)
 
 
 def _rootfs(folder: Path, plan: ImagePlan) -> str:
     files = {file.path: file.data for file in plan.overlay.files if file.path not in GENERATED}
     folder.mkdir()
-    return str(_folder(folder, files))
+    return str(_written(folder, files))
 
 
 def _as_image(layout: Path, layer: ArtefactLayer, plan: ImagePlan, store: Store) -> str:
-    """Base or tools as an image of one layer, under the locked digest."""
+    """The base or the tools as an image of one layer, with the locked digest."""
     bare = replace(plan, layers=(layer,), config=_NO_CONFIG)
     built = ImageLayer(title=layer.title, blob=layer.blob)
     image = write_image(layout, bare, [built], store.blob, refs=(layer.kind,))

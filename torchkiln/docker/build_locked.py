@@ -1,4 +1,4 @@
-"""LockedCell → an image in an engine in one call, for library callers and the command line alike."""
+"""Build a locked cell in a Docker engine, in one call."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def build_on_docker(
     environment: Environment,
     *,
     sources: BaseSources,
-    options: docker_build.Options,
+    options: docker_build.BuildxOptions,
 ) -> docker_build.EngineImage:
-    """Make sure of base and tools unless the user names a base, render, and let *engine* build.
+    """Build or fetch the base and tools (unless the user names a base), render, and let *engine* build.
 
-    The Dockerfile is rendered here and now: the committed one could be stale.
+    The Dockerfile is rendered again, because the committed one can be stale.
     """
     from torchkiln.base.recipe import recipe
-    from torchkiln.docker import build as docker_build  # only here, like what it needs: slow to load
+    from torchkiln.docker import build as docker_build  # imported here because it is slow to import
     from torchkiln.docker.dockerfile import load_templates, render_folder
     from torchkiln.docker.secrets import apt_secrets
     from torchkiln.index.settings import index_settings
@@ -43,10 +43,10 @@ def build_on_docker(
 
     check_trusted(locked, sources)
     environment.store.sweep()
-    wanted = recipe(locked.resolution.cell.os)
-    if options.base is not None:  # apt may have to bring what the user's base lacks
+    base_recipe = recipe(locked.resolution.cell.os)
+    if options.base is not None:  # apt may have to install packages that the user's base lacks
         bundle = Path(index_settings(environment.environ).ca_bundle or "")
-        secrets = apt_secrets(wanted, environment.environ, bundle if bundle.is_file() else None)
+        secrets = apt_secrets(base_recipe, environment.environ, bundle if bundle.is_file() else None)
         options = replace(options, secrets=secrets)
     with ready(
         locked,
@@ -57,7 +57,7 @@ def build_on_docker(
     ) as (plan, moved):
         built = docker_build.build(
             plan,
-            render_folder(plan, load_templates(TEMPLATES), wanted.packages),
+            render_folder(plan, load_templates(TEMPLATES), base_recipe.packages),
             engine,
             environment,
             repository=matrix.repository,

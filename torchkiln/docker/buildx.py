@@ -1,8 +1,8 @@
-"""A Dockerfile and its contexts → an image, by BuildKit through `docker buildx build`.
+"""Run `docker buildx build` and report its progress.
 
-The docker SDK has no BuildKit, so this is Docker's own client as a process. It tells its progress as JSON
-(`--progress=rawjson`, buildx 0.13 and newer) between lines of plain talk, in which a failure shows the place
-in the Dockerfile; an older one tells plain lines only.
+The Docker SDK for Python does not support BuildKit, so Docker's client runs as a process. It prints progress
+as JSON (`--progress=rawjson`, buildx 0.13 and newer) between plain lines, which show the place of a failure
+in the Dockerfile; older clients print plain lines only.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.model.progress import Observer
 
 _LAST = 20  # lines of a failed step that are shown
-_STEP = re.compile(r"^\[[^\]]*\d+/\d+\] ")  # "[stage-2  5/18] RUN ...": what comes from the Dockerfile
-_WIDTH = 110  # of a step's name; whole commands are longer than a screen
-_SPACE = "no space left on device"
+_STEP = re.compile(r"^\[[^\]]*\d+/\d+\] ")  # "[stage-2  5/18] RUN ...": a step of the Dockerfile
+_WIDTH = 110  # characters of a step's name
+_NO_SPACE = "no space left on device"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class BuildxRequest:
     """One build. `contexts` are (name, folder or oci-layout), `arguments` (name, value)."""
 
     folder: Path  # with the Dockerfile
@@ -36,17 +36,17 @@ class Request:
     arguments: tuple[tuple[str, str], ...]
     names: tuple[str, ...]  # "pytorch-cuda:v2.7"
     epoch: int
-    secrets: tuple[tuple[str, Path], ...] = ()  # (id, file), mounted for steps that ask for it
+    secrets: tuple[tuple[str, Path], ...] = ()  # (id, file), mounted for steps that request it
     builder: str | None = None
     cache_from: tuple[str, ...] = ()
     cache_to: tuple[str, ...] = ()
 
 
-def command(request: Request, metadata: Path, progress: str) -> list[str]:
-    """The command line; the answer's digests go to *metadata*.
+def command(request: BuildxRequest, metadata: Path, progress: str) -> list[str]:
+    """The command line; buildx writes the image's digest to *metadata*.
 
-    Without provenance, so that the engine's answer is the image and no index. Config and history tell the
-    epoch; files in layers do not: BuildKit rewrites no times for an engine that unpacks what it built.
+    Without provenance, so that the result is an image and not an index. The epoch is the time in config and
+    history, but not of files in layers: BuildKit rewrites no timestamps for an engine that unpacks the image.
     """
     argv = ["docker", "buildx", "build", f"--progress={progress}", "--provenance=false"]
     argv += ["--metadata-file", str(metadata), "--load"]
@@ -66,14 +66,14 @@ def command(request: Request, metadata: Path, progress: str) -> list[str]:
 
 
 def build(
-    request: Request, metadata: Path, *, environ: Mapping[str, str], progress: str, observer: Observer
+    request: BuildxRequest, metadata: Path, *, environ: Mapping[str, str], progress: str, observer: Observer
 ) -> Digest:
-    """Run the build and give the image's digest, as the engine names it.
+    """Run the build and return the engine's id of the image.
 
     :param progress: "rawjson" or "plain".
-    :raises BuildFailed: a step failed: which, its last lines, its place in the Dockerfile.
+    :raises BuildFailed: a step failed; with its last lines and its place in the Dockerfile.
     """
-    story = _Story(observer)
+    log = _BuildLog(observer)
     with subprocess.Popen(
         command(request, metadata, progress),
         env=dict(environ),
@@ -85,19 +85,18 @@ def build(
     ) as process:
         assert process.stdout
         try:
-            for found in _told(process.stdout):
-                story.hear(found)
-        except BaseException:  # Ctrl-C too; not `finally`, for a client at its end must come to its exit code
-            process.terminate()  # and the engine ends the step
+            for message in _messages(process.stdout):
+                log.add(message)
+        except BaseException:  # Ctrl-C too; not `finally`: a client that is ending must set its exit code
+            process.terminate()  # the engine then ends the step
             raise
     if process.returncode:
-        raise story.failure()
-    told = json.loads(metadata.read_bytes())
-    return parse_digest(told["containerimage.digest"])
+        raise log.failure()
+    return parse_digest(json.loads(metadata.read_bytes())["containerimage.digest"])
 
 
-def _told(stream: IO[str]) -> Iterator[dict[str, Any] | str]:
-    """JSON objects, over however many lines, and the plain lines between them."""
+def _messages(stream: IO[str]) -> Iterator[dict[str, Any] | str]:
+    """JSON objects, each of one or more lines, and the plain lines between them."""
     decoder, pending = json.JSONDecoder(), ""
     for line in stream:
         if not pending and not line.startswith("{"):
@@ -114,61 +113,62 @@ def _told(stream: IO[str]) -> Iterator[dict[str, Any] | str]:
     yield from pending.splitlines()
 
 
-class _Story:
-    """What BuildKit told so far."""
+class _BuildLog:
+    """The messages of BuildKit so far."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._names: dict[str, str] = {}
-        self._begun: set[str] = set()
-        self._ended: set[str] = set()
-        self._lines: dict[str, deque[str]] = {}
-        self._rest: dict[tuple[str, int], bytes] = {}  # of a step's stream, which is cut anywhere
+        self._started: set[str] = set()
+        self._completed: set[str] = set()
+        self._output: dict[str, deque[str]] = {}  # of each step
+        self._partial: dict[tuple[str, int], bytes] = {}  # the last, incomplete line of a step's stream
         self._failed: tuple[str, str] | None = None  # vertex, error
-        self._talk: deque[str] = deque(maxlen=60)
+        self._plain: deque[str] = deque(maxlen=60)
 
-    def hear(self, found: dict[str, Any] | str) -> None:
-        """One object or line."""
-        if isinstance(found, str):
-            self._talk.append(found)
+    def add(self, message: dict[str, Any] | str) -> None:
+        """Record one object or plain line."""
+        if isinstance(message, str):
+            self._plain.append(message)
             return
-        for vertex in found.get("vertexes") or ():
-            self._vertex(vertex)
-        for log in found.get("logs") or ():
-            self._log(log["vertex"], log.get("stream", 0), base64.b64decode(log["data"]))
+        for vertex in message.get("vertexes") or ():
+            self._add_vertex(vertex)
+        for log in message.get("logs") or ():
+            self._add_output(log["vertex"], log.get("stream", 0), base64.b64decode(log["data"]))
 
-    def _log(self, vertex: str, stream: int, data: bytes) -> None:
-        whole, _, rest = (self._rest.pop((vertex, stream), b"") + data).rpartition(b"\n")
-        self._rest[vertex, stream] = rest
-        lines = self._lines.setdefault(vertex, deque(maxlen=_LAST))
-        lines.extend(line for line in whole.decode(errors="replace").splitlines() if line.strip())
+    def _add_output(self, vertex: str, stream: int, data: bytes) -> None:
+        complete, _, partial = (self._partial.pop((vertex, stream), b"") + data).rpartition(b"\n")
+        self._partial[vertex, stream] = partial
+        lines = self._output.setdefault(vertex, deque(maxlen=_LAST))
+        lines.extend(line for line in complete.decode(errors="replace").splitlines() if line.strip())
 
-    def _vertex(self, vertex: dict[str, Any]) -> None:
+    def _add_vertex(self, vertex: dict[str, Any]) -> None:
         digest, name = vertex["digest"], _short(vertex["name"])
         self._names[digest] = name
         step = _STEP.match(name)
-        if step and vertex.get("started") and digest not in self._begun:
-            self._begun.add(digest)
+        if step and vertex.get("started") and digest not in self._started:
+            self._started.add(digest)
             self._observer.begin("step", name, 0)
         if vertex.get("error") and self._failed is None:
             self._failed = (digest, vertex["error"])
-        elif step and vertex.get("completed") and digest not in self._ended:
-            self._ended.add(digest)
+        elif step and vertex.get("completed") and digest not in self._completed:
+            self._completed.add(digest)
             self._observer.end("step", name)
 
     def failure(self) -> BuildFailed:
-        """Why the build ended."""
-        talk = [line for line in self._talk if line.strip()]
-        place = _dockerfile_part(talk)
-        if self._failed is None:  # before any step, or told in plain lines
-            last = talk[-_LAST:]
+        """The error of a build that failed."""
+        plain = [line for line in self._plain if line.strip()]
+        if self._failed is None:  # before any step, or with plain progress
+            last = plain[-_LAST:]
             return BuildFailed("\n".join(["docker buildx build failed", *last]), hint=_hint("\n".join(last)))
         digest, error = self._failed
-        for vertex, stream in [*self._rest]:
-            self._log(vertex, stream, b"\n")
-        lines = self._lines.get(digest, ())
-        told = [f"step {self._names[digest]!r} failed: {error}", *(f"  {line}" for line in lines), *place]
-        return BuildFailed("\n".join(told), hint=_hint(f"{error}\n" + "\n".join(lines)))
+        for vertex, stream in [*self._partial]:
+            self._add_output(vertex, stream, b"\n")
+        output = self._output.get(digest, ())
+        lines = [f"step {self._names[digest]!r} failed: {error}", *(f"  {line}" for line in output)]
+        return BuildFailed(
+            "\n".join([*lines, *_dockerfile_excerpt(plain)]), hint=_hint("\n".join([error, *output]))
+        )
 
 
 def _short(name: str) -> str:
@@ -176,13 +176,13 @@ def _short(name: str) -> str:
     return one_line if len(one_line) <= _WIDTH else one_line[: _WIDTH - 1] + "…"
 
 
-def _dockerfile_part(talk: list[str]) -> list[str]:
-    """`Dockerfile:17` and the lines around it, as buildx shows them."""
-    starts = [number for number, line in enumerate(talk) if re.fullmatch(r"\S*Dockerfile:\d+", line)]
-    return [line for line in talk[starts[-1] :] if not line.startswith("ERROR")] if starts else []
+def _dockerfile_excerpt(plain: list[str]) -> list[str]:
+    """`Dockerfile:17` and the lines around it, as buildx prints them."""
+    starts = [number for number, line in enumerate(plain) if re.fullmatch(r"\S*Dockerfile:\d+", line)]
+    return [line for line in plain[starts[-1] :] if not line.startswith("ERROR")] if starts else []
 
 
-def _hint(text: str) -> str:
-    if _SPACE in text:
-        return "make room where the engine keeps its data: docker system df; docker builder prune"
-    return "the step's own words stand above"
+def _hint(output: str) -> str:
+    if _NO_SPACE in output:
+        return "free space where the engine keeps its data: docker system df; docker builder prune"
+    return "see the output of the step above"

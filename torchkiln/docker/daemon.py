@@ -1,4 +1,4 @@
-"""A Docker engine that answers: which one the user means, whether it will do, and images into it."""
+"""Find and check the Docker engine that the user's environment selects, inspect images in it, load images."""
 
 from __future__ import annotations
 
@@ -23,180 +23,176 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 
-OLDEST = 23  # of engines: BuildKit is the default builder from here on
-_USUAL = "unix:///var/run/docker.sock"
+CDI_KIND = "nvidia.com/gpu"
+OLDEST = 23  # the first major version of Docker Engine in which BuildKit is the default builder
+_DEFAULT_HOST = "unix:///var/run/docker.sock"
 _CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's
-_API = "1.41"  # named, so that a client asks nothing before it can be closed
-_PIECE = 1 << 20
-_ASKING, _LOADING = 30, 1800  # seconds without a word; an engine that unpacks says little
-_ROOM = "is there room where the engine keeps its data? docker system df"
+_API = "1.41"  # set, so that the client makes no request (to negotiate it) before it can be closed
+_CHUNK = 1 << 20
+_TIMEOUT, _LOAD_TIMEOUT = 30, 1800  # seconds without data; an engine sends little while it unpacks
+_SPACE_HINT = "check the free space where the engine keeps its data: docker system df"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """An engine that answers as Docker does, and its client's BuildKit, "0.13" as (0, 13)."""
+    """An engine with Docker's API. `buildx` is the version of the client's plugin, "0.13" as (0, 13)."""
 
     host: str  # "unix:///var/run/docker.sock"
     version: str
     buildx: tuple[int, ...]
-    kind: str = "Docker"  # or "Podman", whose socket answers the same questions but builds in its own way
+    kind: str = "Docker"  # or "Podman", whose socket has the same API without BuildKit
     tls: Any = field(default=None, repr=False, compare=False)  # the SDK's TLSConfig
 
 
 def find_engine(environ: Mapping[str, str] = os.environ, *, builds: bool = True) -> Engine:
-    """The engine that the user means, found as Docker's client does: DOCKER_HOST, or the context.
+    """The engine that Docker's client would use: of DOCKER_HOST, or of the current context.
 
-    :param builds: whether it is to build, which takes Docker's client with buildx.
-    :raises ToolMissing: none answers, it is too old, or has no buildx; each with what to do.
+    :param builds: whether it must build, which needs Docker's client with buildx.
+    :raises ToolMissing: it cannot be reached, is too old, or there is no buildx.
     """
     from docker.errors import DockerException
 
     host, tls = _address(environ)
     try:
-        with _connected(host, tls, _ASKING) as client:
-            told = client.version(api_version=False)
+        with _connected(host, tls, _TIMEOUT) as client:
+            reply = client.version(api_version=False)
     except (DockerException, OSError, ValueError) as error:
         raise _unreachable(host, error, builds) from error
-    version = str(told["Version"])
-    if any(part.get("Name") == "Podman Engine" for part in told.get("Components") or ()):
+    version = str(reply["Version"])
+    if any(part.get("Name") == "Podman Engine" for part in reply.get("Components") or ()):
         if builds:
             raise ToolMissing(
-                f"at {host} is Podman {version}, which has no BuildKit to build with",
-                hint="build without it, and hand the image over: --engine embedded --load",
+                f"the engine at {host} is Podman {version}, which has no BuildKit",
+                hint="build without it and load the image: --engine embedded --load",
             )
         return Engine(host=host, version=version, buildx=(), kind="Podman", tls=tls)
     major = re.match(r"\d+", version)
     if not major or int(major[0]) < OLDEST:
         raise ToolMissing(
-            f"the Docker engine at {host} is {version}, too old: {OLDEST}.0 is the first that will do",
+            f"the Docker engine at {host} is too old: version {version}, {OLDEST}.0 or newer is required",
             hint="upgrade Docker, or build without it: --engine embedded",
         )
     return Engine(host=host, version=version, buildx=_buildx_version(environ) if builds else (), tls=tls)
 
 
 def _address(environ: Mapping[str, str]) -> tuple[str, Any]:
-    """Host and TLS settings. Contexts are asked of Docker's client: the SDK overlooks some."""
+    """Host and TLS settings. Contexts are read through Docker's client: the SDK does not find all of them."""
     from docker.tls import TLSConfig
     from docker.utils import kwargs_from_env
 
     if environ.get("DOCKER_HOST"):
-        told = kwargs_from_env(dict(environ))
-        return told["base_url"], told.get("tls")
+        settings = kwargs_from_env(dict(environ))
+        return settings["base_url"], settings.get("tls")
     name = environ.get("DOCKER_CONTEXT")
     argv = ["docker", "context", "inspect", *([name] if name else [])]
     try:
-        asked = subprocess.run(argv, env=dict(environ), capture_output=True, text=True, check=False)
+        result = subprocess.run(argv, env=dict(environ), capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        return _USUAL, None
-    if asked.returncode:
-        raise ToolMissing(f"no Docker context: {asked.stderr.strip()}", hint="docker context ls")
-    (context,) = json.loads(asked.stdout)
+        return _DEFAULT_HOST, None
+    if result.returncode:
+        raise ToolMissing(
+            f"cannot read the Docker context: {result.stderr.strip()}", hint="docker context ls"
+        )
+    (context,) = json.loads(result.stdout)
     pem = Path(context["Storage"]["TLSPath"], "docker")
     tls = None
     if (pem / "cert.pem").is_file():
         pair = (str(pem / "cert.pem"), str(pem / "key.pem"))
         tls = TLSConfig(client_cert=pair, ca_cert=str(pem / "ca.pem"), verify=True)
-    return context["Endpoints"]["docker"]["Host"] or _USUAL, tls
+    return context["Endpoints"]["docker"]["Host"] or _DEFAULT_HOST, tls
 
 
-@contextlib.contextmanager
-def connected(engine: Engine, patience: int) -> Iterator[DockerClient]:
-    """The SDK's client of *engine*, which may be silent for *patience* seconds.
+def connected(engine: Engine, timeout_s: int) -> contextlib.AbstractContextManager[DockerClient]:
+    """The SDK's client of *engine*; *timeout_s*: seconds without data until a request fails.
 
-    :raises DockerException: no connection; whatever is asked of the client raises it or OSError.
+    :raises DockerException: no connection; requests raise it or OSError.
     """
-    with _connected(engine.host, engine.tls, patience) as client:
-        yield client
+    return _connected(engine.host, engine.tls, timeout_s)
 
 
 @contextlib.contextmanager
-def _connected(host: str, tls: Any, patience: int) -> Iterator[DockerClient]:
+def _connected(host: str, tls: Any, timeout_s: int) -> Iterator[DockerClient]:
     import docker
 
     ssh = host.startswith("ssh:")
     client = docker.DockerClient(
-        base_url=host, version=_API, timeout=patience, tls=tls or False, use_ssh_client=ssh
+        base_url=host, version=_API, timeout=timeout_s, tls=tls or False, use_ssh_client=ssh
     )
     with contextlib.closing(client):
         yield client
 
 
 def _unreachable(host: str, error: Exception, builds: bool) -> ToolMissing:
-    told = str(error)
-    other_way = ", or build without it: --engine embedded" if builds else ""
-    if "Permission denied" in told:
+    reason = str(error)
+    alternative = ", or build without it: --engine embedded" if builds else ""
+    if "Permission denied" in reason:
         hint = "join the group `docker` (and log in again), or run as root"
-    elif "No such file" in told or "refused" in told:
-        hint = f"start Docker (systemctl start docker){other_way}"
+    elif "No such file" in reason or "refused" in reason:
+        hint = f"start Docker (systemctl start docker){alternative}"
     else:
-        hint = f"look at DOCKER_HOST and `docker context ls`{other_way}"
-    reason = next(
-        (
-            word
-            for word in ("Permission denied", "No such file or directory", "Connection refused")
-            if word in told
-        ),
-        told,
-    )
-    return ToolMissing(f"no Docker engine answers at {host}: {reason}", hint=hint)
+        hint = f"check DOCKER_HOST and `docker context ls`{alternative}"
+    for known in ("Permission denied", "No such file or directory", "Connection refused"):
+        if known in reason:
+            reason = known
+    return ToolMissing(f"cannot connect to the Docker engine at {host}: {reason}", hint=hint)
 
 
 def _buildx_version(environ: Mapping[str, str]) -> tuple[int, ...]:
     hint = "install docker-buildx-plugin (Debian: docker-buildx), or build without it: --engine embedded"
     try:
-        asked = subprocess.run(
+        result = subprocess.run(
             ["docker", "buildx", "version"], env=dict(environ), capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
-        raise ToolMissing("Docker's client, `docker`, is not installed", hint=hint) from error
-    found = re.search(r"v?(\d+)\.(\d+)", asked.stdout)
-    if asked.returncode or not found:
-        raise ToolMissing("Docker's client here has no buildx, which builds need", hint=hint)
-    return int(found[1]), int(found[2])
+        raise ToolMissing("the Docker client, `docker`, is not installed", hint=hint) from error
+    version = re.search(r"v?(\d+)\.(\d+)", result.stdout)
+    if result.returncode or not version:
+        raise ToolMissing("the Docker client has no buildx plugin, which builds need", hint=hint)
+    return int(version[1]), int(version[2])
 
 
 def image_in(engine: Engine, name: str) -> Mapping[str, Any] | None:
-    """What *engine* tells of its image *name*, a name or a digest; None: it has none such.
+    """`docker image inspect` of *name*, a name or a digest; None if *engine* has no such image.
 
-    :raises ToolMissing: it does not answer.
+    :raises ToolMissing: the engine cannot be reached.
     """
     from docker.errors import DockerException, ImageNotFound
 
     try:
-        with connected(engine, _ASKING) as client:
-            told: Mapping[str, Any] = client.api.inspect_image(name)  # type: ignore[no-untyped-call]
+        with connected(engine, _TIMEOUT) as client:
+            image: Mapping[str, Any] = client.api.inspect_image(name)  # type: ignore[no-untyped-call]
     except ImageNotFound:
         return None
     except (DockerException, OSError) as error:
         raise _unreachable(engine.host, error, builds=False) from error
-    return told
+    return image
 
 
-def way_to_gpus(engine: Engine) -> Literal["", "toolkit", "cdi"]:
-    """How containers of *engine* get GPUs; "": as far as can be seen, not at all.
+def gpu_support(engine: Engine) -> Literal["", "toolkit", "cdi"]:
+    """How *engine* passes GPUs to containers; "": no support was found.
 
-    "toolkit": Docker has NVIDIA's runtime, or finds the hook of its toolkit. Else "cdi", where a
-    specification names the GPUs; those can be seen only of an engine on this machine.
+    "toolkit": Docker has NVIDIA's runtime, or finds the hook of NVIDIA's toolkit. Otherwise "cdi", if a CDI
+    specification names the GPUs; only those of an engine on this machine can be read.
 
-    :raises ToolMissing: it does not answer.
+    :raises ToolMissing: the engine cannot be reached.
     """
     from docker.errors import DockerException
 
     here = engine.host.startswith("unix:")
     if engine.kind == "Podman":
-        return "cdi" if here and _named_in(_CDI_FOLDERS) else ""
+        return "cdi" if here and _has_cdi_specification(_CDI_FOLDERS) else ""
     try:
-        with connected(engine, _ASKING) as client:
-            told = client.info()
+        with connected(engine, _TIMEOUT) as client:
+            info = client.info()
     except (DockerException, OSError) as error:
         raise _unreachable(engine.host, error, builds=False) from error
-    if "nvidia" in (told.get("Runtimes") or {}) or (here and shutil.which("nvidia-container-runtime-hook")):
+    if "nvidia" in (info.get("Runtimes") or {}) or (here and shutil.which("nvidia-container-runtime-hook")):
         return "toolkit"
-    return "cdi" if here and _named_in(told.get("CDISpecDirs") or ()) else ""
+    return "cdi" if here and _has_cdi_specification(info.get("CDISpecDirs") or ()) else ""
 
 
-def _named_in(folders: Iterable[str]) -> bool:
-    """Whether a CDI specification in one of them, that we may read, names NVIDIA's GPUs."""
+def _has_cdi_specification(folders: Iterable[str]) -> bool:
+    """Whether a readable CDI specification in one of *folders* names NVIDIA's GPUs."""
     files = (path for folder in folders for path in Path(folder).glob("*"))
     return any(
         CDI_KIND in path.read_text(errors="replace")
@@ -206,50 +202,51 @@ def _named_in(folders: Iterable[str]) -> bool:
 
 
 def load(image: ImageOnDisk, names: Sequence[str], engine: Engine, observer: Observer) -> None:
-    """Put *image* into *engine* under *names* ("pytorch-cuda:v2.7"): the layout's own blobs, as a stream.
+    """Load *image* into *engine* under *names* ("pytorch-cuda:v2.7"), as a stream of the layout's blobs.
 
-    :raises BuildFailed: a blob cannot be read, or the engine does not take it.
+    :raises BuildFailed: a blob cannot be read, or the engine refuses the image.
     """
     from docker.errors import DockerException
 
     total = sum(layer.size for layer in image.layers)
     observer.begin("load", image.ref, total)
-    pieces = _archive(image, names)
+    chunks = _archive(image, names)
     try:
-        with connected(engine, _LOADING) as client:
-            data = _counted(pieces, image.ref, observer)
-            for told in client.api.load_image(data):  # type: ignore[no-untyped-call]
-                if error := told.get("error"):
-                    raise BuildFailed(f"the engine at {engine.host} refused the image: {error}", hint=_ROOM)
+        with connected(engine, _LOAD_TIMEOUT) as client:
+            data = _counted(chunks, image.ref, observer)
+            for message in client.api.load_image(data):  # type: ignore[no-untyped-call]
+                if error := message.get("error"):
+                    raise BuildFailed(
+                        f"the engine at {engine.host} refused the image: {error}", hint=_SPACE_HINT
+                    )
     except (DockerException, OSError) as error:
-        raise BuildFailed(f"the image could not be loaded into {engine.host}: {error}", hint=_ROOM) from error
+        raise BuildFailed(
+            f"cannot load the image into the engine at {engine.host}: {error}", hint=_SPACE_HINT
+        ) from error
     finally:
-        pieces.close()
+        chunks.close()
     observer.end("load", image.ref)
 
 
 def _archive(image: ImageOnDisk, names: Sequence[str]) -> Generator[bytes, None, None]:
-    """*image* as `docker load` wants it, a piece at a time."""
+    """*image* as an archive for `docker load`, in chunks."""
     reading, writing = os.pipe()
 
     def write() -> None:
         with os.fdopen(writing, "wb") as out:
             stream_archive(image, out, "docker-archive", names)
 
-    with os.fdopen(reading, "rb") as pieces, ThreadPoolExecutor(1, "archive") as thread:
+    with os.fdopen(reading, "rb") as pipe, ThreadPoolExecutor(1, "archive") as thread:
         written = thread.submit(write)
         try:
-            while piece := pieces.read(_PIECE):
-                yield piece
+            while chunk := pipe.read(_CHUNK):
+                yield chunk
             written.result()
         finally:
-            pieces.close()  # a writer that is not read to its end gets EPIPE
+            pipe.close()  # if the reader stops early, the writer gets EPIPE
 
 
-def _counted(pieces: Iterable[bytes], name: str, observer: Observer) -> Iterator[bytes]:
-    for piece in pieces:
-        observer.advance("load", name, len(piece))
-        yield piece
-
-
-CDI_KIND = "nvidia.com/gpu"
+def _counted(chunks: Iterable[bytes], name: str, observer: Observer) -> Iterator[bytes]:
+    for chunk in chunks:
+        observer.advance("load", name, len(chunk))
+        yield chunk

@@ -15,7 +15,7 @@ from torchkiln.errors import VerificationFailed
 from torchkiln.gate.gate import ClearedImage
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.smoke import hosts
-from torchkiln.smoke.attestation import told_of
+from torchkiln.smoke.attestation import statement_of
 from torchkiln.smoke.suite import SuiteCheck
 from torchkiln.util.schema import sentences
 
@@ -90,7 +90,7 @@ def clearance(cleared: ClearedImage) -> Statement:
                 "verdict": signed_report.report.verdict,
                 "when": signed_report.report.when,
                 "gpus": hosts.kinds(json.loads(signed_report.report.host)),
-                "sha256": hashlib.sha256(payload(told_of(signed_report.report))).hexdigest(),
+                "sha256": hashlib.sha256(payload(statement_of(signed_report.report))).hexdigest(),
             }
             for signed_report in judged.signed_reports
             if signed_report.report.image == judged.image

@@ -30,7 +30,7 @@ from torchkiln.registry.reading import Reading
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.referrers import attach, content, referrers
 from torchkiln.registry.session import Registry
-from torchkiln.smoke.attestation import PREDICATE, told_of
+from torchkiln.smoke.attestation import PREDICATE, statement_of
 
 SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # says nothing but: this image, by me
 
@@ -110,7 +110,7 @@ def _artifacts(
         yield told.kind, told
     for signed_report in judged.signed_reports:
         if signed_report.report.image == judged.image:
-            yield PREDICATE, of_signed_report(signed_report) or told_of(signed_report.report)
+            yield PREDICATE, of_signed_report(signed_report) or statement_of(signed_report.report)
     yield CLEARANCE, clearance(cleared)
 
 

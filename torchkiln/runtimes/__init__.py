@@ -1,4 +1,4 @@
-"""Starts commands in images: in a root file system of its own, in crun or runc, or in a Docker engine.
+"""Runs commands in images: in Linux namespaces, with crun or runc, or in a Docker or Podman engine.
 
-The sandbox for programs of a base, and the host's NVIDIA driver as a container sees it, are here too.
+Also holds the sandbox for untrusted programs and finds the host's NVIDIA driver.
 """

@@ -1,4 +1,4 @@
-"""What every runtime is asked: a command in an image, what it sees of the host; and how it ended."""
+"""Data classes of the runtimes: a command, its settings and mounts, and its exit status."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import BinaryIO
 
 from torchkiln.errors import ConfigError
 
-_LAST_ID = (1 << 32) - 2  # the one above means "leave it as it is" to the kernel
-_USER = "it is the image's own, or that of --user; --user 1000:1000 sets another"
+_MAX_ID = (1 << 32) - 2  # to the kernel, the next number means "leave unchanged"
+_USER_HINT = "the user comes from --user, else from the image; set another: --user 1000:1000"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bind:
-    """A file or folder of the host at a path inside."""
+    """A file or folder of the host, mounted at a path in the container."""
 
     source: Path
     target: str
@@ -24,32 +24,32 @@ class Bind:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What every command in an image is given, whatever it is."""
+class RuntimeSettings:
+    """RuntimeSettings that all commands in an image share."""
 
-    env: tuple[str, ...] = ()  # NAME=VALUE, beside the image's own
-    gpus: str | None = None  # "all", "none", a number, "device=ID,ID"; None: all if there are some
-    shm_size: int = 1 << 30  # bytes of /dev/shm: DataLoader workers and NCCL want room
+    env: tuple[str, ...] = ()  # NAME=VALUE, in addition to the image's own
+    gpus: str | None = None  # "all", "none", a number, "device=ID,ID"; None: all if there are any
+    shm_size: int = 1 << 30  # bytes of /dev/shm, which DataLoader workers and NCCL use
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """A command as a user asks for it. What is None or empty is as the image says."""
+    """A command as the user requests it. None or empty: as the image's config says."""
 
     argv: tuple[str, ...] = ()
-    entrypoint: bool = True  # False: without the image's
-    user: str | None = None  # UID or UID:GID; an engine knows names too
+    entrypoint: bool = True  # False: without the image's entrypoint
+    user: str | None = None  # UID or UID:GID; engines accept names too
     workdir: str | None = None
     binds: tuple[Bind, ...] = ()
-    ports: tuple[str, ...] = ()  # as Docker's -p; only engines have them
+    ports: tuple[str, ...] = ()  # as Docker's -p; engines only
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """A command that is looked up nowhere any more: what a runtime starts in an unpacked image."""
+    """A fully resolved command, which a runtime starts in an unpacked image."""
 
     argv: tuple[str, ...]
-    env: Mapping[str, str] = field(hash=False)  # exactly these; HOME is added where it is missing
+    env: Mapping[str, str] = field(hash=False)  # the whole environment; HOME is added if it is missing
     binds: tuple[Bind, ...] = ()
     workdir: str = "/"
     user: tuple[int, int] = (0, 0)  # uid, gid
@@ -57,7 +57,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Streams:
-    """Those of a caller who runs a command as if there were no image around it."""
+    """The caller's standard streams, for a command that uses them directly."""
 
     stdin: BinaryIO
     stdout: BinaryIO
@@ -66,23 +66,23 @@ class Streams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exited:
-    """How a command ended. `code` is 128 and the signal's number where a signal ended it."""
+    """How a command ended. `code` is the exit code, or 128 plus the number of the signal that killed it."""
 
     code: int
-    stdout: bytes  # empty where it was passed through
+    stdout: bytes  # empty if it was passed through
     stderr: bytes
     timed_out: bool
 
 
 def parse_user(text: str) -> tuple[int, int]:
-    """`UID` or `UID:GID`; as Docker: a uid alone runs with group 0.
+    """Parse `UID` or `UID:GID`; as in Docker, the group of a UID alone is 0.
 
-    :raises ConfigError: it is neither.
+    :raises ConfigError: *text* is neither.
     """
     match = re.fullmatch(r"([0-9]{1,10})(?::([0-9]{1,10}))?", text)
     if not match:
-        raise ConfigError(f"user {text[:80]!r} is not UID or UID:GID in digits", hint=_USER)
+        raise ConfigError(f"user {text[:80]!r} is not a numeric UID or UID:GID", hint=_USER_HINT)
     user, group = int(match[1]), int(match[2] or 0)
-    if max(user, group) > _LAST_ID:
-        raise ConfigError(f"user {text!r}: the kernel knows ids up to {_LAST_ID}", hint=_USER)
+    if max(user, group) > _MAX_ID:
+        raise ConfigError(f"user {text!r} is out of range: the largest id is {_MAX_ID}", hint=_USER_HINT)
     return user, group

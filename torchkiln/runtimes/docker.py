@@ -1,6 +1,7 @@
-"""An image in a Docker engine and a command → how the command ended; the container is gone then.
+"""Run a command in a container of a Docker engine, and remove the container.
 
-`run` passes streams and signals through by the SDK; terminals need a client's own line: docker_args.py.
+`run` passes streams and signals through with the Docker SDK. A terminal needs the Docker client instead: see
+`docker_args.client_command`.
 """
 
 from __future__ import annotations
@@ -23,48 +24,45 @@ from torchkiln.runtimes import podman
 from torchkiln.runtimes.command import Bind, Exited
 from torchkiln.runtimes.docker_args import Container, cdi_devices, parse_port
 
-_SILENCE = 60  # seconds until an order must be answered; streams may be silent for ever
-_PIECE = 1 << 16
-_TAKEN = "port is already allocated|address already in use"
-_HINTS = (
-    (
-        _TAKEN,
-        "something else has that port: publish another one, -p 127.0.0.1:8889:8888",
-    ),
+_TIMEOUT = 60  # seconds until a request must be answered; attached streams have no timeout
+_CHUNK = 1 << 16
+_PORT_IN_USE = "port is already allocated|address already in use"
+_HINTS = (  # by what the engine says
+    (_PORT_IN_USE, "publish another port of the host: -p 127.0.0.1:8889:8888"),
     (
         "CDI device",
-        "no CDI specification names that GPU: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        "create a CDI specification of the GPU: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
     ),
     (
         "could not select device driver|nvidia",
-        "the engine hands on no GPUs: install nvidia-container-toolkit there, or run with --gpus none",
+        "the engine does not support GPUs: install nvidia-container-toolkit on its host, or pass --gpus none",
     ),
-    ("unable to find user", "the image has no such user: write --user UID:GID in digits"),
-    ("bind source path does not exist", "the engine runs where that folder is not: name one of its own host"),
+    ("unable to find user", "the image has no such user: pass a numeric --user UID:GID"),
+    ("bind source path does not exist", "the path must exist on the engine's host"),
 )
-_STDERR = 2  # the number of that stream in what the engine sends
+_STDERR = 2  # the number of that stream in the frames that the engine sends
 
 
 def captured(container: Container, engine: Engine, *, timeout_s: float) -> Exited:
-    """Run *container* as `run` does, without input, and keep what it says; killed after *timeout_s* seconds.
+    """Run *container* without input and capture its output; it is killed after *timeout_s* seconds.
 
     :raises ConfigError: as `run`.
     :raises ToolMissing: as `run`.
     """
-    out, err, signals, late = io.BytesIO(), io.BytesIO(), SimpleQueue[int](), threading.Event()
+    out, err, signals, timed_out = io.BytesIO(), io.BytesIO(), SimpleQueue[int](), threading.Event()
 
-    def end() -> None:
-        late.set()
+    def kill() -> None:
+        timed_out.set()
         signals.put(SIGKILL)
 
-    timer = threading.Timer(timeout_s, end)
+    timer = threading.Timer(timeout_s, kill)
     timer.daemon = True
     timer.start()
     try:
         code = run(container, engine, stdin=None, stdout=out, stderr=err, signals=signals)
     finally:
         timer.cancel()
-    return Exited(code=code, stdout=out.getvalue(), stderr=err.getvalue(), timed_out=late.is_set())
+    return Exited(code=code, stdout=out.getvalue(), stderr=err.getvalue(), timed_out=timed_out.is_set())
 
 
 def run(
@@ -76,19 +74,19 @@ def run(
     stderr: BinaryIO,
     signals: SimpleQueue[int],
 ) -> int:
-    """Run *container* on *engine* to its end and give its code, 128 and the number where a signal ended it.
+    """Run *container* on *engine* and return its exit code: 128 plus the number of a signal that killed it.
 
-    What is put into *signals* meanwhile is sent to the command; the same number again kills it, for a command
-    that is process 1 does not hear what it does not wait for.
+    Signals that are put into *signals* meanwhile are sent to the command. A repeated one kills it, because
+    process 1 ignores signals that it has no handler for.
 
-    :param stdin: a descriptor to read from; None: the command reads nothing.
-    :raises ConfigError: a port, a bind or the like is not as it must be.
-    :raises ToolMissing: the engine does not start it, or ends before it does.
+    :param stdin: a descriptor to read from; None: the command gets no input.
+    :raises ConfigError: a port, a bind or another option is invalid.
+    :raises ToolMissing: the engine does not start the container, or the connection is lost.
     """
     from docker.errors import APIError, DockerException
 
     try:
-        with connected(engine, _SILENCE) as client:
+        with connected(engine, _TIMEOUT) as client:
             files = _archive(container.files)
             name = _create(client, container, engine, stdin is not None)
             try:
@@ -96,21 +94,23 @@ def run(
                     client.api.put_archive(name, "/", files)
                 return _follow(client.api, name, engine, stdin, (stdout, stderr), signals)
             finally:
-                with contextlib.suppress(DockerException, OSError):  # it removes itself; if it ever started
+                with contextlib.suppress(DockerException, OSError):  # once started, it removes itself
                     client.api.remove_container(name, force=True, v=True)
     except APIError as error:
-        told = str(error.explanation or error)
-        if code := _not_executed(told):
-            stderr.write(f"{told.strip()}\n".encode())
+        reason = str(error.explanation or error)
+        if code := _not_executed(reason):
+            stderr.write(f"{reason.strip()}\n".encode())
             return code
-        raise _refused(engine, told, error.is_client_error()) from error
+        raise _refused(engine, reason, error.is_client_error()) from error
     except BrokenPipeError:
-        raise  # nobody reads what the command says
+        raise  # of our own output, not of the engine
     except (DockerException, OSError) as error:
-        raise ToolMissing(f"the engine at {engine.host} was lost: {error}", hint="docker ps --all") from error
+        raise ToolMissing(
+            f"lost the connection to the engine at {engine.host}: {error}", hint="run: docker ps --all"
+        ) from error
 
 
-def _create(client: Any, container: Container, engine: Engine, reads: bool) -> str:
+def _create(client: Any, container: Container, engine: Engine, open_stdin: bool) -> str:
     from docker.types import Mount
 
     ports: dict[str, Any] = {}
@@ -118,7 +118,7 @@ def _create(client: Any, container: Container, engine: Engine, reads: bool) -> s
         for inside, outside in parse_port(port).items():
             ports.setdefault(inside, []).extend(outside or [None])
     if engine.kind == "Podman" and container.gpus:
-        return podman.create(client.api, container, ports, reads=reads)
+        return podman.create(client.api, container, ports, open_stdin=open_stdin)
     created = client.containers.create(
         container.image,
         list(container.command) or None,
@@ -133,7 +133,7 @@ def _create(client: Any, container: Container, engine: Engine, reads: bool) -> s
         ports=ports,
         device_requests=_device_requests(container),
         shm_size=container.shm_size,
-        stdin_open=reads,
+        stdin_open=open_stdin,
         auto_remove=True,
     )
     return str(created.id)
@@ -147,14 +147,14 @@ def _device_requests(container: Container) -> list[Any] | None:
     if container.cdi:
         return [DeviceRequest(driver="cdi", device_ids=cdi_devices(container.gpus))]
     kind, _, ids = container.gpus.partition("=")
-    chosen = {"device_ids": ids.split(",")} if ids else {"count": -1 if kind == "all" else int(kind)}
-    return [DeviceRequest(capabilities=[["gpu"]], **chosen)]
+    selected = {"device_ids": ids.split(",")} if ids else {"count": -1 if kind == "all" else int(kind)}
+    return [DeviceRequest(capabilities=[["gpu"]], **selected)]
 
 
 def _archive(files: Iterable[Bind]) -> bytes:
-    """A tar of *files*, by their places inside, root's."""
+    """A tar of *files* at their paths in the container, owned by root."""
 
-    def roots(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    def owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         member.uid = member.gid = 0
         member.uname = member.gname = ""
         return None if "__pycache__" in member.name.split("/") else member
@@ -162,7 +162,7 @@ def _archive(files: Iterable[Bind]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for file in files:
-            tar.add(file.source, file.target.lstrip("/"), filter=roots)
+            tar.add(file.source, file.target.lstrip("/"), filter=owned_by_root)
     return out.getvalue()
 
 
@@ -174,80 +174,82 @@ def _follow(
     outputs: tuple[BinaryIO, BinaryIO],
     signals: SimpleQueue[int],
 ) -> int:
-    """Start it, pass everything through until it is gone."""
+    """Start the container, and pass streams and signals through until it is removed."""
     from docker.errors import NotFound
 
-    # Both before it starts, for it may have ended before anybody could ask.
-    # Podman filters its events by names of its own ("died"), so the action is looked at here.
+    # Both before the start, because the container may exit at once. Events are filtered here and not by the
+    # engine, because Podman's filter has other names for actions ("died").
     events = api.events(filters={"container": name}, decode=True)
-    wire = api.attach_socket(name, {"stdin": stdin is not None, "stdout": 1, "stderr": 1, "stream": 1})
-    line: sockets.socket = getattr(wire, "_sock", wire)
-    line.settimeout(None)
-    answer = getattr(wire, "_response", wire)  # holds the connection, and the SDK closes it nowhere
-    with contextlib.closing(events), contextlib.closing(answer):
+    attached = api.attach_socket(name, {"stdin": stdin is not None, "stdout": 1, "stderr": 1, "stream": 1})
+    connection: sockets.socket = getattr(attached, "_sock", attached)
+    connection.settimeout(None)
+    response = getattr(attached, "_response", attached)  # holds the connection; the SDK never closes it
+    with contextlib.closing(events), contextlib.closing(response):
         api.start(name)
         if stdin is not None:
-            threading.Thread(target=_feed, args=(stdin, line), daemon=True).start()
-        threading.Thread(target=_forward, args=(engine, name, signals), daemon=True).start()
+            threading.Thread(target=_send_stdin, args=(stdin, connection), daemon=True).start()
+        threading.Thread(target=_forward_signals, args=(engine, name, signals), daemon=True).start()
         try:
-            _pass_on(wire, outputs)
-            code = _end(events, engine)
-            with contextlib.suppress(NotFound):  # it is gone already
+            _copy_output(attached, outputs)
+            code = _exit_code(events, engine)
+            with contextlib.suppress(NotFound):  # it is removed already
                 api.wait(name, condition="removed")
             return code
         finally:
             signals.put(0)
 
 
-def _pass_on(wire: Any, outputs: tuple[BinaryIO, BinaryIO]) -> None:
+def _copy_output(attached: Any, outputs: tuple[BinaryIO, BinaryIO]) -> None:
     from docker.utils.socket import frames_iter
 
-    for number, piece in frames_iter(wire, tty=False):  # type: ignore[no-untyped-call]
+    for number, chunk in frames_iter(attached, tty=False):  # type: ignore[no-untyped-call]
         out = outputs[number == _STDERR]
-        out.write(piece)
+        out.write(chunk)
         out.flush()
 
 
-def _end(events: Iterator[dict[str, Any]], engine: Engine) -> int:
-    """The command's code, once it has ended."""
+def _exit_code(events: Iterator[dict[str, Any]], engine: Engine) -> int:
+    """Wait until the command ends, and return its exit code."""
     for event in events:
         if event["Action"] == "die":
             return int(event["Actor"]["Attributes"]["exitCode"])
-    raise ToolMissing(f"the engine at {engine.host} ended before the command", hint="docker ps --all")
+    raise ToolMissing(f"the engine at {engine.host} stopped before the command", hint="run: docker ps --all")
 
 
-def _feed(stdin: int, line: sockets.socket) -> None:
-    """Everything from *stdin*, then its end."""
-    with contextlib.suppress(OSError):  # the command is gone, or reads no more
-        while piece := os.read(stdin, _PIECE):
-            line.sendall(piece)
-        line.shutdown(sockets.SHUT_WR)
+def _send_stdin(stdin: int, connection: sockets.socket) -> None:
+    """Copy *stdin* to the command up to end of file."""
+    with contextlib.suppress(OSError):  # the command has ended, or closed its input
+        while chunk := os.read(stdin, _CHUNK):
+            connection.sendall(chunk)
+        connection.shutdown(sockets.SHUT_WR)
 
 
-def _forward(engine: Engine, name: str, signals: SimpleQueue[int]) -> None:
-    """Each signal to the command, until 0 comes; with a connection of its own, for the other one is busy."""
+def _forward_signals(engine: Engine, name: str, signals: SimpleQueue[int]) -> None:
+    """Send each signal to the command until a 0 is read, on a second connection: the first one is in use."""
     from docker.errors import DockerException
 
-    heard = set()
+    sent = set()
     while number := signals.get():
-        with contextlib.suppress(DockerException, OSError), connected(engine, _SILENCE) as client:
-            client.api.kill(name, int(SIGKILL) if number in heard else number)
-        heard.add(number)
+        with contextlib.suppress(DockerException, OSError), connected(engine, _TIMEOUT) as client:
+            client.api.kill(name, int(SIGKILL) if number in sent else number)
+        sent.add(number)
 
 
-def _not_executed(told: str) -> int:
-    """126 or 127, as shells say it, where the engine could not execute the command."""
-    if "executable file not found" in told or re.search(r'exec: ".*": stat .*no such file', told):
+def _not_executed(reason: str) -> int:
+    """126 or 127, as in shells, if the engine could not execute the command; else 0."""
+    if "executable file not found" in reason or re.search(r'exec: ".*": stat .*no such file', reason):
         return 127
-    return 126 if re.search(r'exec: ".*": .*(permission denied|is a directory)', told) else 0
+    return 126 if re.search(r'exec: ".*": .*(permission denied|is a directory)', reason) else 0
 
 
-def _refused(engine: Engine, told: str, is_ours: bool) -> KilnError:
-    """What the engine said, with what to do. *is_ours*: it says that the order was wrong."""
+def _refused(engine: Engine, reason: str, client_error: bool) -> KilnError:
+    """The error for a request that *engine* refused; *client_error*: it answered with a status of 4xx."""
     hint = next(
-        (hint for words, hint in _HINTS if re.search(words, told)), "the engine's own words stand above"
+        (hint for words, hint in _HINTS if re.search(words, reason)), "see the engine's message above"
     )
-    # Docker calls a taken port its own trouble, Podman the caller's.
-    of_host = re.search(f"{_TAKEN}|CDI device", told)
-    kind = ConfigError if (is_ours and not of_host) or "unable to find user" in told else ToolMissing
-    return kind(f"the engine at {engine.host} does not run it: {told}", hint=hint)
+    # For a port in use Docker answers 5xx and Podman 4xx.
+    of_host = re.search(f"{_PORT_IN_USE}|CDI device", reason)
+    invalid = (client_error and not of_host) or "unable to find user" in reason
+    return (ConfigError if invalid else ToolMissing)(
+        f"the engine at {engine.host} cannot run the container: {reason}", hint=hint
+    )

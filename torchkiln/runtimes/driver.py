@@ -1,10 +1,10 @@
-"""This host's NVIDIA driver → what a container must see of it: device nodes, user libraries, tools.
+"""Find the parts of the host's NVIDIA driver that a container needs: device nodes, libraries, tools.
 
-Found as NVIDIA's container toolkit finds them: by the loader's cache, then in folders where distributions put
-them; chosen by NVIDIA_DRIVER_CAPABILITIES. Which are needed was tried on two H200 with driver 580 (torch
-2.7.1: matmul, AMP, torch.compile, NVRTC, PTX, NCCL); the others are the toolkit's.
+They are found as NVIDIA's container toolkit finds them: in the loader's cache, then in the folders of
+distributions; NVIDIA_DRIVER_CAPABILITIES selects among them. The list was tested on two H200 with driver 580
+(torch 2.7.1: matmul, AMP, torch.compile, NVRTC, PTX, NCCL), and completed from the toolkit.
 
-What the kernel did for want of memory: the one who was killed cannot tell.
+Also counts the processes that the kernel killed because memory ran out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchkiln.model.platform import LINUX_AMD64
 CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _DEFAULT = "compute,utility"
 
-# Names by which programs load them. The bare libcuda.so is for Triton, which links with -lcuda.
+# By the names under which programs load them. Triton needs libcuda.so, because it links with -lcuda.
 _LIBRARIES: Mapping[str, str] = {
     "compute": r"libcuda\.so(\.1)?|libcudadebugger\.so\.1|libnvidia-ptxjitcompiler\.so\.1"
     r"|libnvidia-nvvm(70)?\.so\.4|libnvidia-gpucomp\.so\.[\d.]+|libnvidia-opencl\.so\.1",
@@ -41,12 +41,12 @@ _FOLDERS = (
     "usr/local/nvidia/lib64",
     "run/opengl-driver/lib",
 )
-_CACHED = re.compile(rf"^\s*(\S+) \({LINUX_AMD64.cached}[^)]*\) => (/\S+)$", re.MULTILINE)
+_CACHE_LINE = re.compile(rf"^\s*(\S+) \({LINUX_AMD64.cached}[^)]*\) => (/\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Driver:
-    """Nodes of /dev by name; libraries and tools by the name that programs use, as real files."""
+class HostDriver:
+    """Device nodes by name; libraries and tools by the name that programs use, with links resolved."""
 
     nodes: tuple[tuple[str, Path], ...]
     libraries: tuple[tuple[str, Path], ...]
@@ -54,37 +54,37 @@ class Driver:
 
     @property
     def gpus(self) -> int:
-        """How many there are."""
+        """The number of GPUs."""
         return sum(bool(re.fullmatch(r"nvidia\d+", name)) for name, _ in self.nodes)
 
 
-def driver_for(image: Mapping[str, str], gpus: str | None) -> Driver | None:
-    """The driver that an image gets whose environment is *image*.
+def driver_for(image: Mapping[str, str], gpus: str | None) -> HostDriver | None:
+    """The driver for an image with the environment *image*; None: the container gets no GPUs.
 
-    :param gpus: "all" or "none"; None: as the image says, NVIDIA_VISIBLE_DEVICES, where the host has one.
-    :raises ConfigError: *gpus* is none of these.
-    :raises ToolMissing: all are wanted, and the host has no driver.
+    :param gpus: "all" or "none"; None: as the image's NVIDIA_VISIBLE_DEVICES says, if the host has a driver.
+    :raises ConfigError: *gpus* is another text.
+    :raises ToolMissing: *gpus* is "all", and the host has no driver.
     """
     if gpus not in (None, "all", "none"):
         raise ConfigError(
-            f"--gpus {gpus}: without an engine all or none",
-            hint="choose among them by -e CUDA_VISIBLE_DEVICES=0, or take --runtime docker",
+            f"--gpus {gpus}: only all or none is supported without an engine",
+            hint="select GPUs with -e CUDA_VISIBLE_DEVICES=0, or use --runtime docker",
         )
-    said = image.get("NVIDIA_VISIBLE_DEVICES", "void")
-    if gpus == "none" or (gpus is None and said in ("none", "void", "")):
+    visible = image.get("NVIDIA_VISIBLE_DEVICES", "void")
+    if gpus == "none" or (gpus is None and visible in ("none", "void", "")):
         return None
     found = find_driver(capabilities=image.get(CAPABILITIES, ""))
     if found is None and gpus == "all":
-        raise ToolMissing("this host has no NVIDIA driver that could be handed on", hint="try: nvidia-smi")
+        raise ToolMissing("no NVIDIA driver found on this host", hint="check with: nvidia-smi")
     return found
 
 
 def models(host: Path = Path("/")) -> tuple[str, ...]:
-    """The GPUs of *host* by model, "NVIDIA H200" each, as the kernel module tells them; none without it."""
+    """The model of each GPU, such as "NVIDIA H200", from the kernel module; empty without one."""
     found = []
     for path in sorted((host / "proc/driver/nvidia/gpus").glob("*/information")):
-        told = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
-        found.append(told.get("Model", "").strip())
+        fields = dict(line.partition(":")[::2] for line in path.read_text().splitlines())
+        found.append(fields.get("Model", "").strip())
     return tuple(found)
 
 
@@ -94,57 +94,59 @@ def find_driver(
     capabilities: str = "",
     host: Path = Path("/"),
     cache: str | None = None,
-) -> Driver | None:
-    """The driver of *host*; None where there is none, or nothing of it is asked for.
+) -> HostDriver | None:
+    """The driver of *host*; None if there is none, or if *capabilities* selects no part of it.
 
-    :param environ: the host's: LD_LIBRARY_PATH and PATH are looked through too.
-    :param capabilities: what the image says of CAPABILITIES; empty: compute and utility.
-    :param cache: what `ldconfig -p` says; None: it is asked.
+    :param environ: the host's environment; LD_LIBRARY_PATH and PATH are searched too.
+    :param capabilities: the image's value of CAPABILITIES; empty: compute and utility.
+    :param cache: the output of `ldconfig -p`; None: run it.
     """
     nodes = tuple(
         sorted(
             (path.name, path) for path in (host / "dev").glob("nvidia*") if re.fullmatch(_NODES, path.name)
         )
     )
-    asked = {word.strip() for word in (capabilities or _DEFAULT).split(",")}
-    served = [kind for kind in _LIBRARIES if kind in asked or "all" in asked]
-    if "nvidiactl" not in dict(nodes) or not served:
+    requested = {word.strip() for word in (capabilities or _DEFAULT).split(",")}
+    kinds = [kind for kind in _LIBRARIES if kind in requested or "all" in requested]
+    if "nvidiactl" not in dict(nodes) or not kinds:
         return None
-    wanted = re.compile("|".join(_LIBRARIES[kind] for kind in served))
+    pattern = re.compile("|".join(_LIBRARIES[kind] for kind in kinds))
     folders = [host / folder for folder in _FOLDERS]
     folders += [Path(folder) for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    libraries = _cached(_ldconfig() if cache is None else cache, wanted, host)
-    for name, path in _lying_in(folders, wanted):
+    libraries = _in_cache(_ldconfig() if cache is None else cache, pattern, host)
+    for name, path in _in_folders(folders, pattern):
         libraries.setdefault(name, path)
     if "libcuda.so.1" in libraries:
         libraries["libcuda.so"] = libraries["libcuda.so.1"]
-    elif "compute" in served:
-        return None  # nodes without a driver's library: a kernel module that was left behind
+    elif "compute" in kinds:
+        return None  # nodes without libcuda: only the kernel module is installed
     programs = [Path(folder) for folder in environ.get("PATH", os.defpath).split(":") if folder]
     tools = {
         name: path.resolve()
-        for kind in served
+        for kind in kinds
         for name in _TOOLS[kind]
         for folder in reversed(programs)
         if (path := folder / name).is_file()
     }
-    return Driver(nodes=nodes, libraries=tuple(sorted(libraries.items())), tools=tuple(sorted(tools.items())))
+    return HostDriver(
+        nodes=nodes, libraries=tuple(sorted(libraries.items())), tools=tuple(sorted(tools.items()))
+    )
 
 
-def _cached(text: str, wanted: re.Pattern[str], host: Path) -> dict[str, Path]:
-    """Of a loader's cache the libraries of this machine's kind; the first of a name counts."""
+def _in_cache(text: str, pattern: re.Pattern[str], host: Path) -> dict[str, Path]:
+    """The libraries of this architecture in a loader's cache; the first one of each name."""
     found: dict[str, Path] = {}
-    for name, path in _CACHED.findall(text):
+    for name, path in _CACHE_LINE.findall(text):
         real = (host / path.lstrip("/")).resolve()
-        if wanted.fullmatch(name) and real.is_file():
+        if pattern.fullmatch(name) and real.is_file():
             found.setdefault(name, real)
     return found
 
 
-def _lying_in(folders: Iterable[Path], wanted: re.Pattern[str]) -> Iterable[tuple[str, Path]]:
+def _in_folders(folders: Iterable[Path], pattern: re.Pattern[str]) -> Iterable[tuple[str, Path]]:
     for folder in folders:
         for path in sorted(folder.glob("lib*.so*")):
-            if wanted.fullmatch(path.name) and path.is_file():
+            if pattern.fullmatch(path.name) and path.is_file():
                 yield path.name, path.resolve()
 
 
@@ -158,9 +160,9 @@ def _ldconfig() -> str:
 
 
 def killed_for_memory(vmstat: Path = Path("/proc/vmstat")) -> int:
-    """How many processes this kernel has killed for want of memory since its start, in whatever cgroup.
+    """The number of processes that this kernel has killed since boot because memory ran out, in any cgroup.
 
-    0 where it does not say (`oom_kill` is there since Linux 4.13).
+    0 if the kernel does not count them (`oom_kill` needs Linux 4.13).
     """
     try:
         lines = vmstat.read_text().splitlines()

@@ -1,6 +1,6 @@
-"""The engine that DOCKER_HOST or the client's context names, Docker or Podman, as a runtime.
+"""The runtime `docker`: the Docker or Podman engine of DOCKER_HOST or the current context.
 
-The image is loaded into it where it is not there.
+The image is loaded into the engine if it is missing there.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from torchkiln.docker.daemon import Engine, find_engine
 from torchkiln.errors import ConfigError
 from torchkiln.runtimes import docker
-from torchkiln.runtimes.command import Bind, Command, Exited, Settings, Streams
+from torchkiln.runtimes.command import Bind, Command, Exited, RuntimeSettings, Streams
 from torchkiln.runtimes.docker_args import Container, client_command, parse_port
 from torchkiln.runtimes.driver import killed_for_memory
 from torchkiln.runtimes.engine_images import gpus_on, image_on, parse_gpus
-from torchkiln.runtimes.runtime import Listener, Source
+from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
 
 _WORKSPACE = "/workspace"
 _JUPYTER, _SSH = "8888/tcp", "22/tcp"
@@ -30,13 +30,13 @@ _JUPYTER, _SSH = "8888/tcp", "22/tcp"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineRuntime:
-    """An engine here or elsewhere."""
+    """A local or remote engine."""
 
     what: str
     interactive: bool = True
     in_engine: bool = True
 
-    def check(self, command: Command, settings: Settings) -> None:
+    def check(self, command: Command, settings: RuntimeSettings) -> None:
         """See Runtime."""
         faults = []
         try:
@@ -45,7 +45,7 @@ class EngineRuntime:
             faults.append(error.message)
         for bind in command.binds:
             if not bind.source.exists():
-                faults.append(f"bind {bind.source}: no such file or folder")
+                faults.append(f"bind {bind.source}: no such file or directory")
         for port in command.ports:
             try:
                 parse_port(port)
@@ -54,7 +54,9 @@ class EngineRuntime:
         if faults:
             raise ConfigError.of(faults)
 
-    def ready(self, source: Source, settings: Settings, listener: Listener) -> EngineImage:
+    def ready(
+        self, source: ImageSource, settings: RuntimeSettings, listener: RuntimeListener
+    ) -> ImageInEngine:
         """See Runtime."""
         parse_gpus(settings.gpus)
         engine = find_engine(builds=False)
@@ -63,50 +65,50 @@ class EngineRuntime:
         base = Container(
             image=name, command=(), env=settings.env, gpus=gpus, cdi=cdi, shm_size=settings.shm_size
         )
-        return EngineImage(engine=engine, base=base, config=config, listener=listener)
+        return ImageInEngine(engine=engine, base=base, config=config, listener=listener)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineImage:
-    """An image in an engine; *base* is what its containers have in common."""
+class ImageInEngine:
+    """An image in an engine; *base* holds what its containers have in common."""
 
     engine: Engine
     base: Container
     config: Mapping[str, Any] = field(hash=False)
-    listener: Listener
+    listener: RuntimeListener
 
     @property
     def runtime(self) -> str:
-        """Docker's or Podman's name."""
+        """`docker` or `podman`."""
         return self.engine.kind.lower()
 
     def captured(self, command: Command, *, timeout_s: float) -> Exited:
-        """See ReadyImage; binds are copied in, for the engine may be elsewhere."""
+        """See RunnableImage; binds are copied into the container, because the engine may be remote."""
         container = replace(self._container(command), files=command.binds)
         return docker.captured(container, self.engine, timeout_s=timeout_s)
 
     def passed_through(self, command: Command, streams: Streams) -> int:
-        """See ReadyImage. The line for Docker's client is shown; on a terminal that line is what runs."""
-        container = self._as_users_do(command)
-        reads = not streams.stdin.isatty()
+        """See RunnableImage. Shows the `docker run` line; on a terminal, executes that line."""
+        container = self._with_defaults(command)
+        interactive = streams.stdin.isatty()
         podman_at = self.engine.host if self.engine.kind == "Podman" else ""
-        terminal = not reads and streams.stdout.isatty()
+        terminal = interactive and streams.stdout.isatty()
         argv = client_command(container, terminal=terminal, podman_at=podman_at)
         self.listener.say(shlex.join(argv))
-        if not reads and shutil.which(argv[0]):
+        if interactive and shutil.which(argv[0]):
             streams.stderr.flush()
-            os.execvp(argv[0], argv)  # a terminal's keys, size and signals are its affair
+            os.execvp(argv[0], argv)  # the client handles a terminal's keys, size and signals
         return docker.run(
             container,
             self.engine,
-            stdin=streams.stdin.fileno() if reads else None,
+            stdin=None if interactive else streams.stdin.fileno(),
             stdout=streams.stdout,
             stderr=streams.stderr,
-            signals=_heard(),
+            signals=_queued_signals(),
         )
 
     def killed_for_memory(self) -> int:
-        """By this kernel, if it is the engine's too."""
+        """See RunnableImage; known for a local engine only."""
         return killed_for_memory() if self.engine.host.startswith("unix://") else 0
 
     def _container(self, command: Command) -> Container:
@@ -119,13 +121,15 @@ class EngineImage:
             ports=command.ports,
         )
 
-    def _as_users_do(self, command: Command) -> Container:
-        """What was asked, and what is sensible where nothing was."""
+    def _with_defaults(self, command: Command) -> Container:
+        """*command* with default ports and workspace."""
         argv = command.argv
         if not command.entrypoint and not argv:
-            argv = tuple(self.config.get("Cmd") or ())  # an engine forgets it with the entrypoint
+            argv = tuple(self.config.get("Cmd") or ())  # engines drop Cmd if the entrypoint is replaced
             if not argv:
-                raise ConfigError("no command was given", hint="without its entrypoint the image has none")
+                raise ConfigError(
+                    "no command specified", hint="add one: without its entrypoint the image has none"
+                )
         return replace(
             self._container(command),
             command=argv,
@@ -135,7 +139,7 @@ class EngineImage:
 
 
 def _workspace(config: Mapping[str, Any], binds: tuple[Bind, ...]) -> tuple[Bind, ...]:
-    """./workspace, if it is there, the image works in a workspace, and nothing else was asked to be it."""
+    """Mount ./workspace if it exists, the image works in /workspace, and nothing else is mounted there."""
     here = Path("workspace")
     taken = any(bind.target.rstrip("/") == _WORKSPACE for bind in binds)
     if taken or config.get("WorkingDir") != _WORKSPACE or not here.is_dir():
@@ -144,15 +148,15 @@ def _workspace(config: Mapping[str, Any], binds: tuple[Bind, ...]) -> tuple[Bind
 
 
 def _ports(config: Mapping[str, Any], env: tuple[str, ...]) -> tuple[str, ...]:
-    """For this host alone, as a token travels in the clear; SSH only where somebody may log in."""
+    """Publish on localhost only, because Jupyter's token is not encrypted; SSH only if there is a key."""
     exposed = config.get("ExposedPorts") or {}
     found = ["127.0.0.1:8888:8888"] if _JUPYTER in exposed else []
     key = any(pair.startswith("SSH_PUBLIC_KEY=") for pair in env)
     return (*found, *(["127.0.0.1:2222:22"] if key and _SSH in exposed else []))
 
 
-def _heard() -> SimpleQueue[int]:
-    """Where from now on the signals come in that would have ended us: they are for the command."""
+def _queued_signals() -> SimpleQueue[int]:
+    """A queue that receives this process's SIGINT, SIGTERM and SIGHUP from now on, for the command."""
     signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: signals.put(number))

@@ -1,18 +1,18 @@
-"""Spec → a process inside an unpacked image. Runs as a program of its own, with the standard library alone.
+"""Start a process in an unpacked image. A separate program that uses the standard library alone.
 
     python -I -S enter.py SPEC_FD FAULT_FD
 
-The spec is JSON on SPEC_FD. A fault before the command runs is told on FAULT_FD, which closes when it runs.
-It makes namespaces for mounts, processes, host name and IPC (as a user other than root: one for users too),
-lays an overlay over the image, makes that the root, fills /proc, /dev, /sys and the few files of /etc that
-belong to a machine, and executes the command as process 1. All mounts are private and end with it.
+The spec is JSON on SPEC_FD. An error before the command runs is written to FAULT_FD, which closes when the
+command starts. It creates namespaces for mounts, processes, host name and IPC (and one for users if it is not
+root), mounts an overlay over the image, makes it the root, fills /proc, /dev, /sys and the files of /etc that
+belong to a machine, and executes the command as process 1. All mounts are private and end with the process.
 
     start([ROOT, LIMITS, FILTER, COUNT, NAME=VALUE..., COMMAND...])
 
-A sandbox for a command that is not trusted; `sandbox.py` calls it so. All namespaces are new, so there
-is no network; the root is one folder, read-only, with no /proc and no /dev; the user is nobody, without
-capabilities; a seccomp filter and resource limits hold. A fault goes to stderr, with exit code 125. Without
-a COMMAND it only makes the sandbox.
+A sandbox for an untrusted command; `sandbox.py` uses it. All namespaces are new, so there is no network; the
+root is one read-only folder without /proc and /dev; the user is nobody, without capabilities; a seccomp
+filter and resource limits apply. An error goes to stderr, with exit code 125. Without a COMMAND it only
+creates the sandbox.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import resource
 import stat
 import sys
 
-# A sandbox is made for each wheel, so nothing is imported that takes milliseconds and is not needed for one.
+# A sandbox is created for each wheel, so slow imports that it does not need are local to functions.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
@@ -48,17 +48,17 @@ _DEV_LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
-# Where a driver's libraries go: a folder that no image has anything in, known to the image's own loader.
+# The folder for a driver's libraries, which is empty in all images, and the loader's configuration for it.
 DRIVER, LOADERS = "/usr/local/nvidia/lib64", "/etc/ld.so.conf.d/00-torchkiln-driver.conf"
 LDCONFIG = "/sbin/ldconfig"
 
 
 def main(spec_fd: int, fault_fd: int) -> NoReturn:
-    """Prepare, run the command, end as it ended: its code, or 128 and the number of its signal."""
+    """Prepare, run the command, and exit with its code, or with 128 plus the number of its signal."""
     import json
     import signal
 
-    os.get_exec_path()  # imports something, for which it is too late in another root
+    os.get_exec_path()  # imports a module, which is impossible after the root has changed
     os.set_inheritable(spec_fd, False)
     os.set_inheritable(fault_fd, False)
     with os.fdopen(spec_fd, "rb") as source:
@@ -69,7 +69,7 @@ def main(spec_fd: int, fault_fd: int) -> NoReturn:
         _unshare(private_user)
         child = os.fork()
         if child == 0:
-            # Whoever ends us ends process 1, and with it everything in the namespace.
+            # When the parent dies, process 1 is killed, and with it everything in the namespace.
             _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
             _prepare(spec, private_user)
             _execute(spec, private_user)
@@ -77,7 +77,7 @@ def main(spec_fd: int, fault_fd: int) -> NoReturn:
         os.write(fault_fd, str(error).encode())
         os._exit(125)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, _SIGKILL))
-    for ignored in (signal.SIGINT, signal.SIGQUIT):  # typed at a terminal: they are the command's
+    for ignored in (signal.SIGINT, signal.SIGQUIT):  # typed at a terminal: the command handles them
         signal.signal(ignored, signal.SIG_IGN)
     os.close(fault_fd)
     _, status = os.waitpid(child, 0)
@@ -86,16 +86,16 @@ def main(spec_fd: int, fault_fd: int) -> NoReturn:
 
 
 def start(words: list[str]) -> NoReturn:
-    """`confined`, by the words of a command line."""
-    behind = 4 + int(words[3])
-    confined(words[0], words[1], words[2], words[4:behind], words[behind:])
+    """`confined`, with the arguments of a command line."""
+    end = 4 + int(words[3])
+    confined(words[0], words[1], words[2], words[4:end], words[end:])
 
 
 def confined(root: str, limits: str, program: str, variables: list[str], argv: list[str]) -> NoReturn:
-    """Run *argv* in a sandbox, or end with 125 before it starts; end as it ended."""
-    env = dict(one.split("=", 1) for one in variables)
+    """Run *argv* in a sandbox and exit with its code; exit with 125 if it cannot be started."""
+    env = dict(variable.split("=", 1) for variable in variables)
     try:
-        if not root:  # no namespaces on this host: what holds without them
+        if not root:  # no namespaces on this host: only limits and filter
             _limit(limits)
             _filter(program)
             os.execve(argv[0], argv, env)
@@ -124,53 +124,53 @@ def confined(root: str, limits: str, program: str, variables: list[str], argv: l
 
 
 def _only_root(root: str) -> None:
-    """Make the folder *root*, read-only, all that there is of a file system."""
+    """Make the folder *root*, read-only, the whole file system."""
     _mount(None, "/", None, _REC | _PRIVATE)
     _mount(root, root, None, _BIND | _REC)
     _read_only(root, _NOSUID | _NODEV)
     os.chdir(root)
-    _call("syscall", _SYS_PIVOT_ROOT, b".", b".")  # the old root now lies over the new one
+    _call("syscall", _SYS_PIVOT_ROOT, b".", b".")  # the old root is now mounted over the new one
     _call("umount2", b".", _DETACH)
     os.chdir("/")
     _call("sethostname", b"sandbox", 7)
 
 
 def _limit(limits: str) -> None:
-    """Resource limits, "AS=402653184,CORE=0"; a lower one that is set already stays."""
-    for one in limits.split(","):
-        name, _, most = one.partition("=")
+    """Set resource limits, such as "AS=402653184,CORE=0"; a lower limit that is already set stays."""
+    for limit in limits.split(","):
+        name, _, value = limit.partition("=")
         kind = getattr(resource, f"RLIMIT_{name}")
         _, hard = resource.getrlimit(kind)
-        least = int(most) if hard == resource.RLIM_INFINITY else min(int(most), hard)
-        resource.setrlimit(kind, (least, least))
+        lowest = int(value) if hard == resource.RLIM_INFINITY else min(int(value), hard)
+        resource.setrlimit(kind, (lowest, lowest))
     os.closerange(3, 1024)
 
 
 def _become_nobody(private_user: bool) -> None:
-    """Nobody, in a user namespace, without a capability and no way to get one."""
+    """Become nobody, in a user namespace, without capabilities and unable to gain any."""
     if not private_user:
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         _drop_bounding()
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-        _LIBC.unshare(_NEWUSER)  # where the host lets nobody; the other namespaces are made, and root's
+        _LIBC.unshare(_NEWUSER)  # may fail: some hosts forbid it to nobody; root made the other namespaces
     _drop_bounding()
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _call("capset", header, (ctypes.c_uint32 * 6)())
-    _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # a change of user has cleared it
+    _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # a change of user clears it
 
 
 def _drop_bounding() -> None:
     for capability in range(64):
         if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
-            return  # the kernel knows no more of them
+            return  # the kernel has no capability of this number
 
 
 def _filter(program: str) -> None:
-    """Install the seccomp filter, in hex; from here on nothing gains a privilege."""
+    """Install the seccomp filter *program*, in hex; after this nothing gains a privilege."""
     steps = bytes.fromhex(program)
     code = ctypes.create_string_buffer(steps, len(steps))
-    # struct sock_fprog: a count of eight-byte instructions, and where they are.
+    # struct sock_fprog: the number of eight-byte instructions, and a pointer to them.
     whole = (ctypes.c_uint64 * 2)(len(steps) // 8, ctypes.addressof(code))
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, whole, 0, 0)
@@ -192,8 +192,8 @@ def _map_ids(uid_line: str, gid_line: str) -> None:
 
 def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     _mount(None, "/", None, _REC | _PRIVATE)
-    # Held open, because names change their meaning on the way; opened here, because a mount of another
-    # namespace cannot be bound.
+    # Opened before the root changes, because paths have another meaning afterwards; and in this namespace,
+    # because a mount of another one cannot be bound.
     image = os.open(spec["root"], os.O_PATH | os.O_DIRECTORY)
     places = {**{name: f"/dev/{name}" for name in _NODES}, **dict(spec["nodes"])}
     nodes = {name: os.open(place, os.O_PATH) for name, place in places.items()}
@@ -207,18 +207,18 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
     root = f"{top}/root"
     for folder in ("upper", "work", "root"):
         os.mkdir(f"{top}/{folder}")
-    os.chdir(top)  # so that no path with a comma or a colon stands among the options
+    os.chdir(top)  # for relative paths: a path in the options must not contain a comma or colon
     options = f"lowerdir=/proc/self/fd/{image},upperdir=upper,workdir=work"
     _mount("overlay", root, "overlay", 0, options + (",userxattr" if private_user else ""))
     os.chmod(root, 0o755)
 
-    # The host's root, for as long as something is bound from it: under a name that no link of the image has.
+    # The host's root, until everything is bound; under a random name, which no link in the image can have.
     old = f"/.{os.urandom(16).hex()}"
     os.mkdir(root + old, 0o700)
     _call("syscall", _SYS_PIVOT_ROOT, root.encode(), (root + old).encode())
     os.chdir("/")
-    # From here on every path is resolved inside the image. Its links could lead out by /proc alone, through a
-    # descriptor that we hold: so what is made in the image is made before, and those are closed behind it.
+    # From here on every path is resolved inside the image. Its links can lead outside only through /proc and
+    # an open descriptor: so files are created in the image before /proc is mounted, and descriptors closed.
     loader = spec["libraries"] and os.access(LDCONFIG, os.X_OK)
     _make_places(spec["files"] | ({LOADERS: DRIVER + "\n"} if loader else {}))
     targets = [target for _, target, _ in binds]
@@ -234,24 +234,25 @@ def _prepare(spec: dict[str, Any], private_user: bool) -> None:
         _read_only(target)
     for source, target, writable in binds:
         if _lies_below(target, targets):
-            _make_target(source, target)  # in what was bound there, which is the caller's
+            _make_target(source, target)  # inside another bind, which belongs to the caller
         _bind(source, target)
         if not writable:
             _read_only(target)
     _call("umount2", old.encode(), _DETACH)
     os.rmdir(old)
-    for held in (image, *nodes.values(), *(one for one, _ in driver), *(one for one, *_ in binds)):
-        os.close(held)
+    opened = (image, *nodes.values(), *(source for source, _ in driver), *(source for source, *_ in binds))
+    for descriptor in opened:
+        os.close(descriptor)
     if loader:
         _run_ldconfig()
-    elif spec["libraries"]:  # the loader has no cache: a variable says where they are
+    elif spec["libraries"]:  # an image without ldconfig
         found = filter(None, (DRIVER, spec["env"].get("LD_LIBRARY_PATH")))
         spec["env"]["LD_LIBRARY_PATH"] = ":".join(found)
     _call("sethostname", spec["hostname"].encode(), len(spec["hostname"].encode()))
 
 
 def _make_places(files: dict[str, str]) -> None:
-    """The folders that are mounted over, which must be the image's own, and the *files* of this machine."""
+    """Create the mount points, which must not be links, and the *files* of this machine."""
     for folder in ("proc", "sys", "dev", "etc", "tmp"):
         if os.path.islink(f"/{folder}"):
             raise ValueError(f"/{folder} of the image is a symbolic link")
@@ -278,28 +279,28 @@ def _devices(nodes: dict[str, int], shm_size: int, private_user: bool) -> None:
     os.mkdir("/dev/shm")
     _mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={shm_size}")
     os.mkdir("/dev/pts")
-    # Group 5 is tty in every Debian; in a user namespace of one user it does not exist.
+    # Group 5 is tty in Debian; a user namespace with one user does not have it.
     options = "newinstance,ptmxmode=0666,mode=0620" + ("" if private_user else ",gid=5")
     _mount("devpts", "/dev/pts", "devpts", _NOSUID | _NOEXEC, options)
 
 
 def _run_ldconfig() -> None:
-    """The image's own program, so that its loader finds the driver's libraries."""
+    """Run the image's ldconfig, so that its loader finds the driver's libraries."""
     child = os.fork()
     if child == 0:
         try:
-            silence = os.open("/dev/null", os.O_RDWR)
+            null = os.open("/dev/null", os.O_RDWR)
             for stream in (0, 1, 2):
-                os.dup2(silence, stream)
+                os.dup2(null, stream)
             os.execve(LDCONFIG, [LDCONFIG, DRIVER], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
         except OSError:
             os._exit(127)
     if os.waitpid(child, 0)[1]:
-        raise ValueError(f"{LDCONFIG} of the image fails, so its loader cannot be told of the driver")
+        raise ValueError(f"{LDCONFIG} of the image failed, so its loader cannot find the driver's libraries")
 
 
 def _make_target(source: int, target: str) -> None:
-    """A file or folder at *target*, as *source* is one, where there is none."""
+    """Create a file or folder at *target*, of the type of *source*, if it does not exist."""
     if not os.path.exists(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if stat.S_ISDIR(os.fstat(source).st_mode):
@@ -314,7 +315,7 @@ def _bind(source: int, target: str) -> None:
 
 
 def _read_only(target: str, more: int = 0) -> None:
-    """*target* and all mounts under it; with *more* flags."""
+    """Make *target* and all mounts below it read-only, with *more* flags."""
     attributes = (ctypes.c_uint64 * 4)(_RDONLY | more, 0, 0, 0)  # struct mount_attr: set, clear, ...
     descriptor = os.open(target, os.O_PATH)
     try:
@@ -338,9 +339,9 @@ def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
     env = spec["env"]
     env.setdefault("HOME", _home(uid))
     os.umask(0o022)
-    os.makedirs(spec["workdir"], exist_ok=True)  # still as root, whoever runs the command
+    os.makedirs(spec["workdir"], exist_ok=True)  # as root, whatever the command's user
     os.chdir(spec["workdir"])
-    # Python ignores the first two, a terminal session of ours the others; the command expects neither.
+    # Python ignores the first two, `torchkiln run` on a terminal the others; reset them for the command.
     for name in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT):
         signal.signal(name, signal.SIG_DFL)
     if private_user:
@@ -351,11 +352,11 @@ def _execute(spec: dict[str, Any], private_user: bool) -> NoReturn:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-    _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # a change of user has cleared it
+    _call("prctl", _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)  # a change of user clears it
     try:
         os.execvpe(spec["argv"][0], spec["argv"], env)
     except OSError as error:
-        # As shells and container engines do: 127 not there, 126 not to be executed.
+        # As in shells and container engines: 127 not found, 126 not executable.
         sys.stderr.write(f"{spec['argv'][0]}: {error.strerror}\n")
         sys.stderr.flush()
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
@@ -385,11 +386,11 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
 
 
 def _call(name: str, *arguments: object) -> None:
-    """A function of the C library; OSError when it says -1, naming what was asked."""
+    """Call a function of the C library; raise OSError, with its arguments, if it returns -1."""
     if getattr(_LIBC, name)(*arguments) == -1:
         number = ctypes.get_errno()
-        asked = " ".join(part.decode() for part in arguments if isinstance(part, bytes))
-        raise OSError(number, os.strerror(number), f"{name} {asked}".strip())
+        words = " ".join(part.decode() for part in arguments if isinstance(part, bytes))
+        raise OSError(number, os.strerror(number), f"{name} {words}".strip())
 
 
 if __name__ == "__main__":

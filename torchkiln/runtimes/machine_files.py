@@ -1,10 +1,10 @@
-"""The files of /etc that belong to a machine and not to an image: what a container of ours finds there."""
+"""Files of /etc that belong to a machine and not to an image, for containers without an engine."""
 
 from __future__ import annotations
 
 
 def machine_files(hostname: str) -> dict[str, str]:
-    """By path."""
+    """The content of /etc/hosts, /etc/hostname and /etc/resolv.conf, by path."""
     return {
         "/etc/hosts": _hosts(hostname),
         "/etc/hostname": f"{hostname}\n",
@@ -13,7 +13,7 @@ def machine_files(hostname: str) -> dict[str, str]:
 
 
 def _hosts(hostname: str) -> str:
-    # The mapped address spares c10d a reverse look-up that takes 15 s without a name server.
+    # Without the IPv4-mapped address, c10d's reverse lookup takes 15 s if there is no name server.
     addresses = (("127.0.0.1", "localhost"), ("::1", "localhost"), ("127.0.1.1", hostname))
     return "".join(f"{ip}\t{name}\n" for ip, name in (*addresses, ("::ffff:127.0.0.1", "localhost")))
 

@@ -1,8 +1,8 @@
-"""Unpacked image, command → how it ended, by crun or runc: as rootfs.py, and confined as engines confine.
+"""Run a command in an unpacked image with crun or runc, confined as in a Docker engine.
 
-The command has Docker's capabilities and a device cgroup that lets it open the usual nodes and the GPUs', no
-others. A process namespace stands around the runtime, so that whatever ends us ends the container, and an
-overlay over the image, which is never written.
+The command has Docker's capabilities, and a device cgroup that allows the standard devices and the GPUs. The
+runtime runs in a PID namespace, so that the container ends when this process ends. The image is the lower
+side of an overlay, so nothing writes to it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any
 from torchkiln.errors import ToolMissing
 from torchkiln.runtimes import enter
 from torchkiln.runtimes.command import Bind, Exited, Program
-from torchkiln.runtimes.driver import Driver
+from torchkiln.runtimes.driver import HostDriver
 from torchkiln.runtimes.machine_files import machine_files
 from torchkiln.runtimes.rootfs import using
 
 PROGRAMS = ("crun", "runc")
 _CGROUPS = "/sys/fs/cgroup"
-_PATIENCE = 5.0  # seconds for the kernel
-# In a mount and a process namespace of its own; $1 the scratch folder, $2 the image, $3 program, $4 name.
+_CGROUP_TIMEOUT_S = 5.0
+# Runs in its own mount and PID namespace. $1: scratch folder, $2: image, $3: runtime, $4: container name.
 _SCRIPT = """\
 set -e
 cd "$1"
@@ -48,32 +48,32 @@ _CAPABILITIES = (
     "CAP_AUDIT_WRITE CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_FSETID CAP_KILL CAP_MKNOD CAP_NET_BIND_SERVICE"
     " CAP_NET_RAW CAP_SETFCAP CAP_SETGID CAP_SETPCAP CAP_SETUID CAP_SYS_CHROOT"
 )
-# The image's loader is told of the driver, then comes the command.
-_TELL_LOADER = f'{enter.LDCONFIG} {enter.DRIVER} && exec "$@"'
+# Adds the driver to the loader's cache of the image, then starts the command.
+_RUN_LDCONFIG = f'{enter.LDCONFIG} {enter.DRIVER} && exec "$@"'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OciRuntime:
-    """Runs commands in unpacked images by *program*, as root."""
+    """Runs commands in unpacked images with *program*; needs root."""
 
     program: str  # of PROGRAMS
     shm_size: int = 1 << 30  # bytes
     hostname: str = "torchkiln"
-    driver: Driver | None = None  # of GPUs, which commands then see
+    driver: HostDriver | None = None  # mounted into the container, with its GPUs
 
     def run(
         self, image_root: Path, program: Program, *, timeout_s: float | None = None, capture: bool = True
     ) -> Exited:
-        """Run *program* in *image_root* and keep what it says; killed after *timeout_s* seconds.
+        """Run *program* in *image_root* and capture its output; it is killed after *timeout_s* seconds.
 
-        :raises ToolMissing: the runtime's program is not there, cannot do it, or we are not root.
+        :raises ToolMissing: the runtime is not installed or fails, or this process is not root.
         """
         if not capture:
-            raise ToolMissing(f"{self.program} is used for checks alone", hint="take --runtime rootfs")
-        place = shutil.which(self.program)
-        if place is None or os.geteuid() != 0:
-            why = "is not installed" if place is None else "is used as root alone"
-            raise ToolMissing(f"{self.program} {why}", hint="take --runtime rootfs, which needs neither")
+            raise ToolMissing(f"{self.program} can only run checks", hint="use --runtime rootfs")
+        executable = shutil.which(self.program)
+        if executable is None or os.geteuid() != 0:
+            reason = "is not installed" if executable is None else "requires root"
+            raise ToolMissing(f"{self.program} {reason}", hint="use --runtime rootfs, which needs neither")
         name = f"torchkiln-{secrets.token_hex(6)}"
         with using(image_root), tempfile.TemporaryDirectory(prefix=f"{name}-") as scratch:
             if self.driver and self.driver.libraries:
@@ -82,36 +82,36 @@ class OciRuntime:
             Path(scratch, "config.json").write_text(json.dumps(config))
             command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
             command += ["--propagation", "private", "sh", "-c", _SCRIPT, "sh"]
-            command += [scratch, str(image_root.absolute()), place, name]
+            command += [scratch, str(image_root.absolute()), executable, name]
             try:
-                ended = _ended(command, timeout_s)
+                result = _run(command, timeout_s)
             finally:
                 _remove_cgroups(name)
-            if not ended.timed_out and (trouble := _trouble(Path(scratch, "log"))):
+            if not result.timed_out and (error := _error_in(Path(scratch, "log"))):
                 raise ToolMissing(
-                    f"{self.program} does not run the image: {trouble}", hint="take --runtime rootfs"
+                    f"{self.program} cannot run the image: {error}", hint="use --runtime rootfs"
                 )
-        return ended
+        return result
 
     def _files(self, scratch: Path) -> list[Bind]:
-        """What belongs to a machine, and the driver's files, for the places where they are looked for."""
+        """Mounts of the machine's own files and of the driver."""
         texts = machine_files(self.hostname)
         if self.driver and self.driver.libraries:
             texts[enter.LOADERS] = f"{enter.DRIVER}\n"
-        found = []
+        binds = []
         for target, text in texts.items():
             source = scratch / Path(target).name
             source.write_text(text)
-            found.append(Bind(source=source, target=target))
+            binds.append(Bind(source=source, target=target))
         if self.driver:
-            found += [
+            binds += [
                 Bind(source=path, target=f"{enter.DRIVER}/{name}") for name, path in self.driver.libraries
             ]
-            found += [Bind(source=path, target=f"/usr/bin/{name}") for name, path in self.driver.tools]
-        return found
+            binds += [Bind(source=path, target=f"/usr/bin/{name}") for name, path in self.driver.tools]
+        return binds
 
     def _config(self, name: str, program: Program, binds: Sequence[Bind]) -> dict[str, Any]:
-        """config.json of the OCI runtime specification, version 1.0."""
+        """config.json in the format of the OCI runtime specification, version 1.0."""
         nodes = [_node(name, path) for name, path in (self.driver.nodes if self.driver else ())]
         allowed = [
             {"allow": True, "type": "c", "major": node["major"], "minor": node["minor"], "access": "rwm"}
@@ -129,7 +129,7 @@ class OciRuntime:
             },
             "root": {"path": "root"},
             "hostname": self.hostname,
-            "mounts": [*_mounts(self.shm_size), *map(_bound, binds)],
+            "mounts": [*_mounts(self.shm_size), *map(_bind_mount, binds)],
             "linux": {
                 "cgroupsPath": f"/{name}",
                 "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")],
@@ -140,18 +140,18 @@ class OciRuntime:
 
 
 def _with_loader(image_root: Path, program: Program) -> Program:
-    """The image's loader is told first; one without a cache is told by the environment."""
+    """*program*, after ldconfig; with LD_LIBRARY_PATH instead in an image without ldconfig."""
     if any(os.path.lexists(image_root / place / "ldconfig") for place in ("sbin", "usr/sbin")):
-        return replace(program, argv=("/bin/sh", "-c", _TELL_LOADER, "sh", *program.argv))
-    told = ":".join(filter(None, (enter.DRIVER, program.env.get("LD_LIBRARY_PATH"))))
-    return replace(program, env={**program.env, "LD_LIBRARY_PATH": told})
+        return replace(program, argv=("/bin/sh", "-c", _RUN_LDCONFIG, "sh", *program.argv))
+    folders = ":".join(filter(None, (enter.DRIVER, program.env.get("LD_LIBRARY_PATH"))))
+    return replace(program, env={**program.env, "LD_LIBRARY_PATH": folders})
 
 
 def _mounts(shm_size: int) -> list[dict[str, Any]]:
-    tight = ["nosuid", "noexec", "nodev"]
-    shm = [*tight, "mode=1777", f"size={shm_size}"]
+    restricted = ["nosuid", "noexec", "nodev"]
+    shm = [*restricted, "mode=1777", f"size={shm_size}"]
     return [
-        {"destination": "/proc", "type": "proc", "source": "proc", "options": tight},
+        {"destination": "/proc", "type": "proc", "source": "proc", "options": restricted},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
         {
             "destination": "/dev/pts",
@@ -160,11 +160,11 @@ def _mounts(shm_size: int) -> list[dict[str, Any]]:
             "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"],
         },
         {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": shm},
-        {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*tight, "ro"]},
+        {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*restricted, "ro"]},
     ]
 
 
-def _bound(bind: Bind) -> dict[str, Any]:
+def _bind_mount(bind: Bind) -> dict[str, Any]:
     options = ["rbind", "rw" if bind.writable else "ro"]
     return {
         "destination": bind.target,
@@ -185,7 +185,7 @@ def _node(name: str, path: Path) -> dict[str, Any]:
     }
 
 
-def _ended(command: Sequence[str], timeout_s: float | None) -> Exited:
+def _run(command: Sequence[str], timeout_s: float | None) -> Exited:
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -196,7 +196,7 @@ def _ended(command: Sequence[str], timeout_s: float | None) -> Exited:
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()  # and with it the kernel ends all that is in the process namespace
+        process.kill()  # the kernel then kills every process of the PID namespace
         out, err = process.communicate()
         return Exited(code=128 + signal.SIGKILL, stdout=out, stderr=err, timed_out=True)
     finally:
@@ -207,23 +207,23 @@ def _ended(command: Sequence[str], timeout_s: float | None) -> Exited:
 
 
 def _remove_cgroups(name: str) -> None:
-    """Those that the container had; the kernel frees them a moment after the last process is gone."""
-    ends = time.monotonic() + _PATIENCE
+    """Remove the container's cgroups, which stay busy for a moment after the last process has ended."""
+    deadline = time.monotonic() + _CGROUP_TIMEOUT_S
     while found := glob.glob(f"{_CGROUPS}/{name}") + glob.glob(f"{_CGROUPS}/*/{name}"):
         for folder in found:
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
-        if time.monotonic() > ends:
+        if time.monotonic() > deadline:
             return
         time.sleep(0.02)
 
 
-def _trouble(log: Path) -> str:
-    """What the runtime itself could not do, in its words."""
+def _error_in(log: Path) -> str:
+    """The first error in the runtime's log; empty if there is none."""
     with contextlib.suppress(OSError):
         for line in log.read_text().splitlines():
             with contextlib.suppress(ValueError):
-                told = json.loads(line)
-                if told.get("level") in ("error", "fatal"):
-                    return str(told.get("msg"))
+                entry = json.loads(line)
+                if entry.get("level") in ("error", "fatal"):
+                    return str(entry.get("msg"))
     return ""

@@ -1,7 +1,7 @@
-"""A container with GPUs in Podman, by CDI: its socket passes over Docker's request for devices.
+"""Create a container with GPUs in Podman, by CDI.
 
-Podman's own way of creating one is asked for at the same socket; what follows is Docker's way again. Podman
-4.3 and issue 19338 of containers/podman are what this rests on.
+Podman's Docker API ignores device requests (issue 19338 of containers/podman), so the container is created
+with Podman's own API at the same socket; all other requests use Docker's. Tested with Podman 4.3.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Any
 
 from torchkiln.runtimes.docker_args import Container, cdi_devices
 
-_CREATE = "/v4.0.0/libpod/containers/create"  # the oldest with CDI; newer ones answer it too
+_CREATE = "/v4.0.0/libpod/containers/create"  # the oldest API with CDI; newer versions support it too
 
 
-def create(api: Any, container: Container, ports: dict[str, Any], *, reads: bool) -> str:
-    """Create *container* by the SDK's client *api*; its id.
+def create(api: Any, container: Container, ports: dict[str, Any], *, open_stdin: bool) -> str:
+    """Create *container* with the SDK's client *api*, and return its id.
 
-    :param ports: as the SDK has them, "8888/tcp" → places on the host, None where any will do.
+    :param ports: in the SDK's form, such as "8888/tcp" → ports of the host; None: any free port.
     :raises APIError: Podman refuses.
     """
     spec = {
@@ -34,24 +34,24 @@ def create(api: Any, container: Container, ports: dict[str, Any], *, reads: bool
             }
             for bind in container.binds
         ],
-        "portmappings": [_mapping(inside, place) for inside, places in ports.items() for place in places],
+        "portmappings": [_mapping(inside, host) for inside, hosts in ports.items() for host in hosts],
         "publish_image_ports": False,
         "devices": [{"path": name} for name in cdi_devices(container.gpus)],
         "shm_size": container.shm_size,
-        "stdin": reads,
+        "stdin": open_stdin,
         "remove": True,
     }
     if not container.entrypoint:
         spec["entrypoint"] = [""]
-    wanted = {name: value for name, value in spec.items() if value is not None}
-    answer = api.post(f"{api.base_url}{_CREATE}", json=wanted, timeout=api.timeout)
-    api._raise_for_status(answer)
-    return str(answer.json()["Id"])
+    body = {name: value for name, value in spec.items() if value is not None}
+    response = api.post(f"{api.base_url}{_CREATE}", json=body, timeout=api.timeout)
+    api._raise_for_status(response)
+    return str(response.json()["Id"])
 
 
-def _mapping(inside: str, place: Any) -> dict[str, Any]:
-    """One of `portmappings`; *place* is None, "8888", or ("127.0.0.1", "8888")."""
+def _mapping(inside: str, host: Any) -> dict[str, Any]:
+    """An item of `portmappings`; *host* is None, "8888", or ("127.0.0.1", "8888")."""
     number, _, protocol = inside.partition("/")
-    address, port = place if isinstance(place, tuple) else ("", place)
-    told: dict[str, Any] = {"container_port": int(number), "protocol": protocol or "tcp"}
-    return told | ({"host_port": int(port)} if port else {}) | ({"host_ip": address} if address else {})
+    address, port = host if isinstance(host, tuple) else ("", host)
+    mapping: dict[str, Any] = {"container_port": int(number), "protocol": protocol or "tcp"}
+    return mapping | ({"host_port": int(port)} if port else {}) | ({"host_ip": address} if address else {})

@@ -1,7 +1,7 @@
-"""Unpacked image, command → how it ended: containers without an engine, in namespaces of their own.
+"""Run a command in an unpacked image without an engine, in Linux namespaces.
 
-The image's root is never written: the command sees an overlay whose upper side is forgotten when it ends. The
-network is the host's. This separates, it does not confine: run only what you would run without it.
+The command writes to an overlay that is discarded when it ends, never to the image. It uses the host's
+network. This is no security boundary: run only programs that you would run directly on the host.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import Any
 
 from torchkiln.errors import ConfigError, ToolMissing
 from torchkiln.runtimes.command import Exited, Program
-from torchkiln.runtimes.driver import Driver
+from torchkiln.runtimes.driver import HostDriver
 from torchkiln.runtimes.machine_files import machine_files
 from torchkiln.util.files import remove_tree
 
 _ENTER = Path(__file__).with_name("enter.py")
-_PATIENCE = 10.0  # seconds from the order to end until force
+_TERMINATE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RootfsRuntime:
-    """Runs commands in unpacked images; needs Linux and root, or user namespaces for everybody."""
+    """Runs commands in unpacked images; needs Linux and root, or unprivileged user namespaces."""
 
-    shm_size: int = 1 << 30  # bytes of /dev/shm: DataLoader workers and NCCL want room
+    shm_size: int = 1 << 30  # bytes of /dev/shm, which DataLoader workers and NCCL use
     hostname: str = "torchkiln"
-    scratch: Path | None = None  # where what the command writes goes; None: memory
-    driver: Driver | None = None  # of GPUs, which commands then see
+    scratch: Path | None = None  # where files that the command writes are stored; None: in memory
+    driver: HostDriver | None = None  # mounted into the container, with its GPUs
 
     def run(
         self,
@@ -48,11 +48,11 @@ class RootfsRuntime:
     ) -> Exited:
         """Run *program* in *image_root*.
 
-        With *capture* its output comes back and its input is *stdin*, else all three are the caller's own.
-        After *timeout_s* seconds everything it started is killed.
+        With *capture* its output is returned and its input is *stdin*; otherwise it inherits the streams of
+        this process. After *timeout_s* seconds it is killed, with everything that it started.
 
-        :raises ConfigError: a path or bind is not usable.
-        :raises ToolMissing: this host does not let us make the namespaces.
+        :raises ConfigError: a path or bind is invalid.
+        :raises ToolMissing: this host does not allow the namespaces.
         """
         _check(image_root, program)
         spec_read, spec_write = os.pipe()
@@ -65,13 +65,13 @@ class RootfsRuntime:
                 "binds": [
                     (str(bind.source.absolute()), bind.target, bind.writable) for bind in program.binds
                 ],
-                **_served(self.driver),
+                **_driver_files(self.driver),
                 "workdir": program.workdir,
                 "user": program.user,
                 "hostname": self.hostname,
                 "files": machine_files(self.hostname),
                 "shm_size": self.shm_size,
-                # A tmpfs goes over this folder, which is there on every host, in our own namespace only.
+                # Without a scratch folder, a tmpfs is mounted here, in the mount namespace only.
                 "scratch": str(scratch or Path(tempfile.gettempdir()).absolute()),
                 "scratch_is_ours": scratch is not None,
             }
@@ -90,12 +90,12 @@ class RootfsRuntime:
                     sink.write(json.dumps(spec).encode())
                 out, err, timed_out = _wait(process, stdin, timeout_s)
             finally:
-                _end(process)
-            trouble = faults.read().decode(errors="replace")
-        if trouble:
+                _terminate(process)
+            fault = faults.read().decode(errors="replace")
+        if fault:
             raise ToolMissing(
-                f"the rootfs runtime cannot prepare the image: {trouble}",
-                hint="run as root, or where users may make namespaces (sysctl user.max_user_namespaces)",
+                f"the rootfs runtime cannot start a container: {fault}",
+                hint="run as root, or allow user namespaces (sysctl user.max_user_namespaces)",
             )
         return Exited(code=process.returncode, stdout=out, stderr=err, timed_out=timed_out)
 
@@ -112,25 +112,23 @@ class RootfsRuntime:
             remove_tree(folder)
 
 
-def _served(driver: Driver | None) -> dict[str, Any]:
-    """For enter.py, by name and place on the host."""
-    kinds = {
-        "nodes": driver.nodes if driver else (),
-        "libraries": driver.libraries if driver else (),
-        "tools": driver.tools if driver else (),
+def _driver_files(driver: HostDriver | None) -> dict[str, Any]:
+    """The driver's files for enter.py: name and path on the host."""
+    kinds = ("nodes", "libraries", "tools")
+    return {
+        kind: [(name, str(path)) for name, path in getattr(driver, kind)] if driver else [] for kind in kinds
     }
-    return {kind: [(name, str(path)) for name, path in found] for kind, found in kinds.items()}
 
 
 @contextlib.contextmanager
 def using(image_root: Path) -> Iterator[None]:
-    """Hold *image_root* while the command runs: `cache prune` leaves an unpacked image that is in use.
+    """Lock *image_root* while the command runs, so that `cache prune` does not remove it.
 
-    The lock is the folder's own, for nothing may be written into it, and ends with us, as the command does.
+    The lock is on the folder itself, because nothing may be written into it; it ends with this process.
     """
     descriptor = os.open(image_root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks has no `prune` that asks for them
+        with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
@@ -138,16 +136,16 @@ def using(image_root: Path) -> Iterator[None]:
 
 
 def _check(image_root: Path, program: Program) -> None:
-    faults = [] if program.argv else ["no command was given"]
+    faults = [] if program.argv else ["no command specified"]
     if not image_root.is_dir():
-        faults.append(f"{image_root}: no such folder, so no unpacked image")
+        faults.append(f"unpacked image {image_root}: no such directory")
     if not program.workdir.startswith("/"):
-        faults.append(f"the working folder must be absolute: {program.workdir!r}")
+        faults.append(f"the working directory must be an absolute path: {program.workdir!r}")
     for bind in program.binds:
         if not bind.source.exists():
-            faults.append(f"bind {bind.source}: no such file or folder")
+            faults.append(f"bind {bind.source}: no such file or directory")
         if not bind.target.startswith("/") or bind.target.rstrip("/") == "":
-            faults.append(f"bind {bind.source}: the place inside must be absolute and not /: {bind.target!r}")
+            faults.append(f"bind {bind.source}: the target must be an absolute path, not /: {bind.target!r}")
     if faults:
         raise ConfigError.of(faults)
 
@@ -158,18 +156,18 @@ def _wait(
     try:
         out, err = process.communicate(stdin, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        _end(process)
-        out, err = process.communicate()  # what it had said until then
+        _terminate(process)
+        out, err = process.communicate()  # its output so far
         return out or b"", err or b"", True
     return out or b"", err or b"", False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """TERM makes enter.py kill process 1 of the namespace, and with that the kernel ends all the others."""
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    """On SIGTERM enter.py kills process 1 of the PID namespace, and the kernel kills all others in it."""
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(_PATIENCE)
+            process.wait(_TERMINATE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -1,4 +1,4 @@
-"""What a runtime is: `run` and `smoke` know it by these protocols alone. Those that there are: table.py."""
+"""Protocols of a runtime, which `run` and `smoke` use; table.py lists the runtimes."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from typing import Protocol
 
 from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.layout import ImageOnDisk, open_layout
-from torchkiln.runtimes.command import Command, Exited, Settings, Streams
+from torchkiln.runtimes.command import Command, Exited, RuntimeSettings, Streams
 from torchkiln.store.store import Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """Where an image comes from, and where it may be kept unpacked."""
+class ImageSource:
+    """Where an image comes from, and where it is unpacked."""
 
-    ref: str | None  # its tag or digest; None: the layout's only one
+    ref: str | None  # its tag or digest; None: the only image of the layout
     layout: Path
     store: Store
-    repository: Callable[[], str]  # under which engines have it; asked for only by them
-    image: ImageOnDisk | None = None  # where it was read already: nothing else is meant by then
+    repository: Callable[[], str]  # its repository in engines; only they call it
+    image: ImageOnDisk | None = None  # if it was read already
 
     def read(self) -> ImageOnDisk:
         """The image in the layout.
 
-        :raises ConfigError: there is none.
+        :raises ConfigError: there is no such image.
         """
         return self.image or open_layout(self.layout).image(self.ref)
 
 
-class Listener(Protocol):
-    """Hears what a runtime does before a command starts."""
+class RuntimeListener(Protocol):
+    """Receives progress messages of a runtime that prepares an image."""
 
     def say(self, line: str) -> None: ...
 
     def unpacks(self, image: ImageOnDisk, *, there: bool) -> None:
-        """*image* is wanted unpacked; *there*: it is already."""
+        """*image* is needed unpacked; *there*: it is unpacked already."""
 
     def progress(self) -> AbstractContextManager[Observer]:
-        """An observer for as long as some work lasts."""
+        """A context with an observer for the duration of a task."""
 
 
-class Unheard:
-    """A listener that nobody has to hear."""
+class SilentRuntimeListener:
+    """A listener that ignores all messages."""
 
     def say(self, line: str) -> None: ...
 
@@ -55,50 +55,52 @@ class Unheard:
         return nullcontext(Silent())
 
 
-class ReadyImage(Protocol):
-    """An image in which commands can be started at once."""
+class RunnableImage(Protocol):
+    """A prepared image, in which commands can be started."""
 
     @property
     def runtime(self) -> str:
-        """The name of what starts them, for reports."""
+        """The runtime's name, for reports."""
 
     def captured(self, command: Command, *, timeout_s: float) -> Exited:
-        """Run *command* without input, its binds read-only, and keep what it says.
+        """Run *command* without input and with read-only binds, and capture its output.
 
         After *timeout_s* seconds everything that it started is killed.
         """
 
     def passed_through(self, command: Command, streams: Streams) -> int:
-        """Run *command* with the caller's streams and signals; its own exit code."""
+        """Run *command* with the caller's streams and signals, and return its exit code."""
 
     def killed_for_memory(self) -> int:
-        """How many processes its kernel has killed for want of memory so far; 0 where nobody knows."""
+        """The number of processes that its kernel has killed because memory ran out; 0 if unknown."""
 
 
 class Runtime(Protocol):
-    """A way to start commands in images."""
+    """Starts commands in images."""
 
     @property
     def what(self) -> str:
-        """For --help."""
+        """A description, for --help."""
 
     @property
     def in_engine(self) -> bool:
-        """Whether images have names there, ports are published, and its host may be another one."""
+        """Whether it is an engine: images have names, ports are published, its host may be remote."""
 
     @property
     def interactive(self) -> bool:
-        """Whether `run` offers it: it passes streams through."""
+        """Whether it can pass streams through, as `run` needs."""
 
-    def check(self, command: Command, settings: Settings) -> None:
-        """All that can be known before anything is prepared.
+    def check(self, command: Command, settings: RuntimeSettings) -> None:
+        """Check what can be checked before the image is prepared.
 
-        :raises ConfigError: *command* or *settings* are not usable.
+        :raises ConfigError: *command* or *settings* are invalid.
         """
 
-    def ready(self, source: Source, settings: Settings, listener: Listener) -> ReadyImage:
+    def ready(
+        self, source: ImageSource, settings: RuntimeSettings, listener: RuntimeListener
+    ) -> RunnableImage:
         """Prepare the image of *source*.
 
         :raises ConfigError: there is no such image.
-        :raises ToolMissing: this host cannot, no engine answers, or there are no GPUs that were asked for.
+        :raises ToolMissing: the runtime or the engine is not available, or the requested GPUs are missing.
         """

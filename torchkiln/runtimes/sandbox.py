@@ -1,7 +1,7 @@
-"""A program that is not trusted → the command that runs it where it can only compute.
+"""Run an untrusted program in a sandbox in which it can only compute.
 
-It sees one folder, read-only, and its three open streams; no network, no other process, no file of the host,
-no variable of the caller's. What it writes to its output is data, which the caller judges.
+It has one read-only folder and its three standard streams; no network, no other processes, no files of the
+host and none of the caller's environment variables. Its output is untrusted data, which the caller checks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from torchkiln.runtimes import seccomp
 
 _ENTER = Path(__file__).with_name("enter.py")
-# As a module, whose byte-code Python keeps: a sandbox is made for each wheel.
+# Imported as a module, so that Python caches its bytecode: a sandbox is created for each wheel.
 _START = "import sys; sys.path.append(sys.argv[1]); import enter; enter.start(sys.argv[2:])"
 _PROBE_S = 30.0
 _LIMITS = {
     "AS": 384 << 20,  # bytes of memory: a source of 8 MB compiles in that
     "CPU": 600,  # seconds
-    "FSIZE": 256 << 20,  # bytes of any file that it has open: `wheel/bytecode.py` reads no more
+    "FSIZE": 256 << 20,  # bytes of a file that it writes: `wheel/bytecode.py` reads no more
     "STACK": 8 << 20,
     "NOFILE": 64,
     "CORE": 0,
@@ -33,7 +33,7 @@ _LIMITS = {
 
 @functools.cache
 def fault() -> str:
-    """Why this host can make no sandbox; empty where it can. Tried once, with no program in it."""
+    """Why this host cannot create a sandbox; empty if it can. Tested once, without a program in it."""
     try:
         with tempfile.TemporaryDirectory(prefix="torchkiln-sandbox-") as folder:
             done = subprocess.run(
@@ -52,12 +52,12 @@ def fault() -> str:
 
 
 def command(root: Path | None, env: Mapping[str, str]) -> list[str]:
-    """What starts a program in a sandbox: to be followed by its absolute path inside, and its arguments.
+    """The command line of a sandbox, without the program: append its absolute path inside, and arguments.
 
-    :param root: the folder that it sees as /; None: the host's own root, with limits and filter alone.
+    :param root: the folder that is / inside; None: the host's root, with only limits and the seccomp filter.
     """
-    limits = ",".join(f"{name}={most}" for name, most in _LIMITS.items())
+    limits = ",".join(f"{name}={limit}" for name, limit in _LIMITS.items())
     variables = [f"{name}={value}" for name, value in env.items()]
-    where = "" if root is None else str(root.absolute())
-    given = (where, limits, seccomp.program().hex(), str(len(variables)), *variables)
-    return [sys.executable, "-I", "-S", "-c", _START, str(_ENTER.parent), *given]
+    folder = "" if root is None else str(root.absolute())
+    arguments = (folder, limits, seccomp.program().hex(), str(len(variables)), *variables)
+    return [sys.executable, "-I", "-S", "-c", _START, str(_ENTER.parent), *arguments]

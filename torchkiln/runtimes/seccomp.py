@@ -1,8 +1,8 @@
-"""The system calls that a program may make which only computes → a seccomp filter. Pure.
+"""The seccomp filter of the sandbox: an allowlist of the system calls of a program that only computes.
 
-Whatever is not named answers ENOSYS, as an older kernel would, so that a C library falls back. Thus no
-process is made, nothing is connected, mounted, traced or signalled. A call in another architecture's
-numbering (i386, x32) ends the program: the numbers would mean something else there.
+All other calls fail with ENOSYS, as on an older kernel, so that a C library falls back. A program cannot
+create processes, connect, mount, trace or send signals. A call with the numbers of another architecture
+(i386, x32) kills the program, because they mean other calls there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import errno
 import struct
 from collections.abc import Mapping
 
-# From the x86-64 system call table: what CPython and glibc need to start, to read and to write open files.
+# From the x86-64 system call table: what CPython and glibc need to start and to read and write open files.
 ALLOWED: Mapping[str, int] = {
     "read": 0,
     "write": 1,
@@ -84,7 +84,7 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
 def program() -> bytes:
-    """The filter, as the kernel takes it."""
+    """The filter as an array of struct sock_filter."""
     steps = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, _X86_64),

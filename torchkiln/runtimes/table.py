@@ -1,12 +1,12 @@
-"""The runtimes that there are, for `run` and `smoke` alike. Another one is a module, and a row here."""
+"""The table of runtimes for `run` and `smoke`. To add a runtime, write a module and add a row here."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
 
-from torchkiln.runtimes.command import Settings
-from torchkiln.runtimes.driver import Driver
+from torchkiln.runtimes.command import RuntimeSettings
+from torchkiln.runtimes.driver import HostDriver
 from torchkiln.runtimes.engine import EngineRuntime
 from torchkiln.runtimes.oci import OciRuntime
 from torchkiln.runtimes.rootfs import RootfsRuntime
@@ -14,19 +14,19 @@ from torchkiln.runtimes.runtime import Runtime
 from torchkiln.runtimes.unpacked import UnpackedRuntime
 
 
-def _rootfs(settings: Settings, driver: Driver | None) -> RootfsRuntime:
+def _rootfs(settings: RuntimeSettings, driver: HostDriver | None) -> RootfsRuntime:
     return RootfsRuntime(shm_size=settings.shm_size, driver=driver)
 
 
-def _oci(program: str, settings: Settings, driver: Driver | None) -> OciRuntime:
+def _oci(program: str, settings: RuntimeSettings, driver: HostDriver | None) -> OciRuntime:
     return OciRuntime(program=program, shm_size=settings.shm_size, driver=driver)
 
 
 RUNTIMES: Mapping[str, Runtime] = {
     "rootfs": UnpackedRuntime(
-        name="rootfs", what="in namespaces of our own", starter=_rootfs, interactive=True
+        name="rootfs", what="in namespaces, without an engine", starter=_rootfs, interactive=True
     ),
-    "crun": UnpackedRuntime(name="crun", what="by that program", starter=partial(_oci, "crun")),
-    "runc": UnpackedRuntime(name="runc", what="by that program", starter=partial(_oci, "runc")),
-    "docker": EngineRuntime(what="in an engine, here or not"),
+    "crun": UnpackedRuntime(name="crun", what="with crun", starter=partial(_oci, "crun")),
+    "runc": UnpackedRuntime(name="runc", what="with runc", starter=partial(_oci, "runc")),
+    "docker": EngineRuntime(what="in a local or remote engine"),
 }

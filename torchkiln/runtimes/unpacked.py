@@ -1,4 +1,4 @@
-"""Runtimes that start a command in an unpacked image of the cache, on this host's kernel and driver."""
+"""Runtimes that start commands in an image that is unpacked in the cache, with this host's GPU driver."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.oci.unpack import LayerBlob, root_of, unpacked_root
 from torchkiln.runtimes import driver
-from torchkiln.runtimes.command import Command, Exited, Program, Settings, Streams, parse_user
-from torchkiln.runtimes.runtime import Listener, Source
+from torchkiln.runtimes.command import Command, Exited, Program, RuntimeSettings, Streams, parse_user
+from torchkiln.runtimes.runtime import ImageSource, RuntimeListener
 
 
 class Starter(Protocol):
-    """Starts programs in a root file system that it never writes to."""
+    """Starts programs in a root file system, which it does not modify."""
 
     def run(
         self, image_root: Path, program: Program, *, timeout_s: float | None = None, capture: bool = True
@@ -25,20 +25,22 @@ class Starter(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnpackedRuntime:
-    """A runtime by what starts its programs, made of the settings and the host's driver."""
+    """A runtime that creates a Starter from the settings and the host's driver."""
 
     name: str
     what: str
-    starter: Callable[[Settings, driver.Driver | None], Starter]
+    starter: Callable[[RuntimeSettings, driver.HostDriver | None], Starter]
     interactive: bool = False
     in_engine: bool = False
 
-    def check(self, command: Command, settings: Settings) -> None:
+    def check(self, command: Command, settings: RuntimeSettings) -> None:
         """See Runtime."""
         if command.user:
             parse_user(command.user)
 
-    def ready(self, source: Source, settings: Settings, listener: Listener) -> UnpackedImage:
+    def ready(
+        self, source: ImageSource, settings: RuntimeSettings, listener: RuntimeListener
+    ) -> UnpackedImage:
         """See Runtime."""
         image = source.read()
         env = image_env(image) | dict(line.split("=", 1) for line in settings.env)
@@ -52,7 +54,7 @@ class UnpackedRuntime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnpackedImage:
-    """An image in the cache, with the environment of its config and this host's GPUs."""
+    """An image in the cache, with its environment, and this host's GPUs."""
 
     runtime: str
     root: Path
@@ -61,22 +63,22 @@ class UnpackedImage:
     starter: Starter
 
     def captured(self, command: Command, *, timeout_s: float) -> Exited:
-        """See ReadyImage."""
+        """See RunnableImage."""
         return self.starter.run(self.root, self._program(command), timeout_s=timeout_s)
 
     def passed_through(self, command: Command, streams: Streams) -> int:
-        """See ReadyImage; the streams are those of this process, which the command inherits."""
+        """See RunnableImage; *streams* must be those of this process, which the command inherits."""
         program = self._program(command)
         if streams.stdin.isatty():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which has the terminal
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command handles Ctrl-C
         return self.starter.run(self.root, program, capture=False).code
 
     def killed_for_memory(self) -> int:
-        """By this kernel."""
+        """See RunnableImage; this kernel's count."""
         return driver.killed_for_memory()
 
     def _program(self, command: Command) -> Program:
-        """*command* with what the image says where it says nothing."""
+        """*command*, completed with the image's config."""
         entrypoint = self.config.get("Entrypoint") or () if command.entrypoint else ()
         return Program(
             argv=(*entrypoint, *(command.argv or self.config.get("Cmd") or ())),
@@ -88,10 +90,10 @@ class UnpackedImage:
 
 
 def image_user(image: ImageOnDisk) -> str:
-    """The user that *image* names, "0" where it names none."""
+    """The user in the config of *image*; "0" if it has none."""
     return str((image.config.get("config") or {}).get("User") or "0")
 
 
 def image_env(image: ImageOnDisk) -> dict[str, str]:
-    """The variables that the config of *image* sets."""
+    """The environment variables in the config of *image*."""
     return dict(line.split("=", 1) for line in (image.config.get("config") or {}).get("Env") or ())

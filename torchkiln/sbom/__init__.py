@@ -1,5 +1,4 @@
-"""Writes the software bill of materials of an image as SPDX and CycloneDX; judges its vulnerabilities.
+"""Writes an image's software bill of materials as SPDX and CycloneDX, and checks it for vulnerabilities.
 
-The bill is made of the lock and of what the layers say about their packages. Trivy and Grype are the scanners
-that are supported. A list of allowances names findings that are accepted for a time.
+The bill combines the lock with the package metadata in the image. Trivy and Grype are the supported scanners.
 """

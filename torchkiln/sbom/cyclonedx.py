@@ -1,21 +1,20 @@
-"""Bill -> a CycloneDX 1.6 document, as JSON."""
+"""Write a bill as a CycloneDX 1.6 document in JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cyclonedx import spdx as known
+from cyclonedx import spdx as spdx_ids
 from cyclonedx.model import AttachedText, HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
-from cyclonedx.model.component import Component as Written
-from cyclonedx.model.component import ComponentType
+from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.model.dependency import Dependency
 from cyclonedx.model.license import DisjunctiveLicense, LicenseAcknowledgement, LicenseExpression
 from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from torchkiln.sbom.bill import Bill, Component
+from torchkiln.sbom.bill import Bill, BillComponent
 from torchkiln.sbom.licences import Licence, joined
 
 MEDIA_TYPE = "application/vnd.cyclonedx+json"
@@ -25,9 +24,9 @@ _DECLARED = LicenseAcknowledgement.DECLARED
 def cyclonedx(bill: Bill) -> bytes:
     """The document; the same bill gives the same bytes."""
     image = _image(bill)
-    inside = {one.name: _carried(bill, one.name) for one in bill.components if one.kind == "wheel"}
-    parts = [_component(one, inside.get(one.name, ())) for one in bill.components if not one.carrier]
-    all_of_it = [*parts, *(part for one in parts for part in one.components)]
+    inside = {wheel.name: _carried(bill, wheel.name) for wheel in bill.components if wheel.kind == "wheel"}
+    parts = [_component(part, inside.get(part.name, ())) for part in bill.components if not part.carrier]
+    all_parts = [*parts, *(inner for part in parts for inner in part.components)]
     system, _, version = bill.os.partition(" ")
     os = _plain(ComponentType.OPERATING_SYSTEM, system, version)
     bom = Bom(
@@ -39,10 +38,10 @@ def cyclonedx(bill: Bill) -> bytes:
         ),
         components=[os, *parts],
         dependencies=[
-            Dependency(image.bom_ref, [Dependency(one.bom_ref) for one in (os, *parts)]),
+            Dependency(image.bom_ref, [Dependency(part.bom_ref) for part in (os, *parts)]),
             *(
-                Dependency(one.bom_ref, [Dependency(part.bom_ref) for part in one.components])
-                for one in (os, *all_of_it)
+                Dependency(part.bom_ref, [Dependency(inner.bom_ref) for inner in part.components])
+                for part in (os, *all_parts)
             ),
         ],
         properties=[Property(name="torchkiln:note", value=note) for note in bill.notes],
@@ -50,8 +49,8 @@ def cyclonedx(bill: Bill) -> bytes:
     return JsonV1Dot6(bom).output_as_string(indent=2).encode() + b"\n"
 
 
-def _image(bill: Bill) -> Written:
-    return Written(
+def _image(bill: Bill) -> Component:
+    return Component(
         name=bill.name,
         version=bill.tag,
         type=ComponentType.CONTAINER,
@@ -61,45 +60,47 @@ def _image(bill: Bill) -> Written:
     )
 
 
-def _plain(kind: ComponentType, name: str, version: str) -> Written:
-    return Written(name=name, version=version, type=kind, bom_ref=kind.value)
+def _plain(kind: ComponentType, name: str, version: str) -> Component:
+    return Component(name=name, version=version, type=kind, bom_ref=kind.value)
 
 
-def _carried(bill: Bill, wheel: str) -> list[Written]:
-    return [_component(one, ()) for one in bill.components if one.carrier == wheel]
+def _carried(bill: Bill, wheel: str) -> list[Component]:
+    return [_component(part, ()) for part in bill.components if part.carrier == wheel]
 
 
-def _component(one: Component, inside: Iterable[Written]) -> Written:
-    told = {"kind": one.kind, "source": one.source, "told-by": one.told_by, "remark": one.remark}
-    return Written(
-        name=one.name,
-        version=one.version,
+def _component(part: BillComponent, inside: Iterable[Component]) -> Component:
+    properties = {"kind": part.kind, "source": part.source, "told-by": part.evidence, "remark": part.remark}
+    return Component(
+        name=part.name,
+        version=part.version,
         type=ComponentType.LIBRARY,
-        bom_ref=one.ref,
-        purl=PackageURL.from_string(one.purl),
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=one.sha256)] if one.sha256 else [],
-        licenses=_licences(one.licences),
+        bom_ref=part.ref,
+        purl=PackageURL.from_string(part.purl),
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=part.sha256)] if part.sha256 else [],
+        licenses=_licences(part.licences),
         components=inside,
-        properties=[Property(name=f"torchkiln:{name}", value=value) for name, value in told.items() if value],
+        properties=[
+            Property(name=f"torchkiln:{name}", value=value) for name, value in properties.items() if value
+        ],
     )
 
 
-def _licences(all_of: Sequence[Licence]) -> Sequence[DisjunctiveLicense | LicenseExpression]:
-    """One expression where all is SPDX; else one by one, what is not by name and text."""
-    if not any(one.references for one in all_of):
-        expression = joined(all_of)
-        if known.is_supported_id(expression):
+def _licences(licences: Sequence[Licence]) -> Sequence[DisjunctiveLicense | LicenseExpression]:
+    """One expression if all licences are SPDX; else one by one, others by name and text."""
+    if not any(licence.references for licence in licences):
+        expression = joined(licences)
+        if spdx_ids.is_supported_id(expression):
             return [DisjunctiveLicense(id=expression, acknowledgement=_DECLARED)]
         return [LicenseExpression(expression, acknowledgement=_DECLARED)] if expression else []
-    return [_licence(one) for one in all_of]
+    return [_licence(licence) for licence in licences]
 
 
-def _licence(one: Licence) -> DisjunctiveLicense:
-    if known.is_supported_id(one.expression):
-        return DisjunctiveLicense(id=one.expression, acknowledgement=_DECLARED)
-    texts = [reference.text for reference in one.references]
+def _licence(licence: Licence) -> DisjunctiveLicense:
+    if spdx_ids.is_supported_id(licence.expression):
+        return DisjunctiveLicense(id=licence.expression, acknowledgement=_DECLARED)
+    texts = [reference.text for reference in licence.references]
     return DisjunctiveLicense(
-        name=one.said,
+        name=licence.words,
         text=AttachedText(content="\n\n".join(texts)) if texts else None,
         acknowledgement=_DECLARED,
     )

@@ -1,4 +1,4 @@
-"""An image of a layout, its lock -> Bill: what its layers say, and what was noted of its base's files."""
+"""Make the bill of an image of a layout from its lock, its layers, and the record of its base's files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torchkiln.store.store import Store
 
 
 def bill_of_image(image: ImageOnDisk, locked: LockedCell, images: Path, store: Store, *, name: str) -> Bill:
-    """The bill of *image*, built from *locked*; layers that *store* knows are not read.
+    """The bill of *image*, built from *locked*; layers whose metadata is in *store* are not read.
 
     :param images: the folder of locks.
-    :param name: the repository's, "pytorch-cuda".
-    :raises VerificationFailed: a layer is damaged, or the image is not what the lock says.
-    :raises ConfigError: the committed note of the base's files is broken.
+    :param name: of the repository, "pytorch-cuda".
+    :raises VerificationFailed: a layer is damaged, or the image does not match the lock.
+    :raises ConfigError: the committed record of the base's files is invalid.
     """
     planned = plan(locked, (), aliases=(), lock_digest=lock_digest(locked))
     return bill_of(

@@ -1,8 +1,8 @@
-"""What a package says of its licence -> Licence: an SPDX expression, and what of it SPDX's list lacks.
+"""Convert a package's licence metadata to SPDX expressions.
 
-Nothing is guessed. Words that are an SPDX expression are that expression. Debian's short names are turned by
-the table of the specification that defines them (machine-readable copyright files, 1.0). All else becomes a
-LicenseRef, which says the words and, where the package has it, the text.
+Nothing is guessed. A valid SPDX expression is kept. Debian's short names are converted by the table in their
+specification (machine-readable copyright files, 1.0). Anything else becomes a LicenseRef with the original
+name and, if the package has it, the text.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 
 from torchkiln.errors import printable
 
-_LONGEST = 2000  # characters of an expression; the longest of ours has 60
-_NAME = 80  # characters of a licence's name; a text in its place is known by how it begins
+_MAX_EXPRESSION = 2000  # characters; the longest one in our images has 60
+_MAX_NAME = 80  # characters; a whole text instead of a name is cut
 _REF = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
 _JOINED = re.compile(r"\s+(and|or)\s+")
 _DEBIAN_FAMILY = re.compile(r"(GPL|LGPL|AGPL|GFDL|GFDL-NIV)-(\d+(?:\.\d+)?)(\+?)")
@@ -26,8 +26,8 @@ _DEBIAN = {"Expat": "MIT", "Apache-2": "Apache-2.0", "Artistic-2": "Artistic-2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reference:
-    """A licence that SPDX's list does not have."""
+class LicenceReference:
+    """A licence that is not in SPDX's list."""
 
     id: str  # "LicenseRef-Beerware-1a2b3c4d"
     name: str
@@ -36,56 +36,56 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Licence:
-    """One statement of a package."""
+    """A licence of a package."""
 
-    said: str  # in the package's own words
+    words: str  # as the package writes it
     expression: str  # SPDX
-    references: tuple[Reference, ...] = ()  # for each LicenseRef in it
+    references: tuple[LicenceReference, ...] = ()  # one for each LicenseRef in the expression
 
 
 def of_expression(words: str) -> Licence | None:
-    """*words* as the SPDX expression that they are; None where they are none."""
+    """*words* as an SPDX expression; None if they are not one."""
     found = _canonical(words)
     if found is None:
         return None
     references = tuple(
-        Reference(
+        LicenceReference(
             id=ref,
             name=ref.removeprefix("LicenseRef-"),
-            text=f"What a Python package's metadata calls {ref}; its text is among the package's files.",
+            text=f"The licence that a Python package's metadata calls {ref}; its text is in the package.",
         )
         for ref in sorted(set(_REF.findall(found)))
     )
-    return Licence(said=found, expression=found, references=references)
+    return Licence(words=found, expression=found, references=references)
 
 
 def of_words(words: str) -> Licence:
-    """What is no expression: a name, or a whole text."""
+    """A licence from text that is not an expression: a name, or a whole licence."""
     clean = "\n".join(line.strip() for line in printable(words).strip().split("\n"))
     return _referred(name_of(clean), clean)
 
 
 def of_debian(synopsis: str, texts: Mapping[str, str]) -> Licence:
-    """A License field's first line; *texts* has, by their names, those that the file spells out.
+    """A licence from the first line of a License field; *texts* are the licence texts of the file, by name.
 
-    Names are joined by `and` and `or`, of which the first binds closer, there as in SPDX. A comma before them
-    changes that; the whole is then one LicenseRef, for who reads the file.
+    Names are joined by `and` and `or`; `and` has precedence, as in SPDX. A comma changes the precedence, so
+    such a line becomes a single LicenseRef.
     """
-    words = " ".join(printable(synopsis).split())[:_LONGEST]
+    words = " ".join(printable(synopsis).split())[:_MAX_EXPRESSION]
     parts = [words] if "," in words or "(" in words else _JOINED.split(words)
     found = [_of_debian_name(name, texts.get(name, texts.get(words, ""))) for name in parts[::2]]
     expression = " ".join(
         part
-        for one, operator in zip(found, [*parts[1::2], ""], strict=True)
-        for part in (one.expression, operator.upper())
+        for licence, operator in zip(found, [*parts[1::2], ""], strict=True)
+        for part in (licence.expression, operator.upper())
         if part
     )
-    references = tuple(reference for one in found for reference in one.references)
-    return Licence(said=words or "unnamed", expression=expression, references=references)
+    references = tuple(reference for licence in found for reference in licence.references)
+    return Licence(words=words or "unnamed", expression=expression, references=references)
 
 
 def joined(licences: Iterable[Licence]) -> str:
-    """The expression of all *licences* together: each of them holds. Empty without any."""
+    """One expression for all *licences*, joined with AND; empty if there are none."""
     parts = dict.fromkeys(licence.expression for licence in licences)
     if len(parts) == 1:
         return next(iter(parts))
@@ -93,13 +93,13 @@ def joined(licences: Iterable[Licence]) -> str:
 
 
 def name_of(words: str) -> str:
-    """The first line of *words* that says something, as a name."""
+    """The first non-empty line of *words*, shortened."""
     line = next((line for line in words.split("\n") if line.strip()), "").strip()
-    return line if len(line) <= _NAME else line[: _NAME - 1] + "…"
+    return line if len(line) <= _MAX_NAME else line[: _MAX_NAME - 1] + "…"
 
 
 def _canonical(words: str) -> str | None:
-    if not words or len(words) > _LONGEST or not words.isascii():
+    if not words or len(words) > _MAX_EXPRESSION or not words.isascii():
         return None
     try:
         return str(canonicalize_license_expression(words))
@@ -112,7 +112,7 @@ def _of_debian_name(name: str, text: str) -> Licence:
     expression = None if " " in found else _canonical(found)
     if expression is None or expression.startswith("LicenseRef-"):
         return _referred(name_of(name), text or f"{name}\n\nThe package's copyright file says no more of it.")
-    return Licence(said=name, expression=expression)
+    return Licence(words=name, expression=expression)
 
 
 def _debian_families(name: str) -> Iterator[str]:
@@ -125,8 +125,8 @@ def _debian_families(name: str) -> Iterator[str]:
 
 
 def _referred(name: str, text: str) -> Licence:
-    """By name and text: what two packages call alike may be two texts."""
+    """A LicenseRef by name and text, because two packages can use one name for different texts."""
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")[:40].rstrip("-.") or "unnamed"
     short = hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()[:8]
-    reference = Reference(id=f"LicenseRef-{slug}-{short}", name=name or "unnamed", text=text)
-    return Licence(said=name or "unnamed", expression=reference.id, references=(reference,))
+    reference = LicenceReference(id=f"LicenseRef-{slug}-{short}", name=name or "unnamed", text=text)
+    return Licence(words=name or "unnamed", expression=reference.id, references=(reference,))

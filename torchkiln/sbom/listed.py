@@ -1,7 +1,7 @@
-"""An SPDX or CycloneDX document, whoever wrote it -> what it lists, or why it cannot be read.
+"""Read the components that an SPDX 2.3 or CycloneDX 1.6 document lists.
 
-Read by the letter and narrowly: what `spdx` and `cyclonedx` here write, and what says the same. The libraries
-that write are not used, so that a fault of theirs is seen.
+The reader is strict, and accepts documents such as `spdx` and `cyclonedx` write. It does not use the
+libraries that write them, so that it finds their faults.
 """
 
 from __future__ import annotations
@@ -17,153 +17,158 @@ from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.util.strict_json import json_of
 
-LIMIT = 16 << 20  # bytes of a document; that of 2.7.1 has less than one million
-_MOST = 100_000  # components
+LIMIT = 16 << 20  # bytes of a document; that of 2.7.1 has less than 1 MB
+_MAX_ITEMS = 100_000  # of a list
 _HEX = re.compile(r"[0-9a-f]{64}")
-_HINT = "get the document again from where the image is; do not use this one"
+_HINT = "do not use this document; get it again from the image's registry"
 System = Literal["python", "os", "toolkit", "other"]
-TOOLKIT = "nvidia-cuda-redist"  # the package URLs' namespace of archives of NVIDIA's toolkit
+TOOLKIT = "nvidia-cuda-redist"  # the namespace in package URLs of NVIDIA's toolkit archives
 _SYSTEMS: Mapping[str, System] = {"pypi": "python", "deb": "os"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Item:
-    """A component as a document lists it, or as it was read in an image."""
+class SbomItem:
+    """A component, as a document lists it or as it was found in an image."""
 
     system: System
     name: str
     version: str
-    architecture: str = ""  # of a package of the OS
-    sha256: str = ""  # hex; empty: not told
+    architecture: str = ""  # of an OS package
+    sha256: str = ""  # hex; empty: unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listed:
-    """What a document lists, and of which image."""
+class SbomContents:
+    """The components that a document lists, and its image."""
 
     image: Digest
-    items: tuple[Item, ...]
+    items: tuple[SbomItem, ...]
 
 
-def listed(document: bytes, *, where: str = "SBOM") -> Listed:
-    """What *document* lists, in either format.
+def listed(document: bytes, *, where: str = "SBOM") -> SbomContents:
+    """Read *document*, in either format; *where* is its name in messages.
 
-    :raises VerificationFailed: it cannot be read in one way only; names *where*.
+    :raises VerificationFailed: it is invalid or ambiguous.
     """
     try:
         if len(document) > LIMIT:
             raise ValueError(f"longer than {LIMIT} bytes")
-        told = json_of(document)
-        if not isinstance(told, dict):
+        content = json_of(document)
+        if not isinstance(content, dict):
             raise ValueError("not a mapping")
-        if told.get("spdxVersion") == "SPDX-2.3":
-            return _spdx(told)
-        if told.get("bomFormat") == "CycloneDX" and told.get("specVersion") == "1.6":
-            return _cyclonedx(told)
+        if content.get("spdxVersion") == "SPDX-2.3":
+            return _spdx(content)
+        if content.get("bomFormat") == "CycloneDX" and content.get("specVersion") == "1.6":
+            return _cyclonedx(content)
         raise ValueError("neither SPDX 2.3 nor CycloneDX 1.6")
     except ValueError as error:
         raise VerificationFailed(f"{where}: {error}", hint=_HINT) from None
 
 
-def _spdx(told: Mapping[str, Any]) -> Listed:
-    packages = list(_mappings(told, "packages"))
-    images = [one for one in packages if one.get("primaryPackagePurpose") == "CONTAINER"]
+def _spdx(content: Mapping[str, Any]) -> SbomContents:
+    packages = list(_mappings(content, "packages"))
+    images = [package for package in packages if package.get("primaryPackagePurpose") == "CONTAINER"]
     if len(images) != 1:
-        raise ValueError(f"describes {len(images)} images, not one")
+        raise ValueError(f"must describe one image, not {len(images)}")
     described = {
-        _text(one, "relatedSpdxElement")
-        for one in _mappings(told, "relationships")
-        if one.get("relationshipType") == "DESCRIBES"
+        _text(relationship, "relatedSpdxElement")
+        for relationship in _mappings(content, "relationships")
+        if relationship.get("relationshipType") == "DESCRIBES"
     }
     if described != {_text(images[0], "SPDXID")}:
-        raise ValueError("does not describe the image that is in it")
+        raise ValueError("its DESCRIBES relationship does not name its image")
     items = [
-        _item(one, "versionInfo", _spdx_purl(one), _hash(one, "checksums", "SHA256", "checksumValue"))
-        for one in packages
-        if one is not images[0]
+        _item(
+            package,
+            "versionInfo",
+            _spdx_purl(package),
+            _hash(package, "checksums", "SHA256", "checksumValue"),
+        )
+        for package in packages
+        if package is not images[0]
     ]
     digest = _hash(images[0], "checksums", "SHA256", "checksumValue")
-    return Listed(image=_image(digest), items=tuple(items))
+    return SbomContents(image=_image(digest), items=tuple(items))
 
 
 def _spdx_purl(package: Mapping[str, Any]) -> str:
     purls = [
-        _text(one, "referenceLocator")
-        for one in _mappings(package, "externalRefs")
-        if one.get("referenceType") == "purl"
+        _text(reference, "referenceLocator")
+        for reference in _mappings(package, "externalRefs")
+        if reference.get("referenceType") == "purl"
     ]
     if len(purls) != 1:
-        raise ValueError(f"{_called(package)}: has {len(purls)} package URLs, not one")
+        raise ValueError(f"{_called(package)}: must have one package URL, not {len(purls)}")
     return purls[0]
 
 
-def _cyclonedx(told: Mapping[str, Any]) -> Listed:
-    metadata = told.get("metadata")
+def _cyclonedx(content: Mapping[str, Any]) -> SbomContents:
+    metadata = content.get("metadata")
     image = metadata.get("component") if isinstance(metadata, dict) else None
     if not isinstance(image, dict) or image.get("type") != "container":
-        raise ValueError("describes no image")
+        raise ValueError("metadata.component is not an image")
     items = [
-        _item(one, "version", _text(one, "purl"), _hash(one, "hashes", "SHA-256", "content"))
-        for one in _components(told)
-        if one.get("type") != "operating-system"
+        _item(part, "version", _text(part, "purl"), _hash(part, "hashes", "SHA-256", "content"))
+        for part in _components(content)
+        if part.get("type") != "operating-system"
     ]
-    return Listed(image=_image(_hash(image, "hashes", "SHA-256", "content")), items=tuple(items))
+    return SbomContents(image=_image(_hash(image, "hashes", "SHA-256", "content")), items=tuple(items))
 
 
-def _components(told: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Those within others too; `json_of` has seen to it that they are not deep."""
-    for one in _mappings(told, "components"):
-        yield one
-        yield from _components(one)
+def _components(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """All components, also nested ones; `json_of` limits the depth."""
+    for component in _mappings(content, "components"):
+        yield component
+        yield from _components(component)
 
 
-def _item(component: Mapping[str, Any], version_key: str, purl: str, sha256: str) -> Item:
-    """Where name and version stand twice, in the fields and in the package URL, they must be the same."""
+def _item(component: Mapping[str, Any], version_key: str, purl: str, sha256: str) -> SbomItem:
+    """A component; its fields and its package URL must have the same name and version."""
     name, version = _text(component, "name"), _text(component, version_key)
     try:
         parsed = PackageURL.from_string(purl)
     except ValueError:
-        raise ValueError(f"{_called(component)}: no package URL: {purl[:80]!r}") from None
+        raise ValueError(f"{_called(component)}: invalid package URL: {purl[:80]!r}") from None
     of_toolkit = parsed.type == "generic" and parsed.namespace == TOOLKIT
     system: System = "toolkit" if of_toolkit else _SYSTEMS.get(parsed.type, "other")
     if (parsed.name.lower() if system == "other" else parsed.name, parsed.version) != (
         name.lower() if system == "other" else name,
         version,
     ):
-        raise ValueError(f"{_called(component)} {version[:80]}: its package URL is another's: {purl[:120]!r}")
+        raise ValueError(f"{_called(component)} {version[:80]}: package URL mismatch: {purl[:120]!r}")
     qualifiers = parsed.qualifiers if isinstance(parsed.qualifiers, dict) else {}
     architecture = qualifiers.get("arch", "") if system == "os" else ""
-    return Item(system=system, name=name, version=version, architecture=architecture, sha256=sha256)
+    return SbomItem(system=system, name=name, version=version, architecture=architecture, sha256=sha256)
 
 
 def _hash(component: Mapping[str, Any], key: str, algorithm: str, content: str) -> str:
     name = "algorithm" if key == "checksums" else "alg"
-    found = [_text(one, content) for one in _mappings(component, key) if one.get(name) == algorithm]
+    found = [_text(row, content) for row in _mappings(component, key) if row.get(name) == algorithm]
     if len(found) > 1 or (found and not _HEX.fullmatch(found[0])):
-        raise ValueError(f"{_called(component)}: its sha256 is none, or several")
+        raise ValueError(f"{_called(component)}: invalid sha256, or more than one")
     return found[0] if found else ""
 
 
 def _image(sha256: str) -> Digest:
     if not sha256:
-        raise ValueError("does not tell the image's digest")
+        raise ValueError("the image has no digest")
     return parse_digest(f"sha256:{sha256}")
 
 
 def _mappings(value: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
     found = value.get(key, [])
-    if not isinstance(found, list) or len(found) > _MOST:
+    if not isinstance(found, list) or len(found) > _MAX_ITEMS:
         raise ValueError(f"{key}: not a list, or too long")
-    for one in found:
-        if not isinstance(one, dict):
+    for item in found:
+        if not isinstance(item, dict):
             raise ValueError(f"{key}: not a list of mappings")
-        yield one
+        yield item
 
 
 def _text(value: Mapping[str, Any], key: str) -> str:
     found = value.get(key)
     if not isinstance(found, str) or not found or len(found) > 4000:
-        raise ValueError(f"{_called(value)}: {key}: no text")
+        raise ValueError(f"{_called(value)}: {key}: must be a text of 1 to 4000 characters")
     return found
 
 

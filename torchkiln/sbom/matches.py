@@ -1,4 +1,4 @@
-"""An SBOM, what was read in an image -> in what they differ, a sentence each; none: the SBOM is true."""
+"""Compare an SBOM with an image or with a lock."""
 
 from __future__ import annotations
 
@@ -10,91 +10,90 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.lock import BaseFiles, LockedCell
 from torchkiln.sbom.bill import Bill
 from torchkiln.sbom.evidence import Evidence
-from torchkiln.sbom.listed import Item, Listed, System, listed
+from torchkiln.sbom.listed import SbomContents, SbomItem, System, listed
 
 _Key = tuple[System, str, str]  # system, name, architecture
 
 
-def matches(document: bytes, image: Digest, found: Iterable[Item], *, where: str = "SBOM") -> tuple[str, ...]:
-    """In what *document*, in either format, differs from what was *found* in *image*.
+def matches(
+    document: bytes, image: Digest, found: Iterable[SbomItem], *, where: str = "SBOM"
+) -> tuple[str, ...]:
+    """The differences between *document*, in either format, and the packages *found* in *image*.
 
-    A hash that only one of them tells is no difference: an image does not say from which .deb it came. Nor is
-    a component that is no package (CUDA, cuDNN, NCCL): the wheel that it comes in is compared.
+    Hashes are compared only if both have one, because an image does not record the hashes of its .deb files.
+    Components that are not packages (CUDA, cuDNN, NCCL) are not compared; their wheels are.
 
-    :raises VerificationFailed: *document* cannot be read.
+    :raises VerificationFailed: *document* is invalid.
     """
-    told = listed(document, where=where)
-    return tuple(_differences(told, image, found))
+    return tuple(_differences(listed(document, where=where), image, found))
 
 
 def matches_lock(
     document: bytes, image: Digest, locked: LockedCell, files: BaseFiles | None = None, *, where: str = "SBOM"
 ) -> tuple[str, ...]:
-    """In what *document* differs from what *image* was built from: no layer is read.
+    """The differences between *document* and the lock of *image*; no layer is read.
 
-    A lock does not know what lies inside of wheels: Python packages without a hash are passed over.
+    Python packages without a hash are ignored: they are vendored inside wheels, which a lock does not list.
 
-    :param files: what was noted of the base's files; without it hashes of the OS's packages are passed over.
-    :raises VerificationFailed: *document* cannot be read.
+    :param files: the recorded .deb files of the base; without them, hashes of OS packages are not compared.
+    :raises VerificationFailed: *document* is invalid.
     """
-    told = listed(document, where=where)
-    items = tuple(replace(one, architecture="") for one in told.items if one.system != "python" or one.sha256)
-    noted = files.debs if files and files.base == locked.base.digest else ()
-    hashes = {(deb.name, deb.version): deb.sha256 for deb in noted}
+    contents = listed(document, where=where)
+    items = tuple(
+        replace(item, architecture="") for item in contents.items if item.system != "python" or item.sha256
+    )
+    debs = files.debs if files and files.base == locked.base.digest else ()
+    hashes = {(deb.name, deb.version): deb.sha256 for deb in debs}
     wheels = (
-        Item(system="python", name=one.name, version=one.version, sha256=one.sha256) for one in locked.wheels
+        SbomItem(system="python", name=wheel.name, version=wheel.version, sha256=wheel.sha256)
+        for wheel in locked.wheels
     )
     os = (
-        Item(system="os", name=name, version=version, sha256=hashes.get((name, version), ""))
-        for name, version in ((one.name, one.version) for one in locked.os_packages)
+        SbomItem(system="os", name=name, version=version, sha256=hashes.get((name, version), ""))
+        for name, version in ((package.name, package.version) for package in locked.os_packages)
     )
     toolkit = (
-        Item(system="toolkit", name=one.component, version=one.version, sha256=one.sha256)
-        for one in locked.archives
+        SbomItem(system="toolkit", name=archive.component, version=archive.version, sha256=archive.sha256)
+        for archive in locked.archives
     )
-    return tuple(_differences(replace(told, items=items), image, (*wheels, *os, *toolkit)))
+    return tuple(_differences(replace(contents, items=items), image, (*wheels, *os, *toolkit)))
 
 
-def items_of(evidence: Evidence) -> tuple[Item, ...]:
-    """What *evidence* says is installed; hashes of wheels where the image tells them."""
+def items_of(evidence: Evidence) -> tuple[SbomItem, ...]:
+    """The installed packages in *evidence*; with hashes of wheels if image.json has them."""
     wheels = [
-        Item(
+        SbomItem(
             system="python",
-            name=one.name,
-            version=one.version,
-            sha256=_hash(evidence, one.name, one.version) if one.of_a_wheel else "",
+            name=dist.name,
+            version=dist.version,
+            sha256=_hash(evidence, dist.name, dist.version) if dist.of_a_wheel else "",
         )
-        for one in evidence.distributions
+        for dist in evidence.distributions
     ]
     os = [
-        Item(system="os", name=one.name, version=one.version, architecture=one.architecture)
-        for one in evidence.packages
+        SbomItem(system="os", name=deb.name, version=deb.version, architecture=deb.architecture)
+        for deb in evidence.packages
     ]
     toolkit = [
-        Item(system="toolkit", name=name, version=version, sha256=sha256)
+        SbomItem(system="toolkit", name=name, version=version, sha256=sha256)
         for name, (version, sha256) in evidence.archives.items()
     ]
     return (*wheels, *os, *toolkit)
 
 
-def items_of_bill(bill: Bill) -> tuple[Item, ...]:
-    """What *bill* lists: with the lock at hand, hashes of the OS's packages too."""
-    systems: dict[str, System] = {
-        "os": "os",
-        "wheel": "python",
-        "vendored": "python",
-        "toolkit": "toolkit",
-    }
+def items_of_bill(bill: Bill) -> tuple[SbomItem, ...]:
+    """The packages in *bill*, with the hashes that it has from the lock."""
+    systems: dict[str, System] = {"os": "os", "wheel": "python", "vendored": "python", "toolkit": "toolkit"}
     return tuple(
-        Item(
-            system=systems[one.kind],
-            name=one.name,
-            version=one.version,
-            architecture=one.architecture,
-            sha256=one.sha256,
+        SbomItem(
+            system=systems[part.kind],
+            name=part.name,
+            version=part.version,
+            architecture=part.architecture,
+            sha256=part.sha256,
         )
-        for one in bill.components
-        if one.kind in systems
+        for part in bill.components
+        if part.kind in systems
     )
 
 
@@ -103,43 +102,43 @@ def _hash(evidence: Evidence, name: str, version: str) -> str:
     return sha256 if locked == version else ""
 
 
-def _differences(told: Listed, image: Digest, found: Iterable[Item]) -> Iterator[str]:
-    if told.image != image:
-        yield f"the SBOM is of {told.image}, not of {image}"
-    listed_items, there = _by_key(told.items), _by_key(found)
-    for key in sorted(listed_items.keys() | there.keys()):
-        yield from _of_one(_called(key), listed_items.get(key, []), there.get(key, []))
+def _differences(contents: SbomContents, image: Digest, found: Iterable[SbomItem]) -> Iterator[str]:
+    if contents.image != image:
+        yield f"the SBOM is of {contents.image}, not of {image}"
+    in_sbom, in_image = _by_key(contents.items), _by_key(found)
+    for key in sorted(in_sbom.keys() | in_image.keys()):
+        yield from _package_differences(_called(key), in_sbom.get(key, []), in_image.get(key, []))
 
 
-def _of_one(called: str, told: list[Item], found: list[Item]) -> Iterator[str]:
-    """The copies of one package; as a rule one."""
-    told, found = list(told), list(found)
-    for one in list(found):
-        same = next((other for other in told if _same(one, other)), None)
+def _package_differences(name: str, in_sbom: list[SbomItem], in_image: list[SbomItem]) -> Iterator[str]:
+    """Compare all copies of one package; usually there is one."""
+    in_sbom, in_image = list(in_sbom), list(in_image)
+    for item in list(in_image):
+        same = next((other for other in in_sbom if _same(item, other)), None)
         if same is not None:
-            told.remove(same)
-            found.remove(one)
-    for one, other in zip(list(told), list(found), strict=False):
-        told.remove(one)
-        found.remove(other)
-        if one.version == other.version:
-            yield f"{called} {one.version}: the SBOM has the hash {one.sha256}, the image {other.sha256}"
+            in_sbom.remove(same)
+            in_image.remove(item)
+    for ours, theirs in zip(list(in_sbom), list(in_image), strict=False):
+        in_sbom.remove(ours)
+        in_image.remove(theirs)
+        if ours.version == theirs.version:
+            yield f"{name} {ours.version}: the SBOM has the hash {ours.sha256}, the image {theirs.sha256}"
         else:
-            yield f"{called}: the SBOM has {one.version}, the image {other.version}"
-    yield from (f"{called} {one.version}: in the SBOM, and not in the image" for one in told)
-    yield from (f"{called} {one.version}: in the image, and not in the SBOM" for one in found)
+            yield f"{name}: the SBOM has {ours.version}, the image {theirs.version}"
+    yield from (f"{name} {item.version}: in the SBOM, but not in the image" for item in in_sbom)
+    yield from (f"{name} {item.version}: in the image, but not in the SBOM" for item in in_image)
 
 
-def _same(one: Item, other: Item) -> bool:
-    hashes = {one.sha256, other.sha256} - {""}
-    return one.version == other.version and len(hashes) < 2
+def _same(a: SbomItem, b: SbomItem) -> bool:
+    hashes = {a.sha256, b.sha256} - {""}
+    return a.version == b.version and len(hashes) < 2
 
 
-def _by_key(items: Iterable[Item]) -> dict[_Key, list[Item]]:
-    found: dict[_Key, list[Item]] = defaultdict(list)
-    for one in sorted(items, key=lambda one: (one.name, one.version, one.sha256)):
-        if one.system != "other":
-            found[(one.system, one.name, one.architecture)].append(one)
+def _by_key(items: Iterable[SbomItem]) -> dict[_Key, list[SbomItem]]:
+    found: dict[_Key, list[SbomItem]] = defaultdict(list)
+    for item in sorted(items, key=lambda item: (item.name, item.version, item.sha256)):
+        if item.system != "other":
+            found[(item.system, item.name, item.architecture)].append(item)
     return found
 
 

@@ -1,8 +1,8 @@
-"""ImageOnDisk -> Evidence: what the image's layers say of what is installed, each layer read once and noted.
+"""Read the package metadata of an image from its layers, and cache it by layer.
 
-Reading inflates a layer whole, for its digest must be right: a minute for an image. A layer that the store
-made of wheels which it still has says what these say, and is not inflated. What was read is noted by the
-layer's diff_id, so that a sibling image, which has most of its layers in common, reads only the others.
+A layer is decompressed completely to verify its digest, which takes a minute for an image. A layer that was
+built from wheels in the store is not decompressed: the metadata is read from the wheels. The result is cached
+by diff_id, so that only new layers of another image are read.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from torchkiln.store.store import Store
 from torchkiln.wheel.install import Scheme, destination, parse_name
 
 RECORDS = "evidence"
-_FORM = 2  # raise it when `is_evidence` wants more
-_LARGEST = 16 << 20  # bytes of a text that is taken out of a wheel; for a larger one the layer is read
+_FORM = 2  # increase it when `is_evidence` accepts more files
+_MAX_TEXT = 16 << 20  # bytes of a text in a wheel; if one is larger, the layer is read
 
 
 def read_evidence(
     image: ImageOnDisk, store: Store, *, made_of: Mapping[Digest, MadeOf] | None = None, jobs: int = 2
 ) -> Evidence:
-    """What is installed in *image*, by its own account.
+    """The package metadata in *image*.
 
-    :param made_of: by diff_id, the layers of which *store* knows that these wheels gave them.
-    :raises VerificationFailed: a layer is damaged, or what it says of its packages cannot be used.
+    :param made_of: the wheels from which *store* built layers, by diff_id.
+    :raises VerificationFailed: a layer is damaged, or its package metadata is invalid.
     """
     with ThreadPoolExecutor(jobs) as pool:
         layers = list(pool.map(lambda layer: _layer(layer, store, made_of or {}), image.layers))
@@ -47,14 +47,14 @@ def read_evidence(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeOf:
-    """The wheels that gave a layer, and the folders into which they went."""
+    """The wheels that a layer was built from, and their installation folders."""
 
     wheels: tuple[Path, ...]
     scheme: Scheme
 
 
 def made_of(plan: ImagePlan, store: Store) -> dict[Digest, MadeOf]:
-    """The layers of *plan* which *store* made, or got by the lock's word, of wheels that it still has."""
+    """The layers of *plan* with a record in *store*, whose wheels are still in the store."""
     scheme = Scheme(prefix=PREFIX, python=minor(plan.locked.base.python))
     found = {}
     for spec in plan.of(WheelLayer):
@@ -67,22 +67,22 @@ def made_of(plan: ImagePlan, store: Store) -> dict[Digest, MadeOf]:
 
 def _layer(layer: LayerOnDisk, store: Store, known: Mapping[Digest, MadeOf]) -> LayerContents:
     key = layer.diff_id.removeprefix("sha256:")
-    noted = _contents(store.record(RECORDS, key) or {})
-    if noted is not None:
+    cached = _contents(store.record(RECORDS, key) or {})
+    if cached is not None:
         store.touch(store.root / "records" / RECORDS / f"{key}.json")
-        return noted
+        return cached
     found = _of_wheels(known[layer.diff_id]) if layer.diff_id in known else None
     if found is None:
         read = contents_of(layer, is_evidence)
         texts = {path: shortened(path, text) for path, text in read.texts.items()}
         found = _only(texts, read.links, read.deleted)
-    told = {"texts": dict(found.texts), "links": dict(found.links), "deleted": list(found.deleted)}
-    store.put_record(RECORDS, key, {"form": _FORM, **told})
+    record = {"texts": dict(found.texts), "links": dict(found.links), "deleted": list(found.deleted)}
+    store.put_record(RECORDS, key, {"form": _FORM, **record})
     return found
 
 
 def _of_wheels(made: MadeOf) -> LayerContents | None:
-    """What a layer of these wheels says; None: a wheel is no longer what it was, so the layer is asked."""
+    """The metadata of a layer from its wheels; None if a wheel cannot be read, so that the layer is read."""
     texts: dict[str, str] = {}
     try:
         for path in made.wheels:
@@ -98,18 +98,17 @@ def _texts(path: Path, scheme: Scheme) -> Iterator[tuple[str, str]]:
         for entry in wheel.infolist():
             place = destination(entry.filename, name, scheme)
             if is_evidence(place):
-                if entry.file_size > _LARGEST:
+                if entry.file_size > _MAX_TEXT:
                     raise ValueError(f"{place} is too long")
                 yield place, shortened(place, wheel.read(entry).decode(errors="replace"))
 
 
 def _only(texts: Mapping[str, str], links: Mapping[str, str], deleted: Sequence[str]) -> LayerContents:
-    """What was read for an SBOM; nobody counted files."""
+    """Contents without counts, which an SBOM does not need."""
     return LayerContents(files=0, bytes=0, texts=texts, links=links, deleted=tuple(deleted))
 
 
 def _contents(record: Mapping[str, Any]) -> LayerContents | None:
-    told = [record.get(key) for key in ("texts", "links", "deleted")]
-    if record.get("form") != _FORM or None in told:
+    if record.get("form") != _FORM or any(record.get(key) is None for key in ("texts", "links", "deleted")):
         return None
     return _only(record["texts"], record["links"], record["deleted"])

@@ -1,7 +1,7 @@
-"""Trivy's or Grype's JSON → Scan. Both are known by their own marks; of each the part is read that we judge.
+"""Read the JSON reports of Trivy and Grype.
 
 Trivy: the report of `trivy image --format json`, SchemaVersion 2 (pkg/types/report.go in its repository).
-Grype: the document of `grype -o json` (grype/presenter/models), which has no version of its own.
+Grype: the document of `grype -o json` (grype/presenter/models), whose format has no version.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from torchkiln.sbom.vulnerabilities import Scan, Severity, Tool, Vulnerability
 from torchkiln.util.schema import sentences, shipped
 from torchkiln.util.strict_json import json_of
 
-LIMIT = 64 << 20  # bytes; with every package listed an image of ours has some megabytes
-_UNNAMED = "a version that is not told"  # a fix is there: it must count as one
-_HINT = "give what `trivy image --format json` or `grype -o json` wrote, whole and unchanged"
+LIMIT = 64 << 20  # bytes; a report with all packages has some megabytes
+_UNNAMED = "an unnamed version"  # there is a fix, so it must count as one
+_HINT = "pass the unchanged output of `trivy image --format json` or `grype -o json`"
 
 
 def read(data: bytes, *, where: str) -> Scan:
-    """The scan in *data*.
+    """Read the report *data*.
 
-    :param where: whose words these are, for messages.
-    :raises VerificationFailed: it is neither scanner's JSON of an image, or has faults: each with its place.
+    :param where: its name in messages.
+    :raises VerificationFailed: it is not a report of either scanner on an image, or is invalid.
     """
     try:
-        told = json_of(data)
+        report = json_of(data)
     except ValueError as error:
         raise VerificationFailed(f"{where}: {error}", hint=_HINT) from None
-    tool, form = _recognise(told, where)
-    if wrong := sentences(told, shipped(tool), where):
-        raise VerificationFailed("\n".join(wrong), hint=_HINT)
-    return form(told)
+    tool, reader = _recognise(report, where)
+    if faults := sentences(report, shipped(tool), where):
+        raise VerificationFailed("\n".join(faults), hint=_HINT)
+    return reader(report)
 
 
 def complete(scan: Scan, data: bytes) -> Scan:
-    """*scan* with what Trivy's report does not say and `trivy version --format json` does, where it is told.
+    """*scan* with the versions in *data*, the output of `trivy version --format json`.
 
-    It is for people, and nothing is decided by it: what cannot be read is left open.
+    They are only displayed, so invalid data is ignored.
     """
     try:
-        told = json_of(data)
+        versions = json_of(data)
     except ValueError:
         return scan
-    told = told if isinstance(told, dict) else {}
-    known = told.get("VulnerabilityDB")
-    built = known.get("UpdatedAt") if isinstance(known, dict) else None
-    version = told.get("Version")
+    versions = versions if isinstance(versions, dict) else {}
+    database = versions.get("VulnerabilityDB")
+    built = database.get("UpdatedAt") if isinstance(database, dict) else None
+    version = versions.get("Version")
     return replace(
         scan,
         version=scan.version or (version if isinstance(version, str) else None),
@@ -57,26 +57,26 @@ def complete(scan: Scan, data: bytes) -> Scan:
     )
 
 
-def _recognise(told: Any, where: str) -> tuple[Tool, Callable[[dict[str, Any]], Scan]]:
-    if isinstance(told, dict):
-        if "SchemaVersion" in told and "ArtifactType" in told:
+def _recognise(report: Any, where: str) -> tuple[Tool, Callable[[dict[str, Any]], Scan]]:
+    if isinstance(report, dict):
+        if "SchemaVersion" in report and "ArtifactType" in report:
             return "trivy", _trivy
-        if "matches" in told and "descriptor" in told:
+        if "matches" in report and "descriptor" in report:
             return "grype", _grype
-    raise VerificationFailed(f"{where}: neither Trivy's report nor Grype's", hint=_HINT)
+    raise VerificationFailed(f"{where}: neither a Trivy nor a Grype report", hint=_HINT)
 
 
-def _trivy(told: dict[str, Any]) -> Scan:
-    about = told.get("Metadata") or {}
-    system = about.get("OS") or {}
-    results = told.get("Results") or []
+def _trivy(report: dict[str, Any]) -> Scan:
+    metadata = report.get("Metadata") or {}
+    system = metadata.get("OS") or {}
+    results = report.get("Results") or []
     return Scan(
         tool="trivy",
-        version=(told.get("Trivy") or {}).get("Version"),
+        version=(report.get("Trivy") or {}).get("Version"),
         database=None,
-        manifest=None,  # it may be in RepoDigests, of whatever repository; the config is in every report
-        config=_digest(about.get("ImageID")),
-        system=_words(system.get("Family"), system.get("Name")),
+        manifest=None,  # RepoDigests can name any repository; ImageID is in every report
+        config=_digest(metadata.get("ImageID")),
+        system=_joined(system.get("Family"), system.get("Name")),
         ended=system.get("EOSL", False),
         hidden=sum(len(result.get("ExperimentalModifiedFindings") or ()) for result in results),
         findings=_ordered(_trivy_findings(results)),
@@ -85,69 +85,71 @@ def _trivy(told: dict[str, Any]) -> Scan:
 
 def _trivy_findings(results: list[dict[str, Any]]) -> Iterator[Vulnerability]:
     for result in results:
-        for one in result.get("Vulnerabilities") or ():
-            fixed = one.get("FixedVersion") or (_UNNAMED if one.get("Status") == "fixed" else None)
+        for found in result.get("Vulnerabilities") or ():
+            fixed = found.get("FixedVersion") or (_UNNAMED if found.get("Status") == "fixed" else None)
             yield Vulnerability(
-                id=one["VulnerabilityID"],
+                id=found["VulnerabilityID"],
                 aliases=(),
-                package=one["PkgName"],
-                installed=one.get("InstalledVersion", ""),
+                package=found["PkgName"],
+                installed=found.get("InstalledVersion", ""),
                 fixed=fixed,
-                severity=Severity[one["Severity"]],
+                severity=Severity[found["Severity"]],
                 kind=result.get("Type", ""),
-                path=one.get("PkgPath", ""),
+                path=found.get("PkgPath", ""),
             )
 
 
-def _grype(told: dict[str, Any]) -> Scan:
-    about, target = told["descriptor"], told["source"]["target"]
-    known = about.get("db") or {}
+def _grype(report: dict[str, Any]) -> Scan:
+    descriptor, target = report["descriptor"], report["source"]["target"]
+    database = descriptor.get("db") or {}
     return Scan(
         tool="grype",
-        version=about.get("version"),
-        database=(known.get("status") or known).get("built"),
+        version=descriptor.get("version"),
+        database=(database.get("status") or database).get("built"),
         manifest=_digest(target.get("manifestDigest")),
         config=_digest(target.get("imageID")),
-        system=_words(told["distro"].get("name"), told["distro"].get("version")),
+        system=_joined(report["distro"].get("name"), report["distro"].get("version")),
         ended=any(
             alert["type"] == "distro-eol"
-            for package in told.get("alertsByPackage") or ()
+            for package in report.get("alertsByPackage") or ()
             for alert in package["alerts"]
         ),
-        hidden=len(told.get("ignoredMatches") or ()),
-        findings=_ordered(_grype_findings(told["matches"])),
+        hidden=len(report.get("ignoredMatches") or ()),
+        findings=_ordered(_grype_findings(report["matches"])),
     )
 
 
 def _grype_findings(matches: list[dict[str, Any]]) -> Iterator[Vulnerability]:
     for match in matches:
-        fault, package = match["vulnerability"], match["artifact"]
-        fix = fault.get("fix") or {}
+        found, package = match["vulnerability"], match["artifact"]
+        fix = found.get("fix") or {}
         fixed = ", ".join(fix.get("versions") or ()) or (_UNNAMED if fix.get("state") == "fixed" else None)
-        places = [place["path"] for place in package.get("locations") or ()]
-        related = {one["id"] for one in match.get("relatedVulnerabilities") or ()}
+        paths = [location["path"] for location in package.get("locations") or ()]
+        related = {other["id"] for other in match.get("relatedVulnerabilities") or ()}
         yield Vulnerability(
-            id=fault["id"],
-            aliases=tuple(sorted(related - {fault["id"]})),
+            id=found["id"],
+            aliases=tuple(sorted(related - {found["id"]})),
             package=package["name"],
             installed=package.get("version", ""),
             fixed=fixed,
-            severity=Severity[(fault.get("severity") or "unknown").upper()],
+            severity=Severity[(found.get("severity") or "unknown").upper()],
             kind=package["type"],
-            path=places[0].lstrip("/") if places and package["type"] != "deb" else "",
+            path=paths[0].lstrip("/") if paths and package["type"] != "deb" else "",
         )
 
 
 def _ordered(found: Iterable[Vulnerability]) -> tuple[Vulnerability, ...]:
-    """Each once: Grype tells a package that two searches found twice."""
-    return tuple(
-        sorted(set(found), key=lambda one: (-one.severity, one.package, one.id, one.installed, one.path))
-    )
+    """Sorted and without duplicates, which Grype reports if two of its matchers find a package."""
+
+    def key(found: Vulnerability) -> tuple[int, str, str, str, str]:
+        return -found.severity, found.package, found.id, found.installed, found.path
+
+    return tuple(sorted(set(found), key=key))
 
 
-def _words(*parts: str | None) -> str | None:
+def _joined(*parts: str | None) -> str | None:
     return " ".join(part for part in parts if part) or None
 
 
-def _digest(told: str | None) -> Digest | None:
-    return Digest(told) if told else None
+def _digest(text: str | None) -> Digest | None:
+    return Digest(text) if text else None

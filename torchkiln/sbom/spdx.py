@@ -1,4 +1,4 @@
-"""Bill -> an SPDX 2.3 document, as JSON."""
+"""Write a bill as an SPDX 2.3 document in JSON."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from spdx_tools.spdx.model.relationship import Relationship, RelationshipType
 from spdx_tools.spdx.model.spdx_no_assertion import SpdxNoAssertion
 from spdx_tools.spdx.writer.json.json_writer import write_document_to_stream
 
-from torchkiln.sbom.bill import Bill, Component
-from torchkiln.sbom.licences import Reference, joined
+from torchkiln.sbom.bill import Bill, BillComponent
+from torchkiln.sbom.licences import LicenceReference, joined
 
 MEDIA_TYPE = "application/spdx+json"
 _DOCUMENT, _IMAGE = "SPDXRef-DOCUMENT", "SPDXRef-image"
-# Without a list of licences: what comes is SPDX already, and must stay as it is spelled.
+# Without a list of licences: the expressions are valid SPDX already, and must not be changed.
 _LICENSING = Licensing()
 
 
@@ -40,15 +40,15 @@ def spdx(bill: Bill) -> bytes:
             created=bill.made,
             document_comment="\n".join(bill.notes) or None,
         ),
-        packages=[_image(bill), *(_package(one, bill) for one in bill.components)],
+        packages=[_image(bill), *(_package(part, bill) for part in bill.components)],
         relationships=[
             Relationship(_DOCUMENT, RelationshipType.DESCRIBES, _IMAGE),
             *_contains(bill),
         ],
-        extracted_licensing_info=[_extracted(one) for one in _references(bill)],
+        extracted_licensing_info=[_extracted(reference) for reference in _references(bill)],
     )
     out = io.StringIO()
-    # Its validator takes seconds; the tests run it, and `licences` lets nothing through that it would refuse.
+    # The library's validator takes seconds, so only the tests run it.
     write_document_to_stream(document, out, validate=False, drop_duplicates=False)
     return out.getvalue().encode() + b"\n"
 
@@ -70,29 +70,29 @@ def _image(bill: Bill) -> Package:
     )
 
 
-def _package(one: Component, bill: Bill) -> Package:
+def _package(part: BillComponent, bill: Bill) -> Package:
     vendor = bill.os.partition(" ")[0].capitalize()
-    comment = [one.remark, f"by /{one.told_by}" if one.told_by else ""]
+    comment = [part.remark, f"by /{part.evidence}" if part.evidence else ""]
     return Package(
-        spdx_id=f"SPDXRef-{one.ref}",
-        name=one.name,
-        version=one.version,
+        spdx_id=f"SPDXRef-{part.ref}",
+        name=part.name,
+        version=part.version,
         download_location=SpdxNoAssertion(),
-        supplier=Actor(ActorType.ORGANIZATION, vendor) if one.kind == "os" else SpdxNoAssertion(),
+        supplier=Actor(ActorType.ORGANIZATION, vendor) if part.kind == "os" else SpdxNoAssertion(),
         files_analyzed=False,
-        checksums=[Checksum(ChecksumAlgorithm.SHA256, one.sha256)] if one.sha256 else [],
-        source_info=f"built from: {one.source}" if one.source else None,
+        checksums=[Checksum(ChecksumAlgorithm.SHA256, part.sha256)] if part.sha256 else [],
+        source_info=f"built from: {part.source}" if part.source else None,
         license_concluded=SpdxNoAssertion(),
-        license_declared=_declared(one),
+        license_declared=_declared(part),
         copyright_text=SpdxNoAssertion(),
-        external_references=[_purl(one.purl)],
+        external_references=[_purl(part.purl)],
         primary_package_purpose=PackagePurpose.LIBRARY,
         comment="; ".join(filter(None, comment)) or None,
     )
 
 
-def _declared(one: Component) -> LicenseExpression | SpdxNoAssertion:
-    return _LICENSING.parse(joined(one.licences)) if one.licences else SpdxNoAssertion()
+def _declared(part: BillComponent) -> LicenseExpression | SpdxNoAssertion:
+    return _LICENSING.parse(joined(part.licences)) if part.licences else SpdxNoAssertion()
 
 
 def _purl(purl: str) -> ExternalPackageRef:
@@ -100,22 +100,25 @@ def _purl(purl: str) -> ExternalPackageRef:
 
 
 def _contains(bill: Bill) -> list[Relationship]:
-    """The image contains all; what came in a wheel, that wheel contains."""
-    wheels = {one.name: one.ref for one in bill.components if one.kind == "wheel"}
+    """The image contains all components, except those that a wheel contains."""
+    wheels = {part.name: part.ref for part in bill.components if part.kind == "wheel"}
     return [
         Relationship(
-            f"SPDXRef-{wheels[one.carrier]}" if one.carrier else _IMAGE,
+            f"SPDXRef-{wheels[part.carrier]}" if part.carrier else _IMAGE,
             RelationshipType.CONTAINS,
-            f"SPDXRef-{one.ref}",
+            f"SPDXRef-{part.ref}",
         )
-        for one in bill.components
+        for part in bill.components
     ]
 
 
-def _references(bill: Bill) -> list[Reference]:
-    found = {ref.id: ref for one in bill.components for said in one.licences for ref in said.references}
+def _references(bill: Bill) -> list[LicenceReference]:
+    licences = (licence for part in bill.components for licence in part.licences)
+    found = {reference.id: reference for licence in licences for reference in licence.references}
     return [found[key] for key in sorted(found)]
 
 
-def _extracted(one: Reference) -> ExtractedLicensingInfo:
-    return ExtractedLicensingInfo(license_id=one.id, license_name=one.name, extracted_text=one.text)
+def _extracted(reference: LicenceReference) -> ExtractedLicensingInfo:
+    return ExtractedLicensingInfo(
+        license_id=reference.id, license_name=reference.name, extracted_text=reference.text
+    )

@@ -1,4 +1,4 @@
-"""Scan, threshold, allowances → Judgement: what a scanner found, and whether the image may go out with it."""
+"""Decide from a scanner's findings, a threshold and a list of accepted findings whether an image passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOOLS: tuple[Tool, ...] = ("trivy", "grype")
 
 
 class Severity(IntEnum):
-    """How bad; of the two scanners only Grype says negligible."""
+    """The severity of a vulnerability; only Grype uses negligible."""
 
     UNKNOWN = 0
     NEGLIGIBLE = 1
@@ -30,46 +30,46 @@ class Severity(IntEnum):
 
     @property
     def word(self) -> str:
-        """As it is written everywhere."""
+        """Its name in lower case."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vulnerability:
-    """One known fault of one installed package. `aliases`: other names of the same fault, CVE and GHSA."""
+    """A known vulnerability of an installed package. `aliases`: its other ids, CVE and GHSA."""
 
     id: str
     aliases: tuple[str, ...]
     package: str
     installed: str
-    fixed: str | None  # the versions that mend it
+    fixed: str | None  # the versions that fix it
     severity: Severity
-    kind: str  # the scanner's word for the package's kind
-    path: str  # where the package is; "" for the system's own
+    kind: str  # the scanner's name of the package's type
+    path: str  # where the package is; "" for OS packages
 
     def __str__(self) -> str:
-        mended = f"fixed in {self.fixed}" if self.fixed else "no fix yet"
-        return f"{self.severity.word}, {self.package} {self.installed}".rstrip() + f", {mended}"
+        fix = f"fixed in {self.fixed}" if self.fixed else "no fix yet"
+        return f"{self.severity.word}, {self.package} {self.installed}".rstrip() + f", {fix}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scan:
-    """What one run of a scanner told of one image. None: it did not say."""
+    """The result of a scanner for an image. None: not in the report."""
 
     tool: Tool
     version: str | None
-    database: str | None  # when its knowledge is of
+    database: str | None  # the date of the vulnerability database
     manifest: Digest | None
     config: Digest | None
-    system: str | None  # the distribution that it recognised, "debian 12.9"
-    ended: bool  # whether that has no support any more, so that nobody looks for its faults
-    hidden: int  # findings that the scanner was told by others to leave out
-    findings: tuple[Vulnerability, ...]  # the worst first
+    system: str | None  # the detected distribution, "debian 12.9"
+    ended: bool  # whether the distribution has reached its end of life
+    hidden: int  # findings that the scanner's own settings suppress
+    findings: tuple[Vulnerability, ...]  # highest severity first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Threshold:
-    """The lowest severity that is refused, and whether a fault counts for which there is no fix."""
+    """The lowest severity that is refused, and whether vulnerabilities without a fix count."""
 
     severity: Severity = Severity.HIGH
     unfixed: Literal["count", "ignore"] = "count"
@@ -80,71 +80,73 @@ class Threshold:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Allowance:
-    """One fault that may be for a while, in one package or, where that is None, in all."""
+class AllowedVulnerability:
+    """A vulnerability that is accepted for some time, in one package or (None) in all."""
 
     id: str
     package: str | None
     reason: str
-    until: date  # the last day on which it counts
+    until: date  # the last day on which it is accepted
     where: str  # file:line
 
     def fits(self, found: Vulnerability) -> bool:
-        """Whether it speaks of *found*. Names of Python's packages are compared as Python compares them."""
+        """Whether it applies to *found*. Package names are compared in their normalized form."""
         same = self.package is None or canonicalize_name(self.package) == canonicalize_name(found.package)
         return same and self.id in (found.id, *found.aliases)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
-    """What a threshold and a list of allowances make of a scan."""
+class ScanVerdict:
+    """The findings of a scan, divided by a threshold and a list of accepted ones."""
 
     refused: tuple[Vulnerability, ...]
-    allowed: tuple[tuple[Vulnerability, Allowance], ...]
-    passed_over: tuple[tuple[Severity, int], ...]  # what the threshold lets pass, the worst first
-    expired: tuple[Allowance, ...]
-    idle: tuple[Allowance, ...]  # still good, and fits nothing that was found
+    allowed: tuple[tuple[Vulnerability, AllowedVulnerability], ...]
+    passed_over: tuple[tuple[Severity, int], ...]  # numbers below the threshold, highest severity first
+    expired: tuple[AllowedVulnerability, ...]
+    idle: tuple[AllowedVulnerability, ...]  # valid, but without a finding
 
 
-def judge(scan: Scan, threshold: Threshold, allowances: Sequence[Allowance], *, on: date) -> Judgement:
-    """What of *scan* is refused on the day *on*; of several good allowances the first that fits counts."""
-    good = [entry for entry in allowances if on <= entry.until]
+def judge(
+    scan: Scan, threshold: Threshold, allowances: Sequence[AllowedVulnerability], *, on: date
+) -> ScanVerdict:
+    """Divide the findings of *scan* on the date *on*; the first valid entry that fits a finding allows it."""
+    valid = [entry for entry in allowances if on <= entry.until]
     refused, allowed = [], []
     for found in filter(threshold.meets, scan.findings):
-        by = next((entry for entry in good if entry.fits(found)), None)
-        if by is None:
+        match = next((entry for entry in valid if entry.fits(found)), None)
+        if match is None:
             refused.append(found)
         else:
-            allowed.append((found, by))
+            allowed.append((found, match))
     passed_over = Counter(found.severity for found in scan.findings if not threshold.meets(found))
-    return Judgement(
+    return ScanVerdict(
         refused=tuple(refused),
         allowed=tuple(allowed),
         passed_over=tuple(sorted(passed_over.items(), reverse=True)),
         expired=tuple(entry for entry in allowances if entry.until < on),
-        idle=tuple(entry for entry in good if not any(map(entry.fits, scan.findings))),
+        idle=tuple(entry for entry in valid if not any(map(entry.fits, scan.findings))),
     )
 
 
 def confirm(scan: Scan, *, manifest: Digest, config: Digest) -> None:
-    """That *scan* tells of this image, and that its scanner saw something.
+    """Check that *scan* is of this image, and that the scanner detected its distribution.
 
-    :raises VerificationFailed: it tells of another image or of none, or recognised no distribution: then no
-        package of the system was looked up, and silence would be read as health.
+    :raises VerificationFailed: the scan names another image or none, or no distribution was detected: then
+        the scanner checked no OS packages, and an empty result means nothing.
     """
     if scan.manifest is None and scan.config is None:
         raise VerificationFailed(
-            f"{scan.tool}'s scan does not say of which image it is",
-            hint="leave --report out, or scan the image in its layout: `docs/scan.md` has the command",
+            f"the {scan.tool} report names no image",
+            hint="omit --report, or scan the image in its layout as docs/scan.md shows",
         )
-    for what, told, ours in (("manifest", scan.manifest, manifest), ("config", scan.config, config)):
-        if told not in (None, ours):
+    for what, scanned, expected in (("manifest", scan.manifest, manifest), ("config", scan.config, config)):
+        if scanned not in (None, expected):
             raise VerificationFailed(
-                f"{scan.tool}'s scan is of another image: its {what} is {told}, this image's {ours}",
-                hint="scan this image: leave --report out, or make the report anew",
+                f"the {scan.tool} report is of another image: its {what} is {scanned}, not {expected}",
+                hint="omit --report, or scan this image again",
             )
     if scan.system is None:
         raise VerificationFailed(
-            f"{scan.tool} recognised no distribution in the image, so it looked up none of its packages",
-            hint="the scanner must find /etc/os-release in the image: is it a whole image of ours?",
+            f"{scan.tool} detected no distribution in the image, so it checked no OS packages",
+            hint="the scanner needs /etc/os-release in the image; scan a complete image",
         )

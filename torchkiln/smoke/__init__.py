@@ -1,5 +1,4 @@
-"""Runs the smoke tests in an image and makes a report of the results.
+"""Runs the suite in `smoke_tests/` in an image and reports the results.
 
-The suite is in `smoke_tests/`. The host judges each result again; nothing inside the image decides about
-it.
+The host computes each verdict again from the measured values; it does not trust the image.
 """

@@ -1,7 +1,7 @@
-"""SmokeReport, key -> signed statement; a report's file -> Witness: the report and whose signature it bears.
+"""Sign smoke reports, and read reports with their signatures.
 
-The statement is in-toto's, version 1: its subject is the image's digest, its predicate the whole report. What
-is judged afterwards comes out of the signed bytes, never out of the file that lies beside them.
+A signed report is an in-toto statement, version 1: its subject is the image's digest, its predicate the whole
+report. If there is a signed report, its content is used, never that of the unsigned file beside it.
 """
 
 from __future__ import annotations
@@ -19,70 +19,68 @@ from torchkiln.smoke.verdict import verdict
 from torchkiln.util.strict_json import json_of, read_file
 
 PREDICATE = f"urn:torchkiln:smoke-report:{SCHEMA}"
-_HINT = "get the file again from where it was made; do not use this one"
+_HINT = "do not use this file; get the original again"
 
 
-def told_of(report: SmokeReport) -> Statement:
-    """*report* as a statement of its image.
+def statement_of(report: SmokeReport) -> Statement:
+    """*report* as a statement about its image.
 
-    :raises ConfigError: it tells of an environment, so there is no image to make a statement of.
+    :raises ConfigError: it is of an environment, and not of an image.
     """
     if report.image is None or report.tag is None:
         raise ConfigError(
-            "a report of an environment names no image, so there is nothing to sign",
+            "cannot sign the report of an environment: it names no image",
             hint="run the checks in an image: torchkiln smoke TAG",
         )
     return statement(report.tag, report.image, PREDICATE, document(report))
 
 
-def report_of(told: Statement, *, where: str) -> SmokeReport:
-    """The inverse of `told_of`.
+def report_of(signed: Statement, *, where: str) -> SmokeReport:
+    """The inverse of `statement_of`.
 
-    :raises VerificationFailed: *told* is of another kind, or of another image than the report in it.
-    :raises ConfigError: it holds no report.
+    :raises VerificationFailed: *signed* is of another type, or its subject is not the report's image.
+    :raises ConfigError: its report is invalid.
     """
-    if told.kind != PREDICATE:
+    if signed.kind != PREDICATE:
         raise VerificationFailed(f"{where}: predicateType: must be {PREDICATE!r}", hint=_HINT)
-    report = from_document(told.said, where=f"{where}: predicate")
-    if told.image != report.image:
+    report = from_document(signed.said, where=f"{where}: predicate")
+    if signed.image != report.image:
         raise VerificationFailed(f"{where}: its subject is not the image of its report", hint=_HINT)
     return report
 
 
 def attest(report: SmokeReport, key: PrivateKey) -> bytes:
-    """The signed statement of *report*, as a file.
+    """The signed statement with *report*, as the content of a file.
 
-    :raises ConfigError: it tells of an environment, so there is no image to make a statement of.
+    :raises ConfigError: it is of an environment, and not of an image.
     """
-    return seal(PAYLOAD_TYPE, payload(told_of(report)), key)
+    return seal(PAYLOAD_TYPE, payload(statement_of(report)), key)
 
 
 def beside(path: Path) -> Path:
-    """Where the signed statement of the report *path* lies: report.dsse.json of report.json."""
+    """The path of the signed form of the report *path*: report.dsse.json for report.json."""
     return path.with_name(path.name.removesuffix(".json") + ".dsse.json")
 
 
 def files(folder: Path) -> list[Path]:
-    """What in *folder* may be reports: each JSON file, by its signed form where there are both."""
+    """The JSON files in *folder*; of a report with a signed form only that."""
     found = sorted(folder.glob("*.json"))
     return [path for path in found if path.name.endswith(".dsse.json") or not beside(path).exists()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filed:
-    """A report's file and the signed form beside it, each read once."""
+    """A report's file and the signed form beside it."""
 
     path: Path
     data: bytes = field(repr=False)
     beside: bytes | None = field(repr=False)
 
     def signed_report(self, trusted: Sequence[PublicKey] = ()) -> SignedReport:
-        """The report, and whose signature it bears.
+        """The report and its signers; without *trusted* keys, signatures are not verified.
 
-        Without *trusted* keys nobody's signature is looked at.
-
-        :raises ConfigError: it is no report.
-        :raises VerificationFailed: a signature is by none of *trusted*, or of something else.
+        :raises ConfigError: the report is invalid.
+        :raises VerificationFailed: no key in *trusted* made the signature, or it is of another content.
         """
         name = self.path.name
         if _is_envelope(self.data):
@@ -95,14 +93,14 @@ class Filed:
         signed, signers = _opened(self.beside, trusted, envelope)
         if signed != report:
             raise VerificationFailed(
-                f"{name}: is not the report that {envelope} holds",
-                hint=f"one of them is older or was changed; {envelope} alone can be given too",
+                f"{name}: differs from the report in {envelope}",
+                hint=f"one of them is older or was changed; pass only {envelope} to use that",
             )
         return SignedReport(name=name, report=signed, signed=True, signers=signers, envelope=self.beside)
 
 
 def filed(path: Path) -> Filed:
-    """The report in the file *path*, plain or signed; a plain one's signature is looked for `beside` it.
+    """Read the report *path*, plain or signed; the signed form of a plain report is read from `beside` it.
 
     :raises ConfigError: it cannot be read.
     """
@@ -113,56 +111,54 @@ def filed(path: Path) -> Filed:
 
 
 def read(path: Path, trusted: Sequence[PublicKey] = ()) -> SignedReport:
-    """`filed` and its `signed_report`.
+    """Read the report *path* with its signers: `filed` and `signed_report`.
 
-    :raises ConfigError: it cannot be read, or is no report.
-    :raises VerificationFailed: there is a signature, and it is by none of *trusted*, or of something else.
+    :raises ConfigError: it cannot be read, or is invalid.
+    :raises VerificationFailed: no key in *trusted* made the signature, or it is of another content.
     """
     return filed(path).signed_report(trusted)
 
 
 def demand_sound(report: SignedReport, *, signed: bool) -> None:
-    """That *report* states the verdict that its own values give, and bears a signature where that is wanted.
+    """Check that the verdict in *report* follows from its values; with *signed*, that it is signed.
 
-    :raises VerificationFailed: it is not *signed*.
-    :raises SmokeFailed: it states another verdict.
+    :raises VerificationFailed: it is not signed.
+    :raises SmokeFailed: its values give another verdict.
     """
     if signed and not report.signed:
         raise VerificationFailed(
-            f"{report.name} is not signed: {beside(Path(report.name))} is not beside it",
-            hint="run the checks again with --key, or leave --trust out to look at it as it is",
+            f"{report.name} is not signed: {beside(Path(report.name))} not found",
+            hint="run the checks again with --key, or read it unverified without --trust",
         )
-    stated, again = report.report.verdict, verdict(report.report.findings)
-    if again != stated:
+    stated, computed = report.report.verdict, verdict(report.report.findings)
+    if computed != stated:
         raise SmokeFailed(
-            f"{report.name} states {stated!r}, and its own values give {again!r}",
-            hint="the report was changed, or made by another version: run the checks again",
+            f"{report.name}: its verdict is {stated!r}, but its values give {computed!r}",
+            hint="the report was changed, or made by another version; run the checks again",
         )
 
 
 def _opened(data: bytes, trusted: Sequence[PublicKey], name: str) -> tuple[SmokeReport, tuple[str, ...]]:
-    """First the signature, then the type, then what the payload says."""
+    """Verify the signature, then the type, then parse the payload."""
     envelope = decode(data, where=name)
     signers = verify(envelope, trusted, where=name) if trusted else ()
     if envelope.payload_type != PAYLOAD_TYPE:
         raise VerificationFailed(
-            f"{name}: signed as {envelope.payload_type[:80]!r}, not as {PAYLOAD_TYPE}", hint=_HINT
+            f"{name}: payloadType: must be {PAYLOAD_TYPE!r}, not {envelope.payload_type[:80]!r}", hint=_HINT
         )
     return report_of(parse(envelope.payload, where=f"{name}: payload"), where=name), signers
 
 
 def _is_envelope(data: bytes) -> bool:
     try:
-        told = json_of(data)
+        content = json_of(data)
     except ValueError:
         return False
-    return isinstance(told, dict) and "payloadType" in told
+    return isinstance(content, dict) and "payloadType" in content
 
 
 def _data(path: Path) -> bytes:
     try:
-        return read_file(path, 2 * LIMIT)  # base64 is a third longer
+        return read_file(path, 2 * LIMIT)  # base64 makes it a third longer
     except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror}", hint="name what `smoke --report FILE` wrote"
-        ) from error
+        raise ConfigError(f"{path}: {error.strerror}", hint="pass a file of `smoke --report FILE`") from error

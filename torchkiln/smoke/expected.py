@@ -1,4 +1,4 @@
-"""LockedCell, manifest -> the facts bound in beside the checks: no image is its own witness."""
+"""The facts from the lock with which the checks compare an image."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SCHEMA = 1
 def facts_of(
     locked: LockedCell, labels: Mapping[str, str], *, tag: str, lock_digest: Digest, manifest: Digest
 ) -> dict[str, Any]:
-    """What the lock promises of the image *manifest* named *tag*, and the labels that its config bears.
+    """The claims of the lock for the image *manifest* named *tag*, and the labels in its config.
 
-    :raises ConfigError: the cell is unavailable: there is no image to say anything of.
+    :raises ConfigError: the cell is unavailable, so there is no image.
     """
     resolution, cell, build = locked.resolution, locked.resolution.cell, locked.resolution.build
     if build is None:

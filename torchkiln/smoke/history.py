@@ -1,6 +1,6 @@
-"""Reports of runs on this machine, in the cache: a run that would be the same need not be.
+"""Keep the reports of this machine's runs in the cache, so that an identical run need not be repeated.
 
-Each is signed by this machine's key, and counts only so: a file that something else put there is no run.
+Each report is signed by this machine's key; others in the cache are ignored.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torchkiln.smoke.reuse import Question, key_of, reusable_report
 from torchkiln.store.store import Store
 
 _KIND = "smoke"
-_TYPE = "application/vnd.torchkiln.kept-run+json"  # of what is signed
+_TYPE = "application/vnd.torchkiln.kept-run+json"  # payload type
 
 
-class Listener(Protocol):
-    """Hears of runs that do not count."""
+class KeptRunsListener(Protocol):
+    """Receives warnings about kept runs."""
 
     def unsigned_runs(self, count: int) -> None:
-        """That many records in the cache are not signed by this machine's key."""
+        """*count* records in the cache are not signed by this machine's key."""
 
     def not_kept(self, error: Exception) -> None:
-        """The run that just ended cannot be kept for the next one."""
+        """The report of the last run cannot be stored."""
 
 
-class Unheard:
-    """A listener that ignores everything."""
+class SilentKeptRunsListener:
+    """A listener that ignores all messages."""
 
     def unsigned_runs(self, count: int) -> None: ...
 
@@ -42,24 +42,24 @@ class Unheard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptRuns:
-    """The runs that the cache holds."""
+    """The reports in the cache."""
 
     store: Store
-    listener: Listener = field(default_factory=Unheard)
+    listener: KeptRunsListener = field(default_factory=SilentKeptRunsListener)
 
-    def answer(self, asked: Question, at: datetime, *, days: float) -> SmokeReport | None:
-        """The report of at most *days* days that stands for *asked*; None: run it."""
-        return reusable_report(self._reports(), asked, at=at, days=days)
+    def answer(self, question: Question, at: datetime, *, days: float) -> SmokeReport | None:
+        """A report that is at most *days* old and answers *question*; None if there is none."""
+        return reusable_report(self._reports(), question, at=at, days=days)
 
     def keep(self, report: SmokeReport) -> None:
-        """Note *report*, whatever it says. A cache that takes nothing costs another run, not this one."""
+        """Store *report*, whatever its verdict. If that fails, only the listener is called."""
         try:
             self.store.put_record(_KIND, key_of(report), signed(self.store, _TYPE, to_json(report)))
         except (KilnError, OSError) as error:
             self.listener.not_kept(error)
 
     def of(self, image: Digest) -> list[SignedReport]:
-        """This machine's own runs in *image*, which nobody else signed."""
+        """The reports of this machine's runs in *image*."""
         return [
             SignedReport(name=f"run of {report.when}", report=report, signed=False, signers=(), own=True)
             for report in self._reports()
@@ -67,12 +67,12 @@ class KeptRuns:
         ]
 
     def _reports(self) -> Iterator[SmokeReport]:
-        """What this machine's key signed."""
-        strange = 0
-        for key, told in self.store.records(_KIND):
-            payload = verified(self.store, _TYPE, told, where=key)
+        """The reports that this machine's key signed."""
+        unsigned = 0
+        for key, record in self.store.records(_KIND):
+            payload = verified(self.store, _TYPE, record, where=key)
             if payload is None:
-                strange += 1
+                unsigned += 1
                 continue
             try:
                 report = from_json(payload, where=key)
@@ -80,5 +80,5 @@ class KeptRuns:
                 continue
             if key_of(report) == key:
                 yield report
-        if strange:
-            self.listener.unsigned_runs(strange)
+        if unsigned:
+            self.listener.unsigned_runs(unsigned)

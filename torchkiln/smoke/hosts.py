@@ -1,4 +1,4 @@
-"""A report's host, as the runner told it inside -> its GPUs, and what people read of it."""
+"""Read and format the description of the host in a report: machine, GPUs, driver, links."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _GIB = 1 << 30
 
 
 def fits(host: Any) -> bool:
-    """Whether *host* is what host.schema.json calls one; an image may tell anything."""
+    """Whether *host*, which comes from the image and is not trusted, matches host.schema.json."""
     return not violations(host, shipped("host"))
 
 
 def gpus(host: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The GPUs that *host* tells of; none where it tells nothing."""
+    """The GPUs of *host*; empty if it lists none."""
     found: list[dict[str, Any]] = _driver(host).get("gpus", [])
     return found
 
 
 def capability(host: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The lowest compute capability among its GPUs; None: it has none."""
+    """The lowest compute capability of its GPUs; None if there are none."""
     return min(((gpu["capability"][0], gpu["capability"][1]) for gpu in gpus(host)), default=None)
 
 
 def lines(host: Mapping[str, Any]) -> list[str]:
-    """Machine, GPUs with driver, and what lies between them: a line each, of what is known."""
+    """Up to three lines: machine, GPUs with driver, and links between them."""
     machine = _machine(host)
     found = [f"host     {machine}"] if machine else []
     if "driver" in host:
@@ -39,7 +39,7 @@ def lines(host: Mapping[str, Any]) -> list[str]:
 
 
 def kinds(host: Mapping[str, Any]) -> str:
-    """The GPUs by name, `2 × NVIDIA H200`; empty where there is none."""
+    """The GPUs by name, `2 × NVIDIA H200`; empty if there are none."""
     counted = Counter(gpu["name"] for gpu in gpus(host))
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counted.items())
 
@@ -50,37 +50,37 @@ def _driver(host: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _machine(host: Mapping[str, Any]) -> str:
-    told = [f"Linux {host['kernel']}"] if "kernel" in host else []
-    told += [f"{host['cores']} cores"] if "cores" in host else []
-    told += [f"{host['memory'] / _GIB:.0f} GiB"] if "memory" in host else []
-    told += [f"/dev/shm {host['shm'] / _GIB:.3g} GiB"] if "shm" in host else []
-    return ", ".join(told)
+    parts = [f"Linux {host['kernel']}"] if "kernel" in host else []
+    parts += [f"{host['cores']} cores"] if "cores" in host else []
+    parts += [f"{host['memory'] / _GIB:.0f} GiB"] if "memory" in host else []
+    parts += [f"/dev/shm {host['shm'] / _GIB:.3g} GiB"] if "shm" in host else []
+    return ", ".join(parts)
 
 
 def _gpus(host: Mapping[str, Any]) -> str:
     driver = _driver(host)
-    served = f"driver {driver.get('driver') or 'of unknown version'}, CUDA {driver.get('cuda') or '?'}"
+    versions = f"driver {driver.get('driver') or 'of unknown version'}, CUDA {driver.get('cuda') or '?'}"
     if not gpus(host):
-        why = driver.get("fault") or driver.get("libcuda")
-        return f"none ({why})" if why else f"none ({served})" if driver.get("driver") else "none"
-    alike = Counter(
+        fault = driver.get("fault") or driver.get("libcuda")
+        return f"none ({fault})" if fault else f"none ({versions})" if driver.get("driver") else "none"
+    models = Counter(
         (gpu["name"], ".".join(map(str, gpu["capability"])), round(gpu["memory"] / _GIB))
         for gpu in gpus(host)
     )
-    told = (
+    names = (
         f"{count} × {name} ({number}, {size} GiB)" if count > 1 else f"{name} ({number}, {size} GiB)"
-        for (name, number, size), count in alike.items()
+        for (name, number, size), count in models.items()
     )
-    return f"{', '.join(told)}; {served}"
+    return f"{', '.join(names)}; {versions}"
 
 
 def _topology(host: Mapping[str, Any]) -> str:
-    """How many NVLinks are up, what lies between how many pairs, who reaches whose memory."""
-    here, driver = gpus(host), _driver(host)
-    directions = len(here) * (len(here) - 1)
-    up = sorted({gpu["nvlinks"] for gpu in here if gpu.get("nvlinks") is not None})
-    told = [f"NVLinks a GPU: {' or '.join(map(str, up))}"] if up else []
-    ways = Counter(str(link[2]) for link in driver.get("links", ()))
-    told += [f"{way} between {count} of {directions // 2} pairs" for way, count in ways.items()]
-    told.append(f"peer access in {len(driver.get('peers', ()))} of {directions} directions")
-    return "; ".join(told)
+    """The active NVLinks of a GPU, the types of links between pairs, and peer access to memory."""
+    found, driver = gpus(host), _driver(host)
+    directions = len(found) * (len(found) - 1)
+    active = sorted({gpu["nvlinks"] for gpu in found if gpu.get("nvlinks") is not None})
+    parts = [f"NVLinks a GPU: {' or '.join(map(str, active))}"] if active else []
+    links = Counter(str(link[2]) for link in driver.get("links", ()))
+    parts += [f"{link} between {count} of {directions // 2} pairs" for link, count in links.items()]
+    parts.append(f"peer access in {len(driver.get('peers', ()))} of {directions} directions")
+    return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""Hash-locked requirements -> a folder of what their wheels hold, to be put on a Python's path as it is."""
+"""Install hash-locked requirements with pip into a folder of the cache, to be added to sys.path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.store.store import Store
 from torchkiln.util.files import private_folder, remove_tree
 
-# Only wheels for any platform: the same folder serves every Python of an image, and no host's ABI gets in.
+# Only wheels for any platform, so that the folder works with the Python of every image.
 _PURE = ("--python-version", "3.10", "--implementation", "py", "--abi", "none", "--platform", "any")
 _PLATFORMS = (
     *("--platform", LINUX_AMD64.wheel_tag("manylinux_2_28")),
@@ -23,59 +23,58 @@ _PLATFORMS = (
 
 
 def pytest_wheels(requirements: bytes, store: Store) -> Path:
-    """The folder that *requirements* (a file's bytes) gives for any Python from 3.10 on, made once and kept.
+    """The folder with *requirements* (the bytes of the file) for Python 3.10 and newer; cached.
 
-    The index, its certificate and proxy are the user's own pip configuration.
+    pip uses the user's own configuration of index, certificate and proxy.
 
-    :raises BuildFailed: a wheel cannot be had, or has another hash.
+    :raises BuildFailed: a wheel cannot be downloaded, or its hash does not match.
     """
-    return _kept(requirements, store, _PURE, "pytest for the smoke tests")
+    return _installed(requirements, store, _PURE, "pytest for the smoke tests")
 
 
 def wheels_for(python: str, requirements: bytes, store: Store) -> Path:
     """As `pytest_wheels`, with compiled modules for CPython *python* ("3.11").
 
-    :raises BuildFailed: a wheel cannot be had, or has another hash.
+    :raises BuildFailed: a wheel cannot be downloaded, or its hash does not match.
     """
-    wanted = ("--python-version", python, "--implementation", "cp", *_PLATFORMS)
-    return _kept(requirements, store, wanted, f"packages for Python {python}")
+    tags = ("--python-version", python, "--implementation", "cp", *_PLATFORMS)
+    return _installed(requirements, store, tags, f"packages for Python {python}")
 
 
-def _kept(requirements: bytes, store: Store, wanted: Sequence[str], what: str) -> Path:
-    key = hashlib.sha256("\0".join(wanted).encode() + b"\0" + requirements).hexdigest()
-    place = store.root / "pytest" / key
-    if place.is_dir():
-        os.utime(place)  # when it was last used, for `cache prune`
-        return place
-    temporary, listed = store.temporary("pytest"), store.temporary("requirements.txt")
+def _installed(requirements: bytes, store: Store, tags: Sequence[str], what: str) -> Path:
+    key = hashlib.sha256("\0".join(tags).encode() + b"\0" + requirements).hexdigest()
+    folder = store.root / "pytest" / key
+    if folder.is_dir():
+        os.utime(folder)  # the time of the last use, for `cache prune`
+        return folder
+    temporary, file = store.temporary("pytest"), store.temporary("requirements.txt")
     try:
         with store.writable():
-            listed.write_bytes(requirements)  # what was digested, and not what lies there by now
-        _install(listed, temporary, wanted, what)
+            file.write_bytes(requirements)  # the bytes that the key was computed from
+        _install(file, temporary, tags, what)
         with store.writable():
-            private_folder(place.parent)
+            private_folder(folder.parent)
             try:
-                temporary.rename(place)
+                temporary.rename(folder)
             except OSError:
-                # Another process was faster; what it made is the same.
-                if not place.is_dir():
+                # Another process was faster; its folder is identical.
+                if not folder.is_dir():
                     raise
     finally:
         remove_tree(temporary)
-        listed.unlink(missing_ok=True)
-    return place
+        file.unlink(missing_ok=True)
+    return folder
 
 
-def _install(requirements: Path, folder: Path, wanted: Sequence[str], what: str) -> None:
+def _install(requirements: Path, folder: Path, tags: Sequence[str], what: str) -> None:
     command = [sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command += ["--require-hashes", "--no-deps", "--no-compile", "--only-binary", ":all:", *wanted]
+    command += ["--require-hashes", "--no-deps", "--no-compile", "--only-binary", ":all:", *tags]
     command += ["--target", str(folder), "--requirement", str(requirements)]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [
-            done.stderr.strip()
-        ]
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        reason = errors[-1].removeprefix("ERROR: ") if errors else done.stderr.strip()
         raise BuildFailed(
-            f"{what} could not be fetched: {said[-1].removeprefix('ERROR: ')}",
-            hint="it is locked in requirements.txt; see that pip reaches your package index",
+            f"cannot download {what}: {reason}",
+            hint="check that pip can reach your package index; the versions are locked in requirements.txt",
         )

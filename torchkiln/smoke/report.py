@@ -1,4 +1,4 @@
-"""SmokeReport -> report.json and back, JUnit XML, a Markdown summary, and lines for a terminal."""
+"""Write smoke reports as JSON, JUnit XML, Markdown and text, and read the JSON form."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from torchkiln.util.schema import sentences, shipped, violations
 from torchkiln.util.strict_json import json_of
 
 SCHEMA = 2
-LIMIT = 16 << 20  # bytes; ours have fifty thousand, and measured values may be lists
-_TEXTS = ("measured", "threshold")  # JSON texts of a Finding
-_HINT = "a report is what `smoke --report FILE` writes"
+LIMIT = 16 << 20  # bytes; usual reports have 50 kB, but measured values can be lists
+_JSON_FIELDS = ("measured", "threshold")  # fields of a Finding that hold JSON
+_HINT = "pass a report that `smoke --report FILE` wrote"
 
 
 def to_json(report: SmokeReport) -> bytes:
-    """The file form, which smoke-report.schema.json describes."""
+    """The JSON form, as in smoke-report.schema.json."""
     return pretty_json(document(report))
 
 
 def document(report: SmokeReport) -> dict[str, Any]:
-    """The file form as plain values."""
+    """The JSON form as Python values."""
     values: dict[str, Any] = codec.plain(report)
-    checks = [{**one, **{key: json.loads(one[key]) for key in _TEXTS}} for one in values.pop("findings")]
+    checks = [
+        {**row, **{key: json.loads(row[key]) for key in _JSON_FIELDS}} for row in values.pop("findings")
+    ]
     return {"schema": SCHEMA, **values, "host": json.loads(report.host), "checks": checks}
 
 
 def from_json(data: bytes, *, where: str = "report.json") -> SmokeReport:
-    """The inverse of `to_json`; the verdict is the stated one.
+    """The inverse of `to_json`; the verdict is not computed again.
 
-    :raises ConfigError: *data* is no report; every fault with its place in the file.
+    :raises ConfigError: *data* is not a valid report; with the place of each fault.
     """
     try:
         return from_document(json_of(data), where=where)
@@ -45,32 +47,33 @@ def from_json(data: bytes, *, where: str = "report.json") -> SmokeReport:
         raise ConfigError(f"{where}: {error}", hint=_HINT) from error
 
 
-def from_document(told: Any, *, where: str) -> SmokeReport:
-    """The inverse of `document`, of any JSON value.
+def from_document(content: Any, *, where: str) -> SmokeReport:
+    """The inverse of `document`; *content* can be any JSON value.
 
-    :raises ConfigError: it is no report; every fault with its place.
+    :raises ConfigError: it is not a valid report; with the place of each fault.
     """
-    if wrong := sentences(told, shipped("smoke-report"), where) or list(_meaning_faults(told, where)):
-        raise ConfigError.of(wrong, hint=_HINT)
-    values = {key: value for key, value in told.items() if key not in ("schema", "checks")}
-    findings = [_finding_fields(check) for check in told["checks"]]
-    host = json.dumps(told["host"], sort_keys=True)
+    found = sentences(content, shipped("smoke-report"), where) or list(_inconsistencies(content, where))
+    if found:
+        raise ConfigError.of(found, hint=_HINT)
+    values = {key: value for key, value in content.items() if key not in ("schema", "checks")}
+    findings = [_finding_fields(check) for check in content["checks"]]
+    host = json.dumps(content["host"], sort_keys=True)
     return codec.typed(SmokeReport, {**values, "host": host, "findings": findings})
 
 
 def finding_of(check: Mapping[str, Any]) -> Finding:
-    """One of a document's `checks`.
+    """The finding of an item of `checks`.
 
-    :raises ValueError: no report could hold it.
+    :raises ValueError: *check* does not match the schema.
     """
     definitions = shipped("smoke-report")["$defs"]
-    for _, wrong in violations(check, {"$ref": "#/$defs/Finding", "$defs": definitions}):
-        raise ValueError(wrong)
+    for _, fault in violations(check, {"$ref": "#/$defs/Finding", "$defs": definitions}):
+        raise ValueError(fault)
     return codec.typed(Finding, _finding_fields(check))
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of `document`: of `SmokeReport`, with `findings` under `checks`, and of a host."""
+    """The JSON Schema of `document`: that of `SmokeReport`, with `findings` named `checks`, and of a host."""
     found, host = codec.schema_of(SmokeReport), dict(shipped("host"))
     definitions = {**found["$defs"], **host.pop("$defs"), "host": host}
     properties = found["properties"]
@@ -86,38 +89,38 @@ def schema() -> dict[str, Any]:
 
 
 def _finding_fields(check: Mapping[str, Any]) -> dict[str, Any]:
-    return {**check, **{key: json.dumps(check[key]) for key in _TEXTS}}
+    return {**check, **{key: json.dumps(check[key]) for key in _JSON_FIELDS}}
 
 
-def _meaning_faults(told: dict[str, Any], where: str) -> Iterator[str]:
-    """What no schema can tell."""
-    if (told["image"] is None) != (told["tag"] is None):
-        yield f"{where}: an image has a digest and a tag, an environment neither"
-    names = [check["id"] for check in told["checks"]]
-    for at, name in enumerate(names):
-        if name in names[:at]:
-            yield f"{where}: checks[{at}].id: {name!r} stands twice"
+def _inconsistencies(content: dict[str, Any], where: str) -> Iterator[str]:
+    """Faults that the schema cannot express."""
+    if (content["image"] is None) != (content["tag"] is None):
+        yield f"{where}: image and tag must both be set, or both be null"
+    names = [check["id"] for check in content["checks"]]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield f"{where}: checks[{index}].id: duplicate {name!r}"
 
 
 def subject(report: SmokeReport) -> str:
-    """What was tested, for people: a tag, or the environment."""
+    """The name of what was tested: a tag, or the environment."""
     return report.tag or "this environment"
 
 
 def demand_pass(report: SmokeReport) -> None:
-    """That the checks passed.
+    """Check that the verdict of *report* is `pass`.
 
-    :raises SmokeFailed: the image failed.
-    :raises SmokeInconclusive: the host did.
+    :raises SmokeFailed: it is `fail`.
+    :raises SmokeInconclusive: it is `inconclusive`.
     """
     errors: dict[str, type[KilnError]] = {"fail": SmokeFailed, "inconclusive": SmokeInconclusive}
     if error := errors.get(report.verdict):
-        told = [finding.id for finding in report.findings if finding.outcome in ("failed", "skipped")]
-        raise error(f"{subject(report)}: {report.verdict}: {', '.join(told) or 'nothing was proved'}")
+        checks = [finding.id for finding in report.findings if finding.outcome in ("failed", "skipped")]
+        raise error(f"{subject(report)}: {report.verdict}: {', '.join(checks) or 'no check passed'}")
 
 
 def to_junit(report: SmokeReport) -> bytes:
-    """JUnit XML, which knows no `not-applicable`: such a check is skipped there, the fact is its message."""
+    """JUnit XML. Checks that do not apply are skipped there, with the reason as the message."""
     suite = Xml.Element(
         "testsuite",
         name=f"smoke {subject(report)}",
@@ -132,15 +135,15 @@ def to_junit(report: SmokeReport) -> bytes:
         value = getattr(report, name)
         if value is not None:
             Xml.SubElement(properties, "property", name=name, value=value)
-    if named := hosts.kinds(json.loads(report.host)):
-        Xml.SubElement(properties, "property", name="gpus", value=_xml_text(named))
+    if gpus := hosts.kinds(json.loads(report.host)):
+        Xml.SubElement(properties, "property", name="gpus", value=_xml_text(gpus))
     for finding in report.findings:
         case = Xml.SubElement(
             suite, "testcase", classname=f"tier{finding.tier}", name=finding.id, time=f"{finding.seconds:.3f}"
         )
-        told = _xml_text("\n".join(faults(finding)))
-        if told:
-            Xml.SubElement(case, "failure", message=told.splitlines()[0]).text = told
+        message = _xml_text("\n".join(faults(finding)))
+        if message:
+            Xml.SubElement(case, "failure", message=message.splitlines()[0]).text = message
         elif _left_out(finding):
             Xml.SubElement(case, "skipped", message=_xml_text(f"{finding.outcome}: {finding.message}"))
         Xml.SubElement(case, "system-out").text = _xml_text(finding.measured)
@@ -149,12 +152,12 @@ def to_junit(report: SmokeReport) -> bytes:
 
 def to_markdown(report: SmokeReport) -> str:
     """A summary for a CI page."""
-    named = hosts.kinds(json.loads(report.host))
+    gpus = hosts.kinds(json.loads(report.host))
     image = f"`{report.image}`, " if report.image else ""
     head = [
         f"### {subject(report)}: {report.verdict}",
         "",
-        f"{image}suite `{report.suite[:19]}`, runtime {report.runtime}, {_cut(named) or 'no GPU'}",
+        f"{image}suite `{report.suite[:19]}`, runtime {report.runtime}, {_cut(gpus) or 'no GPU'}",
         "",
         "| check | tier | outcome | seconds | |",
         "|---|---|---|---|---|",
@@ -167,11 +170,11 @@ def to_markdown(report: SmokeReport) -> str:
 
 
 def to_lines(report: SmokeReport, reasons: Mapping[str, str] | None = None) -> list[str]:
-    """For a terminal: the host, a line a check with its bounded values, the whole message where it failed.
+    """Lines for a terminal: the host, one line per check with its values, and the messages of failed checks.
 
-    *reasons* has the words of the facts for which a check does not apply, by their ids.
+    :param reasons: texts for the ids of facts because of which a check does not apply.
     """
-    wide = max(14, *(len(finding.id) + 2 for finding in report.findings), 0)
+    width = max(14, *(len(finding.id) + 2 for finding in report.findings), 0)
     lines = [
         "  ".join(filter(None, (subject(report), report.image))),
         f"suite {report.suite[:19]}  runtime {report.runtime}  {_made(report)}",
@@ -180,19 +183,19 @@ def to_lines(report: SmokeReport, reasons: Mapping[str, str] | None = None) -> l
     ]
     for finding in report.findings:
         lines.append(
-            f"{finding.outcome:<15}{finding.id:<{wide}}{finding.seconds:7.1f} s  {values(finding)}".rstrip()
+            f"{finding.outcome:<15}{finding.id:<{width}}{finding.seconds:7.1f} s  {values(finding)}".rstrip()
         )
-        told = faults(finding) or ([finding.message] if finding.message else [])
+        messages = faults(finding) or ([finding.message] if finding.message else [])
         if finding.outcome == "not-applicable" and reasons and finding.message in reasons:
-            told = [f"{finding.message}: {reasons[finding.message]}"]
-        lines += [f"    {line}" for text in told for line in text.splitlines()]
+            messages = [f"{finding.message}: {reasons[finding.message]}"]
+        lines += [f"    {line}" for message in messages for line in message.splitlines()]
         if fault := host_fault(finding):
             lines.append(f"    (the host: {fault})")
-    return [printable(line) for line in lines]  # what an image says may steer no terminal
+    return [printable(line) for line in lines]  # text of an image can contain terminal escape sequences
 
 
 def values(finding: Finding) -> str:
-    """The numbers that have a bound; lists by their length, what is too long by nothing."""
+    """The measured values that have a bound, shortened; of lists the length."""
     measured, bounded = json.loads(finding.measured), json.loads(finding.threshold)
     return "  ".join(f"{name} {_short(measured[name])}" for name in bounded if name in measured)
 
@@ -209,13 +212,13 @@ def _short(value: Any) -> str:
 
 
 def _cell(finding: Finding) -> str:
-    told = faults(finding) or [finding.message or values(finding)]
-    lines = told[0].splitlines() or [""]
+    messages = faults(finding) or [finding.message or values(finding)]
+    lines = messages[0].splitlines() or [""]
     return _cut(lines[0])
 
 
 def _cut(text: str) -> str:
-    """*text* as it may stand in a table of Markdown."""
+    """*text* for a cell of a Markdown table, shortened and escaped."""
     return text[:160].replace("|", "\\|")
 
 
@@ -224,5 +227,5 @@ def _left_out(finding: Finding) -> bool:
 
 
 def _xml_text(text: str) -> str:
-    """*text* without the control characters that XML has no way to say."""
+    """*text* without the control characters that XML does not allow."""
     return "".join(char for char in text if char >= " " or char in "\t\n")

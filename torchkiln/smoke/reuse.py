@@ -1,7 +1,4 @@
-"""Kept reports, a question -> the report that answers it already: same image, suite and GPUs, young enough.
-
-Only what passed is an answer. What failed, or could not be told for the host's sake, runs again.
-"""
+"""Find a kept report that can replace a run: same image, suite and GPUs, recent, and passed."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A run that is asked for."""
+    """The run that is requested."""
 
     image: Digest
     suite: Digest
@@ -31,39 +28,39 @@ class Question:
 
 
 def reusable_report(
-    kept: Iterable[SmokeReport], asked: Question, *, at: datetime, days: float
+    kept: Iterable[SmokeReport], question: Question, *, at: datetime, days: float
 ) -> SmokeReport | None:
-    """The youngest of *kept* that answers *asked*, if at the time *at* it is not older than *days*.
+    """The latest report that answers *question* and is at most *days* old at the time *at*.
 
-    None where a later run of the same image on the same GPUs did not pass.
+    None if a later run of the same image on the same GPUs did not pass.
     """
     same = [
-        report for report in kept if _is_same(report, asked) and age_of(report, at) <= timedelta(days=days)
+        report for report in kept if _is_same(report, question) and age_of(report, at) <= timedelta(days=days)
     ]
-    fit = [report for report in same if _passed(report) and asked.checks <= _ids(report)]
-    best = max(fit, key=_when, default=None)
+    passed = [report for report in same if _passed(report) and question.checks <= _ids(report)]
+    best = max(passed, key=_when, default=None)
     later = [report for report in same if best and _when(report) >= _when(best)]
     return best if all(map(_passed, later)) else None
 
 
 def key_of(report: SmokeReport) -> str:
-    """Hex; a later report with the same one takes the place of an earlier."""
-    told = [report.image, report.suite, report.runtime, _models(report), sorted(_ids(report))]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    """Its key in the cache, in hex; a later report with the same key replaces an earlier one."""
+    parts = [report.image, report.suite, report.runtime, _models(report), sorted(_ids(report))]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def age_of(report: SmokeReport, at: datetime) -> timedelta:
-    """Since its run began; one of the future, or of no known time, is as old as can be."""
+    """The time since its start; timedelta.max if the start is unknown or in the future."""
     try:
-        began = datetime.strptime(report.when or "", TIME).replace(tzinfo=timezone.utc)
+        start = datetime.strptime(report.when or "", TIME).replace(tzinfo=timezone.utc)
     except ValueError:
         return timedelta.max
-    return at - began if at >= began else timedelta.max
+    return at - start if at >= start else timedelta.max
 
 
-def _is_same(report: SmokeReport, asked: Question) -> bool:
-    told = (report.image, report.suite, report.runtime, _models(report))
-    return told == (asked.image, asked.suite, asked.runtime, sorted(asked.gpus))
+def _is_same(report: SmokeReport, question: Question) -> bool:
+    run = (report.image, report.suite, report.runtime, _models(report))
+    return run == (question.image, question.suite, question.runtime, sorted(question.gpus))
 
 
 def _passed(report: SmokeReport) -> bool:

@@ -1,6 +1,6 @@
-"""Subject -> SmokeReport: run the suite inside the image, keep what every check saw.
+"""Run the suite in an image and make a report from the runner's output.
 
-`of_environment` makes the same of what a runner said elsewhere, where there was no image.
+`of_environment` makes a report from the output of a runner that ran without an image.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torchkiln.util.scratch import scratch
 from torchkiln.util.strict_json import DEPTH, json_of
 
 SUITE_LIMIT = 1800.0  # seconds for all checks together
-_PATIENCE = 60.0  # seconds beyond that, for the runner keeps the limit itself
-_ROOM = 6  # levels that a report and a signed statement put around what a line says
+_EXTRA_S = 60.0  # seconds beyond that, because the runner enforces the limit itself
+_NESTING = 6  # levels of JSON that a report and a signed statement add around a line of the runner
 
 
 class Ended(Protocol):
@@ -43,7 +43,7 @@ class Ended(Protocol):
 
 
 class Inside(Protocol):
-    """All that smoke() needs of a runtime: run a command in one image, with paths bound in read-only."""
+    """What smoke() needs of a runtime: run commands in one image, with read-only binds."""
 
     @property
     def name(self) -> str: ...
@@ -51,31 +51,31 @@ class Inside(Protocol):
     def python(self) -> str: ...
     def run(self, argv: Sequence[str], *, binds: Mapping[str, Path], timeout_s: float) -> Ended: ...
     def killed_for_memory(self) -> int:
-        """How many processes its kernel has killed for want of memory so far; 0 where nobody knows."""
+        """The number of processes that its kernel has killed because memory ran out; 0 if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checks:
-    """What of a suite is to run.
+    """The checks of a suite to run.
 
-    :raises ConfigError: the suite has no check of a name in *only*.
+    :raises ConfigError: the suite has no check with a name in *only*.
     """
 
     suite: Suite
-    tier: int = 0  # and those below
-    only: tuple[str, ...] = ()  # of these, the named ones
+    tier: int = 0  # the highest tier
+    only: tuple[str, ...] = ()  # ids; empty: all
     limit_s: float = SUITE_LIMIT
-    nonce: str | None = None  # a word of whoever asks; it stands in the report
+    nonce: str | None = None  # chosen by the requester and copied into the report
 
     def __post_init__(self) -> None:
         ids = [check.id for check in self.suite.checks]
         if unknown := sorted(set(self.only) - set(ids)):
             faults = [f"no check named {name}" for name in unknown]
-            raise ConfigError.of(faults, hint=f"there are: {', '.join(ids)}")
+            raise ConfigError.of(faults, hint=f"available: {', '.join(ids)}")
 
     @property
     def selected(self) -> list[SuiteCheck]:
-        """The checks that it means."""
+        """The selected checks."""
         return [
             check
             for check in self.suite.checks
@@ -84,8 +84,8 @@ class Checks:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
-    """The image that is checked, and what the outside says of it (see `expected.facts_of`)."""
+class SmokeSubject:
+    """The image to check, and the facts to compare it with (see `expected.facts_of`)."""
 
     image: Digest
     tag: str
@@ -93,33 +93,35 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What the runner said, line by line."""
+class RunnerOutput:
+    """The parsed output of the runner."""
 
     host: dict[str, Any] = field(default_factory=dict)
     started: tuple[str, ...] = ()
     findings: dict[str, Finding] = field(default_factory=dict)
-    ended: bool = False  # it came to its end, so whatever was not told was not asked for
-    unfit: tuple[str, ...] = ()  # why lines of it could not be kept
+    complete: bool = False  # the runner reached its end, so checks without a finding were not selected
+    invalid: tuple[str, ...] = ()  # the faults of invalid lines
 
 
 def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the suite is to see of the host's environment: how NCCL is to take this machine's links."""
-    known = ("NCCL_", "NVSHMEM_", "TORCH_SYMM_MEM_")
-    return {name: value for name, value in environ.items() if name.startswith(known)}
+    """The host's environment variables that are passed to the suite: settings of NCCL for this machine."""
+    prefixes = ("NCCL_", "NVSHMEM_", "TORCH_SYMM_MEM_")
+    return {name: value for name, value in environ.items() if name.startswith(prefixes)}
 
 
-def smoke(subject: Subject, inside: Inside, checks: Checks, *, wheels: Path, when: str) -> SmokeReport:
-    """Run *checks* in the image of *subject*, all, whatever fails.
+def smoke(subject: SmokeSubject, inside: Inside, checks: Checks, *, wheels: Path, when: str) -> SmokeReport:
+    """Run all *checks* in the image of *subject*.
 
-    *wheels* is the folder of pytest, *when* the time of this call. Every selected check has its finding: one
-    that left no word is a failed one.
+    The report has a finding for each selected check; a check without a result has failed.
+
+    :param wheels: the folder with pytest.
+    :param when: the current time.
     """
     suite, facts = checks.suite, subject.facts
     with scratch("smoke") as folder, copied(suite.runnable(), "smoke_tests") as folder_of_suite:
-        told = folder / "facts.json"
-        told.write_text(json.dumps(facts))
-        told.chmod(0o444)
+        file = folder / "facts.json"
+        file.write_text(json.dumps(facts))
+        file.chmod(0o444)
         argv = [inside.python, "-I", "-B", "/opt/torchkiln/smoke_tests/runner.py"]
         argv += ["--facts", "/opt/torchkiln/smoke-facts.json", "--wheels", "/opt/torchkiln/pytest-wheels"]
         argv += ["--tier", str(checks.tier), "--limit", str(checks.limit_s)]
@@ -127,16 +129,16 @@ def smoke(subject: Subject, inside: Inside, checks: Checks, *, wheels: Path, whe
         binds = {
             "/opt/torchkiln/smoke_tests": folder_of_suite,
             "/opt/torchkiln/pytest-wheels": wheels,
-            "/opt/torchkiln/smoke-facts.json": told,
+            "/opt/torchkiln/smoke-facts.json": file,
         }
         before = inside.killed_for_memory()
-        ended = inside.run(argv, binds=binds, timeout_s=checks.limit_s + _PATIENCE)
+        ended = inside.run(argv, binds=binds, timeout_s=checks.limit_s + _EXTRA_S)
         killed = inside.killed_for_memory() - before
-    heard = hear(ended.stdout)
+    output = parse_output(ended.stdout)
     findings = tuple(
-        _for_memory(_checked(found, suite, facts, heard.host), killed)
+        _with_killed(_checked(found, suite, facts, output.host), killed)
         for check in checks.selected
-        for found in [heard.findings.get(check.id) or _silent(check, heard, _how(ended))]
+        for found in [output.findings.get(check.id) or _no_result(check, output, _how(ended))]
     )
     return SmokeReport(
         image=subject.image,
@@ -148,35 +150,33 @@ def smoke(subject: Subject, inside: Inside, checks: Checks, *, wheels: Path, whe
         nonce=checks.nonce,
         findings=findings,
         verdict=verdict(findings),
-        host=json.dumps(heard.host, sort_keys=True),
+        host=json.dumps(output.host, sort_keys=True),
     )
 
 
 def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str = "run.jsonl") -> SmokeReport:
-    """The report of what a runner of *suite* printed (*stdout*) in an environment without an image.
+    """The report for *stdout*, the output of a runner of *suite* in an environment without an image.
 
-    A check that was begun, or whose turn never came because the run was cut short, has failed.
+    A check that was started but has no result, or that an interrupted run did not reach, has failed.
 
-    :raises ConfigError: not a line of it is a runner's, or it names another suite than *suite*.
+    :raises ConfigError: *stdout* is not the output of a runner, or of one with another suite.
     """
-    heard = hear(stdout)
-    if not heard.started:
-        why = f" ({heard.unfit[0]})" if heard.unfit else ""
-        raise ConfigError(
-            f"{name}: no runner speaks in it{why}", hint="it holds what runner.py prints on stdout"
-        )
+    output = parse_output(stdout)
+    if not output.started:
+        reason = f" ({output.invalid[0]})" if output.invalid else ""
+        raise ConfigError(f"{name}: no output of a runner found{reason}", hint="pass the stdout of runner.py")
     known = {check.id for check in suite.checks}
-    if strange := sorted(set(heard.started) - known):
-        told = ", ".join(check[:80] for check in strange[:5])
-        raise ConfigError(f"{name}: another suite ran: this one has no {told}", hint="see --suite")
-    ran = heard.host.get("suite")
+    if unknown := sorted(set(output.started) - known):
+        names = ", ".join(check[:80] for check in unknown[:5])
+        raise ConfigError(f"{name}: another suite ran: unknown checks: {names}", hint="see --suite")
+    ran = output.host.get("suite")
     if ran not in (None, suite.digest):
-        raise ConfigError(f"{name}: another suite ran: {ran}, this one is {suite.digest}", hint="see --suite")
-    tier = max(check.tier for check in suite.checks if check.id in heard.started)
+        raise ConfigError(f"{name}: another suite ran: {ran}, not {suite.digest}", hint="see --suite")
+    tier = max(check.tier for check in suite.checks if check.id in output.started)
     findings = tuple(
-        heard.findings.get(check.id) or _silent(check, heard, "said no more")
+        output.findings.get(check.id) or _no_result(check, output, "wrote no more output")
         for check in suite.checks
-        if check.id in heard.started or not (heard.ended or check.of_image or check.tier > tier)
+        if check.id in output.started or not (output.complete or check.of_image or check.tier > tier)
     )
     return SmokeReport(
         image=None,
@@ -188,20 +188,20 @@ def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str =
         nonce=None,
         findings=findings,
         verdict=verdict(findings),
-        host=json.dumps(heard.host, sort_keys=True),
+        host=json.dumps(output.host, sort_keys=True),
     )
 
 
-def hear(stdout: bytes) -> Heard:
-    """The runner's lines; a line that is none of its own is passed over, and missed where it matters."""
+def parse_output(stdout: bytes) -> RunnerOutput:
+    """Parse the runner's output; lines of other programs are ignored."""
     host: dict[str, Any] = {}
     started: list[str] = []
     findings: dict[str, Finding] = {}
-    unfit: list[str] = []
-    ended = False
+    invalid: list[str] = []
+    complete = False
     for line in stdout.splitlines():
         try:
-            event = json_of(line, depth=DEPTH - _ROOM)
+            event = json_of(line, depth=DEPTH - _NESTING)
             kind = event.pop("event")
             if kind == "host" and hosts.fits(event):
                 host = event
@@ -210,64 +210,65 @@ def hear(stdout: bytes) -> Heard:
             elif kind == "finding":
                 found = _finding(event)
                 findings.setdefault(found.id, found)
-            ended = ended or kind == "end"
+            complete = complete or kind == "end"
         except ValueError as error:
-            unfit += [str(error)] * line.startswith(b'{"event"')  # else some other program's
+            if line.startswith(b'{"event"'):
+                invalid.append(str(error))
         except (KeyError, AttributeError, TypeError):
             continue
-    return Heard(host, tuple(started), findings, ended, tuple(unfit))
+    return RunnerOutput(host, tuple(started), findings, complete, tuple(invalid))
 
 
 def _finding(event: Mapping[str, Any]) -> Finding:
-    """:raises ValueError: no report could hold it."""
+    """:raises ValueError: it does not match the report's schema."""
     return finding_of({field.name: event[field.name] for field in fields(Finding)})
 
 
 def _how(ended: Ended) -> str:
-    said = "\n".join(ended.stderr.decode("utf-8", "replace").strip().splitlines()[-5:])
-    how = "was stopped after its time" if ended.timed_out else f"ended {_by(ended.code)}"
-    return f"{how}\n{said}" if said else how
+    stderr = "\n".join(ended.stderr.decode("utf-8", "replace").strip().splitlines()[-5:])
+    how = "timed out" if ended.timed_out else _exit_status(ended.code)
+    return f"{how}\n{stderr}" if stderr else how
 
 
-def _by(code: int) -> str:
-    """An exit code; 128 and a number is a signal, as shells and engines tell it."""
+def _exit_status(code: int) -> str:
+    """A description of an exit code; 128 plus a number is a signal, as in shells and engines."""
     try:
         name = signal.Signals(code - 128).name
     except ValueError:
-        return f"with exit code {code}"
-    return f"by {name}" + (" (the kernel's, where memory runs out)" if name == "SIGKILL" else "")
+        return f"ended with exit code {code}"
+    return f"was killed by {name}" + (" (possibly out of memory)" if name == "SIGKILL" else "")
 
 
-def _silent(check: SuiteCheck, heard: Heard, how: str) -> Finding:
-    """The finding of a check of which nothing was heard: how the runner ended is all there is to say."""
-    how, _, said = how.partition("\n")
-    when = "during this check" if check.id in heard.started else "before this check"
-    unfit = f"\na line of its output cannot be kept: {heard.unfit[0]}" if heard.unfit else ""
+def _no_result(check: SuiteCheck, output: RunnerOutput, how: str) -> Finding:
+    """The finding of a check without a result; *how*: how the runner ended."""
+    how, _, stderr = how.partition("\n")
+    when = "during this check" if check.id in output.started else "before this check"
+    invalid = f"\na line of its output is invalid: {output.invalid[0]}" if output.invalid else ""
     return Finding(
         id=check.id,
         tier=check.tier,
         outcome="failed",
         seconds=0.0,
-        message=f"no result: the runner {how} {when}{unfit}\n{said}".strip(),
+        message=f"no result: the runner {how} {when}{invalid}\n{stderr}".strip(),
         measured="{}",
         threshold="{}",
     )
 
 
 def _checked(found: Finding, suite: Suite, facts: Mapping[str, Any], host: Mapping[str, Any]) -> Finding:
-    """What the image says of a check's not applying is asked of the suite again, out here."""
+    """*found*, failed if the suite's own rule, evaluated here, disagrees on whether the check applies."""
     fact = suite.not_applicable(found.id, facts, hosts.capability(host))
     if found.outcome == "not-applicable" and fact != found.message:
-        return replace(found, outcome="failed", message=f"left out for {found.message!r}, but it applies")
+        return replace(found, outcome="failed", message=f"skipped for {found.message!r}, but it applies")
     if found.outcome == "passed" and fact is not None:
-        return replace(found, outcome="failed", message=f"passed, although {fact!r} says it cannot apply")
+        return replace(found, outcome="failed", message=f"passed, although it cannot apply: {fact!r}")
     return found
 
 
-def _for_memory(found: Finding, killed: int) -> Finding:
-    """A failed one beside what the kernel did meanwhile: a process that it kills says nothing."""
+def _with_killed(found: Finding, killed: int) -> Finding:
+    """A failed finding with the number of processes that the kernel killed, which cannot report it."""
     if found.outcome != "failed" or killed <= 0:
         return found
     processes = f"{killed} process{'es' * (killed > 1)}"
-    told = f"meanwhile the kernel killed {processes} of that machine for want of memory"
-    return replace(found, message=f"{found.message}\n{told}".strip())
+    note = f"during the run the kernel of that machine killed {processes} because memory ran out"
+    return replace(found, message=f"{found.message}\n{note}".strip())

@@ -1,6 +1,6 @@
-"""An image of a layout → the report of the suite that ran inside it, as `smoke` and `build --smoke` give it.
+"""Run the suite in an image of a layout, as `smoke` and `build --smoke` do.
 
-Where the same checks passed on the same image and GPUs not long ago, that run's report is given.
+If the same checks passed recently on the same image and GPUs, the report of that run is returned.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torchkiln.model.recipe import PREFIX
 from torchkiln.model.report import SmokeReport
 from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.runtimes import driver, runtime
-from torchkiln.runtimes.command import Bind, Command, Exited, Settings
-from torchkiln.runtimes.runtime import ReadyImage, Source
+from torchkiln.runtimes.command import Bind, Command, Exited, RuntimeSettings
+from torchkiln.runtimes.runtime import ImageSource, RunnableImage
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.runtimes.unpacked import image_env
 from torchkiln.smoke import history
@@ -28,39 +28,39 @@ from torchkiln.smoke.expected import facts_of
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.pytest_wheels import pytest_wheels
 from torchkiln.smoke.reuse import TIME, Question
-from torchkiln.smoke.run import Checks, Subject, passed_on, smoke
+from torchkiln.smoke.run import Checks, SmokeSubject, passed_on, smoke
 from torchkiln.store.store import Store
 
-_GPUS_OF_A_JOB = "CUDA_VISIBLE_DEVICES"  # as Slurm and people choose them on a host that others use too
+_GPUS_OF_A_JOB = "CUDA_VISIBLE_DEVICES"  # set by Slurm and by users of shared hosts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What is to run, and where."""
+class SmokeRequest:
+    """The checks to run, and where."""
 
     checks: Checks
     runtime: str = "rootfs"  # of RUNTIMES
     gpus: str | None = None
     shm_size: int = 1 << 30  # bytes
-    force: bool = False  # though a kept report says all that is asked
+    force: bool = False  # run, even if there is a kept report
 
 
-class Listener(runtime.Listener, history.Listener, Protocol):
-    """Hears what a session does."""
+class SmokeListener(runtime.RuntimeListener, history.KeptRunsListener, Protocol):
+    """Receives progress messages of a session."""
 
     def answered(self, report: SmokeReport) -> None:
-        """The kept *report* stands for the run."""
+        """The kept *report* replaces the run."""
 
-    def starts(self, request: Request) -> None:
-        """The checks start now."""
+    def starts(self, request: SmokeRequest) -> None:
+        """The checks start."""
 
 
-class Unheard(runtime.Unheard):
-    """A listener that nobody has to hear."""
+class SilentSmokeListener(runtime.SilentRuntimeListener):
+    """A listener that ignores all messages."""
 
     def answered(self, report: SmokeReport) -> None: ...
 
-    def starts(self, request: Request) -> None: ...
+    def starts(self, request: SmokeRequest) -> None: ...
 
     def unsigned_runs(self, count: int) -> None: ...
 
@@ -68,25 +68,25 @@ class Unheard(runtime.Unheard):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
-    """What the runs of one command have in common."""
+class SmokeSession:
+    """The common settings of the runs of a command."""
 
     images: Path  # the folder of locks
-    matrix: Callable[[], Matrix]  # for its policy's age of kept runs, and its repository
+    matrix: Callable[[], Matrix]  # for the maximum age of kept runs in its policy, and its repository
     store: Store
-    listener: Listener = field(default_factory=Unheard)
+    listener: SmokeListener = field(default_factory=SilentSmokeListener)
 
-    def run(self, ref: str, layout: Path, request: Request) -> SmokeReport:
-        """Run what is asked for inside the image *ref*, a tag or digest, of *layout*.
+    def run(self, ref: str, layout: Path, request: SmokeRequest) -> SmokeReport:
+        """Run the checks of *request* in the image *ref*, a tag or digest, of *layout*.
 
-        :raises ConfigError: no such image, or no such lock.
-        :raises ToolMissing: no engine answers, or this host makes no namespaces.
+        :raises ConfigError: there is no such image, or no lock of it.
+        :raises ToolMissing: the engine cannot be reached, or this host does not allow namespaces.
         """
         image, tag, locked = image_and_lock(ref, layout, self.images)
-        began, kept = datetime.now(timezone.utc), KeptRuns(store=self.store, listener=self.listener)
+        start, kept = datetime.now(timezone.utc), KeptRuns(store=self.store, listener=self.listener)
         days = self.matrix().policy.age
         question = _question(image, request)
-        if question and (report := kept.answer(question, began, days=days)):
+        if question and (report := kept.answer(question, start, days=days)):
             self.listener.answered(report)
             return report
         digest = lock_digest(locked)
@@ -95,25 +95,25 @@ class Session:
         ready = self._ready(image, layout, request)
         self.listener.starts(request)
         report = smoke(
-            Subject(image=image.manifest, tag=tag, facts=facts),
+            SmokeSubject(image=image.manifest, tag=tag, facts=facts),
             _Inside(ready=ready),
             request.checks,
             wheels=wheels,
-            when=began.strftime(TIME),
+            when=start.strftime(TIME),
         )
         kept.keep(report)
         return report
 
-    def _ready(self, image: ImageOnDisk, layout: Path, request: Request) -> ReadyImage:
-        """The image where commands can run in it, with what this host's environment says of NCCL and GPUs."""
+    def _ready(self, image: ImageOnDisk, layout: Path, request: SmokeRequest) -> RunnableImage:
+        """Prepare the image, with this host's environment variables for NCCL and GPUs."""
         chosen = RUNTIMES[request.runtime]
         env = passed_on(os.environ) | ({} if chosen.in_engine else _visible(os.environ))
-        settings = Settings(
+        settings = RuntimeSettings(
             env=tuple(f"{name}={value}" for name, value in env.items()),
             gpus=request.gpus,
             shm_size=request.shm_size,
         )
-        source = Source(
+        source = ImageSource(
             ref=image.ref,
             layout=layout,
             store=self.store,
@@ -126,7 +126,7 @@ class Session:
 def image_and_lock(ref: str, layout: Path, images: Path) -> tuple[ImageOnDisk, str, LockedCell]:
     """The image *ref* of *layout*, its tag, and its lock in *images*.
 
-    :raises ConfigError: no such image, or no such lock.
+    :raises ConfigError: there is no such image, or no lock of it.
     """
     image = open_layout(layout).image(ref)
     tag = tag_in(image) or ref
@@ -134,20 +134,20 @@ def image_and_lock(ref: str, layout: Path, images: Path) -> tuple[ImageOnDisk, s
 
 
 def labels(image: ImageOnDisk) -> Mapping[str, str]:
-    """Those that its config bears."""
+    """The labels in the config of *image*."""
     return image.config.get("config", {}).get("Labels") or {}
 
 
 def tag_in(image: ImageOnDisk) -> str:
-    """The tag that *image* was built under, as it says itself; empty: it says none."""
+    """The tag in the labels of *image*; empty if there is none."""
     return labels(image).get("org.opencontainers.image.version", "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Inside:
-    """A ready image as smoke() wants it: every command is root's, without the image's entrypoint."""
+    """A prepared image for smoke(): commands run as root, without the image's entrypoint."""
 
-    ready: ReadyImage
+    ready: RunnableImage
     python: str = f"{PREFIX}/bin/python"
 
     @property
@@ -163,15 +163,15 @@ class _Inside:
         return self.ready.killed_for_memory()
 
 
-def _question(image: ImageOnDisk, request: Request) -> Question | None:
-    """What a kept report may answer; None: only a run can, or nobody here knows the GPUs."""
+def _question(image: ImageOnDisk, request: SmokeRequest) -> Question | None:
+    """The question for kept reports; None if they cannot be used, or if the GPUs are unknown."""
     checks = request.checks
     if request.force or checks.nonce or RUNTIMES[request.runtime].in_engine or _visible(os.environ):
         return None
-    served = driver.driver_for(image_env(image), request.gpus)
-    gpus = driver.models() if served else ()
-    if served and len(gpus) != served.gpus:
-        return None  # the kernel module does not say which they are, or we see only some of them
+    host_driver = driver.driver_for(image_env(image), request.gpus)
+    gpus = driver.models() if host_driver else ()
+    if host_driver and len(gpus) != host_driver.gpus:
+        return None  # the models are unknown, or only some of the GPUs are visible
     return Question(
         image=image.manifest,
         suite=checks.suite.digest,

@@ -1,7 +1,7 @@
-"""Folder -> its files as bytes, read once and without following links; and bytes -> a clean, read-only copy.
+"""Read the files of a folder into memory without following links, and write them as a read-only copy.
 
-What was digested is what runs: nobody can change a file between the two, and nothing gets into the copy that
-was not read. A folder that holds anything but folders and plain files is refused by name.
+The digest and the copy that runs are made from the same bytes, so that a file cannot be changed in between. A
+folder with links or special files is an error.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from pathlib import Path, PurePosixPath
 
 from torchkiln.util.scratch import scratch
 
-BYTECODE = "__pycache__"  # Python writes it beside sources: never read, never copied
-_DEEPEST = 16  # folders below each other
-_MOST = 5_000  # files and folders; our own suite has 70
-_LARGEST = 8 << 20  # bytes of a file; our own largest has 9 kB
-_TOTAL = 64 << 20  # bytes of all files together
-# What Python imports or runs at its start besides *.py, and what no reviewer can read.
+BYTECODE = "__pycache__"  # ignored
+_MAX_DEPTH = 16  # of folders
+_MAX_ENTRIES = 5_000  # files and folders; our own suite has 70
+_MAX_FILE = 8 << 20  # bytes; our own largest file has 9 kB
+_MAX_TOTAL = 64 << 20  # bytes of all files
+# Files besides *.py that Python imports or runs at startup, and that cannot be reviewed.
 _COMPILED = (".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib", ".pth", ".egg", ".zip", ".whl", ".egg-link")
 
 
 def read_tree(folder: Path) -> dict[str, bytes]:
-    """Every file below *folder* by its path with slashes, in the order of the paths' parts.
+    """All files below *folder* by path, sorted by the parts of the path.
 
     :raises OSError: it cannot be read.
-    :raises ValueError: it holds what is no plain file, what Python could load and is no source, or too much.
+    :raises ValueError: it contains a link, a special file, compiled code or an archive, or is too large.
     """
     root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         found: dict[str, bytes] = {}
-        left = _TOTAL
-        for count, (path, data) in enumerate(_walk(root, "", _DEEPEST), start=1):
+        left = _MAX_TOTAL
+        for count, (path, data) in enumerate(_walk(root, "", _MAX_DEPTH), start=1):
             left -= len(data or b"")
-            if count > _MOST or left < 0:
-                raise ValueError(f"more than {_MOST} files, or {_TOTAL} bytes, in one folder")
+            if count > _MAX_ENTRIES or left < 0:
+                raise ValueError(f"more than {_MAX_ENTRIES} files, or more than {_MAX_TOTAL} bytes")
             if data is not None:
                 found[path] = data
     finally:
@@ -46,24 +46,24 @@ def read_tree(folder: Path) -> dict[str, bytes]:
 
 
 def write_tree(files: Mapping[str, bytes], folder: Path) -> None:
-    """*files* (of `read_tree`) in a new *folder*, which nobody can change by accident: all is read-only."""
+    """Write *files* (of `read_tree`) into a new *folder*, read-only."""
     folder.mkdir()
     folders = {folder}
-    for path, data in files.items():
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        folders.update(folder / parent for parent in PurePosixPath(path).parents)
-        place.write_bytes(data)
-        place.chmod(0o444)
-    for made in folders:
-        made.chmod(0o755)  # whatever the umask: another user, in a container, reads it
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folders.update(folder / parent for parent in PurePosixPath(name).parents)
+        path.write_bytes(data)
+        path.chmod(0o444)
+    for created in folders:
+        created.chmod(0o755)  # whatever the umask: another user reads it, in a container
 
 
 @contextmanager
 def copied(files: Mapping[str, bytes], name: str) -> Iterator[Path]:
-    """*files* in a new folder *name*, below one that other users cannot enter, while the block runs.
+    """*files* in a temporary folder *name*, inside one that other users cannot enter.
 
-    :raises ConfigError: other users can write the folder for temporary files.
+    :raises ConfigError: other users can write to the folder for temporary files.
     """
     with scratch(name) as private:
         write_tree(files, private / name)
@@ -71,19 +71,19 @@ def copied(files: Mapping[str, bytes], name: str) -> Iterator[Path]:
 
 
 def _walk(descriptor: int, above: str, depth: int) -> Iterator[tuple[str, bytes | None]]:
-    """(path, content) of what lies in an open folder and below; content is None for a folder."""
+    """(path, content) of everything in an open folder and below; content is None for a folder."""
     if not depth:
-        raise ValueError(f"{above!r}: more than {_DEEPEST} folders below each other")
+        raise ValueError(f"{above!r}: folders are nested more than {_MAX_DEPTH} levels deep")
     with os.scandir(descriptor) as listed:
         names = []
         for entry in listed:
             names.append(entry.name)
-            if len(names) > _MOST:
-                raise ValueError(f"{above!r}: more than {_MOST} files in one folder")
+            if len(names) > _MAX_ENTRIES:
+                raise ValueError(f"{above!r}: more than {_MAX_ENTRIES} files in one folder")
     for name in sorted(names):
         path = above + name
-        if not name.isprintable():  # it would break the digest's lines
-            raise ValueError(f"{path!r}: a file name with control characters, or not UTF-8")
+        if not name.isprintable():  # it would break the lines that are hashed
+            raise ValueError(f"{path!r}: the file name contains control characters, or is not UTF-8")
         mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
         if stat.S_ISDIR(mode):
             if name == BYTECODE:
@@ -99,13 +99,13 @@ def _walk(descriptor: int, above: str, depth: int) -> Iterator[tuple[str, bytes 
         elif not stat.S_ISREG(mode) or name.lower() == BYTECODE:
             raise ValueError(f"{path!r}: a symbolic link, a device or another special file")
         elif name.lower().endswith(_COMPILED):
-            raise ValueError(f"{path!r}: compiled code, an archive or a .pth file; only sources are taken")
+            raise ValueError(f"{path!r}: compiled code, archives and .pth files are not allowed")
         else:
             yield path, _content(descriptor, name, path)
 
 
 def _content(folder: int, name: str, path: str) -> bytes:
-    """The bytes of one plain file; a pipe that took its place does not block."""
+    """The bytes of a regular file; does not block if it is replaced by a pipe."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=folder)
@@ -116,7 +116,7 @@ def _content(folder: int, name: str, path: str) -> bytes:
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError(f"{path!r}: a device or another special file")
-        data = file.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        raise ValueError(f"{path!r}: more than {_LARGEST} bytes")
+        data = file.read(_MAX_FILE + 1)
+    if len(data) > _MAX_FILE:
+        raise ValueError(f"{path!r}: more than {_MAX_FILE} bytes")
     return data

@@ -1,8 +1,8 @@
-"""Folder of checks -> Suite: its digest, its checks, and which of them do not apply to a cell.
+"""Load a folder of checks as a suite: its digest, its checks, and which of them apply to a cell.
 
-The folder is read once. Digest, catalogue and every run are made from these bytes, so that a file that is
-changed, linked or planted beside them later has no effect. Comments and docstrings are neither digested nor
-run: rewording one leaves a suite what it is.
+The folder is read once. The digest, the catalogue and every run use these bytes, so that a file that is
+changed or added later has no effect. Comments and docstrings are not part of the digest, and are removed
+before a run.
 """
 
 from __future__ import annotations
@@ -25,79 +25,81 @@ REQUIREMENTS = "requirements.txt"  # pytest and what it needs, with hashes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteCheck:
-    """A check that a suite holds."""
+    """A check of a suite."""
 
     id: str
     tier: int
-    of_image: bool = False  # it compares an image with its lock, so it is left out where there is no image
+    of_image: bool = False  # it compares an image with its lock, and is not run without an image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suite:
-    """The checks that were read from *folder*, bound to its *files* by *digest*."""
+    """The checks in *folder*; *digest* is that of its *files*."""
 
-    folder: Path  # for messages: nothing is read from there again
-    files: Mapping[str, bytes] = field(hash=False, repr=False)  # as they were read
+    folder: Path  # for messages; it is not read again
+    files: Mapping[str, bytes] = field(hash=False, repr=False)
     digest: Digest
     checks: tuple[SuiteCheck, ...]
     not_applicable: Callable[[str, Mapping[str, Any], tuple[int, int] | None], str | None]
 
     def runnable(self) -> dict[str, bytes]:
-        """The files to run: Python without comments and docstrings, which the digest leaves out."""
+        """The files to run: Python without comments and docstrings, which the digest does not cover."""
         return {path: _code(path, data) for path, data in self.files.items()}
 
     @property
     def requirements(self) -> bytes:
-        """What pytest is installed from.
+        """The requirements file for pytest.
 
         :raises ConfigError: the suite has none.
         """
         try:
             return self.files[REQUIREMENTS]
         except KeyError:
-            raise ConfigError(f"{self.folder}: no {REQUIREMENTS}", hint="see --suite") from None
+            raise ConfigError(f"{self.folder}: {REQUIREMENTS} not found", hint="see --suite") from None
 
 
 def load_suite(folder: Path | None = None) -> Suite:
-    """The suite in *folder*, else ours.
+    """The suite in *folder*; None: torchkiln's own.
 
-    Its two torch-free modules are run here, so that no image has a say in them. They are compiled from the
-    bytes that were digested: no byte-code beside them is loaded.
+    Its two modules without torch are run here, outside of any image. They are compiled from the bytes that
+    were hashed; bytecode in the folder is not loaded.
 
-    :raises ConfigError: there is no suite, or a check without a tier, or a file that is not source or data.
+    :raises ConfigError: it is not a valid suite, or contains a file that is not source or data.
     """
     folder = folder or ROOT / "smoke_tests"
     try:
         files = read_tree(folder)
         with copied(files, "smoke_tests") as copy:
-            told = _module(files, "catalogue").catalogue(copy)
-            checks = tuple(SuiteCheck(id=one.id, tier=one.tier, of_image=one.of_image) for one in told)
+            entries = _module(files, "catalogue").catalogue(copy)
+            checks = tuple(
+                SuiteCheck(id=entry.id, tier=entry.tier, of_image=entry.of_image) for entry in entries
+            )
         rule = _module(files, "applicable").not_applicable
-    except Exception as error:  # whatever the suite's own code raises
-        raise ConfigError(f"{folder}: no suite of checks: {error}", hint="see --suite") from error
+    except Exception as error:  # the suite's own code can raise anything
+        raise ConfigError(f"{folder}: not a valid suite of checks: {error}", hint="see --suite") from error
     return Suite(folder=folder, files=files, digest=_digest(files), checks=checks, not_applicable=rule)
 
 
 def suite_digest(folder: Path) -> Digest:
-    """Over every file that a run can read: of Python its syntax tree without docstrings, of others the bytes.
+    """The digest of all files: of Python the syntax tree without docstrings, of others the bytes.
 
-    :raises ConfigError: a file in it is not covered by a digest: a link, a device, compiled code.
+    :raises ConfigError: a file is not allowed in a suite: a link, a device, compiled code.
     """
     try:
         return _digest(read_tree(folder))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: no suite of checks: {error}", hint="see --suite") from error
+        raise ConfigError(f"{folder}: not a valid suite of checks: {error}", hint="see --suite") from error
 
 
 def _digest(files: Mapping[str, bytes]) -> Digest:
-    seen = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, data in files.items():
         try:
             content = canonical(data).encode() if path.endswith(".py") else data
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        seen.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
-    return Digest(f"sha256:{seen.hexdigest()}")
+        digest.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return Digest(f"sha256:{digest.hexdigest()}")
 
 
 def _code(path: str, data: bytes) -> bytes:
@@ -110,7 +112,7 @@ def _module(files: Mapping[str, bytes], name: str) -> ModuleType:
     :raises OSError: the suite has none.
     """
     if (source := files.get(f"{name}.py")) is None:
-        raise OSError(f"{name}.py is missing")
+        raise OSError(f"{name}.py not found")
     module = ModuleType(f"_torchkiln_suite_{name}")
     exec(compile(stripped(source), f"smoke_tests/{name}.py", "exec", dont_inherit=True), module.__dict__)
     return module

@@ -1,7 +1,7 @@
-"""Source of a check -> the same source without comments and docstrings, and a text of what it does.
+"""Remove comments and docstrings from the source of a check, and write its syntax tree as text.
 
-A suite's digest covers what runs and not how it is explained, so that a reworded comment needs no new proof.
-What the digest leaves out does not run either: `stripped` removes it from the copy that is executed.
+A suite's digest does not cover comments and docstrings, so that rewording one needs no new GPU reports. They
+cannot have an effect either: `stripped` removes them from the copy that runs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import io
 import tokenize
 from collections.abc import Iterator
 
-# Of no effect when a program runs; `type_params` and the like are absent before the Python that knows them.
+# Fields of the syntax tree without effect at run time.
 _NO_EFFECT = frozenset({"kind", "type_comment", "type_ignores"})
 
 
 def canonical(source: bytes) -> str:
-    """The syntax tree of *source* without docstrings; the same text on every Python that can parse it.
+    """The syntax tree of *source* without docstrings, as the same text on every Python that can parse it.
 
     :raises ValueError: *source* is not Python.
     """
@@ -26,7 +26,7 @@ def canonical(source: bytes) -> str:
     try:
         return _written(tree)
     except RecursionError:
-        raise ValueError("not Python that can be read: too deep") from None
+        raise ValueError("not Python: nested too deeply") from None
 
 
 def stripped(source: bytes) -> bytes:
@@ -43,12 +43,12 @@ def stripped(source: bytes) -> bytes:
     for body in _documented(_parsed(text)):
         value = body[0].value  # type: ignore[attr-defined]  # it is an expression
         first, last = value.lineno - 1, value.end_lineno - 1
-        behind = lines[last][value.end_col_offset :]
-        lines[first] = lines[first][: value.col_offset] + b'""' + behind
+        rest = lines[last][value.end_col_offset :]
+        lines[first] = lines[first][: value.col_offset] + b'""' + rest
         lines[first + 1 : last + 1] = [b""] * (last - first)
     found = b"\n".join(lines)
     if canonical(found) != canonical(source):
-        raise ValueError("its comments and docstrings cannot be separated from its code")
+        raise ValueError("comments and docstrings cannot be separated from the code")
     return found
 
 
@@ -76,7 +76,7 @@ def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
 
 
 def _documented(tree: ast.Module) -> Iterator[list[ast.stmt]]:
-    """The statements of everything that has a docstring, which is the first of them."""
+    """The bodies that start with a docstring."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0] if node.body else None
@@ -86,13 +86,13 @@ def _documented(tree: ast.Module) -> Iterator[list[ast.stmt]]:
 
 
 def _written(value: object) -> str:
-    """*value* of a syntax tree as text. Absent fields are left out: newer Pythons have more of them."""
+    """A *value* of a syntax tree as text. Empty fields are left out: newer Pythons have more of them."""
     if isinstance(value, ast.Constant):
         return f"Constant({value.value!a})"
     if isinstance(value, ast.AST):
         fields = ((name, field) for name, field in ast.iter_fields(value) if name not in _NO_EFFECT)
-        told = (f"{name}={_written(field)}" for name, field in fields if field is not None and field != [])
-        return f"{type(value).__name__}({', '.join(told)})"
+        texts = (f"{name}={_written(field)}" for name, field in fields if field is not None and field != [])
+        return f"{type(value).__name__}({', '.join(texts)})"
     if isinstance(value, list):
         return f"[{', '.join(map(_written, value))}]"
     return ascii(value)

@@ -1,4 +1,4 @@
-"""Findings -> Verdict, from the raw values: a success that its own values do not bear out is none."""
+"""Compute the verdict of a run from the measured values of its findings."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from torchkiln.model.report import Finding, Verdict
 
 
 class _Text(Protocol):
-    """Looks for a host's fault in what a check said."""
+    """Searches the message of a check for a fault of the host."""
 
     def search(self, message: str, /) -> object: ...
 
 
 class _OthersMemory:
-    """torch's "CUDA out of memory" (c10/cuda/CUDACachingAllocator.cpp), where by its own figures other
-    processes hold more of the GPU than this one, and without them there would have been room."""
+    """torch's "CUDA out of memory" (c10/cuda/CUDACachingAllocator.cpp), if by its figures other processes
+    use more of the GPU's memory than this one, and without them the allocation would have succeeded."""
 
     _amount = r"([\d.]+) (bytes|[KMG]iB)"
     _tried = re.compile(rf"CUDA out of memory\. Tried to allocate {_amount}")
-    _room = re.compile(
-        rf"total capaci?ty of {_amount} of which {_amount} is free"  # from 2.1 on, at first spelt so
-        rf"|{_amount} total capacity; .*?{_amount} free"  # before
+    _capacity = re.compile(
+        rf"total capaci?ty of {_amount} of which {_amount} is free"  # from 2.1 on; at first with a typo
+        rf"|{_amount} total capacity; .*?{_amount} free"  # before 2.1
     )
     _own = re.compile(
-        rf"this process has {_amount} memory in use"  # where NVML knows the processes
+        rf"this process has {_amount} memory in use"  # if NVML lists the processes
         rf"|{_amount} is allocated by PyTorch(?:.*?, and {_amount} is reserved)?"
         rf"|{_amount} reserved in total by PyTorch"  # before 2.1
     )
-    _context = 1 << 30  # bytes that a process holds beside its tensors: CUDA's context, cuBLAS, NCCL
+    _context = 1 << 30  # bytes of a process besides its tensors: CUDA's context, cuBLAS, NCCL
     _units: ClassVar[Mapping[str, int]] = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
     def search(self, message: str) -> bool:
-        """Whether *message* says so."""
-        tried, room, own = (
-            self._bytes(text.search(message)) for text in (self._tried, self._room, self._own)
+        """Whether *message* is such an error."""
+        tried, capacity, own = (
+            self._bytes(text.search(message)) for text in (self._tried, self._capacity, self._own)
         )
-        if not (tried and room and own):
+        if not (tried and capacity and own):
             return False
-        (total, free), mine = room, sum(own) + self._context
+        (total, free), mine = capacity, sum(own) + self._context
         return total - free - mine > mine and mine + tried[0] <= total
 
     def _bytes(self, found: re.Match[str] | None) -> list[float]:
@@ -51,8 +51,8 @@ class _OthersMemory:
         ]
 
 
-# Errors that only a host can cause, however the check that met them ended; whose sources have them. No text
-# that a broken image could give too: "out of memory" without figures, "unknown error", a mixed driver.
+# Errors that only a host can cause, with the source files that print them. Errors that a broken image can
+# cause too are not in it: "out of memory" without figures, "unknown error", mixed driver versions.
 HOST_FAULTS: tuple[tuple[_Text, str], ...] = (
     # c10/cuda/CUDAFunctions.cpp; cudaErrorInsufficientDriver
     (
@@ -72,21 +72,24 @@ HOST_FAULTS: tuple[tuple[_Text, str], ...] = (
     # cudaErrorDevicesUnavailable
     (
         re.compile(r"all CUDA-capable devices are busy or unavailable"),
-        "another process holds the GPU for itself alone",
+        "another process uses the GPU exclusively",
     ),
     # cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, NVML_ERROR_GPU_IS_LOST, the kernel's Xid 79
     (
         re.compile(r"uncorrectable (ECC|NVLink) error|GPU is lost|GPU has fallen off the bus"),
         "a GPU is lost or broken",
     ),
-    (_OthersMemory(), "other processes hold the GPU's memory"),
-    # NCCL's misc/shmutils.cc, before the disk below: it goes on with the system's own words
+    (_OthersMemory(), "other processes use the GPU's memory"),
+    # NCCL's misc/shmutils.cc; before the disk below, because its message contains the system's
     (
         re.compile(r"Error while creating shared memory segment /dev/shm/|failed to extend /dev/shm/"),
         "/dev/shm is too small for NCCL",
     ),
     # NCCL's misc/nvmlwrap.cc: the container was started without NVIDIA_DRIVER_CAPABILITIES=utility
-    (re.compile(r"Failed to open libnvidia-ml\.so"), "the driver's libnvidia-ml.so.1 is not in here"),
+    (
+        re.compile(r"Failed to open libnvidia-ml\.so"),
+        "the driver's libnvidia-ml.so.1 is missing in the container",
+    ),
     # torch/csrc/DataLoader.cpp, aten/src/ATen/MapAllocator.cpp
     (
         re.compile(
@@ -97,58 +100,58 @@ HOST_FAULTS: tuple[tuple[_Text, str], ...] = (
     ),
     (re.compile(r"No space left on device"), "the disk for temporary files is full"),
     (re.compile(r"Cannot allocate memory|can't start new thread"), "out of memory or processes"),
-    # The runner, ranks.py and torch/csrc/DataLoader.cpp: no process does that to itself
+    # The runner, ranks.py and torch/csrc/DataLoader.cpp; processes do not send SIGKILL to themselves
     (
         re.compile(
             r"(?m)^(the process|rank \d+) was killed by SIGKILL$"
             r"|DataLoader worker \(pid \d+\) is killed by signal: Killed"
         ),
-        "a process was killed from outside: by the kernel for want of memory, or by somebody",
+        "a process was killed from outside: by the kernel because memory ran out, or by a user",
     ),
 )
 
 
 def verdict(findings: Iterable[Finding]) -> Verdict:
-    """`fail`: the image is at fault; `inconclusive`: the host is, or nothing was proved; else `pass`."""
-    judged = [(finding, faults(finding)) for finding in findings]
-    failed = [finding for finding, told in judged if told]
+    """`fail`: the image is at fault; `inconclusive`: the host is, or no check passed; else `pass`."""
+    findings = tuple(findings)
+    failed = [finding for finding in findings if faults(finding)]
     if any(host_fault(finding) is None for finding in failed):
         return "fail"
-    proved = any(finding.outcome == "passed" for finding, _ in judged)
-    if failed or not proved or any(finding.outcome == "skipped" for finding, _ in judged):
+    outcomes = {finding.outcome for finding in findings}
+    if failed or "passed" not in outcomes or "skipped" in outcomes:
         return "inconclusive"
     return "pass"
 
 
 def faults(finding: Finding) -> list[str]:
-    """Why *finding* is no success: what it says itself, or what its values say of a stated success."""
+    """Why *finding* failed: its own message, or bounds that the values of a passed check violate."""
     if finding.outcome == "failed":
         return [finding.message]
     if finding.outcome != "passed":
         return []
     measured, threshold = json.loads(finding.measured), json.loads(finding.threshold)
     if not threshold:
-        return ["it states success and bounded nothing"]
+        return ["reported as passed, but without any bounds"]
     return [
-        f"it states success, and {name} is not within its bound"
+        f"reported as passed, but {name} is out of bounds"
         for name, bound in threshold.items()
         if name not in measured or not is_within(measured[name], bound)
     ]
 
 
 def host_fault(finding: Finding) -> str | None:
-    """The host's fault that the message of a failed finding gives away, if it does."""
+    """The fault of the host that the message of a failed finding shows; None if it shows none."""
     if finding.outcome != "failed":
         return None
     return next((fault for text, fault in HOST_FAULTS if text.search(finding.message)), None)
 
 
 def is_within(value: Any, bound: dict[str, Any]) -> bool:
-    """Whether *value* keeps every part of *bound*: `equals`, `at_least`, `at_most`; no other is ever kept."""
-    return bool(bound) and all(_keeps(value, kind, limit) for kind, limit in bound.items())
+    """Whether *value* is within every part of *bound*: `equals`, `at_least`, `at_most`; False for others."""
+    return bool(bound) and all(_within(value, kind, limit) for kind, limit in bound.items())
 
 
-def _keeps(value: Any, kind: str, limit: Any) -> bool:
+def _within(value: Any, kind: str, limit: Any) -> bool:
     if kind == "equals":
         return bool(value == limit)
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -12,18 +12,18 @@ from torchkiln.model.report import SmokeReport
 from torchkiln.oci.unpack import root_of
 from torchkiln.smoke.report import demand_pass as demand_pass
 from torchkiln.smoke.run import Checks
-from torchkiln.smoke.session import Request, Session
+from torchkiln.smoke.session import SmokeRequest, SmokeSession
 from torchkiln.smoke.suite import load_suite
 
 
-def checked(told: dict[str, Any], session: Session, tier: int, *, alone: bool) -> SmokeReport:
+def checked(told: dict[str, Any], session: SmokeSession, tier: int, *, alone: bool) -> SmokeReport:
     """The report on the image that was built, shown and noted in what --json prints.
 
     Of several images none stays unpacked that was not so before: each takes twice its compressed size.
     """
     manifest = told["digest"]
     stays = alone or root_of(session.store, manifest).is_dir()
-    request = Request(checks=Checks(suite=load_suite(), tier=tier))
+    request = SmokeRequest(checks=Checks(suite=load_suite(), tier=tier))
     try:
         report = session.run(manifest, Path(told["layout"]), request)
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 from torchkiln.cli.shared.console import size
 from torchkiln.compare.allowed import Sifted
 from torchkiln.compare.files import Difference
-from torchkiln.compare.layers import Contrast, Share
+from torchkiln.compare.layers import Contrast, LayerSet
 from torchkiln.errors import printable
 from torchkiln.model.contents import LayeredImage, WholeImage
 
@@ -101,12 +101,12 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence
     )
 
 
-def _share(share: Share) -> tuple[str, str, str, str]:
+def _share(share: LayerSet) -> tuple[str, str, str, str]:
     transferred = "–" if share.size is None else size(share.size)
     return str(len(share.layers)), f"{share.files:,}", size(share.bytes), transferred
 
 
-def _numbers(share: Share) -> dict[str, Any]:
+def _numbers(share: LayerSet) -> dict[str, Any]:
     return {
         "layers": len(share.layers),
         "files": share.files,
@@ -115,7 +115,7 @@ def _numbers(share: Share) -> dict[str, Any]:
     }
 
 
-def _layers(share: Share) -> list[dict[str, Any]]:
+def _layers(share: LayerSet) -> list[dict[str, Any]]:
     return [
         {
             "diff_id": layer.diff_id,

@@ -11,8 +11,7 @@ import click
 
 from torchkiln.cli.shared.lock_output import say
 from torchkiln.compare.layers import PackageChange
-from torchkiln.compare.lock_history import changes_since
-from torchkiln.compare.locks import LockChange, kind_of
+from torchkiln.compare.locks import LockChange, changes_since, kind_of
 from torchkiln.util.git import Revision, open_revision
 
 _NAMED = 3  # images that a row names; of more it gives the number, --json has all

@@ -43,7 +43,7 @@ class OnDocker:
                 engine,
                 Environment(store=store, fetcher=LateIndex(store), observer=observer, say=context.say),
                 sources=context.sources(none_of_ours=reference is not None),
-                options=docker_build.Options(
+                options=docker_build.BuildxOptions(
                     builder=self.builder,
                     cache_from=self.cache_from,
                     cache_to=self.cache_to,

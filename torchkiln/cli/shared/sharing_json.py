@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from torchkiln.compare.sharing import Place, Sharing, chain_ids
+from torchkiln.compare.sharing import Sharing, Storage, chain_ids
 
 
 def to_json(found: Sharing) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _image_json(found: Sharing, image: int) -> dict[str, Any]:
     }
 
 
-def _place_json(found: Sharing, place: Place, key: str) -> dict[str, Any]:
+def _place_json(found: Sharing, place: Storage, key: str) -> dict[str, Any]:
     return {
         "image_bytes": None if place.unknown else place.total,
         "kept_bytes": None if place.unknown else place.unique,
@@ -60,6 +60,6 @@ def _place_json(found: Sharing, place: Place, key: str) -> dict[str, Any]:
                 "bytes": one.bytes,
                 "images": [found.stacks[image].tag for image in one.images],
             }
-            for one in place.kept
+            for one in place.stored
         ],
     }

@@ -8,7 +8,7 @@ import click
 
 from torchkiln.cli.shared.console import size
 from torchkiln.cli.shared.tables import table
-from torchkiln.compare.sharing import Kept, Place, Sharing
+from torchkiln.compare.sharing import Sharing, Storage, StoredLayer
 from torchkiln.errors import printable
 from torchkiln.model.digest import Digest
 
@@ -30,14 +30,14 @@ def show(found: Sharing) -> None:
     table(["ALL", "IMAGES", "KEPT", "RATIO"], [_sums(name, place) for name, place in places])
 
 
-def ratio(place: Place) -> str:
+def ratio(place: Storage) -> str:
     """Three digits, or that it is not known."""
     if place.ratio is None:
         return "not known"
     return f"{place.ratio:.3f}" + (" of what is known" if place.unknown else "")
 
 
-def _images(title: str, found: Sharing, place: Place) -> None:
+def _images(title: str, found: Sharing, place: Storage) -> None:
     rows = []
     for image, (stack, kept) in enumerate(zip(found.stacks, place.images, strict=True)):
         unknown = kept.count(None)
@@ -57,7 +57,7 @@ def _images(title: str, found: Sharing, place: Place) -> None:
 def _layer(found: Sharing, diff_id: Digest) -> list[str]:
     """A layer that several images have, with the images for which one copy of it is kept."""
     blobs, unpacked = (
-        [one for one in place.kept if one.diff_id == diff_id] for place in (found.registry, found.disk)
+        [one for one in place.stored if one.diff_id == diff_id] for place in (found.registry, found.disk)
     )
     title = " ".join(printable(blobs[0].title).split())
     return [
@@ -69,11 +69,11 @@ def _layer(found: Sharing, diff_id: Digest) -> list[str]:
     ]
 
 
-def _groups(kept: Iterable[Kept]) -> str:
+def _groups(kept: Iterable[StoredLayer]) -> str:
     """`1,2 | 3`: a copy for the images 1 and 2, and one for 3."""
     return " | ".join(",".join(str(image + 1) for image in one.images) for one in kept)
 
 
-def _sums(name: str, place: Place) -> list[str]:
+def _sums(name: str, place: Storage) -> list[str]:
     more = _MORE if place.unknown else ""
     return [name, size(place.total) + more, size(place.unique) + more, ratio(place)]

@@ -13,7 +13,7 @@ from torchkiln.cli.shared.selection import Chosen
 from torchkiln.model.report import SmokeReport
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.smoke import hosts
-from torchkiln.smoke.session import Request, Session, tag_in
+from torchkiln.smoke.session import SmokeRequest, SmokeSession, tag_in
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
@@ -25,7 +25,7 @@ class SmokeLines(EngineLines):
         del there
         _say(f"unpacking {tag_in(image) or image.ref} ({image.manifest[:19]}) where it is not")
 
-    def starts(self, request: Request) -> None:
+    def starts(self, request: SmokeRequest) -> None:
         _say(f"checks of tier {request.checks.tier} and below, runtime {request.runtime}")
 
     def answered(self, report: SmokeReport) -> None:
@@ -41,10 +41,10 @@ class SmokeLines(EngineLines):
         _say(f"this run is not kept for the next one: {error}")
 
 
-def session_of(chosen: Chosen, images: Path) -> Session:
+def session_of(chosen: Chosen, images: Path) -> SmokeSession:
     """The session of a command."""
     store = Store(cache_root(), on_wait=waiting)
-    return Session(images=images, matrix=lambda: chosen.grid()[0], store=store, listener=SmokeLines())
+    return SmokeSession(images=images, matrix=lambda: chosen.grid()[0], store=store, listener=SmokeLines())
 
 
 def _say(line: str) -> None:

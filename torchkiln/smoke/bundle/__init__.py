@@ -1,4 +1,1 @@
-"""Packs an image, its smoke tests and what they need into one file for another machine.
-
-The other machine needs a Python and no network.
-"""
+"""Packs an image, its smoke tests and their dependencies into a bundle for a GPU host without a network."""

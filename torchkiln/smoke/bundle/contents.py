@@ -1,12 +1,12 @@
-"""Image, suite, a Python of its own -> the files of a bundle: all that a smoke run needs on a GPU host.
+"""List the files of a bundle: everything that a smoke run needs on a GPU host.
 
-run.py            starts it, with any Python from 3.8 on
-bundle.json       what it is, what it was asked to run, the sha256 of every other file but the blobs
-layout/           the image, an OCI layout: its digests say whether it is whole
+run.py            starts it, with Python 3.8 or newer
+bundle.json       versions, arguments, and the sha256 of every other file except the blobs
+layout/           the image, an OCI layout
 checkout/         torchkiln, the suite, the image's lock
 packages/         the Python packages that torchkiln needs
 python/           the Python of the image's base, with its C library, and GNU tar
-cache/pytest/KEY  pytest, for inside; beside it comes the unpacked image
+cache/pytest/KEY  pytest, for use in the image
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ BLOBS = "layout/blobs/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Carried:
-    """A file of a bundle. Who copies it compares it with *sha256* (hex)."""
+class BundleFile:
+    """A file of a bundle, with its *sha256* (hex)."""
 
     path: str
     source: Path | bytes
@@ -43,8 +43,8 @@ class Carried:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """What a bundle is put together from. Folders are taken whole."""
+class BundleParts:
+    """The parts of a bundle. Folders are included completely."""
 
     image: ImageOnDisk
     tag: str
@@ -55,27 +55,27 @@ class Parts:
     interpreter: Path
     packages: Path
     pytest: Path
-    arguments: Sequence[str]  # of `smoke run`, before those that are given to run.py
+    arguments: Sequence[str]  # of `smoke run`, before those of run.py
 
 
-def contents(parts: Parts) -> tuple[Carried, ...]:
-    """Every file, small ones first.
+def contents(parts: BundleParts) -> tuple[BundleFile, ...]:
+    """All files, blobs last.
 
-    :raises VerificationFailed: a blob of the layout is not there.
+    :raises VerificationFailed: a blob of the layout is missing.
     """
     small = [
         _file(f"{place}/{path.relative_to(folder).as_posix()}", path)
         for place, folder in _folders(parts).items()
         for path in _files(folder)
     ]
-    # As it was digested; the folder may hold something else by now.
+    # From memory, as hashed: the folder may have changed since.
     small += [_bytes(f"checkout/smoke_tests/{path}", data) for path, data in parts.suite.runnable().items()]
     small += [
         _file("checkout/matrix.yaml", parts.matrix),
         _bytes("layout/oci-layout", canonical_json(VERSION)),
         _bytes("layout/index.json", canonical_json(index_of(parts.image))),
     ]
-    told = {
+    description = {
         "schema": SCHEMA,
         "tool": __version__,
         "tag": parts.tag,
@@ -84,13 +84,13 @@ def contents(parts: Parts) -> tuple[Carried, ...]:
         "python": f"usr/bin/{python_name(parts.python)}",
         "loader": LOADER,
         "arguments": list(parts.arguments),
-        "files": {one.path: one.sha256 for one in small},
+        "files": {file.path: file.sha256 for file in small},
     }
     run = _file(RUN, ROOT / "torchkiln/cli/bundle_run.py", mode=0o755)
-    return (run, _bytes(BUNDLE, pretty_json(told)), *small, *_blobs(parts.image))
+    return (run, _bytes(BUNDLE, pretty_json(description)), *small, *_blobs(parts.image))
 
 
-def _folders(parts: Parts) -> Mapping[str, Path]:
+def _folders(parts: BundleParts) -> Mapping[str, Path]:
     return {
         "checkout/torchkiln": ROOT / "torchkiln",
         f"checkout/images/{parts.tag}": parts.images / parts.tag,
@@ -101,25 +101,25 @@ def _folders(parts: Parts) -> Mapping[str, Path]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Links are followed, and left out where they lead nowhere."""
+    """The files below *folder*; links are followed, broken ones ignored."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path
 
 
-def _file(place: str, path: Path, mode: int | None = None) -> Carried:
+def _file(place: str, path: Path, mode: int | None = None) -> BundleFile:
     data = path.read_bytes()
     mode = mode or (0o755 if path.stat().st_mode & 0o100 else 0o644)
-    return Carried(
+    return BundleFile(
         path=place, source=path, size=len(data), sha256=hashlib.sha256(data).hexdigest(), mode=mode
     )
 
 
-def _bytes(place: str, data: bytes) -> Carried:
-    return Carried(path=place, source=data, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+def _bytes(place: str, data: bytes) -> BundleFile:
+    return BundleFile(path=place, source=data, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def _blobs(image: ImageOnDisk) -> Iterator[Carried]:
+def _blobs(image: ImageOnDisk) -> Iterator[BundleFile]:
     blobs = {image.manifest: image.manifest_path, image.config_digest: image.config_path}
     blobs |= {layer.digest: layer.path for layer in image.layers}
     for digest, path in blobs.items():
@@ -128,4 +128,4 @@ def _blobs(image: ImageOnDisk) -> Iterator[Carried]:
             size = path.stat().st_size
         except OSError as error:
             raise VerificationFailed(f"{path}: {error.strerror}", hint="build the image again") from error
-        yield Carried(path=f"{BLOBS}{algorithm}/{name}", source=path, size=size, sha256=name)
+        yield BundleFile(path=f"{BLOBS}{algorithm}/{name}", source=path, size=size, sha256=name)
