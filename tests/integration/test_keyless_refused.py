@@ -211,4 +211,4 @@ def test_two_ways_to_sign(scene: Job) -> None:
     done = scene.desk.publish(scene.target, "--keyless", "--report", scene.report)
 
     assert getattr(done.exception, "exit_code", None) == 2
-    assert "--key and --keyless are two ways to sign" in str(done.exception)
+    assert "--key and --keyless cannot be used together" in str(done.exception)

@@ -93,13 +93,13 @@ def test_the_workspace(dist: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        pytest.param(["-p", "80", "--", "id"], "are for --runtime docker", id="port"),
+        pytest.param(["-p", "80", "--", "id"], "need --runtime docker", id="port"),
         pytest.param(["--gpus", "2", "--", "id"], "--gpus 2: without an engine all or none", id="gpus"),
-        pytest.param(["docker:x", "id"], "are for --runtime docker", id="engine's image"),
+        pytest.param(["docker:x", "id"], "need --runtime docker", id="engine's image"),
         pytest.param(["2.7-tset", "true"], "no image is called '2.7-tset'", id="tag"),
         pytest.param(["--bind", "nonsense", "--", "id"], "--bind nonsense: not SRC:DST", id="bind"),
         pytest.param(["--user", "kim", "--", "id"], "user 'kim' is not UID", id="user"),
-        pytest.param(["--shm-size", "lots", "--", "id"], "--shm-size lots: not a size", id="size"),
+        pytest.param(["--shm-size", "lots", "--", "id"], "--shm-size lots: not a valid size", id="size"),
         pytest.param(["-e", "A", "--", "id"], "--env A: not NAME=VALUE", id="env"),
     ],
 )

@@ -177,7 +177,7 @@ def test_what_nobody_signed(scene: Scene) -> None:
     argv = ["publish", TAG, "--to", scene.target, *scene.desk.here]
     done = scene.desk.run(*argv)
     assert done.exit_code == 0, done.exception
-    assert "unsigned: whoever can write to the registry" in done.stderr
+    assert "warning: not signed: anyone who can write to the registry" in done.stderr
 
     looked = scene.verify(keys=())
     assert looked.exit_code == 0, looked.exception

@@ -24,9 +24,9 @@ def _oci(program: str, settings: Settings, driver: Driver | None) -> OciRuntime:
 
 RUNTIMES: Mapping[str, Runtime] = {
     "rootfs": UnpackedRuntime(
-        name="rootfs", what="in namespaces of our own", starter=_rootfs, interactive=True
+        name="rootfs", what="in Linux namespaces, without an engine", starter=_rootfs, interactive=True
     ),
-    "crun": UnpackedRuntime(name="crun", what="by that program", starter=partial(_oci, "crun")),
-    "runc": UnpackedRuntime(name="runc", what="by that program", starter=partial(_oci, "runc")),
-    "docker": EngineRuntime(what="in an engine, here or not"),
+    "crun": UnpackedRuntime(name="crun", what="with that program", starter=partial(_oci, "crun")),
+    "runc": UnpackedRuntime(name="runc", what="with that program", starter=partial(_oci, "runc")),
+    "docker": EngineRuntime(what="in a Docker or Podman engine"),
 }
