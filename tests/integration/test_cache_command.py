@@ -218,8 +218,8 @@ def test_prune_to_a_size_that_cannot_be_had(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("prune", "--older-than", "soon"), "'soon' is no length of time"),
-        (("prune", "--max-size", "big"), "'big' is no size"),
+        (("prune", "--older-than", "soon"), "--older-than soon: not a valid duration"),
+        (("prune", "--max-size", "big"), "--max-size big: not a valid size"),
     ],
 )
 def test_a_slip_of_the_user(args: tuple[str, ...], says: str, scene: Scene) -> None:

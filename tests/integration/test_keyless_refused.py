@@ -41,7 +41,7 @@ def test_no_job_at_all(scene: Job) -> None:
     scene.become(GITHUB_ACTIONS=None)
     error = refused(scene, 2)
 
-    assert error.message == ("--keyless signs as the CI job that runs, and this is none that has an identity")
+    assert error.message == ("--keyless: this is not a CI job with an identity")
     assert scene.sigstore.asked == []
 
 

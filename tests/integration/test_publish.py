@@ -133,7 +133,7 @@ def test_a_day_that_is_none(registry: RunningRegistry, desk: Press, name: str) -
     refused = desk.publish(f"{registry.host}/{name}", "--report", report, "--dated", "v1")
 
     assert isinstance(refused.exception, ConfigError)
-    assert "'v1' is no day" in refused.exception.message
+    assert "'v1' is not a valid date" in refused.exception.message
     assert registry.tags(name) == []
 
 

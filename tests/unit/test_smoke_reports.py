@@ -175,8 +175,8 @@ def test_a_run_that_was_cut_short_failed_what_had_not_had_its_turn() -> None:
 @pytest.mark.parametrize(
     ("stdout", "why"),
     [
-        (b"", "no runner speaks in it"),
-        (b"Traceback (most recent call last):\n", "no runner speaks in it"),
+        (b"", "not the output of runner.py"),
+        (b"Traceback (most recent call last):\n", "not the output of runner.py"),
         (said({"event": "start", "id": "made-up"}), "another suite ran: this one has no made-up"),
         (
             said({"event": "host", "suite": f"sha256:{'1' * 64}"}, {"event": "start", "id": "import"}),

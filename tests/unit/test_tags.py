@@ -115,5 +115,5 @@ def test_dated(day):
 @pytest.mark.parametrize("day", ["", "2", "2026-01-02", "20260102B", "20260102-2", "v2.7"])
 def test_what_is_no_day(day):
     """`retract` would take such a tag for one that moves."""
-    with pytest.raises(ConfigError, match="is no day"):
+    with pytest.raises(ConfigError, match="is not a valid date"):
         dated("2.7.1-cuda12.1-cudnn9-runtime", day)

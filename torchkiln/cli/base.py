@@ -21,7 +21,12 @@ from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 _os = click.option(
-    "--os", "os_name", metavar="OS", default=DEFAULT_OS, show_default=True, help=", ".join(SYSTEMS)
+    "--os",
+    "os_name",
+    type=click.Choice(list(SYSTEMS)),
+    default=DEFAULT_OS,
+    show_default=True,
+    help="the operating system",
 )
 _tools = click.option(
     "--tools",

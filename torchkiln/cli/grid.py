@@ -98,22 +98,22 @@ def explain(as_json: bool, images: Path, chosen: CellOptions) -> None:
 @json_option
 def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: CellOptions) -> None:
     """List the images that run with this driver and these GPUs, best first, and why others do not."""
-    faults: list[str] = []
+    faults: dict[str, str] = {}  # message → hint
 
-    def attempt(parse: Callable[[], T]) -> T | None:
+    def attempt(parse: Callable[[], T], hint: str) -> T | None:
         try:
             return parse()
         except ConfigError as error:
-            faults.append(error.message)
+            faults[error.message] = hint
             return None
 
-    parsed_driver = attempt(lambda: parse_driver(driver))
-    gpus = attempt(lambda: parse_gpus(split(gpu), facts.load()))
-    found = attempt(chosen.cells)
+    parsed_driver = attempt(lambda: parse_driver(driver), "nvidia-smi shows the driver version, 535.104.05")
+    gpus = attempt(
+        lambda: parse_gpus(split(gpu), facts.load()), "name the GPU by its compute capability: --gpu 9.0"
+    )
+    found = attempt(chosen.cells, "torchkiln list --all shows every cell of the matrix")
     if parsed_driver is None or gpus is None or found is None:
-        raise ConfigError.of(
-            faults, hint="torchkiln list shows the matrix; a GPU can be given by its capability: --gpu 9.0"
-        )
+        raise ConfigError.of(faults, hint="; ".join(faults.values()))
     cells, matrix, known = found
     choice = choose((resolve(cell, matrix, known) for cell in cells), parsed_driver, gpus)
     if as_json:

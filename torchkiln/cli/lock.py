@@ -37,7 +37,7 @@ from torchkiln.store.store import Store
     help="upgrade this package, or without a name every package, to the newest version that fits",
 )
 @click.option("--upgrade-base", is_flag=True, help="build the base from the distribution's current packages")
-@click.option("--record", is_flag=True, help="record the layers that this machine built in the locks")
+@click.option("--record", is_flag=True, help="write the digests of layers built on this machine into the locks")
 @click.option(
     "--public-record",
     "by_record",

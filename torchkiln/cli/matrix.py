@@ -33,7 +33,7 @@ def matrix() -> None:
 
 
 @matrix.command("add")
-@click.argument("package", type=click.Choice(["torch"]))
+@click.argument("package", type=click.Choice(["torch"]), metavar="torch")
 @click.argument("version", metavar="VERSION")
 @click.option("--write", is_flag=True, help="write the line into matrix.yaml")
 @matrix_option

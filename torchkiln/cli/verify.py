@@ -118,6 +118,11 @@ def _layout(target: str, folder: Path, ref: str | None, as_json: bool) -> None:
     else:
         for name, digest in names.items():
             click.echo(f"{digest} {name}")
+    if faults and not (folder / "oci-layout").exists():
+        raise VerificationFailed(
+            "\n".join((f"{target}: not an OCI layout", *map(str, faults))),
+            hint="name a layout that torchkiln build wrote, by default dist",
+        )
     if faults:
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         raise VerificationFailed(
@@ -146,6 +151,7 @@ def published_reference(target: str) -> Reference:
         return parse_reference(target)
     except ConfigError as error:
         raise ConfigError(
-            f"{target}: no such folder, and not a reference in a registry ({error.message})",
+            f"{target}: no such folder, and not a reference in a registry "
+            f"({error.message.removeprefix(f'{target}: ')})",
             hint="name a layout, DIR or DIR:TAG, or an image in a registry, REGISTRY/REPOSITORY:TAG",
         ) from None

@@ -126,7 +126,9 @@ class Session:
         known = {*EVERYTHING, *(wheel.name for wheel in previous.wheels)}
         strangers = [name for name in self._request.upgrade if canonicalize_name(name) not in known]
         if strangers and not set(EVERYTHING) & set(self._request.upgrade):
-            raise ConfigError(f"--upgrade {', '.join(strangers)}: not in the lock of {tag}")
+            raise ConfigError(
+                f"--upgrade {', '.join(strangers)}: not in the lock of {tag}", hint="see its requirements.txt"
+            )
         return previous
 
     def _versions(self, previous: LockedCell | None, date: str) -> Versions:
@@ -173,4 +175,4 @@ def date_of(as_of: str | None) -> str:
     try:
         return datetime.strptime(as_of, "%Y-%m-%d").date().isoformat()
     except ValueError:
-        raise ConfigError(f"--as-of {as_of}: not a date", hint="write it as 2026-11-21") from None
+        raise ConfigError(f"--as-of {as_of}: not a valid date", hint="write it as 2026-11-21") from None

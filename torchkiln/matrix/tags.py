@@ -112,7 +112,9 @@ def dated(tag: str, day: str) -> str:
     :raises ConfigError: *day* is none; letters may follow it, for a second one of that day.
     """
     if not _DAY.fullmatch(day):
-        raise ConfigError(f"{day!r} is no day", hint="write 20261122, or 20261122b for a second image of it")
+        raise ConfigError(
+            f"{day!r} is not a valid date", hint="write 20261122, or 20261122b for a second image of it"
+        )
     return f"{tag}-{day}"
 
 

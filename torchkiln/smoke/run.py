@@ -163,7 +163,8 @@ def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str =
     if not heard.started:
         why = f" ({heard.unfit[0]})" if heard.unfit else ""
         raise ConfigError(
-            f"{name}: no runner speaks in it{why}", hint="it holds what runner.py prints on stdout"
+            f"{name}: not the output of runner.py{why}",
+            hint="name a file with the stdout of smoke_tests/runner.py",
         )
     known = {check.id for check in suite.checks}
     if strange := sorted(set(heard.started) - known):

@@ -74,7 +74,7 @@ def load_suite(folder: Path | None = None) -> Suite:
             checks = tuple(SuiteCheck(id=one.id, tier=one.tier, of_image=one.of_image) for one in told)
         rule = _module(files, "applicable").not_applicable
     except Exception as error:  # whatever the suite's own code raises
-        raise ConfigError(f"{folder}: no suite of checks: {error}", hint="see --suite") from error
+        raise _not_a_suite(folder, error) from error
     return Suite(folder=folder, files=files, digest=_digest(files), checks=checks, not_applicable=rule)
 
 
@@ -86,7 +86,13 @@ def suite_digest(folder: Path) -> Digest:
     try:
         return _digest(read_tree(folder))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: no suite of checks: {error}", hint="see --suite") from error
+        raise _not_a_suite(folder, error) from error
+
+
+def _not_a_suite(folder: Path, error: Exception) -> ConfigError:
+    reason = getattr(error, "strerror", None) or error
+    hint = "name a folder with catalogue.py and the tests: --suite FOLDER"
+    return ConfigError(f"{folder}: not a folder of smoke tests: {reason}", hint=hint)
 
 
 def _digest(files: Mapping[str, bytes]) -> Digest:

@@ -33,6 +33,13 @@ def named_keys(
     found = []
     for value in values:
         roles, path = role_named(value)
+        role, equals, _ = path.partition("=")
+        if equals and not Path(path).exists():
+            raise click.BadParameter(
+                f"{role!r} is not a role; use publisher=PUBLIC.pem or laboratory=PUBLIC.pem",
+                context,
+                parameter,
+            )
         found.append(NamedKey(path=EXISTING_FILE.convert(path, parameter, context), roles=roles))
     return tuple(found)
 

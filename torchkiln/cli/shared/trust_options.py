@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from torchkiln.attest.keys import NamedKey, policy_keys, public_keys
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import FILE, Decorator, options
+from torchkiln.cli.shared.options import EXISTING_FILE, Decorator, options
 from torchkiln.cli.shared.reports import named_keys
 from torchkiln.util.places import ROOT
 
@@ -57,7 +57,7 @@ def trust_options(*names: str) -> Decorator:
 policy_option = click.option(
     "--policy",
     "policy_file",
-    type=FILE,
+    type=EXISTING_FILE,
     show_default="the installed matrix.yaml, without its keys",
     help="use the policy and the keys of this matrix.yaml",
 )
