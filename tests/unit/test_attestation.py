@@ -298,4 +298,4 @@ def test_a_private_key_that_others_may_read_signs_nothing(tmp_path: Path, mode: 
 
     with pytest.raises(ConfigError, match=f"that others may read \\(mode {mode:04o}\\)") as refused:
         keys.private_key(key)
-    assert refused.value.hint.startswith(f"chmod 600 {key}")
+    assert refused.value.hint.startswith(f"run: chmod 600 {key}")

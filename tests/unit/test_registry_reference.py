@@ -101,7 +101,7 @@ def test_docker_hubs_short_form_is_read_as_docker_reads_it() -> None:
 @pytest.mark.parametrize("end", [":v1", f"@{DIGEST}"])
 def test_a_repository_has_neither_tag_nor_digest(end: str) -> None:
     assert parse_repository("localhost/app") == Repository(host="localhost", name="app")
-    with pytest.raises(ConfigError, match="without tag and digest"):
+    with pytest.raises(ConfigError, match="without a tag or digest"):
         parse_repository("localhost/app" + end)
 
 

@@ -316,4 +316,4 @@ def test_a_key_without_a_report_to_sign_is_told(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_bytes(pem(ED))
     done = CliRunner().invoke(smoke, ["run", "no-such-tag", "--key", str(tmp_path / "key.pem")])
 
-    assert "--key signs what --report writes" in str(done.exception)
+    assert "--key needs --report" in str(done.exception)

@@ -11,13 +11,12 @@ import click
 from torchkiln.base import archive, artefact, keeping, mmdebstrap, tools
 from torchkiln.base.keeping import moved
 from torchkiln.base.recipe import recipe
-from torchkiln.cli.shared.console import waiting
+from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.options import images_folder
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.matrix.os_tools import is_tools
 from torchkiln.model.lock import LockedBase, LockedTools
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
-from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 _os = click.option(
@@ -58,7 +57,7 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
 
     The first base of an OS is locked. A later one is compared with the lock, and replaces it with --lock.
     """
-    store = Store(cache_root(), on_wait=waiting)
+    store = open_cache()
     locked, built = _rebuilt(images, os_name, name, store)
     if built.untrusted:
         _say(f"warning: built from an untrusted archive of {os_name}; the lock records it")
@@ -83,7 +82,7 @@ def files(os_name: str, name: str | None, images: Path) -> None:
     `base build` records them without this command.
     """
     locked = _locked(images, os_name, name)
-    noted = archive.read_files(images, locked, Store(cache_root(), on_wait=waiting))
+    noted = archive.read_files(images, locked, open_cache())
     found = archive.together(
         noted, mmdebstrap.ask_archive(recipe(os_name), locked, environ=os.environ, say=_say)
     )
@@ -105,7 +104,7 @@ def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
     if as_json:
         click.echo(keeping.to_json(locked), nl=False)
         return
-    store = Store(cache_root(), on_wait=waiting)
+    store = open_cache()
     cached = store.has_blob(locked.digest, locked.size)
     own = ("python", locked.python) if isinstance(locked, LockedBase) else ("base", locked.base)
     for key, value in (
@@ -129,7 +128,7 @@ def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
 @images_folder
 def export(file: Path, os_name: str, name: str | None, images: Path) -> None:
     """Write the locked base to FILE, a gzipped tar for `base import` and `build --base` (or `--tools`)."""
-    locked, store = _locked(images, os_name, name), Store(cache_root(), on_wait=waiting)
+    locked, store = _locked(images, os_name, name), open_cache()
     if not store.has_blob(locked.digest, locked.size):
         raise BuildFailed(
             f"the locked {f'tools layer {name}' if name else 'base'} of {os_name} is not in the cache",
@@ -155,7 +154,7 @@ def export(file: Path, os_name: str, name: str | None, images: Path) -> None:
 @images_folder
 def import_(file: Path, os_name: str, name: str | None, images: Path) -> None:
     """Import the locked base from FILE into the cache; if there is no lock yet, FILE is locked."""
-    store = Store(cache_root(), on_wait=waiting)
+    store = open_cache()
     locked, taken = _taken(file, images, os_name, name, store)
     if locked is None:
         _say(f"locked in {_write(images, taken)}")

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.shared.console import size, waiting
+from torchkiln.cli.shared.console import open_cache, size
 from torchkiln.errors import ConfigError
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.smoke.bundle.contents import contents
 from torchkiln.smoke.bundle.make import parts_of
 from torchkiln.smoke.bundle.write import TAR, write_folder, write_parts, write_tar
 from torchkiln.smoke.session import Request, image_and_lock
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
 
 _LEAST_PART = 1 << 20
 
@@ -56,7 +54,7 @@ def make_bundle(
             f"--runtime {request.runtime}: a bundle does not run in an engine", hint="leave out --runtime"
         )
     image, tag, locked = image_and_lock(ref, output, images)
-    store = Store(cache_root(), on_wait=waiting)
+    store = open_cache()
     arguments, suite = _arguments(request), request.checks.suite
     with parts_of(
         image, locked, suite, images=images, matrix=matrix_file, arguments=arguments, store=store

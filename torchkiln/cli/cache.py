@@ -98,9 +98,11 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> 
 @cache.command("prune")
 @_common
 @click.option("--all", "everything", is_flag=True, help="delete all that no tag needs, wheels too")
-@click.option("--older-than", metavar="AGE", help="of this, only what was not used for 12h, 30d, 2w")
+@click.option("--older-than", metavar="AGE", help="only what was not used for this long: 12h, 30d or 2w")
 @click.option(
-    "--max-size", metavar="SIZE", help="of this, only the least recently used, down to a cache of 20GB"
+    "--max-size",
+    metavar="SIZE",
+    help="only the least recently used, until the cache fits into this size: 20GB",
 )
 @click.option("--dry-run", is_flag=True, help="print what would be deleted; delete nothing")
 def prune(

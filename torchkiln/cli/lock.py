@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from torchkiln.build.record import record_layers
-from torchkiln.cli.shared.console import waiting
+from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.lock_changes import show_changes
 from torchkiln.cli.shared.lock_output import LockOutput, say
 from torchkiln.cli.shared.options import images_folder
@@ -21,7 +21,6 @@ from torchkiln.lock.lock import how_to_lock
 from torchkiln.lock.session import Request, Session
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
-from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 
@@ -37,7 +36,9 @@ from torchkiln.store.store import Store
     help="upgrade this package, or without a name every package, to the newest version that fits",
 )
 @click.option("--upgrade-base", is_flag=True, help="build the base from the distribution's current packages")
-@click.option("--record", is_flag=True, help="write the digests of layers built on this machine into the locks")
+@click.option(
+    "--record", is_flag=True, help="write the digests of layers built on this machine into the locks"
+)
 @click.option(
     "--public-record",
     "by_record",
@@ -88,7 +89,7 @@ def lock(
     to_lock = lockable(
         folder, cells, say, environ=os.environ, by_record=by_record and not record, sweeping=sweeping
     )
-    store = Store(cache_root(), on_wait=waiting)
+    store = open_cache()
     if record:
         _record(folder, to_lock, store, sweeping=sweeping)
         return

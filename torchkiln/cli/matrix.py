@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.shared.console import waiting
+from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.options import matrix_option
 from torchkiln.errors import ConfigError
 from torchkiln.index.offered import open_offered
@@ -18,8 +18,6 @@ from torchkiln.matrix.add_release.edit import with_pair, with_version
 from torchkiln.matrix.add_release.propose import Told, look_up
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import load
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
 from torchkiln.util.files import write_atomic
 from torchkiln.util.strict_json import read_file, text_of
 
@@ -47,7 +45,7 @@ def add(package: str, version: str, write: bool, matrix_file: Path) -> None:
     if version in grid.releases:
         click.echo(f"matrix: {matrix_file} has {package} {version} already", err=True)
         return
-    release = look_up(version, open_offered(os.environ, Store(cache_root(), on_wait=waiting)))
+    release = look_up(version, open_offered(os.environ, open_cache()))
     beyond = (
         release.cuda not in grid.cuda
     )  # a single cell: other releases have no wheel for that CUDA version

@@ -32,14 +32,16 @@ from torchkiln.model.progress import Observer
 from torchkiln.publish.publish import PublishedImage
 from torchkiln.publish.session import PublishSession, Target
 from torchkiln.registry.reference import parse_repository
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
 
 
 @click.command("publish", options_metavar="[OPTIONS]")
 @selection
 @click.option(
-    "--to", "target", required=True, metavar="REGISTRY/REPOSITORY", help="registry.example:5000/team/pytorch"
+    "--to",
+    "target",
+    required=True,
+    metavar="REGISTRY/REPOSITORY",
+    help="where to publish: registry.example:5000/team/pytorch",
 )
 @reports_option
 @trust
@@ -114,7 +116,7 @@ def publish(
         images=images,
         matrix=matrix,
         facts=facts,
-        store=Store(cache_root(), on_wait=console.waiting),
+        store=console.open_cache(),
         inputs=inputs,
         sealer=sealer,
         environ=os.environ,

@@ -21,8 +21,6 @@ from torchkiln.runtimes.engine_images import DOCKER
 from torchkiln.runtimes.runtime import Source
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.runtimes.unpacked import image_user
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
 
 
 class _WithTail(click.Command):
@@ -117,7 +115,7 @@ def run(
     source = Source(
         ref=tag,
         layout=output,
-        store=Store(cache_root(), on_wait=console.waiting),
+        store=console.open_cache(),
         repository=lambda: chosen.grid()[0].repository,
     )
     selected.check(to_run, settings)

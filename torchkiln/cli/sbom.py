@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.shared.console import say, waiting
+from torchkiln.cli.shared.console import open_cache, say
 from torchkiln.cli.shared.options import FILE, images_folder, layout_option, matrix_option
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.matrix import facts, matrix
@@ -17,7 +17,6 @@ from torchkiln.sbom.listed import LIMIT
 from torchkiln.sbom.matches import items_of, matches
 from torchkiln.sbom.read_image import read_evidence
 from torchkiln.smoke.session import image_and_lock
-from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.strict_json import read_file
 
@@ -44,7 +43,7 @@ def sbom(tag: str, form: str, document: Path | None, matrix_file: Path, images: 
     It is made from the lock and the layers of the image; a layer is read only once. Exits with 12 if the
     image does not match its lock, or the document of --check does not match the image.
     """
-    store = Store(cache_root(), on_wait=waiting)
+    store = open_cache()
     if document is not None:
         _check(document, open_layout(output).image(tag), store)
         return

@@ -19,7 +19,6 @@ from torchkiln.index.archives import CudaArchives
 from torchkiln.model.plan import ImagePlan, ToolkitLayer
 from torchkiln.plan.cuda_toolkit import libraries_of
 from torchkiln.plan.load import plan_cell
-from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 
@@ -52,7 +51,7 @@ def toolkit(chosen: CellOptions, images: Path, folder: Path | None, as_json: boo
             f"{plan.tag} has no CUDA toolkit of NVIDIA's archives",
             hint="name a cell with --flavor devel and CUDA 12.1, 11.8 or 11.7",
         )
-    store = Store(cache_root(), on_wait=console.waiting)
+    store = console.open_cache()
     if folder is not None:
         _lay_out(plan, store, folder, quiet=quiet)
     found = _json(plan, store)

@@ -18,8 +18,6 @@ from torchkiln.publish.connect import open_registry
 from torchkiln.publish.verification import Depth, Verified, VerifySession, verify_layout
 from torchkiln.registry.reference import Reference, parse_reference
 from torchkiln.smoke.suite import load_suite
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
 
 
 @click.command("verify")
@@ -27,7 +25,7 @@ from torchkiln.store.store import Store
 @trust_options("--key")
 @click.option("--full", is_flag=True, help="also download the layers, and verify every byte")
 @click.option("--rebuild", is_flag=True, help="build the image again from its lock, and compare the digests")
-@click.option("--untrusted", is_flag=True, help="with --rebuild: build although no trusted signature exists")
+@click.option("--untrusted", is_flag=True, help="with --rebuild: build without a trusted key or identity")
 @policy_option
 @suite_option
 @plain_http_option
@@ -78,7 +76,7 @@ def verify(
             trust=trust,
             matrix=grid,
             facts=known,
-            store=Store(cache_root(), on_wait=console.waiting),
+            store=console.open_cache(),
             observer=observer,
             say=console.say,
         )

@@ -13,6 +13,8 @@ import click
 from torchkiln.errors import KilnError
 from torchkiln.model.progress import Observer, Silent, Work
 from torchkiln.store.file_locks import Holder
+from torchkiln.store.root import cache_root
+from torchkiln.store.store import Store
 from torchkiln.util.sizes import size as size  # the other commands import it from here
 
 if TYPE_CHECKING:
@@ -66,6 +68,11 @@ class LogLines:
 def say(line: str) -> None:
     """Print one line of diagnostics on stderr."""
     click.echo(f"torchkiln: {line}", err=True)
+
+
+def open_cache(*, quiet: bool = False) -> Store:
+    """The cache; unless *quiet*, a line says which process is waited for."""
+    return Store(cache_root(), on_wait=(lambda _: None) if quiet else waiting)
 
 
 def waiting(holder: Holder) -> None:

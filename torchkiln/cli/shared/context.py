@@ -15,7 +15,6 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.untrusted import USES, is_untrusted
-from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 
@@ -32,8 +31,8 @@ class BuildContext:
     quiet: bool
 
     def store(self) -> Store:
-        """The cache; unless quiet, a line says which process is waited for."""
-        return Store(cache_root(), on_wait=(lambda _: None) if self.quiet else console.waiting)
+        """The cache."""
+        return console.open_cache(quiet=self.quiet)
 
     def say(self, line: str) -> None:
         """Print one line of diagnostics, unless quiet."""

@@ -101,7 +101,7 @@ def show(report_file: Path, trust_files: tuple[NamedKey, ...], as_json: bool) ->
 @click.command("read")
 @click.argument("run_file", metavar="RUN.jsonl", type=EXISTING_FILE)
 @suite_option
-@click.option("--when", metavar="TIME", help='when it ran, in UTC: "2026-11-21T17:05:16Z"')
+@click.option("--when", metavar="TIME", help='when the runner ran, in UTC: "2026-11-21T17:05:16Z"')
 @report_options
 def read(
     run_file: Path,

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.shared.console import waiting
+from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.runtime_options import EngineLines
 from torchkiln.cli.shared.selection import CellOptions
 from torchkiln.model.report import SmokeReport
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.smoke import hosts
 from torchkiln.smoke.session import Request, Session, tag_in
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
 
 
 class SmokeLines(EngineLines):
@@ -43,7 +41,7 @@ class SmokeLines(EngineLines):
 
 def session_of(chosen: CellOptions, images: Path) -> Session:
     """The session of a command."""
-    store = Store(cache_root(), on_wait=waiting)
+    store = open_cache()
     return Session(images=images, matrix=lambda: chosen.grid()[0], store=store, listener=SmokeLines())
 
 

@@ -49,7 +49,11 @@ def trust_options(*names: str) -> Decorator:
             help="trust keyless signatures by this identity: the address of a CI workflow",
         ),
         click.option(
-            "--issuer", metavar="URL", default=_GITHUB, show_default=True, help="who vouches for the identity"
+            "--issuer",
+            metavar="URL",
+            default=_GITHUB,
+            show_default=True,
+            help="the OIDC issuer of the identity",
         ),
     )
 
