@@ -1,4 +1,4 @@
-"""torchkiln: builds, proves and publishes PyTorch GPU container images.
+"""Builds, tests and publishes PyTorch GPU container images.
 
 docs/library.md describes the functions.
 """

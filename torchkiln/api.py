@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellName:
-    """A cell of the matrix, as the options of the command line name it.
+    """The name of a cell of the matrix; the options of the command line have the same names and values.
 
     `torch` and `cuda` may be prefixes: "2.7" is the newest 2.7 release. `with_` names components.
     """
@@ -46,9 +46,9 @@ class CellName:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Project:
-    """The files that the functions work on, and where diagnostics go."""
+    """The files that the functions use, and the function that receives diagnostics."""
 
-    matrix: Path = Path("matrix.yaml")  # its policy and its keys hold for `publish` and `verify`
+    matrix: Path = Path("matrix.yaml")  # `publish` and `verify` use its policy and its keys
     images: Path = Path("images")  # the folder of locks
     layout: Path = Path("dist")  # the OCI layout
     suite: Path | None = None  # the folder of smoke tests that reports must come from; None: torchkiln's own
@@ -57,7 +57,7 @@ class Project:
 
 
 def explain(cell: CellName, project: Project = Project()) -> Resolution:
-    """What *cell* resolves to: the build of torch, the drivers, the limits; or why it is unavailable.
+    """The resolution of *cell*: the build of torch, the drivers, the limits; or why it is unavailable.
 
     :raises ConfigError: the matrix is wrong, or does not have the cell.
     """
@@ -68,10 +68,10 @@ def explain(cell: CellName, project: Project = Project()) -> Resolution:
 def lock(
     cell: CellName, project: Project = Project(), *, as_of: str | None = None, upgrade: tuple[str, ...] = ()
 ) -> LockedCell:
-    """Lock every byte of *cell*, and write `lock.json` and `requirements.txt` below `project.images`.
+    """Lock *cell*, and write `lock.json` and `requirements.txt` below `project.images`.
 
-    :param as_of: an ISO date: files uploaded on that day or later do not take part; None: today.
-    :param upgrade: packages that need not keep the version of the present lock; "*" is all of them.
+    :param as_of: an ISO date: files uploaded on that day or later are ignored; None: today.
+    :param upgrade: packages that need not keep the version of the current lock; "*" is all of them.
     :raises Unresolvable: the cell is unavailable, or its requirements conflict.
     :raises ConfigError: the matrix, a setting of an index, or *upgrade* is wrong.
     """
@@ -97,10 +97,10 @@ def build(
 ) -> BuiltImage:
     """Build the image of *cell* from its lock into the OCI layout `project.layout`.
 
-    :param locked_only: refuse a base or tools other than those of the lock.
+    :param locked_only: refuse a base or tools that do not match the lock.
     :raises ConfigError: the matrix is wrong, or other users can change the layout.
     :raises Stale: there is no lock, or it was made from another matrix or other facts.
-    :raises BuildFailed: a wheel, the base or the tools cannot be had as they are locked.
+    :raises BuildFailed: a wheel, the base or the tools are not available as locked.
     """
     from torchkiln.build.build import BuildOptions
     from torchkiln.build.build import build as build_locked
@@ -132,11 +132,11 @@ def publish(
 ) -> PublishedImage:
     """Push *image*, a tag of `project.layout`, if its smoke reports satisfy the policy of the matrix.
 
-    :param repository: "registry.example:5000/team/pytorch"; the login is Docker's.
+    :param repository: "registry.example:5000/team/pytorch"; log in with `docker login`.
     :param reports: reports, or folders of them; empty: the runs of this machine.
-    :param trusted_keys: public keys; with any, a report counts only if one of them signed it.
-    :param signing_key: signs what goes with the image: SBOM, provenance, reports, the decision.
-    :param override: why an image is published that does not satisfy the policy; stays with the image.
+    :param trusted_keys: public keys; if there are any, a report counts only if one of them signed it.
+    :param signing_key: signs the SBOM, the provenance, the reports and the gate's decision.
+    :param override: publish although the policy is not satisfied; the reason is stored with the image.
     :raises GateRefused: the reports do not satisfy the policy.
     :raises VerificationFailed: an image or a report is damaged, or a signature does not verify.
     :raises RegistryError: the registry refuses, or cannot be reached.
@@ -164,7 +164,7 @@ def publish(
     )
     inputs.demand_keys(project.matrix)
     if policy.signed and signing_key is None:
-        raise ConfigError("the policy demands signatures, and there is no signing_key", hint="name one")
+        raise ConfigError("the policy requires signatures", hint="pass a signing_key")
     session = PublishSession(
         layout=project.layout,
         images=project.images,
@@ -192,14 +192,14 @@ def verify(
     full: bool = False,
     rebuild: bool = False,
 ) -> Verified:
-    """Compare the published image *reference* with its signatures, lock, reports and SBOM.
+    """Verify the published image *reference*: signatures, lock, reports and SBOM.
 
-    Nothing is raised for an image that is wrong: `.points` has each finding, `.verified` the result, and
-    `.demand_good()` raises. Without a trusted key no signature is verified, and `.verified` is False.
+    A wrong image raises nothing: `.points` has each finding, `.verified` the result, and `.demand_good()`
+    raises. Without a trusted key no signature is verified, and `.verified` is False.
 
     :param reference: "registry.example:5000/team/pytorch:TAG", or "...@sha256:...".
-    :param trusted_keys: public keys that count beside those of the policy.
-    :param full: fetch the layers and compare every byte.
+    :param trusted_keys: public keys to trust in addition to those of the policy.
+    :param full: download the layers and verify every byte.
     :param rebuild: build the image from its lock and compare the digests; needs a trusted key.
     :raises RegistryError: the registry refuses, or cannot be reached.
     :raises ConfigError: there is no such image, or a file of *project* or a key is wrong.
@@ -229,7 +229,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class _LockObserver:
-    """Takes the events of a lock session; the result is returned."""
+    """Passes the messages of a lock session on, and ignores its events: the result is returned."""
 
     say: Callable[[str], None]
 
@@ -247,12 +247,12 @@ def _folder(project: Project) -> LockFolder:
 
 
 def _policy_keys(project: Project, policy: Policy) -> tuple[KeyInRole, ...]:
-    """The keys that the policy names and that have not expired."""
+    """The keys that the policy names, without the expired ones."""
     from torchkiln.attest.keys import policy_keys
 
     keys, expired = policy_keys(policy, project.matrix.parent, today=f"{datetime.now(timezone.utc):%Y-%m-%d}")
-    for one in expired:
-        project.say(f"{one.file}: this key was trusted until {one.until}: its signatures do not count")
+    for key in expired:
+        project.say(f"{key.file}: the key expired on {key.until}: its signatures do not count")
     return keys
 
 
@@ -264,7 +264,7 @@ def _named_keys(files: tuple[Path, ...]) -> tuple[KeyInRole, ...]:
 
 
 def _cell(name: CellName, folder: LockFolder) -> Cell:
-    """:raises ConfigError: the matrix does not have it."""
+    """:raises ConfigError: the matrix does not have the cell, or has several that match."""
     from torchkiln.matrix.select import Selection, select
 
     cells = select(
@@ -278,7 +278,9 @@ def _cell(name: CellName, folder: LockFolder) -> Cell:
         folder.matrix,
     )
     if len(cells) != 1:
-        raise ConfigError(f"{name} means {len(cells)} cells", hint="name one release and one CUDA version")
+        raise ConfigError(
+            f"{name} matches {len(cells)} cells", hint="name one torch release and one CUDA version"
+        )
     return cells[0]
 
 

@@ -15,8 +15,8 @@ from tests.campaign.scene import Ran, Trial
 from tests.campaign.tracer import OPS, PHASES, Counts, Plan, Shared
 from tests.campaign.trials import STARTS, Disturbance, Reference
 
-_INTERRUPTED = r"error: interrupted; what was complete is kept"
-_TERMINATED = r"error: terminated; what was complete is kept"
+_INTERRUPTED = r"error: interrupted; completed work is kept"
+_TERMINATED = r"error: terminated; completed work is kept"
 _WORKER = r"error: a worker died"
 # name → signal, victim, exit codes, what stderr tells. A shell shows -2 as 130: it came before we listened.
 _KILLS: dict[str, tuple[signal.Signals, str, tuple[int, ...], str]] = {

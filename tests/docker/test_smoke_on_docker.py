@@ -98,7 +98,7 @@ def test_a_build_can_be_followed_by_the_suite(scene: Scene) -> None:
     assert told["smoke"]["verdict"] == "fail"
     assert told["smoke"]["checks"]["import"] == "failed"
     assert f"error: {TAG}: fail: " in ran.stderr
-    assert "--tier says how far --smoke goes" in scene.kiln("--tier", "1").stderr
+    assert "--tier needs --smoke" in scene.kiln("--tier", "1").stderr
     refused = scene.kiln("--smoke", "--engine", "docker")
     assert (refused.returncode, "--smoke is for --engine embedded" in refused.stderr) == (2, True)
 
@@ -112,7 +112,7 @@ def test_a_build_can_be_followed_by_the_suite(scene: Scene) -> None:
             2,
             "--gpus some: must be all, none, a number or device=ID,ID",
         ),
-        (("--runtime", "docker", "--shm-size", "big"), 2, "--shm-size big: not a size"),
+        (("--runtime", "docker", "--shm-size", "big"), 2, "--shm-size big: not a valid size"),
     ],
 )
 def test_bad_usage_is_named(scene: Scene, arguments: tuple[str, ...], code: int, words: str) -> None:

@@ -41,7 +41,7 @@ def test_no_job_at_all(scene: Job) -> None:
     scene.become(GITHUB_ACTIONS=None)
     error = refused(scene, 2)
 
-    assert error.message == ("--keyless signs as the CI job that runs, and this is none that has an identity")
+    assert error.message == ("--keyless: this is not a CI job with an identity")
     assert scene.sigstore.asked == []
 
 
@@ -211,4 +211,4 @@ def test_two_ways_to_sign(scene: Job) -> None:
     done = scene.desk.publish(scene.target, "--keyless", "--report", scene.report)
 
     assert getattr(done.exception, "exit_code", None) == 2
-    assert "--key and --keyless are two ways to sign" in str(done.exception)
+    assert "--key and --keyless cannot be used together" in str(done.exception)

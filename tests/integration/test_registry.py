@@ -70,9 +70,9 @@ def test_the_reference_is_the_answer(registry: RunningRegistry, desk: Press, nam
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == f"{registry.host}/{name}@{built.manifest}\n"
-    assert "publishing in spite of the gate: a test\n" in ran.stderr
+    assert "warning: publishing with --override: a test\n" in ran.stderr
     count = len(built.layers) + 1
-    assert f"{count} blobs ({count} sent, 0 mounted, 0 there)" in ran.stderr
+    assert f"{count} blobs ({count} sent, 0 mounted, 0 there already)" in ran.stderr
     assert registry.tags(name) == ["v1"]
     assert has_all(registry, name, built)
 
@@ -274,12 +274,12 @@ def test_a_killed_push_leaves_no_tag_and_is_gone_on_with(
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        ((TAG, "--to", "team/app"), 2, "names no registry"),
+        ((TAG, "--to", "team/app"), 2, "the registry is missing"),
         ((TAG, "--to", "{host}/team/app:v2"), 2, "without tag and digest"),
         ((TAG, "--to", "{host}/team/app", "--tag", "a b"), 2, "'a b' is no tag"),
         (("v9", "--to", "{host}/team/app"), 2, "no such image: 'v9'"),
-        (("--to", "{host}/team/app"), 2, "which image?"),
-        ((TAG, "--to", "127.0.0.1:9/team/app"), 9, "connection refused, 3 times in a row"),
+        (("--to", "{host}/team/app"), 2, "no image is named"),
+        ((TAG, "--to", "127.0.0.1:9/team/app"), 9, "connection refused, 3 attempts"),
     ],
 )
 def test_slips_are_told(

@@ -127,7 +127,7 @@ def test_where_no_good_image_is_left(registry: RunningRegistry, desk: Press, nam
         assert registry.tags(name) == [f"{TAG}-20261119", f"{TAG}-20261121"]
     else:
         assert isinstance(done.exception, RegistryError)
-        assert "still stands for the retracted image" in done.exception.message
+        assert "still tagged, although retracted" in done.exception.message
         assert done.stdout == f"{second.manifest}\n"
     assert listed(desk, repository)[second.manifest]["retracted"] == "a secret in it"
 
@@ -138,8 +138,8 @@ def test_slips(registry: RunningRegistry, desk: Press, name: str) -> None:
 
     for words, told in (
         ((f"{repository}:v9", "--reason", "x"), "there is no v9"),
-        ((repository, "--reason", "x"), "names no image"),
-        ((f"{repository}:v2.7", "--reason", " "), "wants a reason"),
+        ((repository, "--reason", "x"), "no tag and no digest"),
+        ((f"{repository}:v2.7", "--reason", " "), "--reason must not be empty"),
     ):
         done = desk.run("retract", *words)
         assert getattr(done.exception, "exit_code", None) == 2, done.exception

@@ -156,8 +156,8 @@ def test_what_is_there_is_kept(scene: Scene, tmp_path: Path) -> None:
     [
         (("--runtime", "docker"), "a bundle needs no engine"),
         (("--report", "r.json"), "there is no report yet"),
-        (("--part-size", "3"), "a part has 1m at least"),
-        (("--part-size", "much"), "not a size"),
+        (("--part-size", "3"), "--part-size 3: too small"),
+        (("--part-size", "much"), "not a valid size"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

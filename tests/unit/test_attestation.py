@@ -230,7 +230,7 @@ def test_show_says_whether_and_by_whom(tmp_path: Path) -> None:
     assert "report.json is not signed: report.dsse.json not found" in refused.message
 
     written(tmp_path, attest(report(), ED))
-    assert ran(plain).stdout.splitlines()[-2] == "signed, not looked at: name the signer's key with --trust"
+    assert ran(plain).stdout.splitlines()[-2] == "signed, not verified: name the key with --trust PUBLIC.pem"
     for file in (plain, tmp_path / "report.dsse.json"):
         done = ran(file, "--trust", trusted)
         assert (done.exit_code, done.stdout.splitlines()[-2:]) == (
@@ -255,7 +255,9 @@ def test_what_a_run_writes_is_signed_and_holds_no_secret(
     """As `smoke --report r.json --key key.pem` ends: report, statement beside it, verdict on stdout."""
     monkeypatch.setenv(PASSPHRASE, SECRET)
     key = keys.private_key(secret(tmp_path, pem(ED, SECRET)))
-    to = reports.Forms(report=tmp_path / "r.json", junit=tmp_path / "r.xml", markdown=None, as_json=False)
+    to = reports.ReportFiles(
+        report=tmp_path / "r.json", junit=tmp_path / "r.xml", markdown=None, as_json=False
+    )
     reports.publish(report(nonce="request-0001"), to, key)
 
     found = read(tmp_path / "r.json", [ED.public_key()])
@@ -296,4 +298,4 @@ def test_a_private_key_that_others_may_read_signs_nothing(tmp_path: Path, mode: 
 
     with pytest.raises(ConfigError, match=f"that others may read \\(mode {mode:04o}\\)") as refused:
         keys.private_key(key)
-    assert refused.value.hint.startswith(f"chmod 600 {key}")
+    assert refused.value.hint.startswith(f"run: chmod 600 {key}")

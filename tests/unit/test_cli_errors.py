@@ -18,13 +18,13 @@ from torchkiln.util.places import ROOT
 @pytest.mark.parametrize(
     ("error", "message", "hint"),
     [
-        (OSError(errno.ENOSPC, "No space left"), "the cache or the output: No space left", "make room, or"),
+        (OSError(errno.ENOSPC, "No space left"), "the cache or the output: No space left", "free space, or"),
         (
             OSError(errno.EACCES, "Permission denied", "a/b"),
             "a/b: Permission denied",
             "owner and permissions",
         ),
-        (OSError(errno.EROFS, "Read-only", "a/b"), "a/b: Read-only", "name another place"),
+        (OSError(errno.EROFS, "Read-only", "a/b"), "a/b: Read-only", "choose another folder"),
         (OSError(errno.EMFILE, "Too many", "a/b"), "a/b: Too many", "ulimit -n"),
     ],
     ids=lambda value: errno.errorcode[value.errno] if isinstance(value, OSError) else "",

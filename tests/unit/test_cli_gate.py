@@ -197,7 +197,7 @@ def test_the_table_tells_of_each_check(scene: Scene) -> None:
     told = scene.ask([scene.file(scene.report(failed, verdict="fail"))]).stderr.splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in told if not line.startswith(("gate", "report"))}
 
-    assert rows["CHECK"] == ["TIER", "DEMANDED", "OUTCOME", "REPORT", "MEASURED"]
+    assert rows["CHECK"] == ["TIER", "REQUIRED", "OUTCOME", "REPORT", "MEASURED"]
     assert " ".join(rows["import"]) == "0 yes passed 1 x 1"
     assert rows["busbw"][:3] == ["2", "no", "passed"]
     assert rows["cuda"][:3] == ["1", "yes", "refused"]
@@ -221,4 +221,4 @@ def test_keys_can_stand_in_the_policy(scene: Scene) -> None:
         dated = text.replace("keys: []", f'keys: [{{file: lab.pub.pem, until: "{until}"}}]')
         done = scene.ask([signed], "--matrix", scene.file(dated.encode(), "matrix.yaml"))
         assert (done.exit_code == 0) is counts
-        assert ("lab.pub.pem: this key was trusted until 2020-01-31" in done.stderr) is not counts
+        assert ("lab.pub.pem: the key expired on 2020-01-31" in done.stderr) is not counts

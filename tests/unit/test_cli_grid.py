@@ -133,7 +133,7 @@ def test_explain_tells_the_whole_reasoning():
     for told in (
         "minor-compat: no wheel is built with CUDA 12.1; 2.7.1+cu126 from the default index",
         "525.60.13 or newer (cuda>=12.0)",
-        "from 560.35.05 on",
+        "560.35.05 or newer",
         "9.0  H100, H200, H20",
         "2.7.1+cu128, from PyTorch's own index",
         "torch==2.7.1 torchvision==0.22.1 torchaudio==2.7.1",

@@ -100,13 +100,13 @@ def test_all_that_are_locked_are_counted_as_their_locks_record_them() -> None:
 def test_all_cells_are_those_that_are_locked() -> None:
     """And that the others are not is said; nor those by public record, which tells no sizes."""
     done = run("--images", str(IMAGES), "--all", "--json")
-    by_record = "3 cells are locked by public record, which tells no sizes: they are not counted"
+    by_record = "3 cells are not counted: locked by public record, which has no sizes"
     assert by_record in done.stderr
 
     assert json.loads(done.stdout) == told("--images", str(IMAGES))
-    assert "chosen cells have no lock, and are not counted" in done.stderr
+    assert "selected cells are not counted: they have no lock" in done.stderr
     said = [line for line in run().stderr.splitlines() if by_record not in line]
-    assert all(" not known, for no lock records it: CUDA 1" in line for line in said)
+    assert all(" unknown size, no lock records it: CUDA 1" in line for line in said)
 
 
 def test_what_one_lock_records_holds_for_every_image_that_has_the_layer() -> None:
@@ -130,11 +130,11 @@ def test_chosen_cells_as_tables(two: Path) -> None:
 
     assert done.stderr == ""
     assert lines(done) == [
-        "NO IMAGE LAYERS REGISTRY SHARED WITH HOW MANY OTHERS",
+        "NO IMAGE LAYERS REGISTRY SHARED WITH OTHER IMAGES",
         f"1 {SEVEN} 11 2.4 GB 1.6 GB 1.6 GB with 1",
         f"2 {EIGHT} 11 2.4 GB 1.6 GB 1.6 GB with 1",
         "",
-        "NO IMAGE LAYERS DISK SHARED WITH HOW MANY OTHERS",
+        "NO IMAGE LAYERS DISK SHARED WITH OTHER IMAGES",
         f"1 {SEVEN} 11 4.9 GB 3.2 GB 3.2 GB with 1",
         f"2 {EIGHT} 11 4.9 GB 3.2 GB 3.2 GB with 1",
         "",
@@ -162,12 +162,12 @@ def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
     done, found = run("--images", str(two)), told("--images", str(two))
     seven, eight = found["images"]
 
-    assert done.stderr == "torchkiln: not known, for no lock records it: torch 2.7.1 (in 1 of 2 images)\n"
-    assert lines(done)[1] == f"1 {SEVEN} 11, 1 not known 1.6 GB + ? 1.6 GB 1.6 GB with 1"
-    assert lines(done)[5] == f"1 {SEVEN} 11, 5 not known 3.2 GB + ? 3.2 GB 3.2 GB with 1"
+    assert done.stderr == "torchkiln: unknown size, no lock records it: torch 2.7.1 (in 1 of 2 images)\n"
+    assert lines(done)[1] == f"1 {SEVEN} 11, 1 unknown 1.6 GB + ? 1.6 GB 1.6 GB with 1"
+    assert lines(done)[5] == f"1 {SEVEN} 11, 5 unknown 3.2 GB + ? 3.2 GB 3.2 GB with 1"
     assert lines(done)[-2:] == [
-        "registry, compressed 3.9 GB + ? 2.4 GB + ? 0.605 of what is known",
-        "host's disk, unpacked 8.1 GB + ? 4.9 GB + ? 0.610 of what is known",
+        "registry, compressed 3.9 GB + ? 2.4 GB + ? 0.605 of the known sizes",
+        "host's disk, unpacked 8.1 GB + ? 4.9 GB + ? 0.610 of the known sizes",
     ]
     assert (seven["registry"]["bytes"], seven["disk"]["bytes"]) == (None, None)
     for place in ("registry", "disk"):
@@ -181,9 +181,9 @@ def test_a_layer_that_no_lock_records_is_not_known(two: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "sentence"),
     [
-        ((), NothingSelected, "no chosen cell has a lock in"),
+        ((), NothingSelected, "no selected cell has a lock in"),
         (("--torch", "2.7", "--cuda", "12.1"), Stale, "the cell is not locked yet"),
-        (("--torch", "2.7,2.8"), NothingSelected, "no chosen cell has a lock in"),
+        (("--torch", "2.7,2.8"), NothingSelected, "no selected cell has a lock in"),
         (("--torch", "2.8", "--cuda", "11.7"), Unresolvable, "2.8"),
         (("--torch", "9.9"), ConfigError, "--torch 9.9: not in the matrix"),
     ],

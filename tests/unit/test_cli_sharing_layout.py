@@ -99,10 +99,10 @@ def test_what_is_no_layout_is_told(layout: Layout, tmp_path: Path) -> None:
     for folder, kind in ((tmp_path / "none", ConfigError), (tmp_path / "other", VerificationFailed)):
         with pytest.raises(kind, match=str(folder)):
             run("--output", str(folder))
-    with pytest.raises(NothingSelected, match="none of the chosen images"):
+    with pytest.raises(NothingSelected, match="none of the selected images"):
         run("--output", str(layout.path), "--torch", "2.3")
     (layout.path / "index.json").write_text('{"schemaVersion": 2, "manifests": []}')
-    with pytest.raises(NothingSelected, match="holds no image"):
+    with pytest.raises(NothingSelected, match="has no image"):
         run("--output", str(layout.path))
 
 

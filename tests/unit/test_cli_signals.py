@@ -66,7 +66,7 @@ def test_signals(number: signal.Signals, code: int, word: str, times: int) -> No
     """Whoever cannot wait for the clean-up gets the same sentence, for the next run cleans up."""
     found, out, err = ended_by(*[number] * times)
     assert (found, out.split("\n")[:2]) == (code, ["working", "winding down"])
-    assert err == f"error: {word}; what was complete is kept, the next run goes on from there\n"
+    assert err == f"error: {word}; completed work is kept, the next run continues from there\n"
 
 
 # A process that was started and not yet told what it is to be: for half a second, here, instead of a moment.
@@ -103,7 +103,7 @@ def test_a_worker_that_is_just_starting_says_nothing_when_all_ends_at_once(tmp_p
     found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert (found.returncode, found.stderr) == (
         130,
-        "error: interrupted; what was complete is kept, the next run goes on from there\n",
+        "error: interrupted; completed work is kept, the next run continues from there\n",
     )
 
 

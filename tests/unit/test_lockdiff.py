@@ -125,7 +125,7 @@ def test_images_that_came_and_went(images: Path) -> None:
 
     assert [line.split(" | ")[:2] for line in lines if line.startswith("| 2.")] == [
         ["| 2.6.0-cuda12.1-cudnn9-runtime", "new"],
-        [f"| {OTHER}", "gone"],
+        [f"| {OTHER}", "removed"],
     ]
     assert not any("tqdm" in line for line in lines)
 
@@ -143,5 +143,5 @@ def test_a_lock_of_another_schema_is_told_and_counts_as_new(images: Path) -> Non
 
 
 def test_nothing_is_said_plainly(images: Path) -> None:
-    assert told(images) == "No lock asks for other bytes.\n"
+    assert told(images) == "No lock has changed packages.\n"
     assert json.loads(told(images, "--json"))["images"] == []

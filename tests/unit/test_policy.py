@@ -155,7 +155,7 @@ def test_what_is_missing_can_be_overridden_and_stays_told() -> None:
 
     assert image.override == "tested by hand on node 7"
     assert image.judged.missing == (("cuda", "no report tells of it: it did not run"),)
-    with pytest.raises(ConfigError, match="wants a reason"):
+    with pytest.raises(ConfigError, match="needs a reason"):
         override(judged, " ")
 
 

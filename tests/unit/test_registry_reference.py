@@ -54,27 +54,27 @@ def test_whatever_else_is_refused_with_a_sentence(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "names no registry"),
-        ("pytorch", "names no registry"),
-        ("team/pytorch", "names no registry"),
-        ("registry.example", "names no registry"),
+        ("", "the registry is missing"),
+        ("pytorch", "the registry is missing"),
+        ("team/pytorch", "the registry is missing"),
+        ("registry.example", "the registry is missing"),
         ("https://registry.example/team/app", "has no scheme"),
-        ("registry.example:0/app", "'registry.example:0' is no host"),
-        ("registry.example:65536/app", "is no host"),
-        ("registry.example:https/app", "is no host"),
-        ("-registry.example/app", "is no host"),
-        ("registry..example/app", "is no host"),
+        ("registry.example:0/app", "'registry.example:0' is not a valid host"),
+        ("registry.example:65536/app", "is not a valid host"),
+        ("registry.example:https/app", "is not a valid host"),
+        ("-registry.example/app", "is not a valid host"),
+        ("registry..example/app", "is not a valid host"),
         ("user:secret@registry.example/app", "the digest is not"),
-        ("[::g]:5000/app", "is no host"),
-        ("[1:2]:5000/app", "is no host"),
-        ("registry.example/", "'' is no repository"),
-        ("registry.example//app", "is no repository"),
-        ("registry.example/Team/app", "'Team/app' is no repository"),
-        ("registry.example/team/app/", "is no repository"),
-        ("registry.example/a___b", "is no repository"),
-        ("registry.example/a..b", "is no repository"),
-        ("registry.example/../b", "is no repository"),
-        ("registry.example/app\n", "is no repository"),
+        ("[::g]:5000/app", "is not a valid host"),
+        ("[1:2]:5000/app", "is not a valid host"),
+        ("registry.example/", "'' is not a valid repository name"),
+        ("registry.example//app", "is not a valid repository name"),
+        ("registry.example/Team/app", "'Team/app' is not a valid repository name"),
+        ("registry.example/team/app/", "is not a valid repository name"),
+        ("registry.example/a___b", "is not a valid repository name"),
+        ("registry.example/a..b", "is not a valid repository name"),
+        ("registry.example/../b", "is not a valid repository name"),
+        ("registry.example/app\n", "is not a valid repository name"),
         ("registry.example/app:", "'' is no tag"),
         ("registry.example/app:.a", "'.a' is no tag"),
         ("registry.example/app:a:b", "'a:b' is no tag"),
@@ -101,7 +101,7 @@ def test_docker_hubs_short_form_is_read_as_docker_reads_it() -> None:
 @pytest.mark.parametrize("end", [":v1", f"@{DIGEST}"])
 def test_a_repository_has_neither_tag_nor_digest(end: str) -> None:
     assert parse_repository("localhost/app") == Repository(host="localhost", name="app")
-    with pytest.raises(ConfigError, match="without tag and digest"):
+    with pytest.raises(ConfigError, match="without a tag or digest"):
         parse_repository("localhost/app" + end)
 
 

@@ -49,7 +49,7 @@ def test_check_names_every_stale_file_at_once(images: Path) -> None:
     assert caught.value.message.splitlines() == [
         f"{folder}/Dockerfile: stale",
         f"{folder}/image.json: missing",
-        f"{folder}/requirements/99-gone.txt: no longer made",
+        f"{folder}/requirements/99-gone.txt: no longer generated",
     ]
     assert caught.value.exit_code == 5
 

@@ -175,8 +175,8 @@ def test_a_run_that_was_cut_short_failed_what_had_not_had_its_turn() -> None:
 @pytest.mark.parametrize(
     ("stdout", "why"),
     [
-        (b"", "no output of a runner found"),
-        (b"Traceback (most recent call last):\n", "no output of a runner found"),
+        (b"", "not the output of runner.py"),
+        (b"Traceback (most recent call last):\n", "not the output of runner.py"),
         (said({"event": "start", "id": "made-up"}), "another suite ran: unknown checks: made-up"),
         (
             said({"event": "host", "suite": f"sha256:{'1' * 64}"}, {"event": "start", "id": "import"}),
@@ -316,4 +316,4 @@ def test_a_key_without_a_report_to_sign_is_told(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_bytes(pem(ED))
     done = CliRunner().invoke(smoke, ["run", "no-such-tag", "--key", str(tmp_path / "key.pem")])
 
-    assert "--key signs what --report writes" in str(done.exception)
+    assert "--key needs --report" in str(done.exception)

@@ -231,5 +231,5 @@ def test_suite_digest_knows_every_file_and_no_cache(tmp_path: Path) -> None:
     assert suite_digest(tmp_path) == before
     (tmp_path / "probes" / "a.py").write_text("2")
     assert suite_digest(tmp_path) != before
-    with pytest.raises(ConfigError, match="not a valid suite of checks"):
+    with pytest.raises(ConfigError, match="not a folder of smoke tests"):
         load_suite(tmp_path)

@@ -104,7 +104,7 @@ def test_what_no_digest_of_sources_covers_is_refused_by_name(
     suite = suite_with(tmp_path / "suite", CHECK)
     plant(suite / name)
     for use in (suite_digest, load_suite):
-        with pytest.raises(ConfigError, match="not a valid suite of checks") as refused:
+        with pytest.raises(ConfigError, match="not a folder of smoke tests") as refused:
             use(suite)
         assert name.split("/")[-1].split("\n")[0].split("\x1b")[0].split("\udce9")[0] in refused.value.message
 
@@ -239,7 +239,7 @@ def test_a_run_leaves_nothing_in_the_suite(tmp_path: Path) -> None:
 def test_a_catalogue_that_breaks_is_one_sentence(tmp_path: Path, source: str) -> None:
     suite = suite_with(tmp_path / "suite", CHECK)
     (suite / "catalogue.py").write_text(source)
-    with pytest.raises(ConfigError, match="not a valid suite of checks"):
+    with pytest.raises(ConfigError, match="not a folder of smoke tests"):
         load_suite(suite)
 
 

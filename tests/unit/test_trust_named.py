@@ -55,7 +55,7 @@ def test_verify_trusts_no_key_of_the_current_folder(scene: Scene, hostile: Path)
     assert looked.exit_code == 0, looked.exception
     told = json.loads(looked.stdout)
     assert (told["verified"], told["trusted"]) == (False, False)
-    assert "matrix.yaml: its keys not used: name the file to use it: --policy matrix.yaml" in looked.stderr
+    assert "matrix.yaml: its keys not used; to use this file, add --policy matrix.yaml" in looked.stderr
     assert "no trusted key signed it" in scene.refused()
 
 
@@ -262,7 +262,7 @@ def test_a_key_whose_time_is_over(scene: Scene, until: str) -> None:
 
     assert isinstance(done.exception, VerificationFailed)
     assert "no trusted key signed it" in done.exception.message
-    assert f"this key was trusted until {until}" in done.stderr
+    assert f"the key expired on {until}" in done.stderr
 
 
 def test_without_a_key_nothing_is_verified(scene: Scene) -> None:

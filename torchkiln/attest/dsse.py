@@ -35,7 +35,7 @@ PrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 PASSPHRASE = "TORCHKILN_KEY_PASSPHRASE"  # the environment variable that the command line reads
-_WANTED = "Ed25519 or ECDSA on P-256 is wanted (docs/gate.md has the openssl lines)"
+_WANTED = "use Ed25519 or ECDSA on P-256 (docs/gate.md has the openssl commands)"
 _ENVELOPE: dict[str, Any] = {
     "type": "object",
     "required": ["payload", "payloadType", "signatures"],

@@ -125,9 +125,7 @@ def _token() -> IdentityToken:
 
     if raw := detect_credential():
         return IdentityToken(raw)
-    raise ConfigError(
-        "--keyless signs as the CI job that runs, and this is none that has an identity", hint=_NO_PERMISSION
-    )
+    raise ConfigError("--keyless: this is not a CI job with an identity", hint=_NO_PERMISSION)
 
 
 def _identity(token: IdentityToken) -> str:

@@ -39,7 +39,7 @@ def private_key(path: Path) -> PrivateKey:
     if mode & 0o077:
         raise ConfigError(
             f"{path}: a private key that others may read (mode {stat.S_IMODE(mode):04o})",
-            hint=f"chmod 600 {path}; if somebody else could have read it, make a new one",
+            hint=f"run: chmod 600 {path}; if others may have read it, make a new key",
         )
     passphrase = os.environ.pop(dsse.PASSPHRASE, "")
     return dsse.private_key(data, passphrase or None, where=str(path))

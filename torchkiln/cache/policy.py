@@ -185,7 +185,7 @@ def parse_age(text: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", text.strip().lower())
     if match is None:
-        raise ConfigError(f"{text!r} is not a valid duration", hint="write 90m, 12h, 30d or 2w")
+        raise ConfigError(f"--older-than {text}: not a valid duration", hint="write 90m, 12h, 30d or 2w")
     return float(match[1]) * {"m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}[match[2]]
 
 
@@ -196,7 +196,7 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(I?)B?|B)?", text.strip().upper())
     if match is None:
-        raise ConfigError(f"{text!r} is not a valid size", hint="write 500MB, 20GB or 20GiB")
+        raise ConfigError(f"--max-size {text}: not a valid size", hint="write 500MB, 20GB or 20GiB")
     step = 1024 if match[3] else 1000
     return int(float(match[1]) * step ** (" KMGT".index(match[2]) if match[2] else 0))
 

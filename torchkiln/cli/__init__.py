@@ -1,4 +1,4 @@
-"""The command line: commands found by name, `build` when none is named, every failure one clear sentence."""
+"""The command line: runs a command, and turns every error into a message, a hint and an exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import click
 from torchkiln import __version__
 from torchkiln.errors import BuildFailed, KilnError, ToolMissing
 
-# name → (module, attribute); imported when used, for a build that changes nothing takes half a second.
+# name → (module, attribute); imported when used, because a build that changes nothing takes half a second.
 COMMANDS = {
     "build": ("torchkiln.cli.build", "build"),
     "list": ("torchkiln.cli.grid", "list_command"),
@@ -45,21 +45,22 @@ COMMANDS = {
 }
 INTERRUPTED = 130
 TERMINATED = 128 + signal.SIGTERM
-# What threads and libraries say when a limit leaves them no memory.
-_STARVED = ("start new thread", "failed to map segment", "Cannot allocate memory")
-# By what the system refused.
+# Parts of messages of threads and libraries that ran out of memory.
+_OUT_OF_MEMORY = ("start new thread", "failed to map segment", "Cannot allocate memory")
 _HINTS = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room, or set TORCHKILN_CACHE and --output elsewhere"),
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT), "free space, or choose other folders: TORCHKILN_CACHE, --output"
+    ),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS),
-        "look at its owner and permissions, or name another place (TORCHKILN_CACHE, --output)",
+        "check its owner and permissions, or choose another folder: TORCHKILN_CACHE, --output",
     ),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit: ulimit -n"),
 }
 
 
 class Commands(click.Group):
-    """Commands by the table above."""
+    """The commands of `COMMANDS`; `build` if the command line names none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -92,8 +93,8 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS:
             near = difflib.get_close_matches(args[0], COMMANDS, 1)
-            meant = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(COMMANDS)}"
-            raise click.UsageError(f"no command {args[0]!r}{meant}")
+            hint = f"; did you mean {near[0]!r}?" if near else f"; the commands are: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no such command: {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
 
 
@@ -109,61 +110,63 @@ def _docstring(module: str, function: str) -> str | None:
 )
 @click.version_option(__version__, prog_name="torchkiln")
 def torchkiln() -> None:
-    """Build, prove and publish PyTorch GPU container images. Without a command: build.
+    """Build, test and publish PyTorch GPU container images. The default command is build.
 
-    stdout is data (a digest, JSON, a table); everything else is on stderr.
+    Results (a digest, JSON, a table) go to stdout, everything else to stderr.
     """
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run, and end the process with the exit code of DESIGN section 9."""
-    stop = _Stop()
-    code = _code(args, stop)
-    stop.leave_with(code)
+    """Run a command, and exit with its exit code (the README lists them)."""
+    signals = _SignalHandler()
+    code = _run(args, signals)
+    signals.exit_on_signal(code)
     sys.exit(code)
 
 
-class _Stop:
-    """Ctrl-C and SIGTERM: the first ends the work in order, the second at once.
+class _SignalHandler:
+    """SIGINT and SIGTERM: the first raises KeyboardInterrupt, the second exits at once.
 
-    At once does no harm: whatever has a name in the store is whole, and the next run sweeps the rest.
+    That loses nothing: files in the store are complete once they have their name, and the next run removes
+    the temporary ones.
     """
 
     def __init__(self) -> None:
-        self.signal = 0  # the one that came first
+        self.signal = 0  # the first one received
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._heard)
+            signal.signal(number, self._on_signal)
 
     @property
     def code(self) -> int:
-        """The exit code that belongs to the signal."""
+        """The exit code for the signal."""
         return TERMINATED if self.signal == signal.SIGTERM else INTERRUPTED
 
     @property
-    def sentence(self) -> str:
-        """What the user reads."""
+    def message(self) -> str:
+        """The error message for the signal."""
         how = "terminated" if self.code == TERMINATED else "interrupted"
-        return f"{how}; what was complete is kept, the next run goes on from there"
+        return f"{how}; completed work is kept, the next run continues from there"
 
-    def leave_with(self, code: int, sentence: str = "") -> None:
-        """From here on a signal ends the process at once, with *code* and the last words *sentence*."""
+    def exit_on_signal(self, code: int, message: str = "") -> None:
+        """From now on, exit at once on a signal, with *code*, after writing *message* to stderr."""
 
         def leave(*_: object) -> None:
-            if workers := sys.modules.get("torchkiln.util.processes"):  # if they were wanted at all
+            if workers := sys.modules.get("torchkiln.util.processes"):  # only if a command imported it
                 workers.stop_starting()
-            os.write(2, sentence.encode())  # not by way of a buffer that may be in use
+            os.write(2, message.encode())  # not through a buffer that may be in use
             os._exit(code)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, leave)
 
-    def _heard(self, number: int, _frame: object) -> None:
+    def _on_signal(self, number: int, _frame: object) -> None:
         self.signal = number
-        self.leave_with(self.code, f"error: {self.sentence}\n")
+        self.exit_on_signal(self.code, f"error: {self.message}\n")
         raise KeyboardInterrupt
 
 
-def _code(args: list[str] | None, stop: _Stop) -> int:
+def _run(args: list[str] | None, signals: _SignalHandler) -> int:
+    """Run the command, print its error if it fails, and return the exit code."""
     try:
         result: Any = torchkiln.main(args=args, prog_name="torchkiln", standalone_mode=False)
     except click.ClickException as error:
@@ -172,23 +175,25 @@ def _code(args: list[str] | None, stop: _Stop) -> int:
     except click.exceptions.Exit as leave:
         return leave.exit_code
     except (KeyboardInterrupt, click.Abort):
-        stop.leave_with(stop.code)
-        _tell(stop.sentence)
-        return stop.code
+        signals.exit_on_signal(signals.code)
+        _print_error(signals.message)
+        return signals.code
     except KilnError as error:
-        _tell(error.message, error.hint)
+        _print_error(error.message, error.hint)
         return error.exit_code
     except (MemoryError, SystemError, RuntimeError, ImportError) as error:
-        if _starved(error):
-            _tell(
+        if _is_out_of_memory(error):
+            _print_error(
                 f"not enough memory: {error}" if str(error) else "not enough memory",
-                "look at ulimit and at the container's limits; what was complete is kept",
+                "check ulimit and the container's limits; completed work is kept",
             )
             return BuildFailed.exit_code
         if isinstance(error, RuntimeError):
             raise
-        # A broken installation; or a limit, for what failed to load once is half there the second time.
-        _tell(f"a library cannot be loaded: {error}", "run: make setup; under tight limits, look at ulimit")
+        # A broken installation; or a memory limit: a module whose import failed once is half imported.
+        _print_error(
+            f"a library cannot be loaded: {error}", "run: make setup; if memory is limited, check ulimit"
+        )
         return ToolMissing.exit_code
     except BrokenPipeError:  # `torchkiln list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -197,17 +202,17 @@ def _code(args: list[str] | None, stop: _Stop) -> int:
         where = f"{error.filename}: " if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and not where:
             where = "the cache or the output: "
-        _tell(f"{where}{error.strerror or error}", _HINTS.get(error.errno or 0, ""))
+        _print_error(f"{where}{error.strerror or error}", _HINTS.get(error.errno or 0, ""))
         return BuildFailed.exit_code
     return result if isinstance(result, int) else 0
 
 
-def _starved(error: BaseException) -> bool:
-    """Whether it is for want of memory. SystemError: C code that had none and forgot to say so."""
-    return isinstance(error, (MemoryError, SystemError)) or any(word in str(error) for word in _STARVED)
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out. SystemError: C code failed to allocate memory and set no exception."""
+    return isinstance(error, (MemoryError, SystemError)) or any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
-def _tell(message: str, hint: str = "") -> None:
+def _print_error(message: str, hint: str = "") -> None:
     click.echo(click.style("error: ", fg="red", bold=True) + message, err=True)
     if hint:
         click.echo(click.style("hint: ", fg="yellow") + hint, err=True)

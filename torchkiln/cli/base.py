@@ -1,4 +1,4 @@
-"""`torchkiln base`: build, show, export and import the base of an OS, or devel's tools on top of it."""
+"""`torchkiln base`: builds, shows, exports and imports the base of an OS, or the devel tools on top of it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,27 @@ import click
 from torchkiln.base import archive, artefact, keeping, mmdebstrap, tools
 from torchkiln.base.keeping import package_changes
 from torchkiln.base.recipe import recipe
-from torchkiln.cli.shared.console import waiting
+from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.options import images_folder
 from torchkiln.errors import BuildFailed, ConfigError
 from torchkiln.matrix.os_tools import is_tools
 from torchkiln.model.lock import LockedBase, LockedTools
 from torchkiln.model.operating_system import DEFAULT_OS, SYSTEMS
-from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
-_os = click.option("--os", "os_name", default=DEFAULT_OS, show_default=True, help=", ".join(SYSTEMS))
+_os = click.option(
+    "--os",
+    "os_name",
+    type=click.Choice(list(SYSTEMS)),
+    default=DEFAULT_OS,
+    show_default=True,
+    help="the operating system",
+)
 _tools = click.option(
-    "--tools", "name", metavar="NAME", help="not the base: devel's tools on top of it, devel or devel-gcc11"
+    "--tools",
+    "name",
+    metavar="NAME",
+    help="instead of the base, the tools layer of devel images: devel, devel-gcc11",
 )
 
 
@@ -32,9 +41,9 @@ def _say(line: str) -> None:
 
 @click.group("base")
 def base() -> None:
-    """The base of an OS: one layer, made from the distribution's packages, shared by all its images.
+    """Manage the base of an OS: the layer of distribution packages that all its images share.
 
-    With --tools the layer that devel images have on top of it: cmake, ninja, gdb and so on.
+    With --tools: the layer on top of it in devel images, with cmake, ninja, gdb and so on.
     """
 
 
@@ -42,16 +51,16 @@ def base() -> None:
 @_os
 @_tools
 @images_folder
-@click.option("--lock", "relock", is_flag=True, help="make the result the lock's")
+@click.option("--lock", "relock", is_flag=True, help="lock the result")
 def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
-    """Build the base from the archive's present state; print its digest.
+    """Build the base from the distribution's current packages; print its digest.
 
-    The first base of an OS becomes its lock. Later ones are only compared, unless --lock is given.
+    The first base of an OS is locked. A later one is compared with the lock, and replaces it with --lock.
     """
-    store = Store(cache_root(), on_wait=waiting)
+    store = open_cache()
     locked, built = _rebuilt(images, os_name, name, store)
     if built.untrusted:
-        _say(f"made from an untrusted archive of {os_name}, and its lock says so")
+        _say(f"warning: built from an untrusted archive of {os_name}; the lock records it")
     if locked is None or (relock and built != locked):
         _say(f"locked in {_write(images, built)}")
         archive.commit_files(images, built, store)
@@ -67,18 +76,18 @@ def build(os_name: str, name: str | None, images: Path, relock: bool) -> None:
 @_tools
 @images_folder
 def files(os_name: str, name: str | None, images: Path) -> None:
-    """Note of which .deb files the locked base was made, for SBOMs; print where.
+    """Record the hashes of the .deb files of the locked base, for SBOMs; print the file's path.
 
-    The archive is asked as it is now: what it has no more, and what was not noted before, stays without a
-    hash. A base that is built here is noted by itself.
+    A package that the archive no longer has, and that was not recorded before, stays without a hash.
+    `base build` records them without this command.
     """
     locked = _locked(images, os_name, name)
-    noted = archive.read_files(images, locked, Store(cache_root(), on_wait=waiting))
+    noted = archive.read_files(images, locked, open_cache())
     found = archive.merged(
         noted, mmdebstrap.ask_archive(recipe(os_name), locked, environ=os.environ, say=_say)
     )
     for package in archive.packages_without_file(locked, found):
-        _say(f"the archive no longer has {package}: no hash of it")
+        _say(f"no hash for {package}: the archive no longer has it")
     path = archive.write_files(images, locked, found)
     _say(f"{len(found.debs)} of {len(locked.packages)} packages")
     click.echo(path)
@@ -88,15 +97,15 @@ def files(os_name: str, name: str | None, images: Path) -> None:
 @_os
 @_tools
 @images_folder
-@click.option("--json", "as_json", is_flag=True, help="the whole lock")
+@click.option("--json", "as_json", is_flag=True, help="print the whole lock as JSON")
 def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
     """Show the locked base and whether it is in the cache."""
     locked = _locked(images, os_name, name)
     if as_json:
         click.echo(keeping.to_json(locked), nl=False)
         return
-    store = Store(cache_root(), on_wait=waiting)
-    at_hand = store.has_blob(locked.digest, locked.size)
+    store = open_cache()
+    cached = store.has_blob(locked.digest, locked.size)
     own = ("python", locked.python) if isinstance(locked, LockedBase) else ("base", locked.base)
     for key, value in (
         ("os", locked.os),
@@ -107,7 +116,7 @@ def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
         ("encoder", locked.encoder),
         ("packages", str(len(locked.packages))),
         *([("archive", "untrusted")] if locked.untrusted else []),
-        ("cache", str(store.blob(locked.digest)) if at_hand else "not there"),
+        ("cache", str(store.blob(locked.digest)) if cached else "not in the cache"),
     ):
         click.echo(f"{key:<9} {value}")
 
@@ -118,12 +127,12 @@ def show(os_name: str, name: str | None, images: Path, as_json: bool) -> None:
 @_tools
 @images_folder
 def export(file: Path, os_name: str, name: str | None, images: Path) -> None:
-    """Write the locked base to FILE, a gzipped tar that `base import` and --base take (--tools: --tools)."""
-    locked, store = _locked(images, os_name, name), Store(cache_root(), on_wait=waiting)
+    """Write the locked base to FILE, a gzipped tar for `base import` and `build --base` (or `--tools`)."""
+    locked, store = _locked(images, os_name, name), open_cache()
     if not store.has_blob(locked.digest, locked.size):
         raise BuildFailed(
-            f"the locked {f'layer of tools {name}' if name else 'base'} of {os_name} is not in the cache",
-            hint=f"build it: torchkiln base build{f' --tools {name}' if name else ''}",
+            f"the locked {f'tools layer {name}' if name else 'base'} of {os_name} is not in the cache",
+            hint=f"run: torchkiln base build --os {os_name}{f' --tools {name}' if name else ''}",
         )
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -131,7 +140,7 @@ def export(file: Path, os_name: str, name: str | None, images: Path) -> None:
         temporary.replace(file)
     except OSError as error:
         raise BuildFailed(
-            f"{file} cannot be written: {error.strerror}", hint="name another place, or make room there"
+            f"{file} cannot be written: {error.strerror}", hint="name another file, or free space there"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -144,8 +153,8 @@ def export(file: Path, os_name: str, name: str | None, images: Path) -> None:
 @_tools
 @images_folder
 def import_(file: Path, os_name: str, name: str | None, images: Path) -> None:
-    """Take the locked base from FILE into the cache; without a lock, FILE becomes the lock's base."""
-    store = Store(cache_root(), on_wait=waiting)
+    """Import the locked base from FILE into the cache; if there is no lock yet, FILE is locked."""
+    store = open_cache()
     locked, taken = _taken(file, images, os_name, name, store)
     if locked is None:
         _say(f"locked in {_write(images, taken)}")
@@ -158,14 +167,14 @@ _Either = LockedBase | LockedTools
 
 
 def _write(images: Path, found: LockedBase | LockedTools) -> Path:
-    """Make *found* the lock's; returns where."""
+    """Write *found* to its lock; returns the path."""
     if isinstance(found, LockedTools):
         return tools.write_lock(images, found)
     return artefact.write_lock(images, found)
 
 
 def _rebuilt(images: Path, os_name: str, name: str | None, store: Store) -> tuple[_Either | None, _Either]:
-    """What is locked, and what the archive gives now."""
+    """The locked base or tools layer, if any, and the one built from the current packages."""
     if name is None:
         base = artefact.read_lock(images, os_name)
         return base, artefact.rebuild(recipe(os_name), store, environ=os.environ, locked=base, say=_say)
@@ -178,7 +187,7 @@ def _rebuilt(images: Path, os_name: str, name: str | None, store: Store) -> tupl
 def _taken(
     file: Path, images: Path, os_name: str, name: str | None, store: Store
 ) -> tuple[_Either | None, _Either]:
-    """What was locked, and the same out of *file*."""
+    """The locked base or tools layer, if any, and the one that *file* contains."""
     if name is None:
         base = artefact.read_lock(images, os_name)
         return base, artefact.adopt(file, store, os_name=os_name, locked=base)
@@ -194,8 +203,9 @@ def _locked(images: Path, os_name: str, name: str | None) -> _Either:
     locked = tools.read_lock(images, os_name, name)
     if locked is None:
         raise ConfigError(
-            f"no tools {name} of {os_name} are locked: {tools.lock_path(images, os_name, name)} is not there",
-            hint=f"build them: torchkiln base build --tools {name}",
+            f"the tools layer {name} of {os_name} is not locked: "
+            f"{tools.lock_path(images, os_name, name)}: no such file",
+            hint=f"run: torchkiln base build --os {os_name} --tools {name}",
         )
     return locked
 
@@ -204,12 +214,12 @@ def _locked_base(images: Path, os_name: str) -> LockedBase:
     locked = artefact.read_lock(images, os_name)
     if locked is None:
         raise ConfigError(
-            f"no base of {os_name} is locked: {artefact.lock_path(images, os_name)} is not there",
-            hint="build one: torchkiln base build",
+            f"the base of {os_name} is not locked: {artefact.lock_path(images, os_name)}: no such file",
+            hint=f"run: torchkiln base build --os {os_name}",
         )
     return locked
 
 
 def _check(name: str) -> None:
     if not is_tools(name):
-        raise ConfigError(f"--tools {name}: no tools have that name", hint="devel, or devel-gcc11")
+        raise ConfigError(f"--tools {name}: no such tools layer", hint="use devel or devel-gcc11")

@@ -1,4 +1,4 @@
-"""`torchkiln build`: from the chosen cells to images, in an OCI layout or in a Docker engine."""
+"""`torchkiln build`: builds images from locks, into an OCI layout or in a Docker engine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import click
 from click.core import ParameterSource
 
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.context import Context
-from torchkiln.cli.shared.options import images_folder, layout_option
-from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.cli.shared.context import BuildContext
+from torchkiln.cli.shared.options import images_folder, json_option, layout_option, quiet_option
+from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.errors import KilnError
 from torchkiln.index.lazy import LateIndex
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFormat
@@ -32,63 +32,67 @@ _ONLY = {
 @click.command()
 @selection
 @images_folder
-@layout_option("the OCI layout to build into; several tags in it share blobs")
+@layout_option("the OCI layout to build into; images in it share blobs")
 @click.option(
     "--engine",
     type=click.Choice(["embedded", "docker"]),
     default="embedded",
     show_default=True,
-    help="docker: BuildKit builds the rendered Dockerfile, the image is in the engine",
+    help="docker: build the rendered Dockerfile with BuildKit; the image stays in the engine",
 )
-@click.option(
-    "--load", is_flag=True, help="embedded: put the image into the Docker engine too, tag and aliases"
-)
+@click.option("--load", is_flag=True, help="embedded: also load the image into the Docker engine")
 @click.option(
     "--ahead",
     metavar="REGISTRY/REPOSITORY",
-    help="embedded: send each layer there while others are made; no tag: `publish` finds them and sets it",
+    help="embedded: upload layers during the build; `publish` then finds them there and sets the tags",
 )
-@click.option("--plain-http", is_flag=True, help="--ahead: no https, though the registry is not this machine")
-@click.option("--smoke", is_flag=True, help="embedded: run the smoke tests inside it; exit 10 if one fails")
-@click.option("--tier", type=click.IntRange(0, 3), default=0, show_default=True, help="--smoke: up to this")
-@click.option("--builder", help="docker: the buildx builder, remote or in Kubernetes")
-@click.option("--cache-from", multiple=True, help="docker: handed on to buildx")
-@click.option("--cache-to", multiple=True, help="docker: handed on to buildx")
+@click.option("--plain-http", is_flag=True, help="with --ahead: use http for a remote registry")
+@click.option(
+    "--smoke", is_flag=True, help="embedded: run the smoke tests in the image; exit 10 if one fails"
+)
+@click.option(
+    "--tier",
+    type=click.IntRange(0, 3),
+    default=0,
+    show_default=True,
+    help="with --smoke: run the checks up to this tier",
+)
+@click.option("--builder", metavar="NAME", help="docker: the buildx builder")
+@click.option("--cache-from", metavar="SOURCE", multiple=True, help="docker: passed to buildx")
+@click.option("--cache-to", metavar="TARGET", multiple=True, help="docker: passed to buildx")
 @click.option(
     "--format",
     "form",
     type=click.Choice(_FORMATS),
     default="oci",
     show_default=True,
-    help="besides the layout, an archive beside it: <tag>.FORMAT.tar",
+    help="also write an archive beside the layout: <tag>.FORMAT.tar",
 )
 @click.option(
     "--layer-format",
     type=click.Choice(LAYER_FORMATS),
     default=DEFAULT_FORMAT,
     show_default=True,
-    help="zstd: smaller, pulled faster; other digests, same content",
+    help="layer compression; zstd is smaller and faster to pull, with other digests",
 )
 @click.option(
     "--base",
-    metavar="FILE|REF",
-    help="take the base from this file (made by `base export`); docker: or from this image",
+    metavar="FILE|IMAGE",
+    help="use the base of this file (from `base export`); docker: or this image",
 )
 @click.option(
     "--tools",
     metavar="FILE",
-    help="devel: take the OS's tools from this file (made by `base export --tools NAME`)",
+    help="use the tools layer of this file for devel images (from `base export --tools NAME`)",
 )
-@click.option(
-    "--locked", is_flag=True, help="end with exit 6 when the base, or devel's tools, are not the locked"
-)
-@click.option("--dry-run", is_flag=True, help="tell what would be done; do nothing")
-@click.option("--json", "as_json", is_flag=True, help="the result as JSON on stdout")
-@click.option("--quiet", "-q", is_flag=True, help="no progress, no summary")
+@click.option("--locked", is_flag=True, help="fail (exit 6) unless base and tools match the lock")
+@click.option("--dry-run", is_flag=True, help="print what would be built; build nothing")
+@json_option
+@quiet_option
 @click.pass_context
 def build(
     ctx: click.Context,
-    chosen: Chosen,
+    chosen: CellOptions,
     images: Path,
     output: Path,
     engine: str,
@@ -109,20 +113,22 @@ def build(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Build the chosen cells from their locks. stdout: each image's digest (or --json).
+    """Build the images of the selected cells from their locks; print their digests.
 
-    Several cells go on after one failed; the exit code is then the worst of them.
+    If one of several cells fails, the others are still built; the exit code is the highest of the failures.
     """
-    _refuse_others_options(ctx, engine)
+    _refuse_other_engine_options(ctx, engine)
     if tier and not smoke:
-        raise click.UsageError("--tier says how far --smoke goes, which is not given")
+        raise click.UsageError("--tier needs --smoke")
     cells, matrix, facts = chosen.cells(must_name=True)
-    context = Context(matrix, facts, images, base, tools, locked, quiet)
-    way: _Way = _Embedded(context, output.absolute(), form, layer_format, load, ahead, plain_http)
+    context = BuildContext(matrix, facts, images, base, tools, locked, quiet)
+    image_builder: _Builder = _EmbeddedBuilder(
+        context, output.absolute(), form, layer_format, load, ahead, plain_http
+    )
     if engine == "docker":
-        from torchkiln.cli.shared.on_docker import OnDocker
+        from torchkiln.cli.shared.on_docker import DockerBuilder
 
-        way = OnDocker(context, builder, cache_from, cache_to)
+        image_builder = DockerBuilder(context, builder, cache_from, cache_to)
     if smoke:
         from torchkiln.cli.shared import built_smoke
 
@@ -131,11 +137,12 @@ def build(
     for cell in cells:
         try:
             if dry_run:
-                _tell(_forecast(context, cell, layer_format), as_json)
+                _print_forecast(_forecast(context, cell, layer_format), as_json)
             else:
-                told = way.build(cell)
-                report = built_smoke.checked(told, session, tier, alone=len(cells) == 1) if smoke else None
-                click.echo(json.dumps(told) if as_json else told["digest"])
+                result, report = image_builder.build(cell), None
+                if smoke:
+                    report = built_smoke.run_checks(result, session, tier, alone=len(cells) == 1)
+                click.echo(json.dumps(result) if as_json else result["digest"])
                 if report:
                     built_smoke.demand_pass(report)
         except KilnError as error:
@@ -150,15 +157,15 @@ def build(
         raise console.worst(failures, len(cells), "cells")
 
 
-class _Way(Protocol):
-    """An engine at the command line."""
+class _Builder(Protocol):
+    """Builds the image of a cell with one of the engines."""
 
     def build(self, cell: Cell) -> dict[str, Any]:
-        """Build, show the summary, give what --json prints."""
+        """Build, print the summary, and return what --json prints."""
 
 
-def _refuse_others_options(ctx: click.Context, engine: str) -> None:
-    """What belongs to the other engine would be ignored, and nobody would know."""
+def _refuse_other_engine_options(ctx: click.Context, engine: str) -> None:
+    """:raises click.UsageError: an option of the other engine is used, which would be ignored."""
     for other, names in _ONLY.items():
         for parameter in ctx.command.params:
             given = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
@@ -167,10 +174,10 @@ def _refuse_others_options(ctx: click.Context, engine: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Embedded:
-    """Our own engine, into an OCI layout."""
+class _EmbeddedBuilder:
+    """Builds with torchkiln itself, into an OCI layout."""
 
-    context: Context
+    context: BuildContext
     layout: Path
     form: str
     layer_format: LayerFormat
@@ -186,7 +193,7 @@ class _Embedded:
         if self.load:
             from torchkiln.cli.shared.on_docker import engine_to_load_into, load_into
         context, store = self.context, self.context.store()
-        into = engine_to_load_into() if self.load else None  # asked before the work, not behind it
+        into = engine_to_load_into() if self.load else None  # before the build: fail early
         locked = context.locked(cell)
         with (
             console.progress(quiet=context.quiet) as observer,
@@ -208,23 +215,23 @@ class _Embedded:
             )
             sent = ahead.settled()
             loaded = load_into(into, built.image, cell, context, observer) if into else ()
-        told = console.numbers(built) | ({"loaded": list(loaded)} if into else {}) | sent
+        result = console.numbers(built) | ({"loaded": list(loaded)} if into else {}) | sent
         if self.form != "oci":
             from torchkiln.oci.archive import archive_image
 
             archive = archive_image(built.image, self.form, repository=context.matrix.repository)  # type: ignore[arg-type]
-            told["archive"] = str(archive)
+            result["archive"] = str(archive)
         if not context.quiet:
             console.summary(built)
-        told |= context.trust_of(locked)
+        result |= context.trust_of(locked)
         if self.form != "oci":
-            context.say(f"archive: {told['archive']}")
+            context.say(f"archive: {result['archive']}")
         if into:
-            context.say(f"in {into.host} ({into.kind} {into.version}): {', '.join(loaded)}")
-        return told
+            context.say(f"loaded into {into.host} ({into.kind} {into.version}): {', '.join(loaded)}")
+        return result
 
 
-def _forecast(context: Context, cell: Cell, layer_format: LayerFormat) -> dict[str, Any]:
+def _forecast(context: BuildContext, cell: Cell, layer_format: LayerFormat) -> dict[str, Any]:
     from torchkiln.build.known import forecast
     from torchkiln.plan.load import plan_locked
     from torchkiln.store.store import Store
@@ -233,17 +240,17 @@ def _forecast(context: Context, cell: Cell, layer_format: LayerFormat) -> dict[s
     return {"tag": plan.tag, "layer_format": layer_format, **forecast(plan, Store(cache_root()))}
 
 
-def _tell(told: dict[str, Any], as_json: bool) -> None:
+def _print_forecast(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(found))
         return
-    click.echo(told["tag"])
-    for step in told["layers"]:
+    click.echo(found["tag"])
+    for step in found["layers"]:
         size = "?" if step["bytes"] is None else console.size(step["bytes"])
         click.echo(f"  {step['do']:<8} {size:>9}  {step['what']}")
-    unknown = f", {told['of_unknown_size']} of unknown size" if "of_unknown_size" in told else ""
+    unknown = f", {found['of_unknown_size']} of unknown size" if "of_unknown_size" in found else ""
     click.echo(
-        f"  to download: {console.size(told['download_bytes'])} in {told['downloads']} wheels{unknown}"
+        f"  to download: {console.size(found['download_bytes'])} in {found['downloads']} wheels{unknown}"
     )
-    if (layer_format := told["layer_format"]) != DEFAULT_FORMAT:
-        click.echo(f"  then each layer is compressed by {layer_format}, but for those that the cache has so")
+    if (layer_format := found["layer_format"]) != DEFAULT_FORMAT:
+        click.echo(f"  then each layer that the cache does not have as {layer_format} is compressed")

@@ -1,4 +1,4 @@
-"""`smoke --bundle`: the checks and all that they need, to be carried to a GPU host and run there."""
+"""Writes a bundle of the checks and all that they need, to run on a GPU host, for `smoke run --bundle`."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.shared.console import size, waiting
+from torchkiln.cli.shared.console import open_cache, size
 from torchkiln.errors import ConfigError
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.smoke.bundle.contents import contents
 from torchkiln.smoke.bundle.make import parts_of
 from torchkiln.smoke.bundle.write import TAR, write_folder, write_parts, write_tar
 from torchkiln.smoke.session import SmokeRequest, image_and_lock
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
 
 _LEAST_PART = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """Where a bundle goes: NAME.tar is one file, another name a folder.
+class BundleTarget:
+    """The path of a bundle: NAME.tar is one file, any other name a folder.
 
-    With *part_size*, bytes, the tar lies in parts in that folder.
+    With *part_size*, in bytes, the folder has the parts of a tar.
     """
 
     place: Path
@@ -32,11 +30,11 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.part_size is not None and self.part_size < _LEAST_PART:
-            raise ConfigError(f"--part-size {self.part_size}: a part has 1m at least")
+            raise ConfigError(f"--part-size {self.part_size}: too small", hint="use 1m or more")
         if self.part_size is not None and self.is_tar:
             raise ConfigError(
-                f"--bundle {self.place}: parts lie in a folder",
-                hint="name it without .tar, or drop --part-size",
+                f"--bundle {self.place}: --part-size needs a folder, not a tar",
+                hint="name it without .tar, or leave out --part-size",
             )
 
     @property
@@ -45,25 +43,25 @@ class Target:
 
 
 def make_bundle(
-    ref: str, output: Path, images: Path, matrix_file: Path, request: SmokeRequest, target: Target
+    ref: str, output: Path, images: Path, matrix_file: Path, request: SmokeRequest, target: BundleTarget
 ) -> None:
-    """Write the bundle that runs *request* in the image *ref* of the layout *output*; its place on stdout.
+    """Write the bundle that runs *request* in the image *ref* of the layout *output*; print its path.
 
-    :raises KilnError: as `Session.run`; *target* is there, or cannot be written.
+    :raises KilnError: as the smoke session's `run`; *target* exists, or cannot be written.
     """
     if RUNTIMES[request.runtime].in_engine:
         raise ConfigError(
-            f"--runtime {request.runtime}: a bundle needs no engine and uses none", hint="leave it out"
+            f"--runtime {request.runtime}: a bundle does not run in an engine", hint="leave out --runtime"
         )
     image, tag, locked = image_and_lock(ref, output, images)
-    store = Store(cache_root(), on_wait=waiting)
+    store = open_cache()
     arguments, suite = _arguments(request), request.checks.suite
     with parts_of(
         image, locked, suite, images=images, matrix=matrix_file, arguments=arguments, store=store
     ) as parts:
         files = contents(parts)
         click.echo(
-            f"smoke: bundle of {tag} ({image.manifest[:19]}), {size(sum(one.size for one in files))}",
+            f"smoke: bundle of {tag} ({image.manifest[:19]}), {size(sum(file.size for file in files))}",
             err=True,
         )
         if target.part_size is not None:
@@ -79,16 +77,16 @@ def make_bundle(
         first = f"tar --extract --file {name} --directory FOLDER; python3 FOLDER/run.py"
     else:
         first = f"python3 {name}/run.py"
-    click.echo(f"on the GPU host, as root or where users may make namespaces:\n  {first}", err=True)
-    click.echo(f"bring its report.json back:\n  torchkiln gate {tag} --report report.json", err=True)
+    click.echo(f"on the GPU host, as root or where user namespaces are allowed:\n  {first}", err=True)
+    click.echo(f"then copy its report.json back:\n  torchkiln gate {tag} --report report.json", err=True)
     click.echo(target.place)
 
 
 def _arguments(request: SmokeRequest) -> list[str]:
     checks = request.checks
-    told = ["--tier", str(checks.tier), "--limit", str(checks.limit_s), "--shm-size", str(request.shm_size)]
-    told += [word for name in checks.only for word in ("--only", name)]
-    told += ["--runtime", request.runtime]
-    told += ["--nonce", checks.nonce] if checks.nonce else []
-    told += ["--gpus", request.gpus] if request.gpus else []
-    return told + ["--force"] * request.force
+    words = ["--tier", str(checks.tier), "--limit", str(checks.limit_s), "--shm-size", str(request.shm_size)]
+    words += [word for name in checks.only for word in ("--only", name)]
+    words += ["--runtime", request.runtime]
+    words += ["--nonce", checks.nonce] if checks.nonce else []
+    words += ["--gpus", request.gpus] if request.gpus else []
+    return words + ["--force"] * request.force

@@ -1,4 +1,4 @@
-"""`torchkiln doctor`: what is missing on this host for each engine, and how to get it."""
+"""`torchkiln doctor`: checks what this host has for each engine, and says how to install what is missing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import asdict
 import click
 
 from torchkiln.build.doctor import examine
+from torchkiln.cli.shared.options import json_option
 from torchkiln.store.root import cache_root
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="an array of what was looked at")
+@json_option
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Look at this host. Exit 0 when the default engine has all it needs, else 1."""
+    """Check this host. Exits with 0 if the default engine has all it needs, else with 1."""
     probes = examine(cache_root())
     if as_json:
         click.echo(json.dumps([asdict(probe) for probe in probes]))

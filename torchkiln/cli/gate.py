@@ -1,4 +1,4 @@
-"""`torchkiln gate`: may this image be published?"""
+"""`torchkiln gate`: decides whether an image may be published."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import click
 
 from torchkiln.attest.keys import NamedKey
 from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show
-from torchkiln.cli.shared.options import images_folder, layout_option
+from torchkiln.cli.shared.options import images_folder, layout_option, suite_option
 from torchkiln.cli.shared.reports import trust
-from torchkiln.cli.shared.selection import Chosen, selection
-from torchkiln.cli.shared.trust_options import policy_option, rules_of
+from torchkiln.cli.shared.selection import CellOptions, selection
+from torchkiln.cli.shared.trust_options import active_policy, policy_option
 from torchkiln.errors import ConfigError
 from torchkiln.gate.gate import Judgement, clear
 from torchkiln.smoke.session import image_and_lock
@@ -25,16 +25,14 @@ from torchkiln.smoke.session import image_and_lock
 @reports_option
 @trust
 @policy_option
-@click.option("--nonce", metavar="WORD", help="the word that was given to `smoke --nonce`")
+@click.option("--nonce", metavar="WORD", help="require reports with this word, from `smoke run --nonce`")
 @images_folder
 @layout_option()
-@click.option(
-    "--suite", "suite_folder", type=click.Path(path_type=Path, file_okay=False), help="another suite"
-)
-@click.option("--json", "as_json", is_flag=True, help="one object on stdout: cleared, missing, checks")
+@suite_option
+@click.option("--json", "as_json", is_flag=True, help="print JSON: cleared, missing, checks")
 def gate(
     tag: str | None,
-    chosen: Chosen,
+    chosen: CellOptions,
     report_files: tuple[Path, ...],
     trust_files: tuple[NamedKey, ...],
     policy_file: Path | None,
@@ -44,20 +42,21 @@ def gate(
     suite_folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Hold smoke reports on the image TAG against the policy; print a cleared one's digest.
+    """Compare the smoke reports of the image TAG with the policy; print the digest if it may be published.
 
-    Without --report: the runs that this machine made and keeps. Ends with exit 7 and a list of all that is
-    missing where it is not cleared, 12 where a signature is bad.
+    Exits with 7 and a list of what is missing if not, with 12 if a signature is wrong.
     """
     if bool(tag) == chosen.any:
-        raise ConfigError("gate takes one image: its TAG, or --torch and --cuda", hint="see: gate --help")
-    rules = rules_of(policy_file, chosen.matrix_file, chosen.grid()[0])
-    inputs = inputs_of(rules, suite_folder, reports=report_files, trust=trust_files, nonce=nonce)
+        raise ConfigError(
+            "gate takes one image: a TAG, or --torch and --cuda", hint="see: torchkiln gate --help"
+        )
+    active = active_policy(policy_file, chosen.matrix_file, chosen.grid()[0])
+    inputs = inputs_of(active, suite_folder, reports=report_files, trust=trust_files, nonce=nonce)
     found, _, locked = image_and_lock(tag or chosen.tag("gate"), output, images)
     judged = inputs.judge(found, locked)
     show(judged)
     if as_json:
-        click.echo(json.dumps(_told(judged), indent=2))
+        click.echo(json.dumps(_json(judged), indent=2))
     clear(judged)
     left_out = [f"{check} ({fact})" for check, fact in judged.left_out]
     also = f"; not applicable: {', '.join(left_out)}" if left_out else ""
@@ -66,8 +65,8 @@ def gate(
         click.echo(judged.image)
 
 
-def _told(judged: Judgement) -> dict[str, Any]:
-    """The contract of `gate --json`."""
+def _json(judged: Judgement) -> dict[str, Any]:
+    """The object that `gate --json` prints."""
     cleared = {
         "tag": judged.tag,
         "digest": judged.image,
@@ -82,15 +81,15 @@ def _told(judged: Judgement) -> dict[str, Any]:
         "missing": [{"what": what, "why": why} for what, why in judged.missing],
         "checks": [
             {
-                "check": one.check,
-                "tier": one.tier,
-                "demanded": one.required,
-                "outcome": one.outcome,
-                "measured": one.measured,
-                "where": list(one.where),
-                "fact": one.fact,
-                "lacks": list(one.lacks),
+                "check": status.check,
+                "tier": status.tier,
+                "demanded": status.required,
+                "outcome": status.outcome,
+                "measured": status.measured,
+                "where": list(status.where),
+                "fact": status.fact,
+                "lacks": list(status.lacks),
             }
-            for one in judged.statuses
+            for status in judged.statuses
         ],
     }

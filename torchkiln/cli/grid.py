@@ -1,20 +1,17 @@
-"""`list`, `explain` and `pick`: the grid, one cell of it, and the grid from a host's side.
-
-`torchkiln list --github`: the locked cells as a matrix of GitHub Actions.
-"""
+"""`torchkiln list`, `explain`, `pick`: lists the cells, explains one, and picks those that run on a host."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from torchkiln.cli.shared.options import images_folder, split
-from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.cli.shared.options import images_folder, json_option, split
+from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.tables import table
 from torchkiln.errors import ConfigError, NothingSelected
 from torchkiln.lock.ci_matrix import CiJob, changed, digest_in, github_matrix
@@ -36,27 +33,26 @@ from torchkiln.model.untrusted import USES
 from torchkiln.util.git import open_revision
 
 _STYLES = {"native": "green", "minor-compat": "yellow", "unavailable": "red"}
-
-as_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout")
+T = TypeVar("T")
 
 
 @click.command("list")
 @selection
-@as_json
-@click.option("--github", is_flag=True, help="the locked cells as one line: a matrix of GitHub Actions")
+@json_option
+@click.option("--github", is_flag=True, help="print the locked cells as a matrix for GitHub Actions")
 @click.option(
     "--changed-since",
     "since",
     metavar="GIT_REF",
-    help="--github: cells whose lock or recipe is not that of then",
+    help="with --github: only cells whose lock or recipe changed since this revision",
 )
 @images_folder
-def list_command(as_json: bool, github: bool, since: str | None, images: Path, chosen: Chosen) -> None:
-    """Show the grid: what each cell of the matrix is, and what it runs on."""
+def list_command(as_json: bool, github: bool, since: str | None, images: Path, chosen: CellOptions) -> None:
+    """List the cells of the matrix, with status, driver, GPU capabilities and tag."""
     if github and as_json:
-        raise click.UsageError("--github is JSON of its own: one of --json and --github")
+        raise click.UsageError("--json and --github cannot be used together")
     if since is not None and not github:
-        raise click.UsageError("--changed-since is for --github")
+        raise click.UsageError("--changed-since needs --github")
     cells, matrix, facts = chosen.cells()
     resolutions = [resolve(cell, matrix, facts) for cell in cells]
     if github:
@@ -78,58 +74,58 @@ def list_command(as_json: bool, github: bool, since: str | None, images: Path, c
 
 @click.command("explain")
 @selection
-@as_json
+@json_option
 @images_folder
-def explain(as_json: bool, images: Path, chosen: Chosen) -> None:
-    """Tell the whole reasoning for the chosen cells: what, why, where it runs, its limits, the sources."""
+def explain(as_json: bool, images: Path, chosen: CellOptions) -> None:
+    """Explain the selected cells: torch build, drivers, GPUs, limits, and the facts with their sources."""
     cells, matrix, facts = chosen.cells(must_name=True)
-    told = [explanation_of(cell, matrix, facts) for cell in cells]
+    explanations = [explanation_of(cell, matrix, facts) for cell in cells]
     if as_json:
-        values = [to_json(explanation) | _of_lock(explanation, images) for explanation in told]
+        values = [to_json(explanation) | _of_lock(explanation, images) for explanation in explanations]
         click.echo(json.dumps(values[0] if len(values) == 1 else values, indent=2))
         return
-    click.echo("\n\n".join(_explained(explanation, images) for explanation in told))
+    click.echo("\n\n".join(_explained(explanation, images) for explanation in explanations))
 
 
 @click.command("pick")
 @selection
 @click.option(
-    "--driver", required=True, metavar="V", help="the host's driver: 535.104.05, or its branch: 535"
+    "--driver", required=True, metavar="V", help="the host's driver, 535.104.05, or its branch, 535"
 )
 @click.option(
     "--gpu", multiple=True, metavar="NAME", help="a GPU (H100, RTX 4090) or its capability (9.0); repeatable"
 )
-@as_json
-def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: Chosen) -> None:
-    """Say which tags run on a host with this driver and these GPUs, best first, and why others do not."""
-    faults: list[str] = []
-    parsed_driver, gpus, found = None, None, None
-    for attempt in ("driver", "gpu", "cells"):
+@json_option
+def pick(as_json: bool, driver: str, gpu: tuple[str, ...], chosen: CellOptions) -> None:
+    """List the images that run with this driver and these GPUs, best first, and why others do not."""
+    faults: dict[str, str] = {}  # message → hint
+
+    def attempt(parse: Callable[[], T], hint: str) -> T | None:
         try:
-            if attempt == "driver":
-                parsed_driver = parse_driver(driver)
-            elif attempt == "gpu":
-                gpus = parse_gpus(split(gpu), facts.load())
-            else:
-                found = chosen.cells()
+            return parse()
         except ConfigError as error:
-            faults.append(error.message)
+            faults[error.message] = hint
+            return None
+
+    parsed_driver = attempt(lambda: parse_driver(driver), "nvidia-smi shows the driver version, 535.104.05")
+    gpus = attempt(
+        lambda: parse_gpus(split(gpu), facts.load()), "name the GPU by its compute capability: --gpu 9.0"
+    )
+    found = attempt(chosen.cells, "torchkiln list --all shows every cell of the matrix")
     if parsed_driver is None or gpus is None or found is None:
-        raise ConfigError.of(
-            faults, hint="`list` shows the matrix; a GPU may be told by its capability: --gpu 9.0"
-        )
+        raise ConfigError.of(faults, hint="; ".join(faults.values()))
     cells, matrix, known = found
     choice = choose((resolve(cell, matrix, known) for cell in cells), parsed_driver, gpus)
     if as_json:
         click.echo(json.dumps(_choice_json(choice), indent=2))
     else:
-        click.echo("\n".join(_chosen(choice)))
+        click.echo("\n".join(_choice_lines(choice)))
     if not choice.runs:
         raise NothingSelected("none of these images runs on that host", hint="; ".join(choice.host))
 
 
 def _row(resolution: Resolution, facts: Facts, images: Path) -> dict[str, Any]:
-    """One cell as others script against it (issue 3, section 7): keys are only ever added."""
+    """One cell in the JSON of `list`; scripts use it, so keys are only ever added."""
     cell, build = resolution.cell, resolution.build
     classes = served_classes(build.archs, facts.gpus) if build else ()
     return {
@@ -178,11 +174,11 @@ def _columns(resolution: Resolution, images: Path) -> list[str]:
         build.source.value,
         resolution.min_driver or "-",
         _codes(build),
-        tag_of(resolution) + _of_its_lock(resolution, images),
+        tag_of(resolution) + _lock_remark(resolution, images),
     ]
 
 
-def _of_its_lock(resolution: Resolution, images: Path) -> str:
+def _lock_remark(resolution: Resolution, images: Path) -> str:
     if untrusted_in(images, resolution):
         return "  (untrusted)"
     return "  (locked by public record)" if by_record_in(images, resolution) else ""
@@ -190,11 +186,11 @@ def _of_its_lock(resolution: Resolution, images: Path) -> str:
 
 def _codes(build: TorchBuild) -> str:
     """`sm_50 sm_90 compute_90` as `5.0 9.0 9.0+PTX`."""
-    told = []
+    codes = []
     for arch in build.archs:
         kind, _, digits = arch.partition("_")
-        told.append(f"{digits[:-1]}.{digits[-1]}" + ("+PTX" if kind == "compute" else ""))
-    return " ".join(told)
+        codes.append(f"{digits[:-1]}.{digits[-1]}" + ("+PTX" if kind == "compute" else ""))
+    return " ".join(codes)
 
 
 def _of_lock(explanation: Explanation, images: Path) -> dict[str, Any]:
@@ -210,7 +206,7 @@ def _explained(explanation: Explanation, images: Path) -> str:
     cell, build = resolution.cell, resolution.build
     lines = [
         _field(
-            "asked", f"torch {cell.torch}, CUDA {cell.cuda}, {cell.flavor}, {cell.os} (Python {cell.python})"
+            "cell", f"torch {cell.torch}, CUDA {cell.cuda}, {cell.flavor}, {cell.os} (Python {cell.python})"
         ),
         _field("status", f"{resolution.status.value}: {explanation.reason}"),
     ]
@@ -218,41 +214,42 @@ def _explained(explanation: Explanation, images: Path) -> str:
         libraries = f"cuDNN {build.cudnn}" + (f", NCCL {build.nccl}" if build.nccl else "")
         lines += [
             _field("tag", explanation.tag or ""),
-            _field("also", ", ".join(explanation.aliases) or "no other name"),
+            _field("aliases", ", ".join(explanation.aliases) or "none"),
             _field("wheel", f"torch {build.version}, {_served_by(build)}; CUDA {build.cuda}, {libraries}"),
             _field("drivers", f"{resolution.min_driver} or newer ({explanation.require_cuda})"),
-            _field("", f"from {resolution.full_driver} on without CUDA's compatibility mode"),
-            _field("code", " ".join(build.archs)),
+            _field("", f"{resolution.full_driver} or newer: without CUDA's compatibility mode"),
+            _field("GPU code", " ".join(build.archs)),
             *_listed(
                 "runs on", [f"{capability}  {', '.join(names)}" for capability, names in explanation.gpus]
             ),
         ]
     if other := explanation.otherwise:
         this, that = ("default-index", "native")[:: 1 if explanation.prefer == "default-index" else -1]
-        told = [f"{this} (this matrix): {_in_short(resolution)}", f"{that}: {_in_short(other)}"]
-        lines += _listed("prefer", told)
-    others = [f"{one.version}, {_served_by(one)}: {_codes(one)}" for one in resolution.alternatives]
-    lines += _listed("not taken", others)
+        both = [f"{this} (this matrix): {_in_short(resolution)}", f"{that}: {_in_short(other)}"]
+        lines += _listed("prefer", both)
+    others = [f"{each.version}, {_served_by(each)}: {_codes(each)}" for each in resolution.alternatives]
+    lines += _listed("not used", others)
     lines += _listed("needs", [" and ".join(explanation.needs)] if explanation.needs else [])
     if explanation.recorded:
-        lines += [_field("on record", f"torch's wheel for this Python: sha256 {explanation.recorded}")]
+        lines += [_field("recorded", f"torch's wheel for this Python: sha256 {explanation.recorded}")]
     if untrusted_in(images, resolution):
         lines += [_field("lock", USES)]
     if names := by_record_in(images, resolution):
         lines += [_field("lock", record_notice(names))]
-    lines += _listed("asks for", [" ".join(resolution.requirements)] if resolution.requirements else [])
-    lines += _listed("bounds", [f"{one.requirement}  [{one.fact}]" for one in resolution.constraints])
+    lines += _listed("requires", [" ".join(resolution.requirements)] if resolution.requirements else [])
+    lines += _listed("bounds", [f"{bound.requirement}  [{bound.fact}]" for bound in resolution.constraints])
     lines += _listed("limits", [f"{text}  [{fact}]" for fact, text in explanation.limits])
     lines += _listed("nearest", [f"--torch {torch} --cuda {cuda}" for torch, cuda in resolution.nearest])
-    lines += _listed("rests on", [f"{fact}: {', '.join(ids)}" for fact, ids in explanation.citations])
-    lines += _listed("sources", [f"{one.id} ({one.trust}): {one.what}" for one in explanation.sources])
+    lines += _listed("facts", [f"{fact}: {', '.join(ids)}" for fact, ids in explanation.citations])
+    lines += _listed(
+        "sources", [f"{source.id} ({source.trust}): {source.what}" for source in explanation.sources]
+    )
     return "\n".join(lines)
 
 
 def _in_short(resolution: Resolution) -> str:
     build = resolution.build
-    told = f", {build.version}, {_served_by(build)}" if build else ""
-    return resolution.status.value + told
+    return resolution.status.value + (f", {build.version}, {_served_by(build)}" if build else "")
 
 
 def _served_by(build: TorchBuild) -> str:
@@ -267,13 +264,13 @@ def _listed(name: str, values: Sequence[str]) -> list[str]:
     return [_field("" if index else name, value) for index, value in enumerate(values)]
 
 
-def _chosen(choice: Picked) -> list[str]:
+def _choice_lines(choice: Picked) -> list[str]:
     lines = _listed("host", choice.host)
-    for place, offer in enumerate(choice.runs, 1):
-        minding = f"  ({'; '.join(offer.conditions)})" if offer.conditions else ""
-        lines.append(f"{place:>2}. {_name(offer)}{minding}")
+    for rank, offer in enumerate(choice.runs, 1):
+        remarks = f"  ({'; '.join(offer.conditions)})" if offer.conditions else ""
+        lines.append(f"{rank:>2}. {_name(offer)}{remarks}")
     if choice.fails and not choice.host:
-        lines += ["", "does not run there:"]
+        lines += ["", "does not run:"]
         lines += [f"    {_name(offer)}: {'; '.join(offer.obstacles)}" for offer in choice.fails]
     return lines
 
@@ -287,7 +284,7 @@ def _name(offer: Candidate) -> str:
 
 
 def _choice_json(choice: Picked) -> dict[str, Any]:
-    def offered(offer: Candidate) -> dict[str, Any]:
+    def to_dict(offer: Candidate) -> dict[str, Any]:
         resolution = offer.resolution
         cell = resolution.cell
         return {
@@ -304,36 +301,33 @@ def _choice_json(choice: Picked) -> dict[str, Any]:
 
     return {
         "host": list(choice.host),
-        "runs": [offered(offer) for offer in choice.runs],
-        "fails": [offered(offer) for offer in choice.fails],
+        "runs": [to_dict(offer) for offer in choice.runs],
+        "fails": [to_dict(offer) for offer in choice.fails],
     }
 
 
-# How git writes "no commit"; forges tell it as the commit before a branch's first. Everything is new then.
+# How git writes "no commit": the commit before the first of a branch, in events of a forge. All is new then.
 _NO_COMMIT = re.compile(r"0{40}|0{64}")
 
 
 def matrix_line(resolutions: Sequence[Resolution], images: Path, since: str | None) -> str:
-    """Those of *resolutions* that *images* has a lock of; with *since*, those that changed since then.
+    """A matrix of the *resolutions* that have a lock in *images*; with *since*, of those that changed since.
 
     :raises ConfigError: git does not know *since*.
     :raises Stale: a lock is broken.
     """
-    tags = [tag_of(one) for one in resolutions if one.build is not None]
+    tags = [tag_of(resolution) for resolution in resolutions if resolution.build is not None]
     locks = [load_locked(images, tag) for tag in tags if (images / tag / "lock.json").exists()]
     if since is None:
         return github_matrix(CiJob(locked=locked) for locked in locks)
-    return github_matrix(changed(locks, _then(tags, images, since)))
+    return github_matrix(changed(locks, _digests_at(since, tags, images)))
 
 
-def _then(tags: Sequence[str], images: Path, since: str) -> dict[str, str | None]:
+def _digests_at(since: str, tags: Sequence[str], images: Path) -> dict[str, str | None]:
+    """The digest of each lock at the revision *since*."""
     if _NO_COMMIT.fullmatch(since):
         return {}
     revision = open_revision(since, images)
-    there = revision.names()
-    found = {}
-    for tag in tags:
-        lock = revision.read(f"{tag}/lock.json") if tag in there else None
-        if lock is not None:
-            found[tag] = digest_in(lock)
-    return found
+    names = revision.names()
+    locks = {tag: revision.read(f"{tag}/lock.json") for tag in tags if tag in names}
+    return {tag: digest_in(lock) for tag, lock in locks.items() if lock is not None}

@@ -1,4 +1,4 @@
-"""`torchkiln lock`: name every byte of the chosen cells, and prove that the names still fit."""
+"""`torchkiln lock`: locks cells, and checks, records or compares their locks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 
 from torchkiln.build.record import record_layers
-from torchkiln.cli.shared.console import waiting
+from torchkiln.cli.shared.console import open_cache
 from torchkiln.cli.shared.lock_changes import show_changes
-from torchkiln.cli.shared.lock_output import Output, say
+from torchkiln.cli.shared.lock_output import LockOutput, say
 from torchkiln.cli.shared.options import images_folder
-from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.errors import ConfigError, Stale
 from torchkiln.lock.choice import lockable
 from torchkiln.lock.folder import LockFolder
@@ -21,7 +21,6 @@ from torchkiln.lock.lock import how_to_lock
 from torchkiln.lock.session import LockRequest, LockSession
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Cell
-from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 
@@ -34,29 +33,34 @@ from torchkiln.store.store import Store
     is_flag=False,
     flag_value="*",
     metavar="[PACKAGE]",
-    help="let this package, or without a name every package, move to its newest fitting version",
+    help="upgrade this package, or without a name every package, to the newest version that fits",
 )
-@click.option("--upgrade-base", is_flag=True, help="build the base anew from the archive's present state")
-@click.option("--record", is_flag=True, help="note the layers that this machine built from the locks")
+@click.option("--upgrade-base", is_flag=True, help="build the base from the distribution's current packages")
+@click.option(
+    "--record", is_flag=True, help="write the digests of layers built on this machine into the locks"
+)
 @click.option(
     "--public-record",
     "by_record",
     is_flag=True,
-    help="what is only on PyTorch's own index: by the hashes on public record, without asking that index",
+    help="lock wheels of PyTorch's own index by their publicly recorded hashes, without using that index",
 )
-@click.option("--check", is_flag=True, help="only say which locks are stale (exit 5); needs no network")
+@click.option("--check", is_flag=True, help="only list stale locks (exit 5); needs no network")
 @click.option(
-    "--diff", "since", metavar="GIT_REF", help="only tell what the locks say otherwise than then, as Markdown"
+    "--diff",
+    "since",
+    metavar="GIT_REF",
+    help="only print how the locks differ from this revision, as Markdown",
 )
-@click.option("--json", "as_json", is_flag=True, help="--diff: one object on stdout")
+@click.option("--json", "as_json", is_flag=True, help="with --diff: print JSON")
 @click.option(
     "--as-of",
     metavar="DATE",
-    help="packages uploaded on that day (UTC) or later do not take part  [default: today]",
+    help="ignore packages uploaded on this day (UTC) or later  [default: today]",
 )
 @images_folder
 def lock(
-    chosen: Chosen,
+    chosen: CellOptions,
     upgrade: tuple[str, ...],
     upgrade_base: bool,
     record: bool,
@@ -67,12 +71,12 @@ def lock(
     as_of: str | None,
     images: Path,
 ) -> None:
-    """Lock the chosen cells: every wheel, OS package and the base by sha256, into images/<tag>/lock.json.
+    """Write a lock for each selected cell, images/<tag>/lock.json: every wheel and the base, with sha256.
 
-    A lock keeps its versions unless --upgrade. The tags of the locked cells go to stdout.
+    A lock that exists keeps its versions unless --upgrade is used. Prints the tags of the locked cells.
     """
     if as_json and since is None:
-        raise click.UsageError("--json is for --diff")
+        raise click.UsageError("--json needs --diff")
     if since is not None:
         show_changes(since, images, chosen.tags() if chosen.any else (), as_json=as_json)
         return
@@ -82,34 +86,34 @@ def lock(
     if check:
         _check(folder, cells, sweeping=sweeping)
         return
-    wanted = lockable(
+    to_lock = lockable(
         folder, cells, say, environ=os.environ, by_record=by_record and not record, sweeping=sweeping
     )
-    store = Store(cache_root(), on_wait=waiting)
+    store = open_cache()
     if record:
-        _record(folder, wanted, store, sweeping=sweeping)
+        _record(folder, to_lock, store, sweeping=sweeping)
         return
     request = LockRequest(as_of=as_of, upgrade=upgrade, upgrade_base=upgrade_base, by_record=by_record)
-    LockSession(folder, request, store, environ=os.environ, observer=Output()).run(wanted, sweeping=sweeping)
+    LockSession(folder, request, store, environ=os.environ, observer=LockOutput()).run(to_lock, sweeping=sweeping)
 
 
 def _check(folder: LockFolder, cells: Sequence[Cell], *, sweeping: bool) -> None:
     found = folder.check(cells, sweeping=sweeping)
     if found.stale:
-        how = "torchkiln lock --all" if sweeping else how_to_lock(cells[0])
-        raise Stale("\n".join(found.stale), hint=f"run: {how}")
+        command = "torchkiln lock --all" if sweeping else how_to_lock(cells[0])
+        raise Stale("\n".join(found.stale), hint=f"run: {command}")
     say(f"{found.fresh} fresh")
 
 
 def _record(folder: LockFolder, cells: Sequence[Cell], store: Store, *, sweeping: bool) -> None:
     for cell in cells:
         tag = tag_of(folder.resolution(cell))
-        became = record_layers(folder.path, tag, store)
-        if became == "recorded":
+        result = record_layers(folder.path, tag, store)
+        if result == "recorded":
             click.echo(tag)
-        elif became == "already":
-            say(f"{tag}: recorded already, left as it is")
+        elif result == "already":
+            say(f"{tag}: unchanged, its layers are recorded already")
         elif sweeping:
-            say(f"{tag}: not built here, left as it is")
+            say(f"{tag}: unchanged, it was not built on this machine")
         else:
-            raise ConfigError(f"{tag} is not built in this cache", hint="build it first, then record")
+            raise ConfigError(f"{tag}: not built on this machine", hint="build it first: torchkiln build")

@@ -1,4 +1,4 @@
-"""`torchkiln plan`: the layers and the config that an image will have, before any of it is built."""
+"""`torchkiln plan`: shows the layers and the configuration of an image before it is built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared.options import images_folder
-from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.model.plan import ImagePlan
 from torchkiln.plan.load import plan_cell
 from torchkiln.plan.plan import to_json
@@ -17,24 +17,22 @@ from torchkiln.plan.plan import to_json
 @click.command("plan")
 @selection
 @images_folder
-@click.option("--json", "as_json", is_flag=True, help="one object a plan on stdout, one a line if several")
-def plan(
-    chosen: Chosen,
-    images: Path,
-    as_json: bool,
-) -> None:
-    """Show the layers of an image with their sizes, or the whole plan."""
+@click.option(
+    "--json", "as_json", is_flag=True, help="print the whole plan as JSON; several: a line for each"
+)
+def plan(chosen: CellOptions, images: Path, as_json: bool) -> None:
+    """Show the layers of the selected images before they are built, with their sizes."""
     cells, grid, known = chosen.cells(must_name=True)
     plans = [plan_cell(cell, grid, known, images=images) for cell in cells]
-    for one in plans:
+    for image_plan in plans:
         if not as_json:
-            click.echo(table(one))
+            click.echo(table(image_plan))
         else:
-            click.echo(json.dumps(to_json(one), indent=2 if len(plans) == 1 else None))
+            click.echo(json.dumps(to_json(image_plan), indent=2 if len(plans) == 1 else None))
 
 
 def table(plan: ImagePlan) -> str:
-    """The layers of *plan* from the bottom up: number, megabytes that go in, what is in it."""
+    """The layers of *plan* from the bottom up: number, size of the input, content."""
     sizes = [layer.size for layer in plan.layers]
     rows = [
         f"{number:3}  {'?' if size is None else format(size / 1e6, ',.1f'):>9} MB  {layer.title}"

@@ -1,4 +1,4 @@
-"""`torchkiln publish`: images of a layout, proved, into a registry, with all that goes with them."""
+"""`torchkiln publish`: pushes tested images to a registry, with SBOM, provenance and reports."""
 
 from __future__ import annotations
 
@@ -15,60 +15,65 @@ import click
 from torchkiln.attest.keys import NamedKey
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.gate_output import inputs_of, reports_option, show
-from torchkiln.cli.shared.options import images_folder, layout_option
+from torchkiln.cli.shared.options import (
+    images_folder,
+    layout_option,
+    plain_http_option,
+    quiet_option,
+    suite_option,
+)
 from torchkiln.cli.shared.reports import trust
-from torchkiln.cli.shared.selection import Chosen, selection
-from torchkiln.cli.shared.signing_options import sealer_of, sealer_options
-from torchkiln.cli.shared.trust_options import policy_option, rules_of
+from torchkiln.cli.shared.selection import CellOptions, selection
+from torchkiln.cli.shared.signing_options import signer_of, signing_options
+from torchkiln.cli.shared.trust_options import active_policy, policy_option
 from torchkiln.errors import ConfigError, KilnError
 from torchkiln.gate.gate import ClearedImage, Judgement
 from torchkiln.model.progress import Observer
 from torchkiln.publish.publish import PublishedImage
 from torchkiln.publish.session import PublishSession, Target
-from torchkiln.registry.delivery import How
 from torchkiln.registry.reference import parse_repository
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
 
 
 @click.command("publish", options_metavar="[OPTIONS]")
 @selection
 @click.option(
-    "--to", "target", required=True, metavar="REGISTRY/REPOSITORY", help="registry.example:5000/team/pytorch"
+    "--to",
+    "target",
+    required=True,
+    metavar="REGISTRY/REPOSITORY",
+    help="where to publish: registry.example:5000/team/pytorch",
 )
 @reports_option
 @trust
 @policy_option
-@sealer_options
+@signing_options
 @click.option(
     "--tag",
     "names",
     multiple=True,
     metavar="NAME",
-    help="under this tag alone, not TAG, its dated form and its aliases; may be repeated",
+    help="publish only under this tag, not under TAG, its dated form and its aliases; repeatable",
 )
 @click.option(
-    "--dated",
-    metavar="DAY",
-    help="what the tag that never moves ends in  [default: today in UTC, 20261122]",
+    "--dated", metavar="DAY", help="the suffix of the tag that never moves  [default: today in UTC, 20261122]"
 )
 @click.option(
-    "--override", metavar="REASON", help="publish what is not proved; the reason stays with the image"
+    "--override", metavar="REASON", help="publish although the gate refuses; REASON is stored with the image"
 )
 @images_folder
 @layout_option()
+@suite_option
 @click.option(
-    "--suite", "suite_folder", type=click.Path(path_type=Path, file_okay=False), help="another suite"
+    "--mount-from", multiple=True, metavar="REPOSITORY", help="mount layers from here; the same registry"
 )
-@click.option("--mount-from", multiple=True, metavar="REPOSITORY", help="may have layers; same registry")
-@click.option("--plain-http", is_flag=True, help="no https, though the registry is not this machine")
-@click.option("--jobs", type=click.IntRange(1, 32), default=4, show_default=True, help="uploads side by side")
-@click.option("--json", "as_json", is_flag=True, help="one object for each image on stdout")
-@click.option("--quiet", "-q", is_flag=True, help="no progress, no summary")
+@plain_http_option
+@click.option("--jobs", type=click.IntRange(1, 32), default=4, show_default=True, help="parallel uploads")
+@click.option("--json", "as_json", is_flag=True, help="print a JSON object for each image")
+@quiet_option
 @click.argument("tags", nargs=-1, metavar="[TAG]...")
 def publish(
     tags: tuple[str, ...],
-    chosen: Chosen,
+    chosen: CellOptions,
     target: str,
     report_files: tuple[Path, ...],
     trust_files: tuple[NamedKey, ...],
@@ -87,33 +92,35 @@ def publish(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Push the images TAG (or the cells that --torch and --cuda name) of the layout, if the gate clears them.
+    """Push the images TAG of the layout, or those of the selected cells, if the gate allows it.
 
-    Exactly the image that was tested: nothing is built. With it go SBOM, provenance, the smoke reports and
-    the gate's decision. Then the tag with the day, which never moves; then TAG and its aliases. What ends
-    early leaves nothing wrong behind, and the next run completes it. Of several images each is tried; the
-    exit code is the worst. stdout: each reference, by digest. The login is Docker's (`docker login`).
+    Nothing is built: the image is the one that was tested. SBOM, provenance, the smoke reports and the gate's
+    decision are pushed with it; then the dated tag, which never moves, TAG and its aliases. After an
+    interruption the next run continues. If one of several images fails, the others are still published, and
+    the exit code is the highest. Prints each reference with its digest. Log in with `docker login`.
     """
     repository = parse_repository(target)
     if chosen.any:
         tags = (*tags, *chosen.tags())
     if not tags:
-        raise ConfigError("publish: which image?", hint="name a TAG of the layout, or --torch and --cuda")
+        raise ConfigError(
+            "publish: no image is named", hint="name a TAG of the layout, or --torch and --cuda"
+        )
     tags = tuple(dict.fromkeys(tags))
     matrix, facts = chosen.grid()
-    rules = rules_of(policy_file, chosen.matrix_file, matrix)
-    inputs = inputs_of(rules, suite_folder, reports=report_files, trust=trust_files)
-    sealer = sealer_of(key_file, keyless, demanded=inputs.policy.signed)
+    active = active_policy(policy_file, chosen.matrix_file, matrix)
+    inputs = inputs_of(active, suite_folder, reports=report_files, trust=trust_files)
+    sealer = signer_of(key_file, keyless, demanded=inputs.policy.signed)
     session = PublishSession(
         layout=output,
         images=images,
         matrix=matrix,
         facts=facts,
-        store=Store(cache_root(), on_wait=console.waiting),
+        store=console.open_cache(),
         inputs=inputs,
         sealer=sealer,
         environ=os.environ,
-        listener=_Lines(quiet=quiet, as_json=as_json),
+        listener=_PublishOutput(quiet=quiet, as_json=as_json),
     )
     to = Target(
         repository=repository,
@@ -129,8 +136,8 @@ def publish(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Lines:
-    """What a person and a script hear of it."""
+class _PublishOutput:
+    """Prints the events of the session: references on stdout, the rest on stderr."""
 
     quiet: bool
     as_json: bool
@@ -141,8 +148,8 @@ class _Lines:
 
     def overridden(self, cleared: ClearedImage) -> None:
         missing = cleared.judged.missing
-        told = "\n".join(f"  {what}: {why}" for what, why in missing) or "  nothing is missing"
-        console.say(f"publishing in spite of the gate: {cleared.override}\n{told}")
+        lines = "\n".join(f"  {what}: {why}" for what, why in missing) or "  nothing is missing"
+        console.say(f"warning: publishing with --override: {cleared.override}\n{lines}")
 
     def progress(self) -> AbstractContextManager[Observer]:
         return console.progress(quiet=self.quiet)
@@ -153,7 +160,7 @@ class _Lines:
     def published(self, ref: str, image: PublishedImage) -> None:
         if not self.quiet:
             console.say(_summary(ref, image))
-        click.echo(json.dumps(_told(ref, image)) if self.as_json else image.pushed.reference)
+        click.echo(json.dumps(_json(ref, image)) if self.as_json else image.pushed.reference)
 
     def failed(self, ref: str, error: KilnError) -> None:
         console.say(f"{ref}: {error.message}" + (f"\n  {error.hint}" if error.hint else ""))
@@ -161,17 +168,16 @@ class _Lines:
 
 def _summary(ref: str, published: PublishedImage) -> str:
     pushed = published.pushed
-    ways: tuple[How, ...] = ("sent", "mounted", "there")
-    how = ", ".join(f"{pushed.count(way)} {way}" for way in ways)
     return (
-        f"{ref}: {len(pushed.blobs)} blobs ({how}), {console.size(pushed.bytes_sent)} in "
+        f"{ref}: {len(pushed.blobs)} blobs ({pushed.count('sent')} sent, {pushed.count('mounted')} mounted, "
+        f"{pushed.count('there')} there already), {console.size(pushed.bytes_sent)} in "
         f"{pushed.seconds:.1f} s; {pushed.repository}: {', '.join(published.tags)}; "
-        f"{len(published.attached)} statements go with it"
+        f"{len(published.attached)} statements attached"
     )
 
 
-def _told(ref: str, published: PublishedImage) -> dict[str, Any]:
-    """The contract of `publish --json`."""
+def _json(ref: str, published: PublishedImage) -> dict[str, Any]:
+    """The object that `publish --json` prints."""
     pushed = published.pushed
     return {
         "image": ref,

@@ -1,4 +1,4 @@
-"""`torchkiln render`: write the Dockerfiles, their companions and the bake file, or prove them fresh."""
+"""`torchkiln render`: writes the Dockerfiles, the files that they need and the bake file, or checks them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from torchkiln.base.recipe import recipe
 from torchkiln.cli.shared.options import images_folder
-from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.docker import bake
 from torchkiln.docker.dockerfile import load_templates, render_folder
 from torchkiln.errors import NothingSelected, Stale
@@ -23,26 +23,21 @@ from torchkiln.util.places import TEMPLATES
 @click.command("render")
 @selection
 @images_folder
-@click.option("--check", is_flag=True, help="write nothing; end with exit code 5 if a file is stale")
-def render(
-    chosen: Chosen,
-    images: Path,
-    check: bool,
-) -> None:
-    """Write images/<tag>/{Dockerfile,image.json,requirements/} from each lock.
+@click.option("--check", is_flag=True, help="write nothing; exit with 5 if a file is stale")
+def render(chosen: CellOptions, images: Path, check: bool) -> None:
+    """Write images/<tag>/{Dockerfile,image.json,requirements/} from the locks; print the tags.
 
-    Without a selection: every cell that has a lock, and images/docker-bake.json, which names them all. The
-    tags go to stdout.
+    The default is every cell that has a lock; then images/docker-bake.json, which lists them, is written too.
     """
     grid, known = chosen.grid()
     cells = select(chosen.selection(), grid) if chosen.any else all_cells(grid)
     sweeping = chosen.every or not chosen.any
     if sweeping:
-        answers = (resolve(cell, grid, known) for cell in cells)
+        resolutions = (resolve(cell, grid, known) for cell in cells)
         cells = tuple(
-            answer.cell
-            for answer in answers
-            if answer.build and (images / tag_of(answer) / "lock.json").is_file()
+            found.cell
+            for found in resolutions
+            if found.build and (images / tag_of(found) / "lock.json").is_file()
         )
     if not cells:
         raise NothingSelected(f"no cell has a lock in {images}", hint="run: torchkiln lock --all")
@@ -75,7 +70,7 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def _faults(folder: Path, files: dict[str, bytes]) -> list[str]:
-    """Every file of *folder* that is not as it would be written, a line each."""
+    """A line for each file of *folder* that differs from what would be written."""
     faults = []
     for name, data in files.items():
         path = folder / name
@@ -83,10 +78,10 @@ def _faults(folder: Path, files: dict[str, bytes]) -> list[str]:
             faults.append(f"{path}: missing")
         elif path.read_bytes() != data:
             faults.append(f"{path}: stale")
-    return faults + [f"{path}: no longer made" for path in _strays(folder, files)]
+    return faults + [f"{path}: no longer generated" for path in _strays(folder, files)]
 
 
 def _strays(folder: Path, files: dict[str, bytes]) -> list[Path]:
-    """Requirements of layers that are no more: the numbers in their names move when a wheel grows."""
-    made = {folder / name for name in files}
-    return sorted(path for path in (folder / "requirements").glob("*.txt") if path not in made)
+    """Requirements of layers that no longer exist: their numbers change when wheels move between layers."""
+    generated = {folder / name for name in files}
+    return sorted(path for path in (folder / "requirements").glob("*.txt") if path not in generated)

@@ -1,4 +1,4 @@
-"""`torchkiln run`: a command in a built image, without a container engine or in Docker's."""
+"""`torchkiln run`: runs a command in a built image, without a container engine or in Docker."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import layout_option, parse_size
+from torchkiln.cli.shared.options import FOLDER, gpus_option, layout_option, parse_size, shm_size_option
 from torchkiln.cli.shared.runtime_options import EngineLines, runtime_option
-from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.errors import ConfigError
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.runtimes.command import Bind, Command, RuntimeSettings, Streams, parse_user
@@ -21,12 +21,10 @@ from torchkiln.runtimes.engine_images import DOCKER
 from torchkiln.runtimes.runtime import ImageSource
 from torchkiln.runtimes.table import RUNTIMES
 from torchkiln.runtimes.unpacked import image_user
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
 
 
 class _WithTail(click.Command):
-    """Keeps what stands behind `--` apart: it is the command, however much it looks like a TAG."""
+    """Keeps the words after `--` apart: they are COMMAND, even if the first could be a TAG."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -44,27 +42,33 @@ class _WithTail(click.Command):
 @selection
 @layout_option()
 @runtime_option(interactive=True)
-@click.option("--user", default=None, metavar="UID[:GID]", help="who runs it; else as the image says")
-@click.option("--bind", "binds", multiple=True, metavar="SRC:DST[:ro]", help="a file or folder of the host")
-@click.option("--env", "-e", "variables", multiple=True, metavar="NAME=VALUE")
-@click.option("--workdir", "-w", default=None, help="else as the image says")
-@click.option("--shm-size", default="1g", show_default=True, help="of /dev/shm")
+@click.option("--user", metavar="UID[:GID]", help="run as this user  [default: the image's user]")
+@click.option(
+    "--bind", "binds", multiple=True, metavar="SRC:DST[:ro]", help="mount a file or folder of the host"
+)
+@click.option(
+    "--env", "-e", "variables", multiple=True, metavar="NAME=VALUE", help="set an environment variable"
+)
+@click.option("--workdir", "-w", metavar="DIR", help="start in this folder  [default: the image's]")
+@shm_size_option
 @click.option(
     "--workspace",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="a folder of the host at /workspace; docker: ./workspace if it is there",
+    type=FOLDER,
+    help="mount this folder as /workspace  [default with docker: ./workspace, if it exists]",
 )
-@click.option("--publish", "-p", "ports", multiple=True, metavar="[[IP:]PORT:]PORT", help="docker: a port")
 @click.option(
-    "--gpus", metavar="all|none|N|device=ID,ID", help="GPUs; all if there are some; a choice of them: docker"
+    "--publish", "-p", "ports", multiple=True, metavar="[[IP:]PORT:]PORT", help="docker: publish a port"
 )
-@click.option("--entrypoint/--no-entrypoint", default=True, help="start through the image's entrypoint")
+@gpus_option
+@click.option(
+    "--entrypoint/--no-entrypoint", default=True, help="run the image's entrypoint, or only COMMAND"
+)
 @click.argument("tag", required=False)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(
     ctx: click.Context,
-    chosen: Chosen,
+    chosen: CellOptions,
     output: Path,
     runtime: str,
     user: str | None,
@@ -79,25 +83,28 @@ def run(
     tag: str | None,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND in the image TAG (or the cell that --torch and --cuda name) of the layout.
+    """Run COMMAND in the image TAG, or in that of the selected cell, of the layout.
 
-    Everything behind -- is COMMAND; without one, what the image starts by itself. What it writes is forgotten
-    when it ends, but for binds. Ends with the command's own code.
+    The words after -- are COMMAND; the default is the image's own command. Changes to files are lost at the
+    end, except in mounts. Exits with the exit code of the command.
 
-    With --runtime docker the image is loaded into the engine if it is not there, and the `docker run` line
-    that does the same is shown. TAG may then be docker:NAME, an image that is only in the engine. Without
-    a COMMAND port 8888 is published to this host alone, and 22 as 2222 if SSH_PUBLIC_KEY is set.
+    With --runtime docker the image is first loaded into the engine, if necessary, and the equivalent
+    `docker run` command is shown. TAG can be docker:NAME, an image of the engine. Without COMMAND, port 8888
+    is published on 127.0.0.1, and port 22 as 2222 if SSH_PUBLIC_KEY is set.
     """
     command = (*command, *ctx.meta.get("torchkiln.tail", ()))
     if chosen.any:
         if tag is not None:
-            raise ConfigError(f"both {tag!r} and a cell are named", hint="put -- before the command")
+            raise ConfigError(
+                f"{tag!r} names an image, and so do the options",
+                hint="put -- before the command, or drop one",
+            )
         tag = chosen.tag("run")
-    started_by = RUNTIMES[runtime]
-    if not started_by.in_engine and (ports or (tag or "").startswith(DOCKER)):
-        raise click.UsageError("--publish and docker:NAME are for --runtime docker")
+    selected = RUNTIMES[runtime]
+    if not selected.in_engine and (ports or (tag or "").startswith(DOCKER)):
+        raise click.UsageError("--publish and docker:NAME need --runtime docker")
     settings = RuntimeSettings(env=tuple(_variables(variables)), gpus=gpus, shm_size=parse_size(shm_size))
-    asked = Command(
+    to_run = Command(
         argv=command,
         entrypoint=entrypoint,
         user=user,
@@ -108,30 +115,30 @@ def run(
     source = ImageSource(
         ref=tag,
         layout=output,
-        store=Store(cache_root(), on_wait=console.waiting),
+        store=console.open_cache(),
         repository=lambda: chosen.grid()[0].repository,
     )
-    started_by.check(asked, settings)
-    if not started_by.in_engine:
+    selected.check(to_run, settings)
+    if not selected.in_engine:
         source = replace(source, image=source.read())
         parse_user(user or image_user(source.read()))  # before the image is unpacked
-    image = started_by.ready(source, settings, _Listener())
+    image = selected.ready(source, settings, _RunOutput())
     streams = Streams(stdin=sys.stdin.buffer, stdout=sys.stdout.buffer, stderr=sys.stderr.buffer)
-    sys.exit(image.passed_through(asked, streams))
+    sys.exit(image.passed_through(to_run, streams))
 
 
-class _Listener(EngineLines):
-    """As `run` says it."""
+class _RunOutput(EngineLines):
+    """Prints a line when an image is unpacked."""
 
     def unpacks(self, image: ImageOnDisk, *, there: bool) -> None:
         if not there:
-            click.echo(f"run: unpacking {image.ref} once", err=True)
+            click.echo(f"run: unpacking {image.ref}", err=True)
 
 
 def parse_binds(texts: Sequence[str]) -> tuple[Bind, ...]:
-    """`SRC:DST[:ro|:rw]` as binds; writable unless `ro`, as Docker's -v.
+    """`SRC:DST[:ro|:rw]` as binds; writable unless `ro`, like Docker's -v.
 
-    :raises ConfigError: one has another form; all such are named.
+    :raises ConfigError: some have another form; all of them are listed.
     """
     faults, found = [], []
     for text in texts:
@@ -142,11 +149,13 @@ def parse_binds(texts: Sequence[str]) -> tuple[Bind, ...]:
         else:
             faults.append(f"--bind {text}: not SRC:DST or SRC:DST:ro")
     if faults:
-        raise ConfigError.of(faults)
+        raise ConfigError.of(
+            faults, hint="DST is an absolute path in the image, for example --bind data:/data:ro"
+        )
     return tuple(found)
 
 
 def _variables(texts: Sequence[str]) -> Sequence[str]:
     if faults := [f"--env {text}: not NAME=VALUE" for text in texts if "=" not in text]:
-        raise ConfigError.of(faults)
+        raise ConfigError.of(faults, hint="write --env NAME=VALUE")
     return texts

@@ -1,4 +1,4 @@
-"""`torchkiln sbom`: what is in an image, as SPDX or CycloneDX; or whether a document tells it truly."""
+"""`torchkiln sbom`: prints an image's SBOM as SPDX or CycloneDX, or compares an SBOM with the image."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from torchkiln.cli.shared.console import say, waiting
-from torchkiln.cli.shared.options import images_folder, layout_option, matrix_option
+from torchkiln.cli.shared.console import open_cache, say
+from torchkiln.cli.shared.options import FILE, images_folder, layout_option, matrix_option
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.matrix import facts, matrix
 from torchkiln.oci.layout import ImageOnDisk, open_layout
@@ -17,7 +17,6 @@ from torchkiln.sbom.listed import LIMIT
 from torchkiln.sbom.matches import items_of, matches
 from torchkiln.sbom.read_image import read_evidence
 from torchkiln.smoke.session import image_and_lock
-from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.strict_json import read_file
 
@@ -30,24 +29,21 @@ from torchkiln.util.strict_json import read_file
     type=click.Choice(["spdx", "cyclonedx"]),
     default="spdx",
     show_default=True,
-    help="SPDX 2.3 or CycloneDX 1.6, JSON both",
+    help="SPDX 2.3 or CycloneDX 1.6, both as JSON",
 )
 @click.option(
-    "--check",
-    "document",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="hold this document, of either format, against the image; write none",
+    "--check", "document", type=FILE, help="compare this SBOM with the image instead of printing one"
 )
 @matrix_option
 @images_folder
 @layout_option()
 def sbom(tag: str, form: str, document: Path | None, matrix_file: Path, images: Path, output: Path) -> None:
-    """Print the SBOM of the image TAG of the layout: every wheel and OS package, hash, licence, package URL.
+    """Print the SBOM of the image TAG: every wheel and OS package, with hash, licence and package URL.
 
-    From the lock and from what the image's layers say; a layer that was read once is not read again. Ends
-    with 12 where the image is not what its lock says, or --check's document not what the image is.
+    It is made from the lock and the layers of the image; a layer is read only once. Exits with 12 if the
+    image does not match its lock, or the document of --check does not match the image.
     """
-    store = Store(cache_root(), on_wait=waiting)
+    store = open_cache()
     if document is not None:
         _check(document, open_layout(output).image(tag), store)
         return
@@ -66,19 +62,21 @@ def sbom(tag: str, form: str, document: Path | None, matrix_file: Path, images: 
 
 
 def _check(document: Path, image: ImageOnDisk, store: Store) -> None:
-    """Print the image's digest where *document* tells truly what is in it.
+    """Print the image's digest if *document* lists exactly what is in the image.
 
-    :raises VerificationFailed: it does not, or cannot be read; every difference.
+    :raises VerificationFailed: it does not; every difference is listed. Or it cannot be read.
     """
     try:
         data = read_file(document, LIMIT)
     except OSError as error:
-        raise ConfigError(f"{document}: {error.strerror}", hint="name what `sbom` wrote") from error
+        raise ConfigError(
+            f"{document}: {error.strerror}", hint="name a file that torchkiln sbom printed"
+        ) from error
     items = items_of(read_evidence(image, store))
-    if wrong := [f"  {one}" for one in matches(data, image.manifest, items, where=document.name)]:
+    if wrong := [f"  {line}" for line in matches(data, image.manifest, items, where=document.name)]:
         raise VerificationFailed(
-            "\n".join([f"{document.name} is not what is in {image.ref}:", *wrong]),
-            hint="make it anew from the image that it is about: torchkiln sbom",
+            "\n".join([f"{document.name} does not match {image.ref}:", *wrong]),
+            hint=f"make it again: torchkiln sbom {image.ref}",
         )
-    say(f"{document.name}: all {len(items)} packages of {image.ref} are in it, and no others")
+    say(f"{document.name} lists all {len(items)} packages of {image.ref}, and no others")
     click.echo(image.manifest)

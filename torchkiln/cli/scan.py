@@ -1,4 +1,4 @@
-"""`torchkiln scan`: known vulnerabilities of an image, held against a threshold and a list that expires."""
+"""`torchkiln scan`: scans an image for known vulnerabilities, and refuses those that are not allowed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from torchkiln.cli.shared.console import say
-from torchkiln.cli.shared.options import layout_option
-from torchkiln.cli.shared.reports import THERE
+from torchkiln.cli.shared.options import EXISTING_FILE, FILE, json_option, layout_option
+from torchkiln.cli.shared.tables import columns
 from torchkiln.cli.verify import split_target
 from torchkiln.errors import ConfigError, GateRefused, printable
 from torchkiln.oci.layout import ImageOnDisk, open_layout
@@ -33,26 +33,44 @@ from torchkiln.sbom.vulnerabilities import (
 from torchkiln.util.strict_json import read_file
 
 LIST = Path("vulnerabilities.yaml")
-_TOLD = 20  # refused findings in the error; stdout has them all
+_LISTED = 20  # refused findings in the error; stdout has them all
 _LEVELS = ("unknown", "negligible", "low", "medium", "high", "critical")
 
 
 @click.command("scan")
 @click.argument("target", metavar="TAG|DIR:REF")
-@click.option("--tool", type=click.Choice(["trivy", "grype"]), help="without it what is on the PATH")
-@click.option("--report", type=THERE, metavar="FILE.json", help="run nothing: a scan that one of them wrote")
 @click.option(
-    "--fail-on", type=click.Choice(_LEVELS), default="high", show_default=True, help="this bad, or worse"
+    "--tool", type=click.Choice(["trivy", "grype"]), help="the scanner  [default: the one on the PATH]"
 )
-@click.option("--ignore-unfixed", is_flag=True, help="let pass what nobody has a fix for")
+@click.option(
+    "--report",
+    type=EXISTING_FILE,
+    metavar="FILE.json",
+    help="run no scanner; read this report of Trivy or Grype",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(_LEVELS),
+    default="high",
+    show_default=True,
+    help="refuse vulnerabilities of this severity or higher",
+)
+@click.option("--ignore-unfixed", is_flag=True, help="ignore vulnerabilities that have no fix")
 @click.option(
     "--allow",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help=f"vulnerabilities that may be for a while; without it ./{LIST} if it is there",
+    type=FILE,
+    help=f"a list of vulnerabilities allowed until a date  [default: ./{LIST}, if it exists]",
 )
-@click.option("--timeout", type=click.FloatRange(min=1), default=900, show_default=True, metavar="SECONDS")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=900,
+    show_default=True,
+    metavar="SECONDS",
+    help="stop the scanner after this time",
+)
 @layout_option()
-@click.option("--json", "as_json", is_flag=True, help="one object on stdout")
+@json_option
 def scan(
     target: str,
     tool: Tool | None,
@@ -64,13 +82,13 @@ def scan(
     output: Path,
     as_json: bool,
 ) -> None:
-    """Look for known vulnerabilities in an image, by Trivy or Grype, and refuse those that are too bad.
+    """Scan an image for known vulnerabilities with Trivy or Grype; refuse severe ones that are not allowed.
 
-    Prints what counts, a line each: refused, or allowed until when. Ends with exit 7 where one is refused, 8
-    where neither tool is there or it fails, 12 where a report is of another image.
+    Prints a line for each that is refused or allowed. Exits with 7 if one is refused, with 8 if no scanner is
+    installed or the scanner fails, with 12 if the report is about another image.
     """
     if report and tool:
-        raise click.UsageError("--tool is for a scan that is run; --report says itself whose it is")
+        raise click.UsageError("--report and --tool cannot be used together: a report needs no scanner")
     today = datetime.now(timezone.utc).date()
     named = allow or (LIST if LIST.exists() else None)
     allowances = allowance_list.read(named, on=today) if named else ()
@@ -80,11 +98,11 @@ def scan(
     threshold = Threshold(severity=Severity[fail_on.upper()], unfixed="ignore" if ignore_unfixed else "count")
     judgement = judge(found, threshold, allowances, on=today)
     if as_json:
-        click.echo(json.dumps(_told(image, found, threshold, judgement, today), indent=2))
+        click.echo(json.dumps(_json(image, found, threshold, judgement, today), indent=2))
     else:
         for line in _lines(judgement):
             click.echo(line)
-    for line in _talk(image, found, judgement):
+    for line in _summary(image, found, judgement):
         say(line)
     if judgement.refused:
         raise _refusal(image, threshold, judgement, named or LIST, today)
@@ -100,44 +118,45 @@ def _read(report: Path) -> Scan:
     try:
         data = read_file(report, LIMIT)
     except OSError as error:
-        raise ConfigError(f"{report}: {error.strerror}", hint="give what Trivy or Grype wrote") from None
+        raise ConfigError(
+            f"{report}: {error.strerror}", hint="name a JSON report of Trivy or Grype"
+        ) from None
     return read(data, where=str(report))
 
 
 def _run(image: ImageOnDisk, tool: Tool | None, timeout: float) -> Scan:
     chosen = run_scanner.find(tool, os.environ)
-    say(f"{chosen.tool} looks at {image.ref}")
+    say(f"scanning {image.ref} with {chosen.tool}")
     return run_scanner.scan(image, chosen, os.environ, timeout_s=timeout)
 
 
 def _lines(judgement: ScanVerdict) -> list[str]:
-    """What counts, in columns."""
+    """The refused and the allowed vulnerabilities, in columns."""
     rows = [(*_cells(found), "refused") for found in judgement.refused]
     rows += [(*_cells(found), f"allowed until {by.until}: {by.reason}") for found, by in judgement.allowed]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return columns(rows)
 
 
 def _cells(found: Vulnerability) -> tuple[str, ...]:
-    mended = f"-> {found.fixed}" if found.fixed else "no fix"
-    cells = (found.severity.word, found.id, found.package, found.installed, mended)
+    fix = f"-> {found.fixed}" if found.fixed else "no fix"
+    cells = (found.severity.word, found.id, found.package, found.installed, fix)
     return tuple(printable(cell) for cell in cells)
 
 
-def _talk(image: ImageOnDisk, found: Scan, judgement: ScanVerdict) -> list[str]:
-    """The sum of it, and what people should look at."""
+def _summary(image: ImageOnDisk, found: Scan, judgement: ScanVerdict) -> list[str]:
+    """How many vulnerabilities were found, and warnings."""
     others = ", ".join(f"{count} {severity.word}" for severity, count in judgement.passed_over)
-    by = " ".join((found.tool, found.version or "(version not told)"))
+    by = " ".join((found.tool, found.version or "(unknown version)"))
     lines = [
-        f"{image.ref}, {found.system}, by {by}, database of {found.database or 'a day that is not told'}: "
-        f"{len(judgement.refused)} refused, {len(judgement.allowed)} allowed, passed over {others or 'none'}"
+        f"{image.ref}, {found.system}, by {by}, database of {found.database or 'unknown date'}: "
+        f"{len(judgement.refused)} refused, {len(judgement.allowed)} allowed, not counted: {others or 'none'}"
     ]
     if found.ended:
-        lines.append(f"{found.system} has no support any more: nobody looks for its faults")
+        lines.append(f"warning: {found.system} is no longer supported: new vulnerabilities may be missing")
     if found.hidden:
-        lines.append(f"{found.tool} left out {found.hidden} findings by rules of its own")
-    lines += [f"{entry.where}: {entry.id} has expired on {entry.until}" for entry in judgement.expired]
-    lines += [f"{entry.where}: {entry.id} was not found; take it out" for entry in judgement.idle]
+        lines.append(f"warning: {found.tool} omitted {found.hidden} findings by its own rules")
+    lines += [f"{entry.where}: {entry.id} expired on {entry.until}" for entry in judgement.expired]
+    lines += [f"{entry.where}: {entry.id} was not found; remove it" for entry in judgement.idle]
     return lines
 
 
@@ -145,23 +164,23 @@ def _refusal(
     image: ImageOnDisk, threshold: Threshold, judgement: ScanVerdict, listed: Path, today: date
 ) -> GateRefused:
     refused = judgement.refused
-    told = [(found.id, str(found)) for found in refused[:_TOLD]]
-    if len(refused) > _TOLD:
-        told.append(("and", f"{len(refused) - _TOLD} more, all on stdout"))
+    lines = [(found.id, str(found)) for found in refused[:_LISTED]]
+    if len(refused) > _LISTED:
+        lines.append(("and", f"{len(refused) - _LISTED} more, all on stdout"))
     count = "1 vulnerability is" if len(refused) == 1 else f"{len(refused)} vulnerabilities are"
     first, until = refused[0], today + timedelta(days=30)
-    entry = f"{{id: {first.id}, package: {first.package}, reason: WHY IT MAY BE, until: {until}}}"
+    entry = f"{{id: {first.id}, package: {first.package}, reason: WHY IT IS ALLOWED, until: {until}}}"
     return GateRefused(
         f"{image.ref}: {count} {threshold.severity.word} or worse and not allowed",
-        missing=told,
-        hint=f"lock anew to get what is fixed; what may stay for a while is a line in {listed}: - {entry}",
+        missing=lines,
+        hint=f"to get fixes: torchkiln lock --upgrade; to allow one for a while, add to {listed}: - {entry}",
     )
 
 
-def _told(
+def _json(
     image: ImageOnDisk, found: Scan, threshold: Threshold, judgement: ScanVerdict, today: date
 ) -> dict[str, Any]:
-    """The contract of `scan --json`."""
+    """The object that `scan --json` prints."""
     return {
         "image": image.ref,
         "digest": image.manifest,
@@ -174,15 +193,15 @@ def _told(
         "day": str(today),
         "fail_on": threshold.severity.word,
         "unfixed": threshold.unfixed,
-        "refused": [_fault(one) for one in judgement.refused],
-        "allowed": [{**_fault(one), **_entry(by)} for one, by in judgement.allowed],
+        "refused": [_vulnerability(each) for each in judgement.refused],
+        "allowed": [{**_vulnerability(each), **_entry(by)} for each, by in judgement.allowed],
         "passed_over": {severity.word: count for severity, count in judgement.passed_over},
         "expired": [{"id": by.id, "package": by.package, **_entry(by)} for by in judgement.expired],
         "idle": [{"id": by.id, "package": by.package, **_entry(by)} for by in judgement.idle],
     }
 
 
-def _fault(found: Vulnerability) -> dict[str, Any]:
+def _vulnerability(found: Vulnerability) -> dict[str, Any]:
     return {
         "id": found.id,
         "aliases": list(found.aliases),

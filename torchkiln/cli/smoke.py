@@ -1,4 +1,4 @@
-"""`torchkiln smoke`: run the checks inside an image. What is done with reports: shared/reports.py."""
+"""`torchkiln smoke`: runs the smoke tests in an image. shared/reports.py writes and shows the reports."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ from pathlib import Path
 import click
 
 from torchkiln.attest.keys import private_key
-from torchkiln.cli.bundle import Target, make_bundle
-from torchkiln.cli.shared.options import images_folder, layout_option, parse_size
-from torchkiln.cli.shared.reports import (
-    THERE,
-    Forms,
-    demand,
-    publish,
-    read,
-    report_forms,
-    show,
+from torchkiln.cli.bundle import BundleTarget, make_bundle
+from torchkiln.cli.shared.options import (
+    EXISTING_FILE,
+    gpus_option,
+    images_folder,
+    layout_option,
+    parse_size,
+    shm_size_option,
+    suite_option,
 )
+from torchkiln.cli.shared.reports import ReportFiles, demand, publish, read, report_options, show
 from torchkiln.cli.shared.runtime_options import runtime_option
-from torchkiln.cli.shared.selection import Chosen, selection
+from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.smoke_output import session_of
 from torchkiln.errors import ConfigError
 from torchkiln.smoke.report import demand_pass
 from torchkiln.smoke.run import Checks
 from torchkiln.smoke.session import SmokeRequest
 from torchkiln.smoke.suite import load_suite
-
-_FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 class _DefaultGroup(click.Group):
@@ -41,7 +39,7 @@ class _DefaultGroup(click.Group):
 
 @click.group("smoke", cls=_DefaultGroup)
 def smoke() -> None:
-    """Run the smoke tests inside a built image: `smoke TAG`, or `smoke --torch 2.7 --cuda 12.1`."""
+    """Run the smoke tests in a built image; show or make reports. `smoke TAG` means `smoke run TAG`."""
 
 
 @smoke.command("run")
@@ -50,32 +48,45 @@ def smoke() -> None:
 @images_folder
 @layout_option()
 @runtime_option()
+@gpus_option
+@shm_size_option
 @click.option(
-    "--gpus", metavar="all|none|N|device=ID,ID", help="GPUs; all if there are some; a choice of them: docker"
+    "--tier",
+    type=click.IntRange(0, 3),
+    default=0,
+    show_default=True,
+    help="run the checks of this tier and of those below",
 )
-@click.option("--shm-size", default="1g", show_default=True, help="of /dev/shm")
+@click.option("--only", multiple=True, metavar="ID", help="run only this check; repeatable")
 @click.option(
-    "--tier", type=click.IntRange(0, 3), default=0, show_default=True, help="this tier and those below"
+    "--limit",
+    type=float,
+    default=1800.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="the time limit for all checks",
 )
-@click.option("--only", multiple=True, metavar="ID", help="only this check (several times)")
+@click.option("--force", is_flag=True, help="run again, even if the same run passed here recently")
+@suite_option
 @click.option(
-    "--limit", type=float, default=1800.0, show_default=True, help="seconds for all checks together"
+    "--key",
+    "key_file",
+    type=EXISTING_FILE,
+    metavar="KEY.pem",
+    help="with --report: also write a signed report beside it",
 )
-@click.option("--force", is_flag=True, help="run, though the same run passed here within the policy's `age`")
-@click.option("--suite", "suite_folder", type=_FOLDER, help="another suite")
-@click.option("--key", "key_file", type=THERE, metavar="KEY.pem", help="sign the report, beside --report's")
 @click.option(
     "--bundle",
     type=click.Path(path_type=Path),
     metavar="FOLDER|NAME.tar",
-    help="do not run: write all that is needed, to be carried to a GPU host (docs/gpu-hosts/no-docker.md)",
+    help="run nothing; write a bundle to run on a GPU host (docs/gpu-hosts/no-docker.md)",
 )
-@click.option("--part-size", metavar="SIZE", help="with --bundle: its tar in parts of that size, 60m")
-@click.option("--nonce", metavar="WORD", help="a word of whoever asks for this run; it stands in the report")
-@report_forms
+@click.option("--part-size", metavar="SIZE", help="with --bundle: split the tar into parts of this size, 60m")
+@click.option("--nonce", metavar="WORD", help="a word to store in the report, for `gate --nonce`")
+@report_options
 def run(
     tag: str | None,
-    chosen: Chosen,
+    chosen: CellOptions,
     images: Path,
     output: Path,
     runtime: str,
@@ -95,22 +106,23 @@ def run(
     markdown: Path | None,
     as_json: bool,
 ) -> None:
-    """Run the checks inside the image TAG; print the verdict. Exit 10: the image failed, 11: the host did."""
+    """Run the checks in the image TAG, or in that of the selected cell; print the verdict.
+
+    Exits with 10 if the image fails a check, with 11 if the host cannot run them.
+    """
     if bool(tag) == chosen.any:
         raise ConfigError(
-            "name one image: its TAG, or --torch and --cuda", hint="see: torchkiln smoke --help"
+            "smoke takes one image: a TAG, or --torch and --cuda", hint="see: torchkiln smoke run --help"
         )
     if bundle and (key_file or report_file or junit or markdown or as_json):
         raise ConfigError(
-            "--bundle runs nothing, so there is no report yet",
-            hint="give --key, --report, --junit, --markdown, --json to its run.py",
+            "--bundle runs no checks, so there is no report to write",
+            hint="use --key, --report, --junit, --markdown and --json with the bundle's run.py",
         )
     if part_size and not bundle:
-        raise ConfigError("--part-size is for --bundle", hint="add: --bundle FOLDER")
+        raise ConfigError("--part-size needs --bundle", hint="add --bundle FOLDER")
     if key_file and not report_file:
-        raise ConfigError(
-            "--key signs what --report writes, and there is none", hint="add: --report report.json"
-        )
+        raise ConfigError("--key needs --report", hint="add --report report.json")
     shared = parse_size(shm_size)
     demand(nonce, "nonce")
     key = private_key(key_file) if key_file else None  # before the run: it may take long
@@ -124,10 +136,11 @@ def run(
     ref = tag or chosen.tag("smoke")
     if bundle:
         parts = parse_size(part_size, "--part-size") if part_size else None
-        make_bundle(ref, output, images, chosen.matrix_file, request, Target(place=bundle, part_size=parts))
+        target = BundleTarget(place=bundle, part_size=parts)
+        make_bundle(ref, output, images, chosen.matrix_file, request, target)
         return
     report = session_of(chosen, images).run(ref, output, request)
-    publish(report, Forms(report=report_file, junit=junit, markdown=markdown, as_json=as_json), key)
+    publish(report, ReportFiles(report=report_file, junit=junit, markdown=markdown, as_json=as_json), key)
     demand_pass(report)
 
 

@@ -1,4 +1,4 @@
-"""`torchkiln verify`: is an image what it claims to be, in a layout or in a registry?"""
+"""`torchkiln verify`: verifies an image in a layout or in a registry."""
 
 from __future__ import annotations
 
@@ -10,31 +10,27 @@ import click
 
 from torchkiln.attest.keys import NamedKey
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.options import here_or_checkout
-from torchkiln.cli.shared.trust_options import policy_option, rules_of, trust_of, trust_options
+from torchkiln.cli.shared.options import here_or_checkout, json_option, plain_http_option, suite_option
+from torchkiln.cli.shared.trust_options import active_policy, policy_option, trust_of, trust_options
 from torchkiln.errors import ConfigError, VerificationFailed, printable
 from torchkiln.matrix import facts, matrix
 from torchkiln.publish.connect import open_registry
 from torchkiln.publish.verification import Depth, Verified, VerifySession, verify_layout
 from torchkiln.registry.reference import Reference, parse_reference
 from torchkiln.smoke.suite import load_suite
-from torchkiln.store.root import cache_root
-from torchkiln.store.store import Store
 
 
 @click.command("verify")
 @click.argument("target", metavar="DIR[:REF]|REGISTRY/REPOSITORY[:TAG|@DIGEST]")
 @trust_options("--key")
-@click.option("--full", is_flag=True, help="fetch the layers too, and look at every byte")
-@click.option("--rebuild", is_flag=True, help="build it again from its lock, and compare the digests")
-@click.option("--untrusted", is_flag=True, help="with --rebuild: though no key or identity vouches for it")
+@click.option("--full", is_flag=True, help="also download the layers, and verify every byte")
+@click.option("--rebuild", is_flag=True, help="build the image again from its lock, and compare the digests")
+@click.option("--untrusted", is_flag=True, help="with --rebuild: build without a trusted key or identity")
 @policy_option
-@click.option(
-    "--suite", "suite_folder", type=click.Path(path_type=Path, file_okay=False), help="another suite"
-)
-@click.option("--plain-http", is_flag=True, help="no https, though the registry is not this machine")
-@click.option("--json", "as_json", is_flag=True, help="one object on stdout")
-@click.option("--quiet", "-q", is_flag=True, help="say nothing but the digest, or what is wrong")
+@suite_option
+@plain_http_option
+@json_option
+@click.option("--quiet", "-q", is_flag=True, help="print only the digest, or the faults")
 def verify(
     target: str,
     keys: tuple[NamedKey, ...],
@@ -49,15 +45,15 @@ def verify(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Is an image what it claims to be? Prints its digest and name; exit 12 with every fault where not.
+    """Verify an image; print its digest and name, or list every fault and exit with 12.
 
-    Of a layout: every digest, size and diff_id is computed anew, every file in the layers looked at. Of an
-    image in a registry, from there alone: signatures, provenance, configuration and layers against the lock,
-    the tag against what was signed, smoke reports against the policy, SBOM; with --full its layers too.
-    Without --key or --identity it only looks: no signature is verified, and --json says "trusted": false.
+    In a layout: every digest, size and diff_id, and every file in the layers. In a registry: signatures,
+    provenance, configuration and layers (compared with the lock), the tag, smoke reports (compared with the
+    policy) and SBOM; with --full the content of the layers too. Without --key or --identity no signature is
+    verified, and --json prints "trusted": false.
     """
     if untrusted and not rebuild:
-        raise ConfigError("--untrusted is for --rebuild alone", hint="add --rebuild, or leave it out")
+        raise ConfigError("--untrusted needs --rebuild", hint="add --rebuild, or leave out --untrusted")
     folder, ref = split_target(target)
     if folder.is_dir():
         _layout(target, folder, ref, as_json)
@@ -65,8 +61,8 @@ def verify(
     reference, depth = published_reference(target), Depth(full=full, rebuild=rebuild, untrusted=untrusted)
     known, matrix_file = facts.load(), policy_file or here_or_checkout("matrix.yaml")
     grid = matrix.read(matrix_file, known)
-    rules = rules_of(policy_file, matrix_file, grid)
-    trust = trust_of(rules, keys, identity, issuer)
+    active = active_policy(policy_file, matrix_file, grid)
+    trust = trust_of(active, keys, identity, issuer)
     suite = load_suite(suite_folder)
     depth.demand_trust(trust)
     with (
@@ -74,33 +70,35 @@ def verify(
         console.progress(quiet=quiet) as observer,
     ):
         session = VerifySession(
-            policy=rules.policy,
-            policy_matrix=rules.matrix,
+            policy=active.policy,
+            policy_matrix=active.matrix,
             suite=suite,
             trust=trust,
             matrix=grid,
             facts=known,
-            store=Store(cache_root(), on_wait=console.waiting),
+            store=console.open_cache(),
             observer=observer,
             say=console.say,
         )
         found = session.run(reference, registry, depth)
-    _tell(found, as_json=as_json, quiet=quiet)
+    _print(found, as_json=as_json, quiet=quiet)
     found.demand_good()
     if not as_json:
         click.echo(f"{found.digest} {found.reference}")
 
 
-def _tell(found: Verified, *, as_json: bool, quiet: bool) -> None:
+def _print(found: Verified, *, as_json: bool, quiet: bool) -> None:
     if as_json:
-        told = {
+        document = {
             "reference": str(found.reference),
             "digest": found.digest,
             "verified": found.verified,
             "trusted": found.trusted,
-            "points": [{"what": one.what, "good": one.good, "text": one.text} for one in found.points],
+            "points": [
+                {"what": point.what, "good": point.good, "text": point.text} for point in found.points
+            ],
         }
-        click.echo(json.dumps(told, indent=2))
+        click.echo(json.dumps(document, indent=2))
     elif not quiet:
         for point in found.points:
             mark, what = "ok" if point.good else "BAD", point.what
@@ -118,6 +116,11 @@ def _layout(target: str, folder: Path, ref: str | None, as_json: bool) -> None:
     else:
         for name, digest in names.items():
             click.echo(f"{digest} {name}")
+    if faults and not (folder / "oci-layout").exists():
+        raise VerificationFailed(
+            "\n".join((f"{target}: not an OCI layout", *map(str, faults))),
+            hint="name a layout that torchkiln build wrote, by default dist",
+        )
     if faults:
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         raise VerificationFailed(
@@ -127,7 +130,7 @@ def _layout(target: str, folder: Path, ref: str | None, as_json: bool) -> None:
 
 
 def split_target(target: str) -> tuple[Path, str | None]:
-    """`dist/layout:tag` as folder and ref; a folder with a colon in its name is taken as it is."""
+    """`dist/layout:tag` as folder and ref; the name of a folder may contain a colon."""
     if Path(target).is_dir():
         return Path(target), None
     folder, colon, ref = target.partition(":")
@@ -140,12 +143,13 @@ def split_target(target: str) -> tuple[Path, str | None]:
 def published_reference(target: str) -> Reference:
     """*target* as a reference in a registry.
 
-    :raises ConfigError: it is none, and no folder either.
+    :raises ConfigError: it is neither a reference nor a folder.
     """
     try:
         return parse_reference(target)
     except ConfigError as error:
         raise ConfigError(
-            f"{target}: no such folder, and no reference in a registry ({error.message})",
-            hint="verify takes the layout that `build` prints, DIR[:REF], or REGISTRY/REPOSITORY:TAG",
+            f"{target}: no such folder, and not a reference in a registry "
+            f"({error.message.removeprefix(f'{target}: ')})",
+            hint="name a layout, DIR or DIR:TAG, or an image in a registry, REGISTRY/REPOSITORY:TAG",
         ) from None

@@ -106,7 +106,9 @@ def override(judged: Judgement, reason: str) -> ClearedImage:
     :raises ConfigError: it is none.
     """
     if not reason.strip():
-        raise ConfigError("--override wants a reason", hint='--override "tested by hand on node 7"')
+        raise ConfigError(
+            "--override needs a reason", hint='write for example --override "tested by hand on node 7"'
+        )
     return ClearedImage(judged=judged, override=reason.strip(), by=_CLEARANCE)
 
 

@@ -130,7 +130,9 @@ class LockSession:
         names = {*EVERYTHING, *(wheel.name for wheel in previous.wheels)}
         unknown = [name for name in self._request.upgrade if canonicalize_name(name) not in names]
         if unknown and not set(EVERYTHING) & set(self._request.upgrade):
-            raise ConfigError(f"--upgrade {', '.join(unknown)}: not in the lock of {tag}")
+            raise ConfigError(
+                f"--upgrade {', '.join(unknown)}: not in the lock of {tag}", hint="see its requirements.txt"
+            )
         return previous
 
     def _versions(self, previous: LockedCell | None, date: str) -> Versions:

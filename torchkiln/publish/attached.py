@@ -19,7 +19,7 @@ from torchkiln.publish.fetched import fetched, looked
 from torchkiln.registry.reading import Reading
 from torchkiln.registry.referrers import listing
 
-NOT_VERIFIED = "signatures not verified: signatures were not looked at; name whom you trust: --key PUBLIC.pem"
+NOT_VERIFIED = "signatures not verified: no trusted key or identity is named; add --key PUBLIC.pem"
 _DAMAGED = 20  # statements after which the rest is not fetched
 _SHOWN = 3  # retractions that do not count
 

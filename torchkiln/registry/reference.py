@@ -60,7 +60,7 @@ def parse_reference(text: str) -> Reference:
     if "://" in text:
         raise ConfigError(f"{text}: a reference has no scheme", hint=_FORM)
     if not slash or not (host == "localhost" or "." in host or ":" in host):
-        raise ConfigError(f"{text}: names no registry", hint=f"{_FORM}; Docker Hub is {DOCKER_HUB}")
+        raise ConfigError(f"{text}: the registry is missing", hint=f"{_FORM}; Docker Hub is {DOCKER_HUB}")
     _demand_host(host, text)
     path, colon, tag = path.partition(":")
     if colon:
@@ -68,7 +68,10 @@ def parse_reference(text: str) -> Reference:
     if host == DOCKER_HUB and "/" not in path:
         path = f"library/{path}"  # as Docker reads it
     _demand(
-        _NAME, path, f"{text}: {path!r} is no repository", "lower-case letters and digits, joined by . _ - /"
+        _NAME,
+        path,
+        f"{text}: {path!r} is not a valid repository name",
+        "lower-case letters and digits, joined by . _ - /",
     )
     if len(host) + 1 + len(path) > _LONGEST:
         raise ConfigError(f"{text[:40]}…: longer than {_LONGEST} characters", hint="choose a shorter name")
@@ -83,7 +86,7 @@ def parse_repository(text: str) -> Repository:
     """
     found = parse_reference(text)
     if found.tag or found.digest:
-        raise ConfigError(f"{text}: a repository, without tag and digest, is wanted", hint=_FORM)
+        raise ConfigError(f"{text}: must be a repository without a tag or digest", hint=_FORM)
     return found.repository
 
 
@@ -132,4 +135,4 @@ def _demand_host(host: str, text: str) -> None:
         except ValueError:
             good = False
     if not good:
-        raise ConfigError(f"{text}: {host!r} is no host", hint=_FORM)
+        raise ConfigError(f"{text}: {host!r} is not a valid host", hint=_FORM)

@@ -146,10 +146,10 @@ class Registry:
 
     def lost(self, what: str, reason: str, attempts: int = ATTEMPTS) -> RegistryError:
         """The error for a registry that gave no lasting answer."""
-        often = f"{attempts} times in a row" if attempts > 1 else "and it asks for too long a pause"
+        often = f"{attempts} attempts" if attempts > 1 else "and it asks for too long a pause"
         return RegistryError(
             f"{self.host}: {what}: {reason}, {often}",
-            hint="look at the network or the registry; the next run sends only what is not there yet",
+            hint="check the registry's address, the network and the proxy; run again to continue",
         )
 
     def location(self, answer: Answer, what: str) -> str:

@@ -24,9 +24,9 @@ def _oci(program: str, settings: RuntimeSettings, driver: HostDriver | None) -> 
 
 RUNTIMES: Mapping[str, Runtime] = {
     "rootfs": UnpackedRuntime(
-        name="rootfs", what="in namespaces, without an engine", starter=_rootfs, interactive=True
+        name="rootfs", what="in Linux namespaces, without an engine", starter=_rootfs, interactive=True
     ),
     "crun": UnpackedRuntime(name="crun", what="with crun", starter=partial(_oci, "crun")),
     "runc": UnpackedRuntime(name="runc", what="with runc", starter=partial(_oci, "runc")),
-    "docker": EngineRuntime(what="in a local or remote engine"),
+    "docker": EngineRuntime(what="in a Docker or Podman engine"),
 }

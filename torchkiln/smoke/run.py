@@ -164,7 +164,10 @@ def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str =
     output = parse_output(stdout)
     if not output.started:
         reason = f" ({output.invalid[0]})" if output.invalid else ""
-        raise ConfigError(f"{name}: no output of a runner found{reason}", hint="pass the stdout of runner.py")
+        raise ConfigError(
+            f"{name}: not the output of runner.py{reason}",
+            hint="name a file with the stdout of smoke_tests/runner.py",
+        )
     known = {check.id for check in suite.checks}
     if unknown := sorted(set(output.started) - known):
         names = ", ".join(check[:80] for check in unknown[:5])

@@ -76,7 +76,7 @@ def load_suite(folder: Path | None = None) -> Suite:
             )
         rule = _module(files, "applicable").not_applicable
     except Exception as error:  # the suite's own code can raise anything
-        raise ConfigError(f"{folder}: not a valid suite of checks: {error}", hint="see --suite") from error
+        raise _not_a_suite(folder, error) from error
     return Suite(folder=folder, files=files, digest=_digest(files), checks=checks, not_applicable=rule)
 
 
@@ -88,7 +88,13 @@ def suite_digest(folder: Path) -> Digest:
     try:
         return _digest(read_tree(folder))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}: not a valid suite of checks: {error}", hint="see --suite") from error
+        raise _not_a_suite(folder, error) from error
+
+
+def _not_a_suite(folder: Path, error: Exception) -> ConfigError:
+    reason = getattr(error, "strerror", None) or error
+    hint = "name a folder with catalogue.py and the tests: --suite FOLDER"
+    return ConfigError(f"{folder}: not a folder of smoke tests: {reason}", hint=hint)
 
 
 def _digest(files: Mapping[str, bytes]) -> Digest:

@@ -1,4 +1,1 @@
-"""Holds what several commands share: options, tables, progress bars, and the output of longer tasks.
-
-A module here is no command of its own. Like all of `cli` it may print.
-"""
+"""Options, tables, progress bars and output that several commands share."""

@@ -1,4 +1,4 @@
-"""Progress bars on a terminal: all downloads, all conversions, and each large download by name."""
+"""Draws progress bars on a terminal: one for each kind of work, and one for each large download."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMED = 20_000_000  # bytes; smaller downloads only count in the total
 
 
 class Bars:
-    """An observer that draws. rich redraws in a thread of its own; this one only keeps count."""
+    """An observer that draws bars. rich redraws them in its own thread; this class only counts."""
 
     def __init__(self) -> None:
         self._progress = Progress(

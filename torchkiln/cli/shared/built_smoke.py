@@ -1,4 +1,4 @@
-"""`build --smoke`: the checks in an image that was just built."""
+"""Runs the smoke tests in an image that was just built, for `build --smoke`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from torchkiln.smoke.session import SmokeRequest, SmokeSession
 from torchkiln.smoke.suite import load_suite
 
 
-def checked(told: dict[str, Any], session: SmokeSession, tier: int, *, alone: bool) -> SmokeReport:
-    """The report on the image that was built, shown and noted in what --json prints.
+def run_checks(result: dict[str, Any], session: SmokeSession, tier: int, *, alone: bool) -> SmokeReport:
+    """Run the checks in the image of *result*, print the report, and add its summary to *result*.
 
-    Of several images none stays unpacked that was not so before: each takes twice its compressed size.
+    :param alone: only one image is built. Of several, the unpacked ones are deleted again: each takes twice
+        its compressed size.
     """
-    manifest = told["digest"]
+    manifest = result["digest"]
     stays = alone or root_of(session.store, manifest).is_dir()
     request = SmokeRequest(checks=Checks(suite=load_suite(), tier=tier))
     try:
-        report = session.run(manifest, Path(told["layout"]), request)
+        report = session.run(manifest, Path(result["layout"]), request)
     finally:
         if not stays:
             forget_root(session.store, manifest)
     show_lines(report)
-    told["smoke"] = {
+    result["smoke"] = {
         "verdict": report.verdict,
         "checks": {finding.id: finding.outcome for finding in report.findings},
     }

@@ -1,4 +1,4 @@
-"""What a person sees of a build: progress on stderr while it runs, a summary behind it."""
+"""Prints the progress and the summary of a build on stderr."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import click
 from torchkiln.errors import KilnError
 from torchkiln.model.progress import Observer, Silent, Work
 from torchkiln.store.file_locks import Holder
-from torchkiln.util.sizes import size as size  # the other commands take it from here
+from torchkiln.store.root import cache_root
+from torchkiln.store.store import Store
+from torchkiln.util.sizes import size as size  # the other commands import it from here
 
 if TYPE_CHECKING:
     from torchkiln.build.image import BuildResult
@@ -23,7 +25,7 @@ _LOG_WIDTH = 140  # columns where stderr is no terminal
 
 @contextlib.contextmanager
 def progress(*, quiet: bool) -> Iterator[Observer]:
-    """An observer for one build: bars on a terminal, a line per layer without one, nothing when *quiet*."""
+    """An observer for one build: bars on a terminal, else a line for each layer; nothing when *quiet*."""
     if quiet:
         yield Silent()
     elif sys.stderr.isatty():
@@ -32,11 +34,11 @@ def progress(*, quiet: bool) -> Iterator[Observer]:
         with Bars() as bars:
             yield bars
     else:
-        yield Plain()
+        yield LogLines()
 
 
-class Plain:
-    """One line on stderr for each layer that is done."""
+class LogLines:
+    """An observer that prints a line on stderr for each finished layer."""
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[Work, str], int] = {}
@@ -47,7 +49,7 @@ class Plain:
             self._sizes[work, name] = total
 
     def advance(self, work: Work, name: str, count: int) -> None:
-        """A log has no bars."""
+        """Print nothing: a log has no bars."""
 
     def end(self, work: Work, name: str) -> None:
         total = self._sizes.get((work, name), 0)
@@ -58,23 +60,28 @@ class Plain:
         elif work == "compress":
             say(f"layer {name}: {size(total)} compressed")
         elif work == "push":
-            say(f"{name[:19]}: {size(total)} there")
+            say(f"{name[:19]}: {size(total)} in the registry")
         elif work == "step":
             say(name)
 
 
 def say(line: str) -> None:
-    """One line of talk, to stderr."""
+    """Print one line of diagnostics on stderr."""
     click.echo(f"torchkiln: {line}", err=True)
 
 
+def open_cache(*, quiet: bool = False) -> Store:
+    """The cache; unless *quiet*, a line says which process is waited for."""
+    return Store(cache_root(), on_wait=(lambda _: None) if quiet else waiting)
+
+
 def waiting(holder: Holder) -> None:
-    """For whom this process waits."""
+    """Print which process this one waits for."""
     say(f"waiting for {holder}")
 
 
 def summary(build: BuildResult) -> None:
-    """What came out, to stderr: tag, digest, layers with what is in each, time by stage."""
+    """Print the result on stderr: tag, digest, layers, time by stage."""
     from rich.console import Console
     from rich.table import Table
 
@@ -87,8 +94,8 @@ def summary(build: BuildResult) -> None:
     table.add_column("", no_wrap=True)
     table.add_column("layer", no_wrap=True, overflow="ellipsis")
     for layer in image.layers:
-        kept = "reused" if layer.title in build.reused else "new"
-        table.add_row(size(layer.blob.size), size(layer.blob.unpacked), kept, layer.title)
+        origin = "reused" if layer.title in build.reused else "new"
+        table.add_row(size(layer.blob.size), size(layer.blob.unpacked), origin, layer.title)
     sizes = (size(totals["compressed_bytes"]), size(totals["unpacked_bytes"]))
     table.add_row(*sizes, "", f"{len(image.layers)} layers")
     console.print(table)
@@ -100,7 +107,7 @@ def summary(build: BuildResult) -> None:
 
 
 def numbers(build: BuildResult) -> dict[str, Any]:
-    """The contract of `build --json`."""
+    """The object that `build --json` prints."""
     image = build.image
     return {
         "tag": image.tag,
@@ -126,8 +133,8 @@ def numbers(build: BuildResult) -> dict[str, Any]:
     }
 
 
-def worst(failures: Sequence[KilnError], count: int, things: str) -> KilnError:
-    """One error for a whole sweep over *count* *things*, with the exit code of the worst."""
-    summary = KilnError(f"{len(failures)} of {count} {things} failed", hint="each one's reason stands above")
+def worst(failures: Sequence[KilnError], count: int, items: str) -> KilnError:
+    """One error for *failures* among *count* *items* ("cells"), with the highest exit code."""
+    summary = KilnError(f"{len(failures)} of {count} {items} failed", hint="see the error of each above")
     summary.exit_code = max(error.exit_code for error in failures)  # type: ignore[misc]
     return summary

@@ -1,4 +1,4 @@
-"""What is the same for all cells of one `build`: matrix, locks, the cache."""
+"""Holds what is the same for all cells of one `build`: matrix, locks, cache."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.model.cell import Cell
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.untrusted import USES, is_untrusted
-from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """What every cell's build is given. `base`: a file, or for Docker a reference; `tools`: a file."""
+class BuildContext:
+    """The options that apply to every cell. `base`: a file, or for Docker a reference; `tools`: a file."""
 
     matrix: Matrix
     facts: Facts
@@ -32,37 +31,38 @@ class Context:
     quiet: bool
 
     def store(self) -> Store:
-        """The cache; who waits for another process says so."""
-        return Store(cache_root(), on_wait=(lambda _: None) if self.quiet else console.waiting)
+        """The cache."""
+        return console.open_cache(quiet=self.quiet)
 
     def say(self, line: str) -> None:
-        """One line of talk, unless quiet."""
+        """Print one line of diagnostics, unless quiet."""
         if not self.quiet:
             console.say(line)
 
     def trust_of(self, locked: LockedCell) -> dict[str, bool]:
-        """Says that *locked* uses an untrusted source; what --json prints of it, if anything."""
+        """If *locked* uses an untrusted source, print so, and return what --json adds; else nothing."""
         if not is_untrusted(locked):
             return {}
-        self.say(f"the lock {USES}: the image cannot be published")
+        self.say(f"warning: the lock {USES}: the image cannot be published")
         return {"untrusted": True}
 
-    def sources(self, *, none_of_ours: bool = False) -> BaseSources:
-        """Where base and tools may come from; *none_of_ours*: --base names another's image.
+    def sources(self, *, base_is_image: bool = False) -> BaseSources:
+        """The files that --base and --tools name; *base_is_image*: --base names an image, not a file.
 
-        :raises ConfigError: --base or --tools names no file.
+        :raises ConfigError: a file does not exist.
         """
-        base = None if none_of_ours else _file(self.base, "--base")
+        base = None if base_is_image else _file(self.base, "--base")
         return BaseSources(
             base_file=base, tools_file=_file(self.tools, "--tools"), locked_only=self.locked_only
         )
 
     def locked(self, cell: Cell) -> LockedCell:
-        """The cell's lock, if it still fits matrix and facts."""
+        """The lock of *cell*, if it still matches matrix and facts."""
         return LockFolder(self.images, self.matrix, self.facts).fresh(cell, os.environ)
 
 
 def _file(name: str | None, option: str) -> Path | None:
     if name is not None and not Path(name).is_file():
-        raise ConfigError(f"{option} {name}: no such file", hint="`base export` makes one")
+        command = "base export FILE" if option == "--base" else "base export --tools NAME FILE"
+        raise ConfigError(f"{option} {name}: no such file", hint=f"write it with: torchkiln {command}")
     return Path(name) if name else None

@@ -1,11 +1,10 @@
-"""The options of the gate → its inputs, and what it found, for people: for `gate` and `publish`."""
+"""Makes the gate's inputs from the options of `gate` and `publish`, and prints its judgement."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
@@ -13,7 +12,7 @@ from torchkiln.attest.keys import NamedKey, public_keys
 from torchkiln.cli.shared.reports import signature_line
 from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.cli.shared.tables import table
-from torchkiln.cli.shared.trust_options import Rules
+from torchkiln.cli.shared.trust_options import ActivePolicy
 from torchkiln.errors import printable
 from torchkiln.gate.check_status import CheckStatus
 from torchkiln.gate.gate import Judgement
@@ -26,66 +25,61 @@ from torchkiln.store.store import Store
 
 _STYLES = {"passed": "green", "missing": "yellow", "refused": "red"}
 _WIDTH = 70  # characters of measured values
-F = TypeVar("F", bound=Callable[..., Any])
+reports_option = click.option(
+    "--report",
+    "report_files",
+    type=click.Path(path_type=Path, exists=True),
+    multiple=True,
+    metavar="REPORT",
+    help="a report, signed or not, or a folder of reports; repeatable  [default: the runs of this machine]",
+)
 
 
 def inputs_of(
-    rules: Rules,
+    active: ActivePolicy,
     suite_folder: Path | None,
     *,
     reports: Sequence[Path],
     trust: Sequence[NamedKey],
     nonce: str | None = None,
 ) -> Inputs:
-    """As *rules* say; a laboratory's key that is named on the command line makes signatures a demand.
+    """The gate's inputs; a laboratory's key on the command line makes signatures required.
 
-    :raises ConfigError: a file is missing or wrong; signatures are demanded, and no key is trusted.
+    :raises ConfigError: a file is missing or wrong; signatures are required, and no key is trusted.
     """
     found = Inputs(
-        policy=rules.policy,
+        policy=active.policy,
         suite=load_suite(suite_folder),
         runs=KeptRuns(store=Store(cache_root()), listener=SmokeLines()),
-        keys=rules.keys,
+        keys=active.keys,
         named=tuple(public_keys(trust)),
         given=tuple(reports),
         nonce=nonce,
     )
-    found.demand_keys(rules.file)
+    found.demand_keys(active.file)
     return found
 
 
 def show(judged: Judgement) -> None:
-    """On stderr: whose reports, by number, then the checks, a line each."""
+    """Print the reports with their signers, then the checks, a line each, on stderr."""
     numbers = {}
     for number, signed_report in enumerate(judged.signed_reports, start=1):
         numbers[signed_report.name] = str(number)
         gpus = hosts.kinds(json.loads(signed_report.report.host)) or "no GPU"
         own = ", a run of this machine" if signed_report.own else ""
-        told = f"report {number}: {signed_report.name}: {gpus}, {signature_line(signed_report)}{own}"
-        click.echo(printable(told), err=True)
+        line = f"report {number}: {signed_report.name}: {gpus}, {signature_line(signed_report)}{own}"
+        click.echo(printable(line), err=True)
     table(
-        ("CHECK", "TIER", "DEMANDED", "OUTCOME", "REPORT", "MEASURED"),
-        [[printable(text) for text in _row(one, numbers)] for one in judged.statuses],
+        ("CHECK", "TIER", "REQUIRED", "OUTCOME", "REPORT", "MEASURED"),
+        [[printable(text) for text in _row(status, numbers)] for status in judged.statuses],
         styles=_STYLES,
         err=True,
     )
 
 
-def _row(one: CheckStatus, numbers: Mapping[str, str]) -> tuple[str, ...]:
-    told = one.measured or one.fact or (one.lacks[0] if one.required else "")
-    short = told if len(told) <= _WIDTH else f"{told[: _WIDTH - 1]}…"
-    where = ", ".join(numbers[name] for name in one.where) or "-"
-    return one.check, str(one.tier), "yes" if one.required else "no", one.outcome, where, short
-
-
-def reports_option(command: F) -> F:
-    """The option --report."""
-    return click.option(
-        "--report",
-        "report_files",
-        type=click.Path(path_type=Path, exists=True),
-        multiple=True,
-        metavar="REPORT",
-        help="a report, plain or signed, or a folder of them; several complete each other "
-        "[default: this machine's own runs]",
-    )(command)
+def _row(status: CheckStatus, numbers: Mapping[str, str]) -> tuple[str, ...]:
+    detail = status.measured or status.fact or (status.lacks[0] if status.required else "")
+    short = detail if len(detail) <= _WIDTH else f"{detail[: _WIDTH - 1]}…"
+    reports = ", ".join(numbers[name] for name in status.where) or "-"
+    required = "yes" if status.required else "no"
+    return status.check, str(status.tier), required, status.outcome, reports, short

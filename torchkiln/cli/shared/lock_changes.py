@@ -1,4 +1,4 @@
-"""`torchkiln lock --diff`: what the locks say otherwise than at an earlier revision, as Markdown or JSON."""
+"""Prints how the locks differ from an earlier git revision, as Markdown or JSON, for `lock --diff`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torchkiln.compare.layers import PackageChange
 from torchkiln.compare.locks import LockChange, changes_since, kind_of
 from torchkiln.util.git import Revision, open_revision
 
-_NAMED = 3  # images that a row names; of more it gives the number, --json has all
+_NAMED = 3  # images that a row names; more are counted, --json has all
 
 
 def show_changes(name: str, images: Path, tags: Sequence[str], *, as_json: bool) -> None:
     """Print how the locks of *tags*, or of all images, differ from those of the revision *name*.
 
-    :raises ConfigError: git does not know it.
-    :raises Stale: a lock of today is broken.
+    :raises ConfigError: git does not know the revision.
+    :raises Stale: a lock is broken.
     """
     revision = open_revision(name, images)
     found = changes_since(revision, images, tags, say)
@@ -29,14 +29,14 @@ def show_changes(name: str, images: Path, tags: Sequence[str], *, as_json: bool)
 
 
 def markdown(found: Sequence[LockChange]) -> Iterator[str]:
-    """For a pull request: a row for each image, then one for each change, however many images it is in."""
+    """For a pull request: a row for each image, then a row for each changed package."""
     if not found:
-        yield "No lock asks for other bytes."
+        yield "No lock has changed packages."
         return
     yield from ("| image | lock | added | removed | moved | base |", "| --- | --- | --- | --- | --- | --- |")
-    for one in found:
-        counts = " | ".join(str(one.count(kind)) for kind in ("added", "removed", "moved"))
-        yield f"| {one.tag} | {_locks(one)} | {counts} | {_arrow(*one.base)} |"
+    for change in found:
+        counts = " | ".join(str(change.count(kind)) for kind in ("added", "removed", "moved"))
+        yield f"| {change.tag} | {_locks(change)} | {counts} | {_digests(*change.base)} |"
     titles = {"python": "Python packages", "toolkit": "Parts of NVIDIA's toolkit", "os": "OS packages"}
     for system, title in titles.items():
         rows = _rows(found, system)
@@ -44,18 +44,18 @@ def markdown(found: Sequence[LockChange]) -> Iterator[str]:
             yield from ("", f"### {title}", "")
             yield from ("| package | was | is | images |", "| --- | --- | --- | --- |")
             yield from rows
-    for one in found:
-        for swap in one.swapped:
-            yield f"\n**{one.tag}: {swap.name} has another file under the same version: {swap.a} → {swap.b}**"
+    for change in found:
+        for swap in change.swapped:
+            yield f"\n**{change.tag}: {swap.name}: another file with the same version: {swap.a} → {swap.b}**"
 
 
 def _rows(found: Sequence[LockChange], system: str) -> list[str]:
     images: dict[PackageChange, list[str]] = {}
-    for one in found:
-        for change in one.packages:
-            if change.system == system and one.a and one.b:
-                images.setdefault(change, []).append(one.tag)
-    both = sum(bool(one.a and one.b) for one in found)
+    for lock in found:
+        for change in lock.packages:
+            if change.system == system and lock.a and lock.b:
+                images.setdefault(change, []).append(lock.tag)
+    both = sum(bool(lock.a and lock.b) for lock in found)
 
     def where(tags: list[str]) -> str:
         if len(tags) == both:
@@ -68,31 +68,31 @@ def _rows(found: Sequence[LockChange], system: str) -> list[str]:
     ]
 
 
-def _locks(one: LockChange) -> str:
-    if one.a is None:
+def _locks(change: LockChange) -> str:
+    if change.a is None:
         return "new"
-    return "gone" if one.b is None else _arrow(one.a, one.b)
+    return "removed" if change.b is None else _digests(change.a, change.b)
 
 
-def _arrow(a: str | None, b: str | None) -> str:
-    """Two digests in short; nothing where they are the same or one is missing."""
+def _digests(a: str | None, b: str | None) -> str:
+    """Two shortened digests; nothing if they are the same or one is missing."""
     return f"`{a[7:19]}` → `{b[7:19]}`" if a and b and a != b else ""
 
 
 def _json(revision: Revision, found: Sequence[LockChange]) -> str:
-    """The contract of `lock --diff --json`."""
-    told = {
+    """The object that `lock --diff --json` prints."""
+    document = {
         "since": {"name": revision.name, "commit": revision.commit},
         "images": [
             {
-                "tag": one.tag,
-                "a": one.a,
-                "b": one.b,
-                "base": {"a": one.base[0], "b": one.base[1]},
-                "packages": [{"kind": kind_of(change), **asdict(change)} for change in one.packages],
-                "swapped": [asdict(change) for change in one.swapped],
+                "tag": lock.tag,
+                "a": lock.a,
+                "b": lock.b,
+                "base": {"a": lock.base[0], "b": lock.base[1]},
+                "packages": [{"kind": kind_of(change), **asdict(change)} for change in lock.packages],
+                "swapped": [asdict(change) for change in lock.swapped],
             }
-            for one in found
+            for lock in found
         ],
     }
-    return json.dumps(told, indent=2)
+    return json.dumps(document, indent=2)

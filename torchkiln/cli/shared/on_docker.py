@@ -1,4 +1,4 @@
-"""Docker at the command line: `build --engine docker`, and `build --load` of what our own engine built."""
+"""Builds in a Docker engine, for `build --engine docker`, and loads images into it, for `build --load`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torchkiln.build.environment import Environment
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.context import Context
+from torchkiln.cli.shared.context import BuildContext
 from torchkiln.docker import build as docker_build
 from torchkiln.docker.build_locked import build_on_docker
 from torchkiln.docker.daemon import Engine, find_engine, load
@@ -21,16 +21,16 @@ from torchkiln.oci.layout import open_layout
 
 
 @dataclass(frozen=True, slots=True)
-class OnDocker:
-    """The engine that DOCKER_HOST or the client's context names."""
+class DockerBuilder:
+    """Builds in the engine that DOCKER_HOST or the current Docker context names."""
 
-    context: Context
+    context: BuildContext
     builder: str | None
     cache_from: tuple[str, ...]
     cache_to: tuple[str, ...]
 
     def build(self, cell: Cell) -> dict[str, Any]:
-        """Build, show what came out, give what --json prints."""
+        """Build, print the result, and return what --json prints."""
         context, store = self.context, self.context.store()
         reference = context.base if context.base and not Path(context.base).is_file() else None
         engine = find_engine()
@@ -42,7 +42,7 @@ class OnDocker:
                 context.facts,
                 engine,
                 Environment(store=store, fetcher=LateIndex(store), observer=observer, say=context.say),
-                sources=context.sources(none_of_ours=reference is not None),
+                sources=context.sources(base_is_image=reference is not None),
                 options=docker_build.BuildxOptions(
                     builder=self.builder,
                     cache_from=self.cache_from,
@@ -50,7 +50,7 @@ class OnDocker:
                     base=reference,
                 ),
             )
-        context.say(f"in {engine.host} ({engine.kind} {engine.version}): {', '.join(built.names)}")
+        context.say(f"built in {engine.host} ({engine.kind} {engine.version}): {', '.join(built.names)}")
         context.say("time: " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in built.seconds))
         if built.base_moved:
             context.say("base newer than the lock: " + "; ".join(built.base_moved))
@@ -66,14 +66,14 @@ class OnDocker:
 
 
 def engine_to_load_into() -> Engine:
-    """The engine that DOCKER_HOST or the client's context names; it need not build."""
+    """The engine that DOCKER_HOST or the current Docker context names; BuildKit is not required."""
     return find_engine(builds=False)
 
 
 def load_into(
-    engine: Engine, built: BuiltImage, cell: Cell, context: Context, observer: Observer
+    engine: Engine, built: BuiltImage, cell: Cell, context: BuildContext, observer: Observer
 ) -> tuple[str, ...]:
-    """Put *built* into *engine* under its tag and aliases, which are given back."""
+    """Load *built* into *engine*; returns its names there, of tag and aliases."""
     aliases = aliases_of(context.locked(cell).resolution, context.matrix, context.facts)
     names = tuple(f"{context.matrix.repository}:{tag}" for tag in (built.tag, *aliases))
     load(open_layout(Path(built.layout)).image(built.ref), names, engine, observer)

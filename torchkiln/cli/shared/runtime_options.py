@@ -1,24 +1,21 @@
-"""The option --runtime, from the table of runtimes; and what a person hears of one."""
+"""Defines the option --runtime from the table of runtimes, and prints a runtime's messages."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import groupby
-from typing import Any, TypeVar
 
 import click
 
 from torchkiln.cli.shared import console
+from torchkiln.cli.shared.options import Decorator
 from torchkiln.model.progress import Observer
 from torchkiln.runtimes.table import RUNTIMES
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def runtime_option(*, interactive: bool = False) -> Callable[[F], F]:
-    """The option --runtime; *interactive*: of those alone that pass streams through."""
+def runtime_option(*, interactive: bool = False) -> Decorator:
+    """The option --runtime; *interactive*: offer only runtimes that connect stdin and stdout."""
     names = [name for name, runtime in RUNTIMES.items() if runtime.interactive or not interactive]
     grouped = groupby(names, lambda name: RUNTIMES[name].what)
     return click.option(
@@ -31,7 +28,7 @@ def runtime_option(*, interactive: bool = False) -> Callable[[F], F]:
 
 
 class EngineLines:
-    """What is said of engines, on stderr."""
+    """Prints an engine's messages and progress on stderr."""
 
     def say(self, line: str) -> None:
         console.say(line)

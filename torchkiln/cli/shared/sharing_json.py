@@ -1,4 +1,4 @@
-"""Sharing -> JSON: every figure of the report."""
+"""Formats shared layers as JSON, for `sharing --json`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchkiln.compare.sharing import Sharing, Storage, chain_ids
 
 
 def to_json(found: Sharing) -> dict[str, Any]:
-    """The contract of `sharing --json`: bytes; null is what is not known. Keys are only ever added."""
+    """The object that `sharing --json` prints: sizes in bytes, null if unknown. Keys are only ever added."""
     return {
         "images": [_image_json(found, image) for image in range(len(found.stacks))],
         "registry": _place_json(found, found.registry, "digest"),
@@ -54,12 +54,12 @@ def _place_json(found: Sharing, place: Storage, key: str) -> dict[str, Any]:
         "unknown_layers": place.unknown,
         "kept": [
             {
-                key: one.key,
-                "diff_id": one.diff_id,
-                "title": one.title,
-                "bytes": one.bytes,
-                "images": [found.stacks[image].tag for image in one.images],
+                key: copy.key,
+                "diff_id": copy.diff_id,
+                "title": copy.title,
+                "bytes": copy.bytes,
+                "images": [found.stacks[image].tag for image in copy.images],
             }
-            for one in place.stored
+            for copy in place.stored
         ],
     }

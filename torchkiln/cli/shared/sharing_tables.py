@@ -1,4 +1,4 @@
-"""Sharing -> tables on stdout: images by what they share, the layers that several have, and the sums."""
+"""Prints shared layers as tables: the images, the layers that several images have, and the totals."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torchkiln.errors import printable
 from torchkiln.model.digest import Digest
 
 _LONG = 60  # characters of a layer's title; --json has all
-_MORE = " + ?"  # behind a sum that lacks what is not known
+_MORE = " + ?"  # after a total that lacks unknown sizes
 
 
 def show(found: Sharing) -> None:
-    """All of them. Images are numbered; the table of layers calls them by their numbers."""
+    """Print all tables. The table of layers refers to the images by number."""
     _images("REGISTRY", found, found.registry)
     click.echo()
     _images("DISK", found, found.disk)
@@ -31,10 +31,10 @@ def show(found: Sharing) -> None:
 
 
 def ratio(place: Storage) -> str:
-    """Three digits, or that it is not known."""
+    """The ratio with three digits, or "unknown"."""
     if place.ratio is None:
-        return "not known"
-    return f"{place.ratio:.3f}" + (" of what is known" if place.unknown else "")
+        return "unknown"
+    return f"{place.ratio:.3f}" + (" of the known sizes" if place.unknown else "")
 
 
 def _images(title: str, found: Sharing, place: Storage) -> None:
@@ -45,33 +45,33 @@ def _images(title: str, found: Sharing, place: Storage) -> None:
             [
                 str(image + 1),
                 printable(stack.tag),
-                f"{len(kept)}, {unknown} not known" if unknown else str(len(kept)),
+                f"{len(kept)}, {unknown} unknown" if unknown else str(len(kept)),
                 size(place.bytes_of(image)) + (_MORE if unknown else ""),
                 size(place.shared_of(image)),
                 ", ".join(f"{size(part.bytes)} with {part.others}" for part in place.parts_of(image)) or "-",
             ]
         )
-    table(["NO", "IMAGE", "LAYERS", title, "SHARED", "WITH HOW MANY OTHERS"], rows)
+    table(["NO", "IMAGE", "LAYERS", title, "SHARED", "WITH OTHER IMAGES"], rows)
 
 
 def _layer(found: Sharing, diff_id: Digest) -> list[str]:
-    """A layer that several images have, with the images for which one copy of it is kept."""
+    """A row for a layer that several images have: its sizes, and which images share each copy."""
     blobs, unpacked = (
-        [one for one in place.stored if one.diff_id == diff_id] for place in (found.registry, found.disk)
+        [copy for copy in place.stored if copy.diff_id == diff_id] for place in (found.registry, found.disk)
     )
     title = " ".join(printable(blobs[0].title).split())
     return [
-        size(sum(one.bytes for one in blobs)),
+        size(sum(copy.bytes for copy in blobs)),
         _groups(blobs),
-        size(sum(one.bytes for one in unpacked)) if unpacked else "not known",
+        size(sum(copy.bytes for copy in unpacked)) if unpacked else "unknown",
         _groups(unpacked) or "-",
         title if len(title) <= _LONG else title[: _LONG - 1].rstrip(", ") + "…",
     ]
 
 
-def _groups(kept: Iterable[StoredLayer]) -> str:
-    """`1,2 | 3`: a copy for the images 1 and 2, and one for 3."""
-    return " | ".join(",".join(str(image + 1) for image in one.images) for one in kept)
+def _groups(copies: Iterable[StoredLayer]) -> str:
+    """`1,2 | 3`: the images 1 and 2 share a copy, 3 has its own."""
+    return " | ".join(",".join(str(image + 1) for image in copy.images) for copy in copies)
 
 
 def _sums(name: str, place: Storage) -> list[str]:

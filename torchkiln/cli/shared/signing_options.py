@@ -1,46 +1,38 @@
-"""The options --key and --keyless → who vouches for what is said of an image."""
+"""Defines the options --key and --keyless, and makes the signer that they name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from torchkiln.attest.keys import private_key
 from torchkiln.cli.shared import console
-from torchkiln.cli.shared.reports import THERE
+from torchkiln.cli.shared.options import EXISTING_FILE, options
 from torchkiln.errors import ConfigError
 
 if TYPE_CHECKING:
     from torchkiln.attest.signers import Sealer
 
-F = TypeVar("F", bound=Callable[..., Any])
+signing_options = options(
+    click.option(
+        "--key", "key_file", type=EXISTING_FILE, metavar="KEY.pem", help="sign with this private key"
+    ),
+    click.option("--keyless", is_flag=True, help="sign as this GitHub Actions job, through Sigstore"),
+)
 
 
-def sealer_options(command: F) -> F:
-    """The options --key and --keyless."""
-    for option in (
-        click.option(
-            "--keyless", is_flag=True, help="sign as the CI job that this is, by Sigstore (GitHub Actions)"
-        ),
-        click.option("--key", "key_file", type=THERE, metavar="KEY.pem", help="sign with this key"),
-    ):
-        command = option(command)
-    return command
+def signer_of(key_file: Path | None, keyless: bool, *, demanded: bool) -> Sealer:
+    """The signer that the options name.
 
-
-def sealer_of(key_file: Path | None, keyless: bool, *, demanded: bool) -> Sealer:
-    """Who seals.
-
-    :param demanded: whether the policy wants signatures.
-    :raises ConfigError: two ways at once, a key that is none, or nobody where signatures are demanded.
+    :param demanded: whether the policy requires signatures.
+    :raises ConfigError: both options are given, the key is not valid, or a required signature has no signer.
     """
     from torchkiln.attest.signers import ByKey, Unsigned
 
     if key_file and keyless:
-        raise ConfigError("--key and --keyless are two ways to sign", hint="give one of them")
+        raise ConfigError("--key and --keyless cannot be used together", hint="use one of them")
     if key_file:
         return ByKey(private_key(key_file))
     if keyless:
@@ -51,10 +43,11 @@ def sealer_of(key_file: Path | None, keyless: bool, *, demanded: bool) -> Sealer
         return job
     if demanded:
         raise ConfigError(
-            "the policy demands signatures, and nobody is to sign what goes with the image",
-            hint="--key KEY.pem, or in GitHub Actions --keyless",
+            "the policy requires signatures, and no key to sign with is named",
+            hint="add --key KEY.pem, or in GitHub Actions --keyless",
         )
     console.say(
-        "unsigned: whoever can write to the registry could have said what goes with the image; --key signs it"
+        "warning: not signed: anyone who can write to the registry can replace the SBOM, the provenance and "
+        "the reports; --key KEY.pem signs them"
     )
     return Unsigned()

@@ -1,9 +1,9 @@
-"""Rows → a table on stdout or stderr, for people and for `awk`."""
+"""Prints tables on stdout or stderr, for people and for `awk`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import click
 
@@ -13,12 +13,14 @@ def table(
     rows: Sequence[Sequence[str]],
     *,
     styles: Mapping[str, str] | None = None,
+    right: Collection[int] = (),
     err: bool = False,
 ) -> None:
-    """Rich on a terminal; elsewhere plain columns, two spaces apart, that `awk` and `cut` can read.
+    """Print by rich on a terminal; elsewhere as plain columns that `awk` and `cut` can read.
 
-    :param styles: of cells by their whole text, "green".
-    :param err: to stderr.
+    :param styles: by the whole text of a cell, "green".
+    :param right: the numbers of the columns that are aligned to the right.
+    :param err: print on stderr.
     """
     if (sys.stderr if err else sys.stdout).isatty():
         from rich.box import SIMPLE_HEAD
@@ -26,12 +28,23 @@ def table(
         from rich.table import Table
         from rich.text import Text
 
-        shown = Table(*header, box=SIMPLE_HEAD, pad_edge=False)
+        shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for number, name in enumerate(header):
+            shown.add_column(name, justify="right" if number in right else "left", overflow="fold")
         for row in rows:
             shown.add_row(*(Text(text, style=(styles or {}).get(text, "")) for text in row))
         Console(stderr=err).print(shown)
         return
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    for row in (header, *rows):
-        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        click.echo(line, err=err)
+    click.echo("\n".join(columns((header, *rows), right)), err=err)
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """*rows* as lines whose columns are two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            text.rjust(width) if number in right else text.ljust(width)
+            for number, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,22 +1,23 @@
-"""The options --policy, --key, --identity and --issuer → by whose rules, and whose signatures count.
+"""Defines the options --policy, --key, --identity and --issuer, and reads the policy and the keys they name.
 
-Trust is what the command line names. A matrix.yaml that merely lies in the current folder says which cells
-there are, and decides neither what is demanded nor who is believed.
+Trust comes from the command line: a matrix.yaml in the current folder says which cells there are, and decides
+neither what is required nor whose signatures count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from torchkiln.attest.keys import NamedKey, policy_keys, public_keys
 from torchkiln.cli.shared import console
+from torchkiln.cli.shared.options import EXISTING_FILE, Decorator, options
 from torchkiln.cli.shared.reports import named_keys
 from torchkiln.util.places import ROOT
 
@@ -27,62 +28,59 @@ if TYPE_CHECKING:
     from torchkiln.matrix.policy import Policy
 
 _GITHUB = "https://token.actions.githubusercontent.com"
-_OWN = ROOT / "matrix.yaml"  # of this installation: its policy holds where none is named
-F = TypeVar("F", bound=Callable[..., Any])
+_OWN = ROOT / "matrix.yaml"  # of this installation: its policy applies where none is named
 
 
-def trust_options(*names: str) -> Callable[[F], F]:
-    """The options --trust, under more *names* where nothing is signed, --identity and --issuer."""
+def trust_options(*names: str) -> Decorator:
+    """The options --trust (also under *names*, in commands that do not sign), --identity and --issuer."""
+    return options(
+        click.option(
+            *names,
+            "--trust",
+            "keys",
+            callback=named_keys,
+            multiple=True,
+            metavar="[ROLE=]PUBLIC.pem",
+            help="trust signatures by this key; repeatable. ROLE: publisher or laboratory, by default both",
+        ),
+        click.option(
+            "--identity",
+            metavar="[ROLE=]ADDRESS",
+            help="trust keyless signatures by this identity: the address of a CI workflow",
+        ),
+        click.option(
+            "--issuer",
+            metavar="URL",
+            default=_GITHUB,
+            show_default=True,
+            help="the OIDC issuer of the identity",
+        ),
+    )
 
-    def with_options(command: F) -> F:
-        for option in (
-            click.option("--issuer", default=_GITHUB, show_default=True, help="of that identity"),
-            click.option(
-                "--identity",
-                metavar="[ROLE=]WHO",
-                help="whose signature without a key counts: the CI job's address",
-            ),
-            click.option(
-                *names,
-                "--trust",
-                "keys",
-                callback=named_keys,
-                multiple=True,
-                metavar="[ROLE=]PUBLIC.pem",
-                help="whose signatures count; several. ROLE: publisher, laboratory; without it both",
-            ),
-        ):
-            command = option(command)
-        return command
 
-    return with_options
-
-
-def policy_option(command: F) -> F:
-    """The option --policy."""
-    return click.option(
-        "--policy",
-        "policy_file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        show_default="of the installed matrix.yaml, without its keys",
-        help="a matrix.yaml whose policy and keys count",
-    )(command)
+policy_option = click.option(
+    "--policy",
+    "policy_file",
+    type=EXISTING_FILE,
+    show_default="the installed matrix.yaml, without its keys",
+    help="use the policy and the keys of this matrix.yaml",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rules:
-    """By which policy, and whose signatures count by it."""
+class ActivePolicy:
+    """The policy that a command applies, and its keys."""
 
     policy: Policy
     keys: tuple[KeyInRole, ...]
-    matrix: Matrix  # in which the policy stands
+    matrix: Matrix  # that contains the policy
     file: Path
 
 
-def rules_of(policy_file: Path | None, matrix_file: Path, grid: Matrix) -> Rules:
-    """Those in *policy_file*, else in *matrix_file* if the command line named it, else the installation's.
+def active_policy(policy_file: Path | None, matrix_file: Path, grid: Matrix) -> ActivePolicy:
+    """The policy in *policy_file*, else in *matrix_file* if it was named, else the installed one.
 
-    :param grid: what was read from *matrix_file*: no file is read twice.
+    :param grid: the content of *matrix_file*: no file is read twice.
     :raises ConfigError: a file is missing or wrong.
     """
     from torchkiln.matrix import facts, matrix
@@ -90,39 +88,39 @@ def rules_of(policy_file: Path | None, matrix_file: Path, grid: Matrix) -> Rules
     chosen = policy_file or (matrix_file if _is_named("matrix_file") else None)
     if chosen is not None:
         found = grid if chosen == matrix_file else matrix.read(chosen, facts.load())
-        return Rules(policy=found.policy, keys=_keys(found.policy, chosen), matrix=found, file=chosen)
-    ours = grid if _is_same(matrix_file, _OWN) else matrix.read(_OWN, facts.load())
-    _say_what_is_not_used(matrix_file, grid.policy, ours.policy)
-    return Rules(policy=replace(ours.policy, keys=()), keys=(), matrix=ours, file=_OWN)
+        return ActivePolicy(policy=found.policy, keys=_keys(found.policy, chosen), matrix=found, file=chosen)
+    own = grid if _is_same(matrix_file, _OWN) else matrix.read(_OWN, facts.load())
+    _note_ignored(matrix_file, grid.policy, own.policy)
+    return ActivePolicy(policy=replace(own.policy, keys=()), keys=(), matrix=own, file=_OWN)
 
 
-def trust_of(rules: Rules, keys: Sequence[NamedKey], identity: str | None, issuer: str) -> Trust:
-    """Those whom the rules name, and those who were named on the command line."""
+def trust_of(active: ActivePolicy, keys: Sequence[NamedKey], identity: str | None, issuer: str) -> Trust:
+    """The keys of the active policy, and the keys and the identity of the command line."""
     from torchkiln.attest.roles import role_named
     from torchkiln.attest.signers import Signer
     from torchkiln.attest.trust import Trust
 
     signer = None
     if identity:
-        roles, who = role_named(identity)
-        signer = Signer(identity=who, issuer=issuer, roles=roles)
-    return Trust(keys=(*rules.keys, *public_keys(keys)), signer=signer)
+        roles, address = role_named(identity)
+        signer = Signer(identity=address, issuer=issuer, roles=roles)
+    return Trust(keys=(*active.keys, *public_keys(keys)), signer=signer)
 
 
 def _keys(policy: Policy, file: Path) -> tuple[KeyInRole, ...]:
-    """The keys that *policy* names; one that has expired is left out, with a line that says so."""
+    """The keys that *policy* names, without the expired ones; a line on stderr reports each of these."""
     keys, expired = policy_keys(policy, file.parent, today=f"{datetime.now(timezone.utc):%Y-%m-%d}")
-    for one in expired:
-        console.say(f"{one.file}: this key was trusted until {one.until}: its signatures do not count")
+    for key in expired:
+        console.say(f"{key.file}: the key expired on {key.until}: its signatures do not count")
     return keys
 
 
-def _say_what_is_not_used(file: Path, there: Policy, used: Policy) -> None:
-    """One line, where something stands in *file* that would have made a difference."""
+def _note_ignored(file: Path, there: Policy, used: Policy) -> None:
+    """Print a line if the policy or the keys of *file* differ from those that are used."""
     parts = ["its policy"] if replace(there, keys=()) != replace(used, keys=()) else []
     parts += ["its keys"] if there.keys else []
     if parts:
-        console.say(f"{file}: {' and '.join(parts)} not used: name the file to use it: --policy {file}")
+        console.say(f"{file}: {' and '.join(parts)} not used; to use this file, add --policy {file}")
 
 
 def _is_named(parameter: str) -> bool:
@@ -130,8 +128,8 @@ def _is_named(parameter: str) -> bool:
     return context is not None and context.get_parameter_source(parameter) is ParameterSource.COMMANDLINE
 
 
-def _is_same(one: Path, other: Path) -> bool:
+def _is_same(a: Path, b: Path) -> bool:
     try:
-        return one.samefile(other)
+        return a.samefile(b)
     except OSError:
         return False

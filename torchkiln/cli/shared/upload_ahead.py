@@ -1,4 +1,4 @@
-"""`build --ahead`: layers go to a registry while the build still runs."""
+"""Uploads layers to a registry while the build still runs, for `build --ahead`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from torchkiln.store.store import Store
 
 
-class Ahead:
-    """Takes layers as they are made; without *uploads*, to no avail."""
+class LayerUploads:
+    """Uploads each layer when it is finished; does nothing without *uploads*."""
 
     def __init__(self, store: Store, uploads: BlobUploads | None = None) -> None:
         self._store, self._uploads = store, uploads
 
     def take(self, layer: Blob) -> None:
-        """Send *layer*, from now on and beside what else goes on."""
+        """Start to upload *layer* in the background."""
         if self._uploads:
             self._uploads.submit(layer.digest, self._store.blob(layer.digest), layer.size)
 
     def settled(self) -> dict[str, Any]:
-        """Wait for all of them; what --json says of it.
+        """Wait for all uploads; returns what --json adds.
 
-        :raises RegistryError: the registry refuses, or cannot be reached. The image is built all the same.
+        :raises RegistryError: the registry refuses, or cannot be reached; the image is built nevertheless.
         """
         if not self._uploads:
             return {}
@@ -37,14 +37,16 @@ class Ahead:
 
 
 @contextmanager
-def uploads_ahead(target: str | None, plain_http: bool, store: Store, observer: Observer) -> Iterator[Ahead]:
-    """What takes layers for *target*, REGISTRY/REPOSITORY; whatever ends the build ends the uploads.
+def uploads_ahead(
+    target: str | None, plain_http: bool, store: Store, observer: Observer
+) -> Iterator[LayerUploads]:
+    """Uploads to *target*, REGISTRY/REPOSITORY; they end with the build.
 
-    :raises ConfigError: *target* is none.
-    :raises RegistryError: no registry answers there: known before the work begins.
+    :raises ConfigError: *target* is not a repository.
+    :raises RegistryError: the registry does not answer; this is checked before the build.
     """
     if target is None:
-        yield Ahead(store)
+        yield LayerUploads(store)
         return
     from torchkiln.publish.connect import open_registry
     from torchkiln.registry.history import History
@@ -56,4 +58,4 @@ def uploads_ahead(target: str | None, plain_http: bool, store: Store, observer: 
         registry.check()
         options = PushOptions(watcher=observer, history=History(store))
         with BlobUploads(registry, repository, options) as uploads:
-            yield Ahead(store, uploads)
+            yield LayerUploads(store, uploads)

@@ -1,0 +1,162 @@
+"""Mistakes that users make at the command line: `mistakes.yaml` read, and each made in an empty folder.
+
+`python -m tests.mistakes` writes the messages into mistakes.yaml again: read the diff before you commit it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import yaml
+
+from tests.hostile_documents import Case, Said, locked, provoke
+from tests.keys import ED, STRANGER, pem, public_pem
+from tests.scans import by_trivy
+from tests.validated import build
+from torchkiln.util.places import ROOT
+
+FILE = Path(__file__).with_name("mistakes.yaml")
+TITLE = (
+    "# Mistakes at the command line and what torchkiln answers: read and rewritten by tests/mistakes.py.\n"
+)
+PROOF = ROOT / "docs/proofs/2.7.1-cuda12.1-debian12-tier0.json"
+MATRIX = """torch: ["2.6.0", "2.7.1"]
+cuda: ["11.8", "12.1"]
+flavors: [runtime]
+os: {debian12: {python: "3.11"}}
+packages: [numpy]
+repository: pytorch-cuda
+"""
+# No index, engine, registry or key of this machine.
+CLEARED = re.compile("TORCHKILN_|PIP_|UV_|DOCKER_|SSH_|NVIDIA_|XDG_|.*_proxy$", re.IGNORECASE)
+
+PLACEHOLDERS = (
+    (r"\b[0-9a-f]{64}\b", "{sha256}"),
+    (r"/…/[\w.-]+", "/…/{project}"),  # several are requested at once
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """A command line in a folder with `scenes`, `files`, `edits` and the environment `env`."""
+
+    run: str
+    code: int
+    says: str
+    name: str = ""
+    scenes: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    edits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def arrange(self) -> None:
+        """Put the files into the current folder."""
+        for scene in self.scenes:
+            SCENES[scene]()
+        for name, text in self.files.items():
+            path = Path(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir() if name.endswith("/") else path.write_text(text)
+        for name, (old, new) in self.edits.items():
+            text = Path(name).read_text()
+            assert old in text
+            Path(name).write_text(text.replace(old, new, 1))
+
+
+def read() -> list[Mistake]:
+    """The mistakes of the file."""
+    return [
+        Mistake(**{key: tuple(value) if key == "scenes" else value for key, value in row.items()})
+        for row in yaml.safe_load(FILE.read_text())
+    ]
+
+
+def make(mistake: Mistake, folder: Path) -> Said:
+    """Make *mistake* in the empty *folder*; what is printed has placeholders for paths and hashes."""
+    environ = {name: value for name, value in os.environ.items() if not CLEARED.match(name)}
+    environ |= {
+        "HOME": str(folder),
+        "DOCKER_HOST": f"unix://{folder}/no.sock",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": "http://127.0.0.1:1/simple",
+        "COLUMNS": "200",
+        **mistake.env,
+    }
+    case = Case(
+        name=mistake.run,
+        arrange=mistake.arrange,
+        argv=tuple(shlex.split(mistake.run)),
+        code=mistake.code,
+        says=mistake.says,
+    )
+    with (
+        patch.dict(os.environ, environ, clear=True),
+        patch("torchkiln.util.http.retry.pause", lambda *_: 0.0),
+    ):
+        said = provoke(case, folder)
+    text = said.err.replace(str(folder), "{tmp}").replace(str(ROOT), "{torchkiln}")
+    for pattern, placeholder in PLACEHOLDERS:
+        text = re.sub(pattern, placeholder, text)
+    return Said(code=said.code, out=said.out, err=text)
+
+
+def _layout() -> None:
+    """A layout of one image, "a", in ./dist."""
+    build(Path.cwd())
+    Path("layout").rename("dist")
+
+
+def _keys() -> None:
+    Path("key.pem").write_bytes(pem(ED))
+    Path("key.pem").chmod(0o600)
+    Path("public.pem").write_bytes(public_pem(ED))
+    Path("other.pem").write_bytes(public_pem(STRANGER))
+
+
+SCENES: Mapping[str, Callable[[], Any]] = {
+    "lock": locked,
+    "layout": _layout,
+    "keys": _keys,
+    "matrix": lambda: Path("matrix.yaml").write_text(MATRIX),
+    "report": lambda: shutil.copy(PROOF, "report.json"),
+    "scan": lambda: Path("scan.json").write_text(json.dumps(by_trivy())),
+}
+
+
+def write() -> None:
+    """Make each mistake, and write its exit code and message into the file."""
+    rows = yaml.safe_load(FILE.read_text())
+    for row, mistake in zip(rows, read(), strict=True):
+        with tempfile.TemporaryDirectory() as folder:
+            said = make(mistake, Path(folder))
+        row["code"], row["says"] = said.code, said.err + (f"STDOUT {said.out}" if said.out else "")
+    blocks = (
+        yaml.dump([row], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000) for row in rows
+    )
+    FILE.write_text(TITLE + "\n" + "\n".join(blocks))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as blocks."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
+
+
+if __name__ == "__main__":
+    write()
