@@ -83,7 +83,14 @@ def show(layouts: tuple[Path, ...], images: Path, as_json: bool, each: bool) -> 
         key = (usage.item.kind, deleted_by(usage), usage.reason, usage.item.path if each else "")
         groups.setdefault(key, []).append(usage)
     rows = [
-        (kind, str(len(group)), _size(group), _ago(now, group), command, _named(group, common_reason(group), each))
+        (
+            kind,
+            str(len(group)),
+            _size(group),
+            _ago(now, group),
+            command,
+            _named(group, common_reason(group), each),
+        )
         for (kind, command, _, _), group in groups.items()
     ]
     if rows:
@@ -149,7 +156,9 @@ def prune(
         groups: dict[tuple[str, str], list[ItemUsage]] = {}
         for usage in sorted(done.gone, key=lambda usage: KINDS.index(usage.item.kind)):
             groups.setdefault((usage.item.kind, usage.reason), []).append(usage)
-        rows = [(kind, str(len(group)), _size(group), common_reason(group)) for (kind, _), group in groups.items()]
+        rows = [
+            (kind, str(len(group)), _size(group), common_reason(group)) for (kind, _), group in groups.items()
+        ]
         if rows:
             table(("kind", "count", "size", "note"), rows, right=(1, 2))
         freed = f"{'would free' if dry_run else 'freed'} {console.size(done.freed)}"

@@ -94,7 +94,9 @@ def lock(
         _record(folder, to_lock, store, sweeping=sweeping)
         return
     request = LockRequest(as_of=as_of, upgrade=upgrade, upgrade_base=upgrade_base, by_record=by_record)
-    LockSession(folder, request, store, environ=os.environ, observer=LockOutput()).run(to_lock, sweeping=sweeping)
+    LockSession(folder, request, store, environ=os.environ, observer=LockOutput()).run(
+        to_lock, sweeping=sweeping
+    )
 
 
 def _check(folder: LockFolder, cells: Sequence[Cell], *, sweeping: bool) -> None:

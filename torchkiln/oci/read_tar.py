@@ -90,7 +90,11 @@ _FOLDER = TreeEntry(
 
 
 def _thing(
-    tar: TarReader, entry: TarEntry, upper: dict[str, TreeEntry], lower: dict[str, TreeEntry], wanted: PathFilter
+    tar: TarReader,
+    entry: TarEntry,
+    upper: dict[str, TreeEntry],
+    lower: dict[str, TreeEntry],
+    wanted: PathFilter,
 ) -> TreeEntry:
     if entry.kind == "hard link":
         linked = upper.get(entry.target) or lower.get(entry.target)
