@@ -1,7 +1,8 @@
-"""`torchkiln render`: write the Dockerfiles, their companions and the bake file, or prove them fresh."""
+"""`torchkiln render`: write the Dockerfiles, the files beside them and the bake file, or check them."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -29,7 +30,7 @@ def render(
     images: Path,
     check: bool,
 ) -> None:
-    """Write images/<tag>/{Dockerfile,image.json,requirements/} from each lock.
+    """Write images/<tag>/{Dockerfile,image.json} from each lock.
 
     Without a selection: every cell that has a lock, and images/docker-bake.json, which names them all. The
     tags go to stdout.
@@ -70,8 +71,10 @@ def render(
 def _write(folder: Path, files: dict[str, bytes]) -> None:
     for name, data in files.items():
         write_atomic(folder / name, data)
-    for path in _strays(folder, files):
+    for path in _strays(folder):
         path.unlink()
+    with suppress(OSError):
+        (folder / "requirements").rmdir()  # where it is empty now
 
 
 def _faults(folder: Path, files: dict[str, bytes]) -> list[str]:
@@ -83,10 +86,10 @@ def _faults(folder: Path, files: dict[str, bytes]) -> list[str]:
             faults.append(f"{path}: missing")
         elif path.read_bytes() != data:
             faults.append(f"{path}: stale")
-    return faults + [f"{path}: no longer made" for path in _strays(folder, files)]
+    return faults + [f"{path}: no longer made" for path in _strays(folder)]
 
 
-def _strays(folder: Path, files: dict[str, bytes]) -> list[Path]:
-    """Requirements of layers that are no more: the numbers in their names move when a wheel grows."""
-    made = {folder / name for name in files}
-    return sorted(path for path in (folder / "requirements").glob("*.txt") if path not in made)
+def _strays(folder: Path) -> list[Path]:
+    """Files of earlier versions: constraints.txt, and a requirements file for each layer."""
+    found = (folder / "constraints.txt", *(folder / "requirements").glob("*.txt"))
+    return sorted(path for path in found if path.is_file())
