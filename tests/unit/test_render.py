@@ -98,7 +98,7 @@ def test_a_step_mounts_its_own_wheels_and_pip_and_no_folder() -> None:
     assert len(found) == len(layers) > 5
     for step, layer in zip(found, layers, strict=True):
         mounts = re.findall(r"--mount=type=bind,from=wheels,source=(\S+),target=(\S+) ", step)
-        assert mounts[0] == ("pip-25.3-py3-none-any.whl", "/pip.whl")
+        assert mounts[0] == ("pip-25.3-py3-none-any.whl", "/pip-25.3-py3-none-any.whl")
         assert mounts[1:] == [(w.filename, f"/wheels/{w.filename}") for w in layer.wheels]
         assert step.count("--mount") == len(mounts)
 
