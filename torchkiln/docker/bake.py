@@ -1,7 +1,4 @@
-"""ImagePlans → the file of `docker buildx bake`: a target an image; groups by torch, CUDA, flavor, OS; pure.
-
-It stands beside the Dockerfiles, for who has builders of his own and lets bake spread the matrix over them.
-"""
+"""Writes the file of `docker buildx bake`: a target for each image, and groups by torch, CUDA, flavor and OS."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ NAME = "docker-bake.json"
 def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
     """The file's bytes. Its paths are relative to the folder that has images/ and rootfs/.
 
-    What a user may set from outside (bake's variables): REPOSITORY, WHEELS (a folder), BASE_<OS>, and for
-    devel TOOLKIT_<CUDA>, a folder that `torchkiln toolkit` fills.
+    Its variables, which a user may set: REPOSITORY, WHEELS (a folder), BASE_<OS>, and for devel
+    TOOLKIT_<CUDA>, a folder that `torchkiln toolkit` fills.
     """
     groups: dict[str, list[str]] = {"default": []}
     for plan in plans:
         cell = plan.locked.resolution.cell
-        # Who lacks NVIDIA's archives has no use for a target of them in a group that is to just work; nor who
-        # lacks PyTorch's own index for one that was locked by public record.
+        # A group builds from the default index alone, except that of its flavor: a target that needs NVIDIA's
+        # archives is in the latter only, and one that was locked by public record in none.
         names = ("default", f"torch-{minor_of(cell.torch)}", f"cuda-{cell.cuda}", cell.flavor, cell.os)
         if plan.locked.by_record:
             continue
@@ -43,12 +40,12 @@ def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
         {
             "variable": {name: {"default": value} for name, value in variables.items()},
             "group": {name: {"targets": targets} for name, targets in sorted(groups.items())},
-            "target": {_target(plan.tag): _built(plan) for plan in plans},
+            "target": {_target(plan.tag): _build(plan) for plan in plans},
         }
     )
 
 
-def _built(plan: ImagePlan) -> dict[str, Any]:
+def _build(plan: ImagePlan) -> dict[str, Any]:
     return {
         "context": f"images/{plan.tag}",
         "contexts": {"wheels": "${WHEELS}", "rootfs": "rootfs", **_toolkit(plan)},
@@ -71,7 +68,7 @@ def _folder(plan: ImagePlan) -> str:
 
 
 def _target(name: str) -> str:
-    """*name* as bake takes it: letters, digits, `-` and `_`."""
+    """*name* with the characters that bake accepts: letters, digits, `-` and `_`."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", name)
 
 

@@ -25,7 +25,7 @@ from torchkiln.plan.micromamba import program_path
 from torchkiln.plan.plan import CONSTRAINTS, GENERATED, IMAGE_JSON
 
 ENTRY = "Dockerfile.j2"
-_BESIDE = "components"  # the folder of what components bring that is neither wheel nor program
+_BESIDE = "components"  # the folder of components' files that are neither wheel nor program
 _MOST_MOUNTS = 8  # wheels that a step mounts one by one; more come in a folder, from a stage of their own
 _WIDTH = 110
 
@@ -61,7 +61,7 @@ class _Program:
 
 
 def load_templates(folder: Path) -> dict[str, str]:
-    """The templates below *folder* by their name there: the one function here that reads files.
+    """The templates below *folder* by their name there.
 
     :raises ConfigError: the main template is missing.
     """
@@ -134,7 +134,7 @@ def render_folder(
 
 
 def quote(value: str) -> str:
-    """*value* as a quoted word of ENV or LABEL: nothing in it is expanded.
+    """*value* as a quoted word of ENV or LABEL, in which nothing is expanded.
 
     :raises ConfigError: it contains a line break.
     """
@@ -167,7 +167,7 @@ def _platforms(wheels: Iterable[LockedWheel]) -> list[str]:
 
 
 def _pip(plan: ImagePlan) -> str:
-    """The locked pip's file name: it installs all wheels, itself included, from within its own wheel."""
+    """The file name of the locked pip, which runs from its wheel and installs all wheels, itself included."""
     for wheel in plan.locked.wheels:
         if wheel.name == "pip":
             return wheel.filename
@@ -175,7 +175,7 @@ def _pip(plan: ImagePlan) -> str:
 
 
 def _tree(plan: ImagePlan) -> str:
-    """Where the toolkit lies that has a context of its own, "usr/local/cuda-12.1"; empty: none has."""
+    """The folder of a toolkit that has a build context, "usr/local/cuda-12.1"; empty if there is none."""
     toolkit = plan.locked.resolution.toolkit
     return home(toolkit) if toolkit and plan.locked.archives else ""
 
