@@ -1,4 +1,4 @@
-"""Writes the file of `docker buildx bake`: a target for each image, and groups by torch, CUDA, flavor and OS."""
+"""Writes the file of `docker buildx bake`: a target for each image, groups by torch, CUDA, flavor and OS."""
 
 from __future__ import annotations
 
