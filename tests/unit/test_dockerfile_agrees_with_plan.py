@@ -11,6 +11,7 @@ import pytest
 from tests.planned import PACKAGES, planned
 from torchkiln.docker.dockerfile import load_templates, render
 from torchkiln.model.plan import ImageConfig
+from torchkiln.plan.plan import CONSTRAINTS
 from torchkiln.util.places import TEMPLATES
 
 Instructions = list[tuple[str, str]]
@@ -20,6 +21,7 @@ Instructions = list[tuple[str, str]]
 def instructions() -> Instructions:
     """Keyword and arguments of each instruction of the last stage."""
     text = render(planned(), load_templates(TEMPLATES), PACKAGES)
+    text = re.sub(r"(<<'EOF'.*)\n(?:.*\n)*?EOF\n", r"\1\n", text)  # without the heredocs' contents
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     found = [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined.splitlines() if line]
@@ -82,10 +84,20 @@ def test_files_of_rootfs_are_copied_with_their_modes(instructions: Instructions)
     copied = {}
     for keyword, arguments in instructions:
         if keyword == "COPY":
-            *sources, folder = [word for word in arguments.split() if not word.startswith("--")]
+            *sources, target = [word for word in arguments.split() if not word.startswith("--")]
             mode = re.search(r"--chmod=(\d+)", arguments)
             assert mode
             for source in sources:
-                copied[folder + source.rsplit("/", maxsplit=1)[-1]] = int(mode[1], 8)
+                name = source.rsplit("/", maxsplit=1)[-1] if target.endswith("/") else ""
+                copied[target + name] = int(mode[1], 8)
 
     assert copied == {f"/{file.path}": file.mode for file in planned().layers[-1].files}
+
+
+def test_the_constraints_stand_in_it_byte_for_byte() -> None:
+    plan = planned()
+    text = render(plan, load_templates(TEMPLATES), PACKAGES)
+
+    (found,) = re.findall(r"<<'EOF' /etc/torchkiln/constraints.txt\n(.*?)EOF\n", text, re.DOTALL)
+    (expected,) = (file.data for file in plan.overlay.files if file.path == CONSTRAINTS)
+    assert found.encode() == expected

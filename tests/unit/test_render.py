@@ -1,21 +1,30 @@
-"""The Dockerfile and its companions."""
+"""The Dockerfile and the files beside it."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging import tags
+from packaging.utils import parse_wheel_filename
 
 from tests.golden.write import FOLDERS, files
 from tests.planned import PACKAGES, planned, wheel
-from torchkiln.docker.dockerfile import load_templates, quote, render, render_folder
+from torchkiln.docker.dockerfile import load_templates, pip_options, quote, render
 from torchkiln.errors import ConfigError
-from torchkiln.util.places import TEMPLATES
+from torchkiln.lock.lock import load_locked, requirements_txt
+from torchkiln.model.cell import Source
+from torchkiln.model.operating_system import SYSTEMS
+from torchkiln.model.plan import ImagePlan, WheelLayer
+from torchkiln.util.places import ROOT, TEMPLATES
 
 TEXTS = load_templates(TEMPLATES)
 
@@ -37,36 +46,120 @@ def test_a_system_decides_base_and_python_and_no_more_of_a_dockerfile() -> None:
 
 
 def test_hadolint_finds_nothing(tmp_path: Path) -> None:
-    dockerfile = tmp_path / "Dockerfile"
-    dockerfile.write_text(render(planned(), TEXTS, PACKAGES))
+    made = []
+    for name, plan in {"few": planned(), "many": many()}.items():
+        made.append(tmp_path / name)
+        made[-1].write_text(render(plan, TEXTS, PACKAGES))
     hadolint = Path(sys.executable).with_name("hadolint")
 
-    done = subprocess.run([hadolint, dockerfile], capture_output=True, text=True, check=False)
+    committed = ROOT.glob("images/*/Dockerfile")
+    done = subprocess.run([hadolint, *made, *committed], capture_output=True, text=True, check=False)
 
     assert (done.stdout, done.returncode) == ("", 0)
 
 
-def test_requirements_hold_every_wheel_once_with_its_hash() -> None:
-    plan = planned()
+def many(count: int = 9) -> ImagePlan:
+    """A plan whose dependencies are too many to mount each by itself."""
+    small = (wheel(f"small-{number}", "1.0", megabytes=1) for number in range(count))
+    return planned("2.7.1", wheel("pip", "25.3", megabytes=2), wheel("torch", "2.7.1", megabytes=821), *small)
 
-    written = render_folder(plan, TEXTS, PACKAGES)
-    lines = [
-        line
-        for name, data in written.items()
-        if name.startswith("requirements/")
-        for line in data.decode().splitlines()
+
+def steps(dockerfile: str) -> list[str]:
+    """Each RUN that installs wheels."""
+    return [
+        step for step in re.findall(r"^RUN .*?(?=^#|\Z)", dockerfile, re.M | re.S) if "pip install" in step
     ]
 
-    assert sorted(lines) == [f"{w.name}=={w.version} --hash=sha256:{w.sha256}" for w in plan.locked.wheels]
+
+def test_every_wheel_is_required_once_with_its_hash() -> None:
+    """By a line of a step, or by its line of requirements.txt."""
+    for plan in (planned(), many()):
+        dockerfile = render(plan, TEXTS, PACKAGES)
+        lines = re.findall(r"^\S+==\S+ --hash=\S+$", dockerfile, re.M)
+        picked = [
+            name
+            for names in re.findall(r"for name in (.*?); do .\n +grep", dockerfile, re.S)
+            for name in names.split()
+        ]
+        of = {line.split("==")[0]: line for line in requirements_txt(plan.locked).decode().splitlines()}
+
+        found = [*lines, *(of[name] for name in picked if name != "\\")]
+        assert sorted(found) == sorted(
+            f"{w.name}=={w.version} --hash=sha256:{w.sha256}" for w in plan.locked.wheels
+        )
+
+
+def test_a_step_mounts_its_own_wheels_and_pip_and_no_folder() -> None:
+    plan = planned()
+    layers = plan.of(WheelLayer)
+
+    found = steps(render(plan, TEXTS, PACKAGES))
+
+    assert len(found) == len(layers) > 5
+    for step, layer in zip(found, layers, strict=True):
+        mounts = re.findall(r"--mount=type=bind,from=wheels,source=(\S+),target=(\S+) ", step)
+        assert mounts[0] == ("pip-25.3-py3-none-any.whl", "/pip-25.3-py3-none-any.whl")
+        assert mounts[1:] == [(w.filename, f"/wheels/{w.filename}") for w in layer.wheels]
+        assert step.count("--mount") == len(mounts)
+
+
+def test_many_wheels_come_by_a_stage_of_their_own() -> None:
+    plan = many()
+    dockerfile = render(plan, TEXTS, PACKAGES)
+    (layer,) = (layer for layer in plan.of(WheelLayer) if len(layer.wheels) > 8)
+
+    (stage,) = re.findall(r"FROM \$\{BASE\} AS wheels-2\n(.*?)\n\n", dockerfile, re.S)
+    copied = stage.partition("/wheels/")[0].replace("\\", "").split()
+    assert copied == ["COPY", "--from=wheels", *(wheel.filename for wheel in layer.wheels)]
+    (step,) = (step for step in steps(dockerfile) if "from=wheels-2" in step)
+    assert step.count("--mount") == 2
+    assert "-r /wheels/requirements.txt" in step
+
+
+def test_the_wheels_of_every_lock_fit_the_printed_options() -> None:
+    """As pip derives tags from `--python-version`, `--abi` and `--platform`, on whatever host it runs."""
+    locks = sorted(ROOT.glob("images/*/lock.json"))
+    assert len(locks) >= 25
+    for place in locks:
+        locked = load_locked(ROOT / "images", place.parent.name)
+        words = pip_options(locked)
+        given = {
+            name: [b for a, b in pairwise(words) if a == f"--{name}"]
+            for name in ("python-version", "abi", "platform")
+        }
+        python = tuple(int(part) for part in given["python-version"][0].split(".")[:2])
+        known = {
+            *tags.cpython_tags(python, given["abi"], given["platform"]),
+            *tags.compatible_tags(python, f"cp{python[0]}{python[1]}", given["platform"]),
+        }
+        glibc = SYSTEMS[locked.resolution.cell.os].glibc
+        legacy = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17), "linux": (0, 0)}
+        for platform in given["platform"]:
+            name, _, minor = platform.removesuffix("_x86_64").partition("_2_")
+            assert (legacy[name] if not minor else (2, int(minor))) <= glibc
+        assert [w.filename for w in locked.wheels if not known & parse_wheel_filename(w.filename)[3]] == []
+        assert " ".join(words) in (place.parent / "Dockerfile").read_text()
+
+
+def test_the_header_names_the_image_and_the_indexes_that_it_needs() -> None:
+    plan = planned()
+    assert f" -t pytorch-cuda:{plan.tag} " in render(plan, TEXTS, PACKAGES)
+    assert "PIP_EXTRA_INDEX_URL" not in render(plan, TEXTS, PACKAGES)
+
+    other = replace(wheel("torch", "2.7.1", megabytes=800), index=Source.PYTORCH)
+    text = render(planned("2.7.1", wheel("pip", "25.3", megabytes=2), other), TEXTS, PACKAGES)
+    assert (
+        "# Not on the default index: torch. Name theirs in PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS.\n" in text
+    )
 
 
 def test_every_layer_of_wheels_is_one_run_in_the_plans_order() -> None:
     plan = planned()
 
-    told = [line[2:] for line in render(plan, TEXTS, PACKAGES).splitlines() if line.startswith("# ")]
+    comments = [line[2:] for line in render(plan, TEXTS, PACKAGES).splitlines() if line.startswith("# ")]
 
     titles = [layer.title for layer in plan.layers if layer.kind == "wheels"]
-    assert [line for line in told if line in titles] == titles
+    assert [line for line in comments if line in titles] == titles
 
 
 def test_no_host_and_no_frontend_stands_in_it() -> None:
@@ -86,7 +179,7 @@ def test_a_template_that_names_the_unknown_is_refused() -> None:
         render(planned(), {**TEXTS, "parts/config.j2": "{{ nonsense }}"}, PACKAGES)
 
 
-def test_missing_templates_are_told(tmp_path: Path) -> None:
+def test_missing_templates_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Dockerfile\.j2: no such file"):
         load_templates(tmp_path)
 

@@ -41,7 +41,9 @@ def test_check_names_every_stale_file_at_once(images: Path) -> None:
     folder = images / TAG
     (folder / "Dockerfile").write_text("FROM scratch\n")
     (folder / "image.json").unlink()
+    (folder / "requirements").mkdir()
     (folder / "requirements" / "99-gone.txt").write_text("")
+    (folder / "constraints.txt").write_text("")
 
     with pytest.raises(Stale) as caught:
         CliRunner().invoke(render, options(images, "--check"), catch_exceptions=False)
@@ -49,19 +51,20 @@ def test_check_names_every_stale_file_at_once(images: Path) -> None:
     assert caught.value.message.splitlines() == [
         f"{folder}/Dockerfile: stale",
         f"{folder}/image.json: missing",
+        f"{folder}/constraints.txt: no longer made",
         f"{folder}/requirements/99-gone.txt: no longer generated",
     ]
     assert caught.value.exit_code == 5
 
 
-def test_rendering_anew_mends_all_of_it(images: Path) -> None:
+def test_rendering_removes_the_files_of_earlier_versions(images: Path) -> None:
     stray = images / TAG / "requirements" / "99-gone.txt"
     stray.parent.mkdir()
     stray.write_text("")
 
     CliRunner().invoke(render, options(images), catch_exceptions=False)
 
-    assert not stray.exists()
+    assert not stray.parent.exists()
     CliRunner().invoke(render, options(images, "--check"), catch_exceptions=False)
 
 

@@ -1,7 +1,8 @@
-"""`torchkiln render`: writes the Dockerfiles, the files that they need and the bake file, or checks them."""
+"""`torchkiln render`: write the Dockerfiles, the files beside them and the bake file, or check them."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -25,7 +26,7 @@ from torchkiln.util.places import TEMPLATES
 @images_folder
 @click.option("--check", is_flag=True, help="write nothing; exit with 5 if a file is stale")
 def render(chosen: CellOptions, images: Path, check: bool) -> None:
-    """Write images/<tag>/{Dockerfile,image.json,requirements/} from the locks; print the tags.
+    """Write images/<tag>/{Dockerfile,image.json} from the locks; print the tags.
 
     The default is every cell that has a lock; then images/docker-bake.json, which lists them, is written too.
     """
@@ -65,8 +66,10 @@ def render(chosen: CellOptions, images: Path, check: bool) -> None:
 def _write(folder: Path, files: dict[str, bytes]) -> None:
     for name, data in files.items():
         write_atomic(folder / name, data)
-    for path in _strays(folder, files):
+    for path in _strays(folder):
         path.unlink()
+    with suppress(OSError):
+        (folder / "requirements").rmdir()  # where it is empty now
 
 
 def _faults(folder: Path, files: dict[str, bytes]) -> list[str]:
@@ -78,10 +81,10 @@ def _faults(folder: Path, files: dict[str, bytes]) -> list[str]:
             faults.append(f"{path}: missing")
         elif path.read_bytes() != data:
             faults.append(f"{path}: stale")
-    return faults + [f"{path}: no longer generated" for path in _strays(folder, files)]
+    return faults + [f"{path}: no longer generated" for path in _strays(folder)]
 
 
-def _strays(folder: Path, files: dict[str, bytes]) -> list[Path]:
-    """Requirements of layers that no longer exist: their numbers change when wheels move between layers."""
-    generated = {folder / name for name in files}
-    return sorted(path for path in (folder / "requirements").glob("*.txt") if path not in generated)
+def _strays(folder: Path) -> list[Path]:
+    """Files of earlier versions: constraints.txt, and a requirements file for each layer."""
+    found = (folder / "constraints.txt", *(folder / "requirements").glob("*.txt"))
+    return sorted(path for path in found if path.is_file())

@@ -1,7 +1,4 @@
-"""Write the file of `docker buildx bake`: one target per image, groups by torch, CUDA, flavor and OS.
-
-It lets users with their own builders build the committed Dockerfiles of the whole matrix.
-"""
+"""Writes the file of `docker buildx bake`: a target for each image, groups by torch, CUDA, flavor and OS."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ def bake(plans: Sequence[ImagePlan], repository: str) -> bytes:
     groups: dict[str, list[str]] = {"default": []}
     for plan in plans:
         cell = plan.locked.resolution.cell
-        # Most groups must build without extra inputs, so they hold no image that needs NVIDIA's archives,
-        # and none that was locked by public record, which needs PyTorch's own index.
+        # A group builds from the default index alone, except that of its flavor: a target that needs NVIDIA's
+        # archives is in the latter only, and one that was locked by public record in none.
         names = ("default", f"torch-{minor_of(cell.torch)}", f"cuda-{cell.cuda}", cell.flavor, cell.os)
         if plan.locked.by_record:
             continue

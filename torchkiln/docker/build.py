@@ -20,6 +20,7 @@ from torchkiln.build.environment import Environment
 from torchkiln.build.fetched import fetched
 from torchkiln.docker import buildx
 from torchkiln.docker.daemon import Engine
+from torchkiln.lock.file import requirements_txt
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import ImageLayer
 from torchkiln.model.lock import LockedWheel
@@ -82,7 +83,7 @@ def build(
 ) -> EngineImage:
     """Build *plan* on *engine*, under its tag and aliases in *repository*.
 
-    :param files: the Dockerfile and its files, from `render_folder`; the base's blob is in the store.
+    :param files: the Dockerfile and the files beside it, as `render_folder` returns them.
     :raises BuildFailed: a wheel is invalid or cannot be downloaded, or a step failed.
     """
     started, store = time.monotonic(), environment.store
@@ -117,7 +118,7 @@ def build(
                 for layer in plan.of(ArtefactLayer)
             }
         request = buildx.BuildxRequest(
-            folder=_written(work / "context", files),
+            folder=_written(work / "context", {**files, "requirements.txt": requirements_txt(plan.locked)}),
             contexts=tuple(contexts.items()),
             arguments=(("BASE", base),),
             names=names,

@@ -1,31 +1,42 @@
-"""ImagePlan -> Dockerfile, and the other files of images/<tag>/ that a build by it needs; pure."""
+"""Renders the Dockerfile of an ImagePlan and the files beside it in images/<tag>/."""
 
 from __future__ import annotations
 
 import json
 import re
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
+from packaging.utils import parse_wheel_filename
+
 from torchkiln.errors import ConfigError
 from torchkiln.matrix.os_tools import packages_of
+from torchkiln.model.cell import Source
+from torchkiln.model.lock import LockedCell, LockedWheel
 from torchkiln.model.operating_system import SYSTEMS
 from torchkiln.model.plan import ImagePlan, OverlayFile, OverlayLink, ProgramLayer, WheelLayer
 from torchkiln.model.recipe import PREFIX, USER, site
 from torchkiln.plan.cuda_toolkit import home
 from torchkiln.plan.micromamba import program_path
-from torchkiln.plan.plan import GENERATED
+from torchkiln.plan.plan import CONSTRAINTS, GENERATED, IMAGE_JSON
 
 ENTRY = "Dockerfile.j2"
-_BESIDE = "components"  # the folder of what components bring that is neither wheel nor program
+_BESIDE = "components"  # the folder of components' files that are neither wheel nor program
+_MOST_MOUNTS = 8  # wheels that a step mounts one by one; more come in a folder, from a stage of their own
+_WIDTH = 110
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _WheelLayer:
+class _WheelStep:
+    """The installation of a layer's wheels; `stage` is empty where each wheel is mounted by itself."""
+
     title: str
-    requirements: str  # file name under requirements/
+    wheels: tuple[LockedWheel, ...]
+    stage: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +61,7 @@ class _Program:
 
 
 def load_templates(folder: Path) -> dict[str, str]:
-    """The templates below *folder* by their name there: the one function here that reads files.
+    """The templates below *folder* by their name there.
 
     :raises ConfigError: the main template is missing.
     """
@@ -79,6 +90,7 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
     )
     environment.filters["quote"] = quote
     environment.filters["exec"] = lambda words: json.dumps(list(words))
+    environment.filters["wrap"] = _wrap
     cell = plan.locked.resolution.cell
     try:
         return environment.get_template(ENTRY).render(
@@ -91,50 +103,71 @@ def render(plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[
             prefix=PREFIX,
             site=site(cell.python),
             pip=_pip(plan),
-            wheel_layers=[
-                _WheelLayer(title=layer.title, requirements=name) for name, layer in _requirement_files(plan)
-            ],
+            pip_options=" ".join(pip_options(plan.locked)),
+            foreign=[wheel.name for wheel in plan.locked.wheels if wheel.index is not Source.DEFAULT],
+            wheel_layers=list(_wheel_steps(plan)),
             copies=list(_copies(file for file in plan.overlay.files if file.path not in GENERATED)),
             beside=_BESIDE,
             toolkit=_tree(plan),
             links=plan.overlay.links,
             link_folders=sorted({str(PurePosixPath(link.path).parent) for link in plan.overlay.links}),
             programs=[_program(layer) for layer in plan.of(ProgramLayer)],
-            generated=[PurePosixPath(path).name for path in GENERATED],
+            constraints=_generated(plan)[CONSTRAINTS].decode(),
             user=USER,
         )
     except jinja2.TemplateError as error:
-        raise ConfigError(f"templates: {error}", hint="mend the template") from error
+        raise ConfigError(f"templates: {error}", hint="fix the template") from error
 
 
 def render_folder(
     plan: ImagePlan, templates: Mapping[str, str], os_packages: Sequence[str]
 ) -> dict[str, bytes]:
-    """Every generated file of images/<tag>/ by its path there, but for the lock's own.
+    """Every generated file of images/<tag>/ by its path there, except the lock's two.
 
     :raises ConfigError: as `render` does.
     """
-    generated = {PurePosixPath(f.path).name: f.data for f in plan.overlay.files if f.path in GENERATED}
     return {
         "Dockerfile": render(plan, templates, os_packages).encode(),
-        **generated,
-        **{f"requirements/{name}": _requirements(layer) for name, layer in _requirement_files(plan)},
+        "image.json": _generated(plan)[IMAGE_JSON],
         **{f"{_BESIDE}/{file.path}": file.data for layer in plan.of(ProgramLayer) for file in layer.files},
     }
 
 
 def quote(value: str) -> str:
-    """*value* as a quoted word of ENV or LABEL: nothing in it is expanded.
+    """*value* as a quoted word of ENV or LABEL, in which nothing is expanded.
 
-    :raises ConfigError: it holds a line break, which no such word can.
+    :raises ConfigError: it contains a line break.
     """
     if "\n" in value or "\r" in value:
-        raise ConfigError(f"a label or variable holds a line break: {value!r}", hint="tell it in one line")
+        raise ConfigError(f"a label or variable holds a line break: {value!r}", hint="write it in one line")
     return '"' + re.sub(r'(["\\$])', r"\\\1", value) + '"'
 
 
+def pip_options(locked: LockedCell) -> tuple[str, ...]:
+    """The options with which `pip download` takes the locked wheels on a host of any Python and system."""
+    version = locked.base.python
+    abi = "cp" + "".join(version.split(".")[:2])  # pip adds abi3 and none to it
+    return (
+        *("--require-hashes", "--no-deps", "--only-binary", ":all:"),
+        *("--python-version", version, "--implementation", "cp", "--abi", abi),
+        *(word for name in _platforms(locked.wheels) for word in ("--platform", name)),
+    )
+
+
+def _platforms(wheels: Iterable[LockedWheel]) -> list[str]:
+    """As few platform tags as fit all *wheels*: pip derives none from another, and "any" by itself."""
+    tags = [{tag.platform for tag in parse_wheel_filename(wheel.filename)[3]} for wheel in wheels]
+    left = [platforms for platforms in tags if "any" not in platforms]
+    found = []
+    while left:
+        counts = Counter(name for platforms in left for name in platforms)
+        found.append(min(counts, key=lambda name: (-counts[name], name)))
+        left = [platforms for platforms in left if found[-1] not in platforms]
+    return sorted(found)
+
+
 def _pip(plan: ImagePlan) -> str:
-    """The locked pip's file name: it installs all wheels, itself included, from within its own wheel."""
+    """The file name of the locked pip, which runs from its wheel and installs all wheels, itself included."""
     for wheel in plan.locked.wheels:
         if wheel.name == "pip":
             return wheel.filename
@@ -142,21 +175,26 @@ def _pip(plan: ImagePlan) -> str:
 
 
 def _tree(plan: ImagePlan) -> str:
-    """Where the toolkit lies that has a context of its own, "usr/local/cuda-12.1"; empty: none has."""
+    """The folder of a toolkit that has a build context, "usr/local/cuda-12.1"; empty if there is none."""
     toolkit = plan.locked.resolution.toolkit
     return home(toolkit) if toolkit and plan.locked.archives else ""
 
 
-def _requirement_files(plan: ImagePlan) -> Iterator[tuple[str, WheelLayer]]:
-    """Each wheel layer with the name of its requirements file, in order."""
+def _generated(plan: ImagePlan) -> dict[str, bytes]:
+    """The files of the image that the plan makes, by path."""
+    return {file.path: file.data for file in plan.overlay.files if file.path in GENERATED}
+
+
+def _wheel_steps(plan: ImagePlan) -> Iterator[_WheelStep]:
+    """A step for each wheel layer, in order."""
     for number, layer in enumerate(plan.of(WheelLayer), start=1):
-        told = layer.wheels[0].name if len(layer.wheels) == 1 else re.split(r":| \(", layer.title)[0]
-        yield f"{number:02}-{re.sub(r'[^a-z0-9]+', '-', told.lower())}.txt", layer
+        stage = f"wheels-{number}" if len(layer.wheels) > _MOST_MOUNTS else ""
+        yield _WheelStep(title=layer.title, wheels=layer.wheels, stage=stage)
 
 
-def _requirements(layer: WheelLayer) -> bytes:
-    lines = (f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in layer.wheels)
-    return "".join(lines).encode()
+def _wrap(words: Iterable[str]) -> list[str]:
+    """*words* in lines of a readable length."""
+    return textwrap.wrap(" ".join(words), _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _program(layer: ProgramLayer) -> _Program:
