@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.markdown import table
-from tools.kept import IMAGES, PROOFS, latest_earlier, present, proofs, same_wheels, short, without_gpus
+from tools.kept import IMAGES, PROOFS, latest_earlier, present, proofs, same_packages, short, without_gpus
 from torchkiln.gate.cell_state import Kept, State, cleared, saw_gpus, state
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts as facts_of
@@ -25,10 +25,6 @@ from torchkiln.model.report import SignedReport
 from torchkiln.smoke import hosts
 from torchkiln.smoke.suite import Suite, load_suite
 from torchkiln.util.places import ROOT
-
-_HERE = (State.PROVED, State.BUILT)
-# Beside runtime on debian12: what a cell is marked with where it can be had so.
-_MARKS = {("runtime", "ubuntu22.04"): "²", ("devel", "debian12"): "³"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,14 +54,12 @@ class Seen:
         """For another, which is called *image*: never that the present one was proved."""
         if failed := self._failed():
             return f"in {image} {failed} failed {self._where()}"
-        return (
-            f"{image} was proved {self._where()}" if self.proved else f"in {image} {self._some(' of today')}"
-        )
+        return f"{image} was proved {self._where()}" if self.proved else f"in {image} {self._some()}"
 
-    def _some(self, which: str = "") -> str:
+    def _some(self) -> str:
         """Of a run that is no proof, or not on GPUs."""
         if self.on_gpus:
-            return f"not all checks{which} ran, but passed, {self._where()}"
+            return f"some of the required checks ran and passed {self._where()}"
         count = sum(finding.outcome == "passed" for finding in self._best().report.findings)
         return f"{count} checks passed {self._where()}"
 
@@ -93,22 +87,21 @@ class Square:
     state: State
     now: Seen | None = None  # of the image that its lock gives
     earlier: Seen | None = None  # of the image before it
-    same_wheels: bool = False  # that one had the wheels of the lock
-    recorded: bool = False  # public record tells the hash of its torch wheel
-    others: Mapping[tuple[str, str], State]  # the same torch and CUDA in other flavors and systems
+    same_packages: bool = False  # that one had the packages of the lock
+    recorded: bool = False  # a public record has the hash of its torch wheel
 
     def text(self) -> str:
         """For a table; bold where a lock is committed."""
         build = self.answer.build
         if build is None or self.state is State.UNAVAILABLE:
-            return "unavailable" + self._marks()
+            return "unavailable"
         kind = "native" if self.answer.status is Status.NATIVE else f"minor-compat, built with {build.cuda}"
         if self.state in (State.ELSEWHERE, State.LOCKABLE):
             mark = " ¹" if build.source is Source.PYTORCH else ""
-            pinned = " ⁴" if self.recorded else ""
-            return f"{kind}, {self.state.value}{mark}{pinned}{self._marks()}"
+            pinned = " ²" if self.recorded else ""
+            return f"{kind}, {self.state.value}{mark}{pinned}"
         mark = " ¹" if self.state is State.RECORDED else ""
-        return f"**{kind}**{mark}{self._marks()}<br>{self._seen()}"
+        return f"**{kind}**{mark}<br>{self._seen()}"
 
     def told_of_earlier(self) -> Seen | None:
         """What is worth telling of an earlier image: nothing once as much is known of the present one."""
@@ -116,19 +109,11 @@ class Square:
             return self.earlier
         return self.earlier if self.earlier and self.earlier.on_gpus and not self.now.on_gpus else None
 
-    def _marks(self) -> str:
-        told = [
-            f"**{mark}**" if self.others[kind] in _HERE else mark
-            for kind, mark in _MARKS.items()
-            if self.others.get(kind, State.UNAVAILABLE) is not State.UNAVAILABLE
-        ]
-        return "".join(f" {mark}" for mark in told)
-
     def _seen(self) -> str:
         told = self.now.now() if self.now else self.state.value
         if (earlier := self.told_of_earlier()) is None:
             return told
-        image = "an earlier image of this lock's wheels" if self.same_wheels else "an earlier image"
+        image = "an earlier image with the same packages" if self.same_packages else "an earlier image"
         return f"{told}; {earlier.earlier(image)}"
 
 
@@ -152,16 +137,16 @@ def grid() -> str:
     ]
     told = table(head, rows)
     if matrix.beyond:
-        told += "\nBeyond it, a line each in `matrix.yaml`:\n\n" + table(
+        told += "\nCells outside this product of versions (`beyond` in `matrix.yaml`):\n\n" + table(
             ["torch", "CUDA", ""],
             ([f"**{pair[0]}**", pair[1], squares[pair].text()] for pair in reversed(matrix.beyond)),
         )
     if devel := [
-        replace(_square(answers[cell], states, known, matrix.policy, suite), others={})
+        _square(answers[cell], states, known, matrix.policy, suite)
         for cell in select(Selection(flavor=("devel",)), matrix)
         if states[cell] in (State.PROVED, State.BUILT)
     ]:
-        told += "\nWith `--flavor devel`, built:\n\n" + table(
+        told += "\nBuilt with `--flavor devel`:\n\n" + table(
             ["torch", "CUDA", ""],
             ([f"**{one.answer.cell.torch}**", one.answer.cell.cuda, one.text()] for one in devel),
         )
@@ -185,15 +170,10 @@ def _square(
     suite: Suite,
 ) -> Square:
     cell = answer.cell
-    others = {
-        (one.flavor, one.os): what
-        for one, what in states.items()
-        if (one.torch, one.cuda) == (cell.torch, cell.cuda) and one != cell
-    }
     here, kept = states[cell], _kept(answer, known)
     if kept is None or here is State.UNAVAILABLE:
         known_wheel = answer.build and recorded(facts_of.load(), answer.build, cell.python)
-        return Square(answer=answer, state=here, recorded=bool(known_wheel), others=others)
+        return Square(answer=answer, state=here, recorded=bool(known_wheel))
     earlier = [one for one in kept.reports if one not in kept.present]
     before = latest_earlier([one for one in earlier if saw_gpus(one)] or earlier, kept.image)
     was_proved = bool(before) and _was_cleared(before, policy, kept.locked, suite)
@@ -202,8 +182,7 @@ def _square(
         state=here,
         now=Seen(reports=kept.present, proved=here is State.PROVED) if kept.present else None,
         earlier=Seen(reports=before, proved=was_proved) if before else None,
-        same_wheels=bool(before) and all(same_wheels(one.report, kept.locked) for one in before),
-        others=others,
+        same_packages=same_packages(before, kept.locked),
     )
 
 

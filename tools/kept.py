@@ -6,12 +6,10 @@ another digest, and the report is of an earlier image: it still tells what was s
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from torchkiln.attest import dsse
 from torchkiln.build.predicted_digest import predicted_digest
@@ -20,7 +18,6 @@ from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix as matrix_of
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport, SmokeReport
@@ -29,7 +26,6 @@ from torchkiln.smoke import attestation, hosts
 from torchkiln.util.places import ROOT
 
 IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
-ACCOUNTS = PROOFS / "accounts"  # each the image.json of an earlier image
 
 
 def proofs(folder: Path) -> list[SignedReport]:
@@ -83,22 +79,16 @@ def latest_earlier(reports: Sequence[SignedReport], digest: Digest | None) -> li
     return [one for one in earlier if last and one.report.image == last.report.image]
 
 
-def same_wheels(report: SmokeReport, locked: LockedCell) -> bool:
-    """Whether the image of *report* had the wheels of *locked*, by name, version and sha256.
+def same_packages(reports: Sequence[SignedReport], locked: LockedCell) -> bool:
+    """Whether the image of *reports*, all of one image, had the packages of *locked*, by name and version.
 
-    What it had stands in its image.json, whose own sha256 the report tells; without that file nobody can say.
+    The check `lock` measures what is installed; without a report of it the answer is no.
     """
-    account = _account(report, IMAGES / tag_of(locked.resolution) / "image.json")
-    wheels = {(one["name"], one["version"], one["sha256"]) for one in account.get("wheels", ())}
-    return wheels == {(one.name, one.version, one.sha256) for one in locked.wheels}
-
-
-def _account(report: SmokeReport, now: Path) -> dict[str, Any]:
-    """The image.json of the report's image; empty: it is not kept."""
-    wanted = json.loads(report.host).get("image_json_sha256")
-    # *now* too: an image differs from another by a file of rootfs/ alone, and both have the same image.json.
-    for path in (now, *sorted(ACCOUNTS.glob("*.image.json"))):
-        if path.is_file() and hashlib.sha256(data := path.read_bytes()).hexdigest() == wanted:
-            account: dict[str, Any] = json.loads(data)
-            return account
-    return {}
+    expected = {wheel.name: wheel.version for wheel in locked.wheels}
+    measured = [
+        json.loads(finding.measured).get("installed")
+        for signed_report in reports
+        for finding in signed_report.report.findings
+        if finding.id == "lock"
+    ]
+    return bool(measured) and all(installed == expected for installed in measured)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""matrix, facts, locks, numbers, switches, the commands themselves → parts of pages, and a picture.
+"""Writes the generated parts of README.md and docs/ from matrix, facts, locks and the commands' output.
 
 A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`, `numbers`,
 `folders` and `modules` (of torchkiln), `switches` (of a container), `output of COMMAND` (with
-`; first N lines` behind it), or `transcript NAME` (recorded by tools/transcripts.py). Of docs/sharing.svg all
-is generated. `--check` writes nothing and ends with 5 if anything is stale.
+`; first N lines` behind it), or `transcript NAME` (recorded by tools/transcripts.py). `--check` writes
+nothing and ends with 5 if anything is stale.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,15 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 from bench import markdown  # noqa: E402
 from bench.markdown import table  # noqa: E402
-from tools import kept, layout, sharing_svg  # noqa: E402
+from tools import layout  # noqa: E402
 from tools.grid import grid  # noqa: E402
-from torchkiln.compare.sharing import share  # noqa: E402
-from torchkiln.compare.stacks import stacks_of  # noqa: E402
-from torchkiln.lock.lock import load_locked  # noqa: E402
-from torchkiln.matrix.resolve import resolve  # noqa: E402
-from torchkiln.matrix.select import all_cells  # noqa: E402
-from torchkiln.matrix.tags import tag_of  # noqa: E402
-from torchkiln.plan.load import plan_locked  # noqa: E402
 from torchkiln.util.files import write_atomic  # noqa: E402
 
 PAGES = (
@@ -80,16 +73,6 @@ def output(command: str, count: int | None) -> str:
     return "\n".join(("```console", f"$ python build.py {command}", *lines, "```", ""))
 
 
-def sharing() -> str:
-    """The picture of what the committed locks share."""
-    matrix, facts = kept.tables()
-    answers = [resolve(cell, matrix, facts) for cell in all_cells(matrix)]
-    tags = [tag_of(answer) for answer in answers if answer.build]
-    locks = [load_locked(kept.IMAGES, tag) for tag in tags if (kept.IMAGES / tag / "lock.json").exists()]
-    plans = [plan_locked(lock, matrix, facts) for lock in locks if not lock.by_record]
-    return sharing_svg.picture(share(stacks_of(plans)))
-
-
 def _stdout(argv: Sequence[str]) -> str:
     """What a command says on stdout; its talk is told only if it fails."""
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -97,9 +80,6 @@ def _stdout(argv: Sequence[str]) -> str:
         sys.stderr.write(done.stderr)
         done.check_returncode()
     return done.stdout
-
-
-PICTURES: Mapping[Path, Callable[[], str]] = {ROOT / "docs" / "sharing.svg": sharing}
 
 
 def numbers(told: dict[str, object]) -> str:
@@ -115,9 +95,9 @@ def switches(told: Iterable[tuple[str, str, str]]) -> str:
 
 
 def main() -> int:
-    """Write the generated parts of all pages, and the pictures; or with --check compare them."""
-    texts = {path: path.read_text() if path.is_file() else "" for path in (*PAGES, *PICTURES)}
-    made = {page: filled(texts[page]) for page in PAGES} | {path: draw() for path, draw in PICTURES.items()}
+    """Write the generated parts of all pages; or with --check compare them."""
+    texts = {page: page.read_text() for page in PAGES}
+    made = {page: filled(text) for page, text in texts.items()}
     stale = [path for path in made if made[path] != texts[path]]
     if "--check" not in sys.argv[1:]:
         for page in stale:
