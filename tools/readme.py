@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Writes the generated parts of README.md and docs/ from matrix, facts, locks and the commands' output.
 
-A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`, `numbers`,
-`folders` and `modules` (of torchkiln), `switches` (of a container), `output of COMMAND` (with
-`; first N lines` behind it), or `transcript NAME` (recorded by tools/transcripts.py). `--check` writes
-nothing and ends with 5 if anything is stale.
+A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`,
+`numbers` (with `; first N rows`), `folders` and `modules` (of torchkiln), `switches` (of a container),
+`output of COMMAND` (with `; first N lines`), or `transcript NAME` (recorded by tools/transcripts.py).
+`--check` writes nothing and exits with 5 if anything is stale.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -28,12 +29,16 @@ from torchkiln.util.files import write_atomic  # noqa: E402
 
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("architecture.md", "image.md", "modules.md", "sharing.md")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("architecture", "image", "modules", "reference", "sharing", "smoke", "status")
+    ),
 )
 TRANSCRIPTS = ROOT / "docs" / "transcripts"
 NUMBERS = ROOT / "docs" / "numbers.json"
 SETTINGS = ROOT / "rootfs/opt/torchkiln/workplace/settings.py"
 _OUTPUT = re.compile(r"output of (?P<command>.+?)(; first (?P<count>\d+) lines)?")
+_FIGURES = re.compile(r"numbers(; first (?P<count>\d+) rows)?")
 _WIDTH = 150  # characters; a longer line of output is cut, visibly
 
 
@@ -49,8 +54,8 @@ def _made(what: str) -> str:
         return layout.folders()
     if what == "modules":
         return layout.modules()
-    if what == "numbers":
-        return numbers(json.loads(NUMBERS.read_bytes()))
+    if found := _FIGURES.fullmatch(what):
+        return numbers(json.loads(NUMBERS.read_bytes()), int(found["count"]) if found["count"] else None)
     if what == "switches":
         # Not imported: that would leave a __pycache__ below rootfs/
         return switches(runpy.run_path(str(SETTINGS))["SWITCHES"])
@@ -82,10 +87,10 @@ def _stdout(argv: Sequence[str]) -> str:
     return done.stdout
 
 
-def numbers(told: dict[str, object]) -> str:
-    """The measured figures of docs/numbers.json."""
-    rows = [[row["what"], row["value"], row["how"]] for row in told["rows"]]  # type: ignore[attr-defined]
-    return f"{told['machine']}\n\n" + table(["what", "measured", "how to get it again"], rows)
+def numbers(document: dict[str, Any], count: int | None = None) -> str:
+    """The measured figures of docs/numbers.json, or the first *count* of them."""
+    rows = [[row["what"], row["value"], row["how"]] for row in document["rows"][:count]]
+    return f"{document['machine']}\n\n" + table(["what", "measured", "how to reproduce"], rows)
 
 
 def switches(told: Iterable[tuple[str, str, str]]) -> str:
