@@ -182,15 +182,15 @@ def _functions(module: str) -> set[str]:
     return {name for file in files for name in re.findall(r"^(?:def|class) (\w+)", file.read_text(), re.M)}
 
 
-def test_every_arrow_of_the_map_is_where_the_map_says() -> None:
+def test_every_function_of_the_map_is_in_its_module() -> None:
     section = (ROOT / "CONTRIBUTING.md").read_text().split("## The map")[1].split("\n## ")[0]
     rows = [line.split("|")[1:-1] for line in section.splitlines() if line[:1] == "|"][2:]
     missing = [
-        arrow
-        for _, arrows, _, places in rows
-        for arrow in re.findall(r"`(\w+)`", arrows)
+        function
+        for _, functions, _, places in rows
+        for function in re.findall(r"`(\w+)`", functions)
         if not any(
-            arrow in _functions(place)
+            function in _functions(place)
             for place in re.findall(r"`([\w/]+(?:\.py|/))`", places)
             if "." in place
         )
