@@ -47,11 +47,11 @@ def cut_inside(records: Iterable[Record]) -> dict[str, int]:
 
 def page(log: Mapping[str, Any]) -> str:
     """Markdown."""
-    verdict = f"{len(log['wrong'])} faults were found, see the log." if log["wrong"] else "No fault was found."
+    verdict = f"{len(log['wrong'])} faults: see the log." if log["wrong"] else "No fault was found."
     mounts = "" if log["mounts"] else "; without the faults that need a mount, which needs root"
     text = _HEAD.format(**{**log, "verdict": verdict, "mounts": mounts})
     text += "## Counts\n\n" + _table(("what", "number"), ((k, f"{v:,}") for k, v in log["counts"].items()))
-    text += "\nOperations that were under way in the runs that a signal hit (several at a time are possible):\n\n"
+    text += "\nOperations under way in the runs that a signal hit (several at a time are possible):\n\n"
     text += _table(("operation", "runs"), log["cut inside"].items())
     hits = [record for record in log["records"] if record["group"] == "instant" and not record["late"]]
     text += "\n## Signals\n\n" + _table(
