@@ -64,9 +64,7 @@ def page(log: Mapping[str, Any]) -> str:
     text += "".join(f"    {line}\n" for line in _sentences(hits))
     for group, title in (("network", "Network and index"), ("host", "The machine")):
         rows = [record for record in log["records"] if record["group"] == group]
-        text += f"\n## {title}\n\n" + _table(
-            ("fault", "exit code", "message"), (_told(row) for row in rows)
-        )
+        text += f"\n## {title}\n\n" + _table(("fault", "exit code", "message"), (_told(row) for row in rows))
     return text
 
 
