@@ -26,7 +26,7 @@ _TAIL = """
 
     make bench                           all of it; run `make image` first: the wheels come from the cache
     .venv/bin/python -m bench cold warm  only these; the results of the others stay
-    .venv/bin/python -m bench --quick    small generated wheels, an index on this machine: a test of the benchmarks
+    .venv/bin/python -m bench --quick    small generated wheels, an index on this machine: tests the benchmarks
 
 Use an idle machine; the sections above have the load before each start. Nothing is written to the user's
 cache: scratch folders are beside it, take up to 10 GB, and are deleted.
@@ -63,7 +63,7 @@ def picture(document: Mapping[str, Any]) -> str:
     ordered = sorted(figures, key=lambda figure: (figure.target is None, units.index(figure.unit)))
     return bars(
         "torchkiln against its targets and its rivals",
-        "Bars: medians. Whiskers: minimum to maximum of the rounds. Dashed: the target; green met, red missed,"
+        "Bars: medians. Whiskers: minimum to maximum. Dashed: the target; green met, red missed,"
         " grey without. A scale for each unit.",
         [
             Bar(
