@@ -26,7 +26,7 @@ _TAIL = """
 
     make bench                           all of it; run `make image` first: the wheels come from the cache
     .venv/bin/python -m bench cold warm  only these; the results of the others stay
-    .venv/bin/python -m bench --quick    small generated wheels, an index on this machine: tests the benchmarks
+    .venv/bin/python -m bench --quick    small generated wheels, a local index: tests the benchmarks
 
 Use an idle machine; the sections above have the load before each start. Nothing is written to the user's
 cache: scratch folders are beside it, take up to 10 GB, and are deleted.
