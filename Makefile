@@ -1,20 +1,20 @@
-# Every target sets up what it needs. `make` alone lists them.
+# Every target installs what it needs. `make` without a target lists them.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.ready
 RUN := $(VENV)/bin/python -m
 
-# Tests start thousands of short processes: whatever the user's shell says, they find byte-code.
+# Tests start thousands of short processes, which need byte-code.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup test-packages image release test proof gpu-mutants check format golden bench clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(STAMP)  ## .venv with everything, system packages where missing
+setup: $(STAMP)  ## create .venv with all dependencies, install missing system packages
 
-# pip, not uv: it follows the index, CA and proxy that the user configured.
+# pip, not uv: it uses the index, CA and proxy that the user configured.
 $(STAMP): pyproject.toml tools/system-packages
 	tools/system-packages
 	$(PYTHON) -m venv $(VENV)
@@ -24,23 +24,23 @@ $(STAMP): pyproject.toml tools/system-packages
 test-packages: $(STAMP)
 	@tools/system-packages tests
 
-image: $(STAMP)  ## the main job: torch 2.7.1 for CUDA 12.1, from real packages, into dist/
+image: $(STAMP)  ## build torch 2.7.1 for CUDA 12.1 into dist/
 	@$(VENV)/bin/python build.py --torch 2.7 --cuda 12.1
 
-release: $(STAMP)  ## build, prove, publish, verify: TO=REGISTRY/REPOSITORY KEY=KEY.pem [SINCE=GIT_REF REPORTS=FOLDER TRUST=PUB.pem TIER=2]
+release: $(STAMP)  ## build, test, publish, verify: TO=REGISTRY/REPOSITORY KEY=KEY.pem [SINCE=GIT_REF REPORTS=FOLDER TRUST=PUB.pem TIER=2]
 	$(VENV)/bin/python tools/release.py --to "$(TO)" --key "$(KEY)" $(if $(SINCE),--since "$(SINCE)") \
 	  $(if $(REPORTS),--reports "$(REPORTS)") $(if $(TRUST),--trust "$(TRUST)") $(if $(TIER),--tier "$(TIER)")
 
-test: test-packages  ## all tests but the proof (at most 10 minutes)
+test: test-packages  ## all tests except the proof (at most 10 minutes)
 	$(RUN) pytest -m "not proof" -n auto --no-loadscope-reorder
 
-proof: test-packages  ## the real 2.7.1 set: against pip, twice, inside; smoke checks where they must fail (at most 40 minutes)
+proof: test-packages  ## the real image of 2.7.1: compared with pip, built twice, run; smoke checks where they must fail (at most 40 minutes)
 	$(RUN) pytest -m proof -n logical tests/smoke_mutants
 	$(RUN) pytest -m proof -v --ignore=tests/smoke_mutants
 
-# Without .venv: a machine with GPUs has torch and pytest in a Python of its own. BESIDE="-n 8" where it has xdist.
+# Without .venv: a machine with GPUs has torch and pytest in another Python. BESIDE="-n 8" if it has xdist.
 GPU_MUTANTS = PYTHONPATH=. $(PYTHON) -m pytest --confcutdir=tests/smoke_mutants -p no:cacheprovider -p no:benchmark -rs tests/smoke_mutants
-gpu-mutants:  ## each smoke check where it must fail, on this machine's GPUs; wants a python3 with torch and pytest
+gpu-mutants:  ## each smoke check where it must fail, on this machine's GPUs; needs a python3 with torch and pytest
 	$(GPU_MUTANTS) -m "not alone" --junitxml=dist/gpu-mutants.xml $(BESIDE)
 	$(GPU_MUTANTS) -m alone --junitxml=dist/gpu-mutants-alone.xml
 
@@ -53,15 +53,15 @@ check: $(STAMP)  ## lint, types, stale generated files
 	$(VENV)/bin/python tools/readme.py --check
 	$(VENV)/bin/python tools/gpu_pages.py --check
 
-golden: $(STAMP)  ## write the golden files and the generated ones anew
+golden: $(STAMP)  ## write golden files and generated pages
 	$(VENV)/bin/python build.py render --all
 	$(RUN) tests.golden.write
 	$(VENV)/bin/python tools/schemas.py
 	$(VENV)/bin/python tools/readme.py
 	$(VENV)/bin/python tools/gpu_pages.py
 
-bench: test-packages  ## speed, size and memory against what else could be done, into docs/ (25 minutes, a quiet machine)
+bench: test-packages  ## measure speed, size and memory against alternatives, into docs/ (30 minutes, an idle machine)
 	$(RUN) bench
 
-clean:  ## what builds and tests leave here (the cache stays)
+clean:  ## delete files of builds and tests (the cache stays)
 	rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

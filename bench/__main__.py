@@ -23,6 +23,7 @@ from bench.meters import Failed
 from bench.ordinary import pip
 from bench.published import published, published_cold, published_others
 from bench.results import SCHEMA, Outcome, addresses_in, outcome_json
+from bench.rows_json import rows_json
 from bench.sibling import sibling
 from bench.sides import Say, keep_bytecode
 from bench.subject import TAG, Subject, real, recorded, served, shrunk
@@ -130,7 +131,7 @@ def _publish(document: dict[str, Any], folder: Path) -> None:
         name: document["benchmarks"][name] for name in NAMES if name in document["benchmarks"]
     }
     files = {
-        "bench.json": pretty_json(document).decode(),
+        "bench.json": rows_json(document, 4).decode(),
         "bench.md": report.page(document),
         "bench-ratios.svg": report.picture(document),
     }

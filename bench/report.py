@@ -13,23 +13,23 @@ from bench.results import STAGES, Figure, Outcome, Sample, Side, outcome_from_js
 _MIB = 1 << 20
 _HEAD = """# Benchmarks
 
-Made by `make bench`, not by hand; the values of every round are in [bench.json](bench.json). The sides of a
-table ran in one run, alternating (A B C, A B C, ...); a ratio is that of a round's pair, and the tables tell
-the median with the least and the most. Seconds are those of the wall, the start of Python included.
+`make bench` writes this page; [bench.json](bench.json) has the values of every round. The rows of a
+table ran alternately in one run (A B C, A B C, ...); a ratio is that of a round's pair, and the tables show
+the median with minimum and maximum. Seconds are elapsed time, with the start of Python.
 Core-seconds are user and system time of the whole process tree, as the kernel counts them at its end. Memory
-is the largest sum of all its processes' PSS, looked at ten times a second. Sizes are decimal; a MiB is 2^20.
+is the largest sum of the PSS of all processes, read ten times a second. Sizes are decimal; a MiB is 2^20.
 
 ![The ratios and targets as bars](bench-ratios.svg)
 """
 _TAIL = """
-## Again
+## Reproduce
 
-    make bench                           all of it; `make image` first: the wheels come from the cache
-    .venv/bin/python -m bench cold warm  these only; the others' results stay as they are
-    .venv/bin/python -m bench --quick    small generated wheels, an index on this machine: does all run?
+    make bench                           all of it; run `make image` first: the wheels come from the cache
+    .venv/bin/python -m bench cold warm  only these; the results of the others stay
+    .venv/bin/python -m bench --quick    small generated wheels, a local index: tests the benchmarks
 
-The machine should be quiet; the load before each start is told above. Nothing is written to the user's
-cache: scratch folders lie beside it, take up to 10 GB, and are deleted.
+Use an idle machine; the sections above have the load before each start. Nothing is written to the user's
+cache: scratch folders are beside it, take up to 10 GB, and are deleted.
 """
 
 
@@ -41,7 +41,7 @@ def page(document: Mapping[str, Any]) -> str:
         _HEAD,
         "## Targets\n",
         table(
-            ("what", "target", "median (least to most)", "met"),
+            ("what", "target", "median (minimum to maximum)", "met"),
             (_target_row(figure) for one, _ in outcomes for figure in one.figures if figure.target),
         ),
         *(part for one, run in outcomes for part in _section(one, run)),
@@ -63,8 +63,8 @@ def picture(document: Mapping[str, Any]) -> str:
     ordered = sorted(figures, key=lambda figure: (figure.target is None, units.index(figure.unit)))
     return bars(
         "torchkiln against its targets and its rivals",
-        "Bars: medians. Whiskers: least to most of the rounds. Dashed: the target; green met, red missed,"
-        " grey without. A scale a unit.",
+        "Bars: medians. Whiskers: minimum to maximum. Dashed: the target; green met, red missed,"
+        " grey without. A scale for each unit.",
         [
             Bar(
                 label=_short(figure.what),
@@ -116,10 +116,10 @@ def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
         titles = ("side", "what", "rounds", "seconds", "core-seconds", "MB out", "peak, MiB")
         parts.append(table(titles, map(_side_row, outcome.sides)))
     if outcome.figures:
-        parts.append(table(("figure", "median (least to most)"), map(_figure_row, outcome.figures)))
+        parts.append(table(("figure", "median (minimum to maximum)"), map(_figure_row, outcome.figures)))
     staged = [side for side in outcome.sides if _is_staged(side)] if not outcome.series else []
     if staged:
-        parts.append("Core-seconds by stage (medians; by process and thread, seen from outside):\n")
+        parts.append("Core-seconds by stage (medians; by process and thread, measured from outside):\n")
         parts.append(table(("side", *STAGES), (_stage_row(side) for side in staged)))
     legs = list(dict.fromkeys(leg for side in outcome.sides for one in side.samples for leg, _ in one.legs))
     if legs:

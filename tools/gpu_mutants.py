@@ -8,7 +8,6 @@ Two files with different outcomes of the same test are an error.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from xml.etree import ElementTree as Xml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.rows_json import rows_json  # noqa: E402
 from torchkiln.util.files import write_atomic  # noqa: E402
 
 OUTCOMES = ("passed", "failed", "skipped")
@@ -65,7 +65,7 @@ def main() -> int:
     except (OSError, ValueError, Xml.ParseError) as error:
         sys.stderr.write(f"{sys.argv[0]}: {error}\n")
         return 2
-    write_atomic(Path(sys.argv[1]), (json.dumps(made, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomic(Path(sys.argv[1]), rows_json(made, 3))
     return 0
 
 

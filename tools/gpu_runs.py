@@ -53,7 +53,7 @@ class Run:
         built = dict(_BUILT.findall(json.loads(self.report.host).get("torch_config") or ""))
         if built.keys() == {"TORCH", "CUDA"}:
             return f"torch {built['TORCH']} for CUDA {built['CUDA']}"
-        return "torch of unknown version"
+        return "unknown version of torch"
 
     def summary(self) -> str:
         """Device, driver and torch in one line."""

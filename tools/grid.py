@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.markdown import table
-from tools.kept import IMAGES, PROOFS, latest_earlier, present, proofs, same_wheels, short, without_gpus
+from tools.kept import IMAGES, PROOFS, latest_earlier, present, proofs, same_packages, short, without_gpus
 from torchkiln.gate.cell_state import Kept, State, cleared, saw_gpus, state
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts as facts_of
@@ -25,10 +25,6 @@ from torchkiln.model.report import SignedReport
 from torchkiln.smoke import hosts
 from torchkiln.smoke.suite import Suite, load_suite
 from torchkiln.util.places import ROOT
-
-_HERE = (State.PROVED, State.BUILT)
-# The marks of cells that are also available in other flavors and systems.
-_MARKS = {("runtime", "ubuntu22.04"): "²", ("devel", "debian12"): "³"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,14 +54,12 @@ class ReportSummary:
         """The text for an earlier image, which is called *image*."""
         if failed := self._failed():
             return f"in {image} {failed} failed {self._where()}"
-        return (
-            f"{image} was proved {self._where()}" if self.proved else f"in {image} {self._some(' of today')}"
-        )
+        return f"{image} was proved {self._where()}" if self.proved else f"in {image} {self._some()}"
 
-    def _some(self, which: str = "") -> str:
+    def _some(self) -> str:
         """The text for a run that does not prove the image."""
         if self.on_gpus:
-            return f"not all checks{which} ran, but passed, {self._where()}"
+            return f"some of the required checks ran and passed {self._where()}"
         count = sum(finding.outcome == "passed" for finding in self._best().report.findings)
         return f"{count} checks passed {self._where()}"
 
@@ -95,22 +89,21 @@ class Square:
     state: State
     now: ReportSummary | None = None  # of the image that its lock gives today
     earlier: ReportSummary | None = None  # of the image before it
-    same_wheels: bool = False  # whether the earlier image had the wheels of the lock
-    recorded: bool = False  # whether public record has the hash of its torch wheel
-    others: Mapping[tuple[str, str], State]  # the same torch and CUDA in other flavors and systems
+    same_packages: bool = False  # whether the earlier image had the packages of the lock
+    recorded: bool = False  # whether a public record has the hash of its torch wheel
 
     def text(self) -> str:
         """The text for a table; bold if a lock is committed."""
         build = self.answer.build
         if build is None or self.state is State.UNAVAILABLE:
-            return "unavailable" + self._marks()
+            return "unavailable"
         kind = "native" if self.answer.status is Status.NATIVE else f"minor-compat, built with {build.cuda}"
         if self.state in (State.ELSEWHERE, State.LOCKABLE):
             mark = " ¹" if build.source is Source.PYTORCH else ""
-            pinned = " ⁴" if self.recorded else ""
-            return f"{kind}, {self.state.value}{mark}{pinned}{self._marks()}"
+            pinned = " ²" if self.recorded else ""
+            return f"{kind}, {self.state.value}{mark}{pinned}"
         mark = " ¹" if self.state is State.RECORDED else ""
-        return f"**{kind}**{mark}{self._marks()}<br>{self._seen()}"
+        return f"**{kind}**{mark}<br>{self._seen()}"
 
     def earlier_shown(self) -> ReportSummary | None:
         """The reports of the earlier image, unless those of the present image show as much."""
@@ -118,19 +111,11 @@ class Square:
             return self.earlier
         return self.earlier if self.earlier and self.earlier.on_gpus and not self.now.on_gpus else None
 
-    def _marks(self) -> str:
-        marks = [
-            f"**{mark}**" if self.others[kind] in _HERE else mark
-            for kind, mark in _MARKS.items()
-            if self.others.get(kind, State.UNAVAILABLE) is not State.UNAVAILABLE
-        ]
-        return "".join(f" {mark}" for mark in marks)
-
     def _seen(self) -> str:
         text = self.now.now() if self.now else self.state.value
         if (earlier := self.earlier_shown()) is None:
             return text
-        image = "an earlier image of this lock's wheels" if self.same_wheels else "an earlier image"
+        image = "an earlier image with the same packages" if self.same_packages else "an earlier image"
         return f"{text}; {earlier.earlier(image)}"
 
 
@@ -154,16 +139,16 @@ def grid() -> str:
     ]
     text = table(head, rows)
     if matrix.beyond:
-        text += "\nBeyond it, a line each in `matrix.yaml`:\n\n" + table(
+        text += "\nCells outside this product of versions (`beyond` in `matrix.yaml`):\n\n" + table(
             ["torch", "CUDA", ""],
             ([f"**{pair[0]}**", pair[1], squares[pair].text()] for pair in reversed(matrix.beyond)),
         )
     if devel := [
-        replace(_square(answers[cell], states, known, matrix.policy, suite), others={})
+        _square(answers[cell], states, known, matrix.policy, suite)
         for cell in select(Selection(flavor=("devel",)), matrix)
         if states[cell] in (State.PROVED, State.BUILT)
     ]:
-        text += "\nWith `--flavor devel`, built:\n\n" + table(
+        text += "\nBuilt with `--flavor devel`:\n\n" + table(
             ["torch", "CUDA", ""],
             ([f"**{square.answer.cell.torch}**", square.answer.cell.cuda, square.text()] for square in devel),
         )
@@ -187,15 +172,10 @@ def _square(
     suite: Suite,
 ) -> Square:
     cell = answer.cell
-    others = {
-        (other.flavor, other.os): other_state
-        for other, other_state in states.items()
-        if (other.torch, other.cuda) == (cell.torch, cell.cuda) and other != cell
-    }
     here, kept = states[cell], _kept(answer, known)
     if kept is None or here is State.UNAVAILABLE:
         known_wheel = answer.build and recorded(facts_of.load(), answer.build, cell.python)
-        return Square(answer=answer, state=here, recorded=bool(known_wheel), others=others)
+        return Square(answer=answer, state=here, recorded=bool(known_wheel))
     earlier = [signed for signed in kept.reports if signed not in kept.present]
     before = latest_earlier([signed for signed in earlier if saw_gpus(signed)] or earlier, kept.image)
     was_proved = bool(before) and _was_cleared(before, policy, kept.locked, suite)
@@ -204,8 +184,7 @@ def _square(
         state=here,
         now=ReportSummary(reports=kept.present, proved=here is State.PROVED) if kept.present else None,
         earlier=ReportSummary(reports=before, proved=was_proved) if before else None,
-        same_wheels=bool(before) and all(same_wheels(signed.report, kept.locked) for signed in before),
-        others=others,
+        same_packages=same_packages(before, kept.locked),
     )
 
 

@@ -6,12 +6,10 @@ digest, and the report is of an earlier image: it is still shown, but the gate d
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from torchkiln.attest import dsse
 from torchkiln.build.predicted_digest import predicted_digest
@@ -20,7 +18,6 @@ from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix as matrix_of
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
-from torchkiln.matrix.tags import tag_of
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.report import SignedReport, SmokeReport
@@ -29,7 +26,6 @@ from torchkiln.smoke import attestation, hosts
 from torchkiln.util.places import ROOT
 
 IMAGES, PROOFS = ROOT / "images", ROOT / "docs/proofs"
-ACCOUNTS = PROOFS / "accounts"  # image.json files of earlier images
 
 
 def proofs(folder: Path) -> list[SignedReport]:
@@ -85,22 +81,16 @@ def latest_earlier(reports: Sequence[SignedReport], digest: Digest | None) -> li
     return [signed for signed in earlier if last and signed.report.image == last.report.image]
 
 
-def same_wheels(report: SmokeReport, locked: LockedCell) -> bool:
-    """Whether the image of *report* had the wheels of *locked*, by name, version and sha256.
+def same_packages(reports: Sequence[SignedReport], locked: LockedCell) -> bool:
+    """Whether the image of *reports*, all of one image, had the packages of *locked*, by name and version.
 
-    They are listed in its image.json, whose sha256 is in the report; False without that file.
+    The check `lock` measures what is installed; without a report of it the answer is no.
     """
-    image_json = _image_json(report, IMAGES / tag_of(locked.resolution) / "image.json")
-    wheels = {(row["name"], row["version"], row["sha256"]) for row in image_json.get("wheels", ())}
-    return wheels == {(wheel.name, wheel.version, wheel.sha256) for wheel in locked.wheels}
-
-
-def _image_json(report: SmokeReport, current: Path) -> dict[str, Any]:
-    """The image.json of the report's image; empty if there is no copy of it."""
-    sha256 = json.loads(report.host).get("image_json_sha256")
-    # The *current* one too: images that differ only in rootfs/ have the same image.json.
-    for path in (current, *sorted(ACCOUNTS.glob("*.image.json"))):
-        if path.is_file() and hashlib.sha256(data := path.read_bytes()).hexdigest() == sha256:
-            content: dict[str, Any] = json.loads(data)
-            return content
-    return {}
+    expected = {wheel.name: wheel.version for wheel in locked.wheels}
+    measured = [
+        json.loads(finding.measured).get("installed")
+        for signed_report in reports
+        for finding in signed_report.report.findings
+        if finding.id == "lock"
+    ]
+    return bool(measured) and all(installed == expected for installed in measured)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Write the generated parts of README.md and pages of docs/, and docs/sharing.svg.
+"""Writes the generated parts of README.md and docs/ from matrix, facts, locks and the commands' output.
 
-A generated part is between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`, `numbers`,
-`folders` or `modules` (of torchkiln), `switches` (of a container), `output of COMMAND` (optionally followed
-by `; first N lines`), or `transcript NAME` (recorded by tools/transcripts.py). `--check` writes nothing and
-exits with 5 if anything is stale.
+A generated part stands between `<!-- generated: WHAT -->` and `<!-- end -->`. WHAT is `grid`,
+`numbers` (with `; first N rows`), `folders` and `modules` (of torchkiln), `switches` (of a container),
+`output of COMMAND` (with `; first N lines`), or `transcript NAME` (recorded by tools/transcripts.py).
+`--check` writes nothing and exits with 5 if anything is stale.
 """
 
 from __future__ import annotations
@@ -14,33 +14,31 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench import markdown  # noqa: E402
 from bench.markdown import table  # noqa: E402
-from tools import kept, layout, sharing_svg  # noqa: E402
+from tools import layout  # noqa: E402
 from tools.grid import grid  # noqa: E402
-from torchkiln.compare.sharing import share  # noqa: E402
-from torchkiln.compare.stacks import stacks_of  # noqa: E402
-from torchkiln.lock.lock import load_locked  # noqa: E402
-from torchkiln.matrix.resolve import resolve  # noqa: E402
-from torchkiln.matrix.select import all_cells  # noqa: E402
-from torchkiln.matrix.tags import tag_of  # noqa: E402
-from torchkiln.plan.load import plan_locked  # noqa: E402
 from torchkiln.util.files import write_atomic  # noqa: E402
 
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("architecture.md", "image.md", "modules.md", "sharing.md")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("architecture", "image", "modules", "reference", "sharing", "smoke", "status")
+    ),
 )
 TRANSCRIPTS = ROOT / "docs" / "transcripts"
 NUMBERS = ROOT / "docs" / "numbers.json"
 SETTINGS = ROOT / "rootfs/opt/torchkiln/workplace/settings.py"
 _OUTPUT = re.compile(r"output of (?P<command>.+?)(; first (?P<count>\d+) lines)?")
+_FIGURES = re.compile(r"numbers(; first (?P<count>\d+) rows)?")
 _WIDTH = 150  # characters; a longer line of output is cut, visibly
 
 
@@ -56,8 +54,8 @@ def _generated(what: str) -> str:
         return layout.folders()
     if what == "modules":
         return layout.modules()
-    if what == "numbers":
-        return numbers(json.loads(NUMBERS.read_bytes()))
+    if found := _FIGURES.fullmatch(what):
+        return numbers(json.loads(NUMBERS.read_bytes()), int(found["count"]) if found["count"] else None)
     if what == "switches":
         # Not imported, because that would create a __pycache__ in rootfs/.
         return switches(runpy.run_path(str(SETTINGS))["SWITCHES"])
@@ -80,16 +78,6 @@ def output(command: str, count: int | None) -> str:
     return "\n".join(("```console", f"$ python build.py {command}", *lines, "```", ""))
 
 
-def sharing() -> str:
-    """The picture of the layers that the committed locks share."""
-    matrix, facts = kept.tables()
-    answers = [resolve(cell, matrix, facts) for cell in all_cells(matrix)]
-    tags = [tag_of(answer) for answer in answers if answer.build]
-    locks = [load_locked(kept.IMAGES, tag) for tag in tags if (kept.IMAGES / tag / "lock.json").exists()]
-    plans = [plan_locked(lock, matrix, facts) for lock in locks if not lock.by_record]
-    return sharing_svg.picture(share(stacks_of(plans)))
-
-
 def _stdout(argv: Sequence[str]) -> str:
     """The stdout of a command; its stderr is printed only if it fails."""
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -99,13 +87,10 @@ def _stdout(argv: Sequence[str]) -> str:
     return done.stdout
 
 
-PICTURES: Mapping[Path, Callable[[], str]] = {ROOT / "docs" / "sharing.svg": sharing}
-
-
-def numbers(figures: dict[str, object]) -> str:
-    """The measured figures of docs/numbers.json."""
-    rows = [[row["what"], row["value"], row["how"]] for row in figures["rows"]]  # type: ignore[attr-defined]
-    return f"{figures['machine']}\n\n" + table(["what", "measured", "how to get it again"], rows)
+def numbers(document: dict[str, Any], count: int | None = None) -> str:
+    """The measured figures of docs/numbers.json, or the first *count* of them."""
+    rows = [[row["what"], row["value"], row["how"]] for row in document["rows"][:count]]
+    return f"{document['machine']}\n\n" + table(["what", "measured", "how to reproduce"], rows)
 
 
 def switches(variables: Iterable[tuple[str, str, str]]) -> str:
@@ -115,9 +100,9 @@ def switches(variables: Iterable[tuple[str, str, str]]) -> str:
 
 
 def main() -> int:
-    """Write the generated parts of all pages, and the pictures; with --check compare them."""
-    texts = {path: path.read_text() if path.is_file() else "" for path in (*PAGES, *PICTURES)}
-    made = {page: filled(texts[page]) for page in PAGES} | {path: draw() for path, draw in PICTURES.items()}
+    """Write the generated parts of all pages; with --check compare them."""
+    texts = {page: page.read_text() for page in PAGES}
+    made = {page: filled(text) for page, text in texts.items()}
     stale = [path for path in made if made[path] != texts[path]]
     if "--check" not in sys.argv[1:]:
         for page in stale:

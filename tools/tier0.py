@@ -9,6 +9,7 @@ within the policy's `age` is not repeated. Exits with the highest exit code of t
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,11 +18,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.rows_json import rows_json  # noqa: E402
 from tools.kept import IMAGES, PROOFS, present  # noqa: E402
 from torchkiln.errors import KilnError  # noqa: E402
 from torchkiln.matrix.tags import parse_name  # noqa: E402
 from torchkiln.model.digest import Digest  # noqa: E402
 from torchkiln.oci.layout import open_layout  # noqa: E402
+from torchkiln.util.files import write_atomic  # noqa: E402
 
 
 def report_path(tag: str) -> Path:
@@ -55,8 +58,11 @@ def main(tags: Sequence[str]) -> int:
             sys.stderr.write(f"{tag}: skipped: {reason}\n")
             worst = max(worst, 1 if tags else 0)
             continue
-        argv = ["build.py", "smoke", "run", tag, "--tier", "0", "--report", str(report_path(tag))]
+        report = report_path(tag)
+        argv = ["build.py", "smoke", "run", tag, "--tier", "0", "--report", str(report)]
         worst = max(worst, subprocess.run([sys.executable, *argv], cwd=ROOT, check=False).returncode)
+        if report.is_file():
+            write_atomic(report, rows_json(json.loads(report.read_bytes())))
     return worst
 
 

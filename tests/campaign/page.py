@@ -11,27 +11,26 @@ if TYPE_CHECKING:
 
 _CUTS = {
     "write": "a write to a file",
-    "read": "a download (a read of the socket, or a wheel is half there)",
+    "read": "a download (a read of the socket, or a wheel half downloaded)",
     "rename": "a rename",
     "link": "a hard link",
     "unlink": "a deletion",
     "sync": "a flush to the disk",
 }
-_HEAD = """\
-# The campaign: builds under fire
+_HEAD = """# Interrupted builds
 
-Made together with its log, [campaign.json](campaign.json), by this command; not edited by hand:
+This page and its log (`docs/campaign.json`, not committed) are written by this command:
 
     .venv/bin/python -m tests.campaign --seed {seed} --instants {instants} --log docs/campaign.json
 
 It runs `build.py`, as a user does, on a small cell of its own (wheels, base, lock and index are generated),
 and disturbs it. A library preloaded into the build counts its writes, socket reads, renames, links, deletions
-and flushes, and sends a signal at a drawn one: before it, after it, or with half of a write done. Others come
-by the clock. Then an oracle that shares no code with torchkiln hashes every blob, compares every wheel
-and `.part` with the true file, follows every record and tag, inflates every layer, and looks for
-processes that outlived the build. Then the build is run again: it must succeed, give the digest of an
-undisturbed one, leave nothing behind, and ask the index for no byte of a wheel that was there. `make test`
-does it in short.
+and flushes, and sends a signal at a random one: before it, after it, or with half of a write done. Other
+signals are sent by the clock. Then a checker that shares no code with torchkiln hashes every blob, compares
+every wheel and `.part` file with the true file, follows every record and tag, inflates every layer, and looks
+for processes that outlived the build. Then the build is run again: it must succeed, give the digest of an
+undisturbed build, leave nothing behind, and download no byte of a wheel that was in the cache. `make test`
+runs a short form.
 
 Seed {seed}, {instants} instants, {seconds} s, Python {python}{mounts}. **{verdict}**
 
@@ -48,26 +47,24 @@ def cut_inside(records: Iterable[Record]) -> dict[str, int]:
 
 def page(log: Mapping[str, Any]) -> str:
     """Markdown."""
-    verdict = f"{len(log['wrong'])} things went wrong, see the log." if log["wrong"] else "Nothing was lost."
-    mounts = "" if log["mounts"] else "; without the faults that need a mount, for which one must be root"
+    verdict = f"{len(log['wrong'])} faults: see the log." if log["wrong"] else "No fault was found."
+    mounts = "" if log["mounts"] else "; without the faults that need a mount, which needs root"
     text = _HEAD.format(**{**log, "verdict": verdict, "mounts": mounts})
     text += "## Counts\n\n" + _table(("what", "number"), ((k, f"{v:,}") for k, v in log["counts"].items()))
-    text += "\nOf the runs that a signal hit, this many had under way (several at a time are possible):\n\n"
+    text += "\nOperations under way in the runs that a signal hit (several at a time are possible):\n\n"
     text += _table(("operation", "runs"), log["cut inside"].items())
     hits = [record for record in log["records"] if record["group"] == "instant" and not record["late"]]
     text += "\n## Signals\n\n" + _table(
         ("signal", "cache before", "runs", "exit codes", "left work in progress"), _signals(hits)
     )
     text += (
-        "\nA negative code is the signal's own: the process had no word in it, or had not begun to listen.\n"
-        "A shell shows -2 as 130 and -15 as 143. What users read:\n\n"
+        "\nA negative code is the signal's own: the process could not handle it, or did not handle it yet.\n"
+        "A shell shows -2 as 130 and -15 as 143. The messages:\n\n"
     )
     text += "".join(f"    {line}\n" for line in _sentences(hits))
     for group, title in (("network", "Network and index"), ("host", "The machine")):
         rows = [record for record in log["records"] if record["group"] == group]
-        text += f"\n## {title}\n\n" + _table(
-            ("fault", "exit code", "what the user reads"), (_told(row) for row in rows)
-        )
+        text += f"\n## {title}\n\n" + _table(("fault", "exit code", "message"), (_told(row) for row in rows))
     return text
 
 
@@ -88,7 +85,7 @@ def _sentences(hits: list[dict[str, Any]]) -> list[str]:
 
 
 def _told(record: dict[str, Any]) -> tuple[object, ...]:
-    said = record["sentence"] if record["code"] else "(nothing: it gets over it)"
+    said = record["sentence"] if record["code"] else "(none: the build succeeds)"
     lines = [line.replace("|", "\\|").replace("<", "&lt;") for line in said.splitlines()]
     return record["name"], record["code"], "<br>".join(lines)
 

@@ -22,7 +22,7 @@ from torchkiln.util.places import ROOT
 
 __all__ = ["place", "shared"]
 
-# docs/podman.md tells these too.
+# docs/docker.md lists these too.
 PODMANS_OWN = {
     "test_the_line_that_is_shown_makes_the_same_container": "no comma in the name of a folder that is bound",
     "test_an_image_is_loaded_once_and_again_where_its_name_was_taken": "no BuildKit",

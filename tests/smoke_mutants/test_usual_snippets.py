@@ -23,7 +23,7 @@ pytestmark = needs_torch
 PAGE = (SUITE.parent / "docs" / "smoke.md").read_text("utf-8")
 SECTIONS = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")}
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
-SNIPPETS = _BLOCK.findall(SECTIONS["What the usual snippets prove"])
+SNIPPETS = _BLOCK.findall(SECTIONS["What common test snippets prove"])
 EXAMPLE, MUTANT = _BLOCK.findall(SECTIONS["Adding a check"])
 
 

@@ -25,6 +25,7 @@ from bench.results import (
     outcome_json,
     per_round,
 )
+from bench.rows_json import rows_json
 from bench.sides import Way, alternate
 from tests.unpublished import locked_wheel
 from torchkiln.store.store import Store
@@ -248,3 +249,12 @@ def test_numbers_have_three_figures(value: float, told: str) -> None:
 
 def test_a_bar_in_a_cell_ends_no_cell() -> None:
     assert markdown.table(["a", "b"], [["1|2", "3"]]) == "| a | b |\n| --- | --- |\n| 1\\|2 | 3 |\n"
+
+
+def test_rows_of_json_are_lines_and_read_back_as_the_same_value() -> None:
+    value = {"a": 1, "rows": [{"b": [1, 2]}, {"c": "ü\n"}], "empty": [], "deep": {"d": {"e": 1}}}
+    text = rows_json(value).decode()
+
+    assert json.loads(text) == value
+    assert text.splitlines()[:5] == ["{", '"a": 1,', '"rows": [', '{"b":[1,2]},', '{"c":"\\u00fc\\n"}']
+    assert rows_json(value, 0).decode().count("\n") == 1

@@ -17,7 +17,7 @@ from torchkiln import errors
 from torchkiln.cli import INTERRUPTED
 from torchkiln.util.places import ROOT
 
-README, IMAGE = ((ROOT / page).read_text() for page in ("README.md", "docs/image.md"))
+REFERENCE, IMAGE = ((ROOT / "docs" / page).read_text() for page in ("reference.md", "image.md"))
 DOCUMENTS = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
 
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:)(?P<target>[^)#\s]*)(#(?P<anchor>[^)\s]+))?\)")
@@ -90,7 +90,7 @@ def test_every_command_in_the_documents_parses(document: str, arguments: str) ->
 
 def test_exit_codes_are_those_of_the_code() -> None:
     """One row a code, none missing, none made up."""
-    table = README.split("| exit code | |")[1].split("\n\n")[0]
+    table = REFERENCE.split("| exit code | |")[1].split("\n\n")[0]
     told = [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     raised = {kind.exit_code for kind in kinds if issubclass(kind, errors.KilnError)}
@@ -115,7 +115,7 @@ def test_our_variables_are_documented_and_documented_ones_exist() -> None:
     assert set(_OURS.findall(documents)) == set(_OURS.findall(_sources()))
 
 
-@pytest.mark.parametrize("page", [README, IMAGE], ids=["README.md", "docs/image.md"])
+@pytest.mark.parametrize("page", [REFERENCE, IMAGE], ids=["docs/reference.md", "docs/image.md"])
 def test_variables_of_others_that_a_page_names_are_read(page: str) -> None:
     """UV_*, PIP_*, SSL_*, and the container's SSH_*, JUPYTER_* and TENSORBOARD_*."""
     code = _sources()
@@ -123,7 +123,7 @@ def test_variables_of_others_that_a_page_names_are_read(page: str) -> None:
     assert [name for name in sorted(set(_OF_A_TOOL.findall(page))) if name not in code] == []
 
 
-@pytest.mark.parametrize(("places", "page"), [(HERE, README), (INSIDE, IMAGE)], ids=["here", "inside"])
+@pytest.mark.parametrize(("places", "page"), [(HERE, REFERENCE), (INSIDE, IMAGE)], ids=["here", "inside"])
 def test_variables_that_the_code_reads_are_in_its_page(places: tuple[str, ...], page: str) -> None:
     """By name in the code; PATH, HOME, CUDA's own and what a check sets for itself are no setting of ours."""
     kept_out = {"PATH", "HOME", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
@@ -182,15 +182,15 @@ def _functions(module: str) -> set[str]:
     return {name for file in files for name in re.findall(r"^(?:def|class) (\w+)", file.read_text(), re.M)}
 
 
-def test_every_arrow_of_the_map_is_where_the_map_says() -> None:
+def test_every_function_of_the_map_is_in_its_module() -> None:
     section = (ROOT / "CONTRIBUTING.md").read_text().split("## The map")[1].split("\n## ")[0]
     rows = [line.split("|")[1:-1] for line in section.splitlines() if line[:1] == "|"][2:]
     missing = [
-        arrow
-        for _, arrows, _, places in rows
-        for arrow in re.findall(r"`(\w+)`", arrows)
+        function
+        for _, functions, _, places in rows
+        for function in re.findall(r"`(\w+)`", functions)
         if not any(
-            arrow in _functions(place)
+            function in _functions(place)
             for place in re.findall(r"`([\w/]+(?:\.py|/))`", places)
             if "." in place
         )

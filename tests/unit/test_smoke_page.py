@@ -41,7 +41,7 @@ def test_each_check_has_a_row_with_its_mutants(tier: int, title: str) -> None:
 
 
 def test_each_fault_of_a_host_that_is_known_by_its_text_has_a_row() -> None:
-    assert [row[0] for row in rows("When the host is at fault")] == [fault for _, fault in HOST_FAULTS]
+    assert [row[0] for row in rows("Failures of the host")] == [fault for _, fault in HOST_FAULTS]
 
 
 def test_the_sentence_for_torch_2_0_is_the_one_that_is_told() -> None:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# $SCRIPT in $IMAGE, in the folder that this starts in; ends as the script does. With $KEYS or $IDENTITY the
-# image is verified first, from the registry alone: that it was published after passing on GPUs, and by whom.
+# Runs $SCRIPT in $IMAGE, in the current folder, and exits as the script does. With $KEYS or $IDENTITY the
+# image is verified first, from the registry alone: its publisher, and that it passed on GPUs.
 set -euo pipefail
 
 fail() {
