@@ -56,9 +56,9 @@ def test_with_a_good_one(workplace: Workplace, driver: list[str]) -> None:
     _, lines = examined(workplace, *driver, *ANYBODY, "-e", "FAKE_GPUS=2", "--shm-size", "1g")
 
     assert (lines["driver"]["state"], lines["GPUs"]["state"], lines["/dev/shm"]["state"]) == ("ok",) * 3
-    assert "580.159.04, serves CUDA 13.0; 525.60.13 or newer is needed" in lines["driver"]["found"]
+    assert "580.159.04, supports CUDA up to 13.0; this image needs 525.60.13" in lines["driver"]["found"]
     assert "Fake H100, Fake H200" in lines["GPUs"]["found"]
-    assert "9.0 is served" in lines["GPUs"]["found"]
+    assert "9.0 is supported" in lines["GPUs"]["found"]
     assert "shared memory" in lines["NCCL"]["found"]
 
 
@@ -66,10 +66,10 @@ BROKEN = {
     "FAKE_INIT=803": ("driver", "library and kernel module differ", "restart the host"),
     "FAKE_INIT=802": ("driver", "the fabric is not ready", "nvidia-fabricmanager"),
     "FAKE_INIT=999": ("driver", "error 999", "dmesg"),
-    "FAKE_INIT=100": ("driver", "no GPU", "--gpus all"),
+    "FAKE_INIT=100": ("driver", "no CUDA-capable device", "--gpus all"),
     "FAKE_INIT=crash": ("driver", "SIGSEGV", "dmesg"),
-    "FAKE_DRIVER=470.57.02": ("driver", "470.57.02, serves CUDA 13.0; this build needs 525.60.13", "update"),
-    "FAKE_CAPABILITY=35": ("GPUs", "Fake H100 (3.5): torch holds code for sm_50", "another torch"),
+    "FAKE_DRIVER=470.57.02": ("driver", "470.57.02, supports CUDA up to 13.0; this image needs driver", "update"),
+    "FAKE_CAPABILITY=35": ("GPUs", "Fake H100 (3.5): not supported by this torch, which has code for sm_50", "another torch"),
     "FAKE_CAPABILITY=120": ("GPUs", "Fake H100 (12.0)", "another torch"),
 }
 
@@ -110,11 +110,11 @@ def test_services_are_examined_where_they_run(workplace: Workplace) -> None:
     with workplace.started() as container:
         container.serves()
         doctor = ("exec", container.name, "/opt/torchkiln/entrypoint", "doctor")
-        assert "ok       jupyter    answers" in container.docker(*doctor, check=False).stdout
+        assert "ok       jupyter    running" in container.docker(*doctor, check=False).stdout
         container.inside("pkill", "-STOP", "-f", "jupyter-lab")
 
         done = container.docker(*doctor, check=False)
-        assert "problem  jupyter    port 8888 does not answer" in done.stdout
+        assert "problem  jupyter    port 8888: " in done.stdout
         assert done.returncode == 1
 
 
