@@ -63,13 +63,13 @@ def test_with_a_good_one(workplace: Workplace, driver: list[str]) -> None:
 
 
 BROKEN = {
-    "FAKE_INIT=803": ("driver", "library and kernel module differ", "restart the host"),
-    "FAKE_INIT=802": ("driver", "the fabric is not ready", "nvidia-fabricmanager"),
+    "FAKE_INIT=803": ("driver", "driver and library version mismatch", "restart the host"),
+    "FAKE_INIT=802": ("driver", "system not yet initialized", "nvidia-fabricmanager"),
     "FAKE_INIT=999": ("driver", "error 999", "dmesg"),
     "FAKE_INIT=100": ("driver", "no CUDA-capable device", "--gpus all"),
     "FAKE_INIT=crash": ("driver", "SIGSEGV", "dmesg"),
-    "FAKE_DRIVER=470.57.02": ("driver", "470.57.02, supports CUDA up to 13.0; this image needs driver", "update"),
-    "FAKE_CAPABILITY=35": ("GPUs", "Fake H100 (3.5): not supported by this torch, which has code for sm_50", "another torch"),
+    "FAKE_DRIVER=470.57.02": ("driver", "supports CUDA up to 13.0; this image needs driver 525", "update"),
+    "FAKE_CAPABILITY=35": ("GPUs", "Fake H100 (3.5): not supported by this torch", "another torch"),
     "FAKE_CAPABILITY=120": ("GPUs", "Fake H100 (12.0)", "another torch"),
 }
 
@@ -90,10 +90,8 @@ def test_the_start_warns_of_it(workplace: Workplace, driver: list[str]) -> None:
     options = (*driver, "-e", "FAKE_DRIVER=470.57.02", "-e", "FAKE_CAPABILITY=35")
     with workplace.started(*options) as container:
         container.says(r"GPUs: Fake H100, driver 470\.57\.02 \(CUDA 13\.0\)")
-        container.says(
-            r"warning: driver 470\.57\.02 is older than 525\.60\.13, which this build \(CUDA 12\.4\)"
-        )
-        container.says(r"warning: Fake H100 has compute capability 3\.5, and torch 2\.6\.0\+cu124 holds code")
+        container.says(r"warning: driver 470\.57\.02 is too old: this image \(CUDA 12\.4\) needs 525\.60\.13")
+        container.says(r"warning: Fake H100 \(compute capability 3\.5\) is not supported by torch 2\.6\.0")
         container.says("is running at")
 
 

@@ -200,7 +200,7 @@ def test_keys_that_are_none(workplace: Workplace, tmp_path: Path) -> None:
         (private.read_text(), "SSH_PUBLIC_KEY: this is a private key"),
     ):
         with workplace.started("-e", f"SSH_PUBLIC_KEY={text}") as container:
-            container.says("SSH: off, " + said)
+            container.says("SSH: off: " + said)
             assert text.splitlines()[-1] not in container.logs()
 
 

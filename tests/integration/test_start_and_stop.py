@@ -73,7 +73,7 @@ def test_a_service_that_dies_is_started_again(workplace: Workplace) -> None:
         for times in range(1, 3):
             container.says(rf"(?s)(is running at.*){{{times}}}")
             container.inside(*kill)
-            container.says(rf"(?s)(jupyter was killed by SIGKILL.*started again.*){{{times}}}")
+            container.says(rf"(?s)(jupyter was killed by SIGKILL.*restarting it.*){{{times}}}")
         container.says(r"(?s)(is running at.*){3}")
         tokens = set(re.findall(r"token=(\w{32,})", container.logs()))
         assert len(tokens) == 1
@@ -122,7 +122,7 @@ def test_the_start_says_what_it_found(workplace: Workplace) -> None:
             r"Jupyter: http://127\.0\.0\.1:8888/lab\?token=\w{32,}",
             r"SSH: off: no public key \(-e SSH_PUBLIC_KEY=",
             r"GPUs: none",
-            r"900 MiB of memory \(limited\), /dev/shm 64 MiB; uid 0 writes to /workspace, /root, /tmp",
+            r"900 MiB of memory \(limited\), /dev/shm 64 MiB; uid 0 can write to /workspace, /root, /tmp",
             r"warning: no GPU was passed to this container: add --gpus all",
             r"warning: /dev/shm has 64 MiB.*--shm-size=8g",
         ):
