@@ -51,7 +51,7 @@ def image(**more: Any) -> Image:
 def driver(**more: Any) -> Driver:
     """A new one with one GPU, but for *more*."""
     sound = Driver(
-        version="580.159.04", cuda="13.0", gpus=(HOPPER,), ways=(), passed=True, fault="", remedy=""
+        version="580.159.04", cuda="13.0", gpus=(HOPPER,), links=(), passed=True, fault="", remedy=""
     )
     return replace(sound, **more)
 

@@ -1,7 +1,7 @@
 # Every interactive bash: by `docker run -it`, `docker exec -it`, SSH, tmux and Jupyter's terminal.
 case $- in *i*) ;; *) return ;; esac
 
-. /opt/torchkiln/account # `docker exec` passes the entrypoint by
+. /opt/torchkiln/account # `docker exec` does not run the entrypoint
 . /opt/torchkiln/guard
 
 shopt -s checkwinsize histappend
@@ -15,12 +15,12 @@ fi
 
 alias doctor='/opt/torchkiln/entrypoint doctor'
 
-# $USER and not \u: bash looked for the name before we gave it one.
+# $USER and not \u: bash looked up the name before the account file set it.
 torchkiln_tag=$(sed -n 's/^  "tag": "\(.*\)",$/\1/p' /etc/torchkiln/image.json)
 PS1='\[\e[1;32m\]$USER@'"${torchkiln_tag%-cudnn*}"'\[\e[0m\]:\[\e[1;34m\]\w\[\e[0m\]\$ '
 unset torchkiln_tag
 
-# Once for each way in, and not in each window of a tmux; ~/.hushlogin is the usual way to want none.
+# Once per login, not in each tmux window; ~/.hushlogin turns it off.
 if [ "${SHLVL:-1}" = 1 ] && [ -z "${TMUX-}${STY-}" ] && [ -t 1 ] && [ ! -e ~/.hushlogin ]; then
     /usr/bin/python3 -IB /opt/torchkiln/workplace greeting
 fi

@@ -1,7 +1,7 @@
-"""What the NVIDIA driver says of this machine, asked by ctypes: without torch, no context on any GPU.
+"""Asks the NVIDIA driver about this machine through ctypes, without torch and without a context on a GPU.
 
-Functions and numbers: CUDA Driver API and NVML reference manuals. Nothing that names a machine is asked for
-(no UUID, no serial number): the answer goes into a report.
+Functions and numbers: CUDA Driver API and NVML reference manuals. It reads nothing that identifies a machine
+(no UUID, no serial number), because the answer goes into a report.
 """
 
 import ctypes
@@ -12,8 +12,8 @@ import os
 _MAJOR, _MINOR, _PROCESSORS = 75, 76, 16  # CUdevice_attribute
 _MAX_NVLINKS = 18  # NVML_NVLINK_MAX_LINKS
 _P2P_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
-_STRING = 96  # bytes; longer than any name the driver gives
-# nvmlGpuTopologyLevel_t, in nvidia-smi's words: the same board, one PCIe switch, several, one host bridge ...
+_STRING = 96  # bytes; longer than any name that the driver returns
+# nvmlGpuTopologyLevel_t, with nvidia-smi's names: same board, one PCIe switch, several, one host bridge ...
 _WAYS = {0: "board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
@@ -24,18 +24,18 @@ class Memory(ctypes.Structure):
 
 
 def main():
-    """One JSON object; what cannot be learned is null."""
+    """Print one JSON object; unknown values are null."""
     told = {
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "nodes": sorted(os.path.basename(path) for path in glob.glob("/dev/nvidia[0-9]*")),
-        "libcuda": None,  # why it cannot be loaded
+        "libcuda": None,  # the error if it cannot be loaded
         "library": None,  # the file that was loaded
         "init": None,  # what cuInit returned
-        "cuda": None,  # the newest CUDA that this driver serves
+        "cuda": None,  # the newest CUDA that this driver supports
         "driver": None,
         "gpus": [],
-        "peers": [],  # pairs of GPUs of which the first can reach the second's memory
-        "links": [],  # pairs, and what lies between them
+        "peers": [],  # pairs of GPUs where the first can access the second's memory
+        "links": [],  # pairs of GPUs, and the connection between them
     }
     manager = nvml()
     told["driver"] = nvml_text(manager, "nvmlSystemGetDriverVersion")
@@ -58,21 +58,21 @@ def main():
 
 
 def mapped(part):
-    """The file in this process whose path has *part* in it."""
+    """The file mapped into this process whose path contains *part*."""
     with open("/proc/self/maps") as maps:
         paths = (line.split(maxsplit=5)[5].strip() for line in maps if line.count("/"))
         return next((path for path in paths if part in path), None)
 
 
 def count(cuda):
-    """How many GPUs this process may use."""
+    """The number of GPUs that this process may use."""
     found = ctypes.c_int()
     cuda.cuDeviceGetCount(ctypes.byref(found))
     return found.value
 
 
 def handle(cuda, manager, at):
-    """NVML's handle of CUDA's GPU *at* (the two count differently); None where it has none."""
+    """NVML's handle of CUDA's GPU *at* (their numbers differ); None if there is none."""
     bus, found = ctypes.create_string_buffer(_STRING), ctypes.c_void_p()
     cuda.cuDeviceGetPCIBusId(bus, _STRING, at)
     if manager is None or manager.nvmlDeviceGetHandleByPciBusId_v2(bus, ctypes.byref(found)) != 0:
@@ -81,7 +81,7 @@ def handle(cuda, manager, at):
 
 
 def gpu(cuda, manager, at, known):
-    """One GPU, by what it is and not by which."""
+    """The properties of one GPU, without its identity."""
     name, total, memory = ctypes.create_string_buffer(_STRING), ctypes.c_size_t(), Memory()
     cuda.cuDeviceGetName(name, _STRING, at)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(total), at)
@@ -104,7 +104,7 @@ def attribute(cuda, number, at):
 
 
 def nvlinks(manager, known):
-    """How many of its NVLinks are up."""
+    """How many NVLinks of the GPU are up."""
     state, up = ctypes.c_uint(), 0
     for link in range(_MAX_NVLINKS):
         if manager.nvmlDeviceGetNvLinkState(known, link, ctypes.byref(state)) == 0:
@@ -113,7 +113,7 @@ def nvlinks(manager, known):
 
 
 def peers(cuda):
-    """Pairs of GPUs of which the first can reach the second's memory."""
+    """Pairs of GPUs where the first can access the second's memory."""
     reached, pairs = ctypes.c_int(), []
     for one in range(count(cuda)):
         for other in range(count(cuda)):
@@ -123,7 +123,7 @@ def peers(cuda):
 
 
 def links(manager, handles):
-    """[one, other, way] for each pair: NVLINK, or the way over PCIe as `nvidia-smi topo` calls it."""
+    """[one, other, link] for each pair: NVLINK, or the PCIe path as `nvidia-smi topo` names it."""
     value = ctypes.c_int()
     found = []
     for other, second in enumerate(handles):
@@ -139,7 +139,7 @@ def links(manager, handles):
 
 
 def nvml():
-    """The management library, ready; None where it is not."""
+    """The initialized management library (NVML); None if it is missing."""
     try:
         manager = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -148,7 +148,7 @@ def nvml():
 
 
 def nvml_text(manager, function):
-    """What a function of NVML that fills a buffer says."""
+    """The text that an NVML *function* writes to its buffer; None if it fails."""
     buffer = ctypes.create_string_buffer(_STRING)
     if manager is None or getattr(manager, function)(buffer, _STRING) != 0:
         return None

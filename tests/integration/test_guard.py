@@ -15,7 +15,7 @@ __all__ = ["shared"]
 
 pytestmark = pytest.mark.network  # wheels, and where the cache has none, the base
 
-REFUSED = "torchkiln: if torch was in the way"
+REFUSED = "torchkiln: if this conflicts with torch"
 FREE = ("-e", "PIP_CONSTRAINT=", "-e", "UV_CONSTRAINT=")
 PROGRAMS = {"pip": ["pip", "install", "--dry-run"], "uv": ["uv", "pip", "install", "--dry-run"]}
 

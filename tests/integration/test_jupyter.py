@@ -96,7 +96,7 @@ def test_unless_it_is_permitted(workplace: Workplace, token: str) -> None:
         found.serves()
         assert asked(found, "/api/contents", token or None).status_code == 200
         assert asked(found, "/api/contents", "another").status_code == (403 if token else 200)
-        assert ("without a login" in found.logs()) == (not token)
+        assert ("no login" in found.logs()) == (not token)
 
 
 def test_a_token_in_a_file(workplace: Workplace, shared: Path) -> None:

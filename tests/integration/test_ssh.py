@@ -65,7 +65,7 @@ def test_every_kind_of_session_has_the_environment(client: Client, kind: str, us
 
 def test_a_variable_with_a_line_break_is_named(client: Client) -> None:
     """sshd cannot hand it on; nothing is lost in silence."""
-    assert "not in SSH sessions, for they hold a line break: LINES" in client.container.logs()
+    assert "variables with line breaks are not set in SSH sessions: LINES" in client.container.logs()
     assert client.ssh("echo ${LINES-none}").stdout == "none\n"
 
 
@@ -196,11 +196,11 @@ def test_keys_that_are_none(workplace: Workplace, tmp_path: Path) -> None:
     """Named by line, without their text; and a private key is not taken, shown or needed."""
     private, _ = key(tmp_path)
     for text, said in (
-        ("ssh-ed25519 not-a-key", "SSH_PUBLIC_KEY, line 1: no public key of OpenSSH"),
-        (private.read_text(), "SSH_PUBLIC_KEY holds a private key"),
+        ("ssh-ed25519 not-a-key", "SSH_PUBLIC_KEY, line 1: not an OpenSSH public key"),
+        (private.read_text(), "SSH_PUBLIC_KEY: this is a private key"),
     ):
         with workplace.started("-e", f"SSH_PUBLIC_KEY={text}") as container:
-            container.says("SSH: off, " + said)
+            container.says("SSH: off: " + said)
             assert text.splitlines()[-1] not in container.logs()
 
 

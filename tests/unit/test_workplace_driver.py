@@ -47,7 +47,7 @@ def test_a_driver_that_works(answers: Any) -> None:
         version="580.159.04",
         cuda="13.0",
         gpus=(Gpu(name="Fake H100", capability=(9, 0), memory=80 << 30),),
-        ways=(),
+        links=(),
         passed=True,
         fault="",
         remedy="",
@@ -62,7 +62,7 @@ def test_several_gpus_and_what_lies_between_each_two(answers: Any, fake: dict[st
     found = answers(GPUS="3", **fake)
 
     assert [gpu.name for gpu in found.gpus] == ["Fake H100", "Fake H200", "Fake H300"]
-    assert found.ways == (way,) * 3
+    assert found.links == (way,) * 3
 
 
 @needs_gcc
@@ -70,7 +70,7 @@ def test_a_driver_without_its_management_library_works(answers: Any) -> None:
     """Nobody tells its version then, and an unknown version is never too old."""
     found = answers(NVML="9", GPUS="2")
 
-    assert (found.version, found.cuda, found.ways, found.fault) == ("", "13.0", (), "")
+    assert (found.version, found.cuda, found.links, found.fault) == ("", "13.0", (), "")
     assert len(found.gpus) == 2
     assert not too_old(found, "999.0")
 

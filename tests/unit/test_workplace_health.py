@@ -109,7 +109,7 @@ def test_where_nobody_listens(path: str | None, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/lab/api", None])
 def test_one_that_hangs(path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped, or out of memory: the connection stands, and nothing comes."""
-    monkeypatch.setattr(health, "LIMIT", 0.2)
+    monkeypatch.setattr(health, "TIMEOUT", 0.2)
     with says(None) as port:
         assert str(port) in fault(tmp_path, port, path)
 

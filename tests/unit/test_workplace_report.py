@@ -89,7 +89,7 @@ def test_facts_tell_what_there_is() -> None:
     _, one = report.facts(driver(), machine(cores=1.0))
 
     assert "NVIDIA H100" in gpus
-    for words in ("1.5 cores", "64.0 GiB", "limited", "8.0 GiB", "nothing"):
+    for words in ("1.5 cores", "64.0 GiB", "limited", "8.0 GiB", "no folder"):
         assert words in rest
     assert "1 core," in one
     assert "limited" not in one
@@ -133,12 +133,12 @@ def test_a_shell_begins_with_what_the_image_is(monkeypatch: pytest.MonkeyPatch) 
 @needs_gcc
 def test_a_shell_does_not_wait_for_a_slow_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so, and begins. Who wants to know more asks the doctor, who waits longer."""
-    assert greeting.PATIENCE < module.LIMIT
-    monkeypatch.setattr(greeting, "PATIENCE", 0.3)
+    assert greeting.DRIVER_TIMEOUT < module.LIMIT
+    monkeypatch.setattr(greeting, "DRIVER_TIMEOUT", 0.3)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
     monkeypatch.setenv("FAKE_INIT", "late2")
 
-    assert "warning: it did not answer" in greeting.text(image())
+    assert "warning: the NVIDIA driver did not answer" in greeting.text(image())
 
 
 def test_help_tells_every_switch_with_its_default() -> None:

@@ -81,8 +81,8 @@ def test_no_login_at_all_is_said_aloud() -> None:
     service, line = services.jupyter(lab(token=""), {})
 
     assert "--IdentityProvider.token=" in service.command
-    assert "without a login" in line
-    assert "without a login" not in services.jupyter(lab(), {})[1]
+    assert "no login" in line
+    assert "no login" not in services.jupyter(lab(), {})[1]
     assert not [word for word in services.jupyter(lab(), {})[0].command if "token" in word]
 
 
@@ -129,7 +129,7 @@ def test_a_container_with_nothing_to_run_ends(tmp_path: Path) -> None:
     done = container(tmp_path, JUPYTER="off")
 
     assert done.returncode == 1
-    assert "nothing" in done.stderr
+    assert "no service to run" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def test_a_folder_of_ours_that_nobody_else_can_write(tmp_path: Path) -> None:
     """Made where there is none; taken again at a restart."""
     for _ in range(2):
-        services._make(tmp_path / "deep/run")
+        services._make_private(tmp_path / "deep/run")
 
     assert (tmp_path / "deep/run").stat().st_mode & 0o022 == 0
 
@@ -196,5 +196,5 @@ def test_a_folder_that_somebody_has_set_up_is_refused(
         monkeypatch.setattr(os, "getuid", lambda: 54321)
 
     with pytest.raises(OSError) as refused:
-        services._make(place)
+        services._make_private(place)
     assert refused.value.filename == str(place)

@@ -264,11 +264,11 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_the_address_leads_there(token: str, port: int) -> None:
     """A browser finds port, path and token in it again."""
     lab = Jupyter(token=None, port=port, base_url="/lab/anna/", origin="")
-    found = urlsplit(lab.address(token))
+    found = urlsplit(lab.url(token))
 
     assert (found.port, found.path) == (port, "/lab/anna/lab")
     assert parse_qs(found.query, strict_parsing=True) == {"token": [token]}
-    assert "token" not in lab.address("")
+    assert "token" not in lab.url("")
 
 
 def test_sudo_is_for_root_to_grant() -> None:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:R
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks often, waits little."""
-    monkeypatch.setattr(supervision, "LOOK", 0.01)
+    monkeypatch.setattr(supervision, "POLL", 0.01)
     monkeypatch.setattr(supervision, "GRACE", 0.5)
 
 

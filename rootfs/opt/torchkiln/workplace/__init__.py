@@ -1,1 +1,1 @@
-"""What a container of this image does by itself: services, report, help, doctor. Standard library only."""
+"""The program behind the entrypoint: services, report, help, doctor. It uses the standard library only."""

@@ -1,4 +1,4 @@
-"""A word of the command line → what runs: services, doctor, help, greeting, healthcheck."""
+"""The commands: services, doctor, help, greeting, healthcheck."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 from workplace import doctor, greeting, health, helping, image, services
 from workplace.settings import BadSettings, read
 
-USAGE = 2  # exit code of what was asked for wrongly
+USAGE = 2  # exit code for wrong usage or settings
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command that *arguments* name; its exit code."""
+    """Run the command that *arguments* name; return its exit code."""
     name, *rest = arguments or ["services"]
     if name == "healthcheck":
         return health.main()
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         print(greeting.text(image.load()))
         return 0
     if name != "services":
-        print(f"torchkiln: {name!r} is no command; `help` lists them", file=sys.stderr)
+        print(f"torchkiln: no such command: {name!r}; run `help` for a list", file=sys.stderr)
         return USAGE
     try:
         settings = read(os.environ, root=os.getuid() == 0)

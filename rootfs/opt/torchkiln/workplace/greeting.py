@@ -1,4 +1,4 @@
-"""Image, driver → the lines with which an interactive shell begins."""
+"""The lines that an interactive shell prints first: build, GPUs, warnings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from workplace.image import Image
 from workplace.machine import look
 from workplace.report import gpus, warnings
 
-PATIENCE = 3.0  # seconds that a prompt may take; `doctor` waits longer
+DRIVER_TIMEOUT = 3.0  # seconds until the prompt appears all the same; `doctor` waits longer
 
 
 def text(image: Image) -> str:
-    """Build facts, the GPUs, and what is wrong with them."""
-    driver = ask(PATIENCE)
+    """The image's versions, the GPUs, and warnings."""
+    driver = ask(DRIVER_TIMEOUT)
     lines = [
         f"PyTorch {image.torch} for CUDA {image.cuda} (built with {image.wheel_cuda}), cuDNN {image.cudnn},"
         f" NCCL {image.nccl}, Python {image.python}",
@@ -22,5 +22,5 @@ def text(image: Image) -> str:
         *(f"warning: {line}" for line in warnings(image, driver, look())),
     ]
     if not Path("/var/lib/apt/lists").is_dir() or not any(Path("/var/lib/apt/lists").glob("*Packages*")):
-        lines.append("apt knows no packages yet: apt-get update")
-    return "\n".join([*lines, "More: doctor; /opt/torchkiln/entrypoint help"])
+        lines.append("apt has no package lists: run apt-get update first")
+    return "\n".join([*lines, "More: run `doctor` or `/opt/torchkiln/entrypoint help`"])

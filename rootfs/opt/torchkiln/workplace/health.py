@@ -1,4 +1,4 @@
-"""Running services → whether each of them answers; Docker's HEALTHCHECK asks."""
+"""Checks whether each service answers, for `doctor` and Docker's HEALTHCHECK."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from pathlib import Path
 from workplace.settings import runtime_folder
 from workplace.supervision import Service
 
-LIMIT = 4.0  # seconds; the engine's own is 5
+TIMEOUT = 4.0  # seconds; HEALTHCHECK has 5
 _FILE = "services.json"
 _ENTRYPOINT = "/opt/torchkiln/entrypoint"
 
 
 def expect(folder: Path, services: Sequence[Service]) -> None:
-    """Note in *folder* who has to answer."""
-    told = [{"name": one.name, "port": one.port, "path": one.path} for one in services]
-    (folder / _FILE).write_text(json.dumps(told))
+    """Write to *folder* which services must answer."""
+    values = [{"name": service.name, "port": service.port, "path": service.path} for service in services]
+    (folder / _FILE).write_text(json.dumps(values))
 
 
 def states(folder: Path) -> Iterator[tuple[str, str]]:
-    """Each service that was asked for, and what is wrong with it, empty if nothing.
+    """The name of each service, and its fault; empty if it answers.
 
-    :raises FileNotFoundError: none was started.
+    :raises FileNotFoundError: no service was started.
     """
-    for one in json.loads((folder / _FILE).read_text("utf-8")):
-        yield one["name"], _fault(one["port"], one["path"])
+    for service in json.loads((folder / _FILE).read_text("utf-8")):
+        yield service["name"], _fault(service["port"], service["path"])
 
 
 def main() -> int:
-    """0: each service answers, or the container runs something else, of which we know nothing."""
+    """Exit code 0 if each service answers, or if the container runs a command of the user's."""
     try:
         faults = [f"{name}: {fault}" for name, fault in states(runtime_folder()) if fault]
     except FileNotFoundError:
-        # tini's last argument is the entrypoint only when no command was given.
+        # The last argument of tini is the entrypoint only if the container has no command.
         command = Path("/proc/1/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         faults = ["the services have not been started yet"] if command[-1].decode() == _ENTRYPOINT else []
     for fault in faults:
@@ -47,14 +47,14 @@ def main() -> int:
 
 
 def _fault(port: int, path: str | None) -> str:
-    """Asked directly: a proxy of the environment has no part in it."""
+    """Why the service on *port* does not answer; empty if it does. A proxy in the environment is ignored."""
     try:
         if path is None:
-            with socket.create_connection(("127.0.0.1", port), LIMIT) as connection:
-                return "" if connection.recv(4) == b"SSH-" else f"port {port} does not speak SSH"
-        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)) as asked:
-            asked.request("GET", path)
-            status = asked.getresponse().status
-            return "" if status == 200 else f"port {port} answers {status}"
+            with socket.create_connection(("127.0.0.1", port), TIMEOUT) as connection:
+                return "" if connection.recv(4) == b"SSH-" else f"port {port}: not an SSH server"
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)) as connection:
+            connection.request("GET", path)
+            status = connection.getresponse().status
+            return "" if status == 200 else f"port {port}: HTTP status {status}"
     except (OSError, http.client.HTTPException) as error:
-        return f"port {port} does not answer: {error}"
+        return f"port {port}: {error}"

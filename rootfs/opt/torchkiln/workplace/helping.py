@@ -1,4 +1,4 @@
-"""Image, switches → what `help` prints."""
+"""The text that `help` prints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from workplace.image import Image
 from workplace.settings import SWITCHES
 
 WIDTH = 100  # columns
-_NAMES = 29  # of them for the names of switches
+_NAMES = 29  # columns for the names of settings
 _USE = """\
 Start:
   docker run --gpus all -p 8888:8888 -p 2222:22 -v ./workspace:/workspace IMAGE
@@ -16,24 +16,24 @@ Start:
   docker run --gpus all -it --rm IMAGE bash
       a shell, or any other command
   docker run --gpus all --rm IMAGE doctor [--json]
-      what this machine lacks, and what to do
+      check driver, GPUs, memory and services
   docker run --user $(id -u):$(id -g) -p 2222:2222 ... IMAGE
       files belong to you; SSH listens on 2222
   docker exec -it CONTAINER bash
-      into one that runs"""
+      a shell in a running container"""
 _MORE = """\
 Ports    8888 JupyterLab, 22 SSH, 6006 TensorBoard
 Work     in /workspace; --shm-size=8g for DataLoader workers and NCCL
-Keys     SSH_PUBLIC_KEY, a file at /etc/ssh/authorized_keys, or ~/.ssh/authorized_keys. Who may log in: root
-         and `user` (uid 1000); in a container that is not root's, whoever it runs as.
-Python   /opt/venv. pip and uv install there, or into your own site where it is closed to you.
-         /etc/torchkiln/constraints.txt holds torch and its CUDA libraries where they are.
-apt      apt-get update comes first: no lists are kept here.
-exec     as a uid that the image does not know: docker exec CONTAINER /opt/torchkiln/entrypoint COMMAND"""
+Keys     SSH_PUBLIC_KEY, the file /etc/ssh/authorized_keys, or ~/.ssh/authorized_keys. Accounts: root and
+         `user` (uid 1000); in a container that does not run as root, the user that it runs as.
+Python   /opt/venv. pip and uv install there, or into your user site if you cannot write to it.
+         /etc/torchkiln/constraints.txt keeps the versions of torch and its CUDA libraries.
+apt      run apt-get update first: the image has no package lists.
+exec     with a uid that has no name: docker exec CONTAINER /opt/torchkiln/entrypoint COMMAND"""
 
 
 def text(image: Image) -> str:
-    """Usage, the table of switches, and what else people ask."""
+    """Usage, the table of settings, and notes."""
     head = f"{image.tag}: PyTorch {image.torch} for NVIDIA drivers {image.min_driver} and newer"
     return "\n\n".join((head, _USE, "Settings (-e NAME=VALUE):\n" + _switches(), _MORE))
 
@@ -41,8 +41,8 @@ def text(image: Image) -> str:
 def _switches() -> str:
     rows = []
     for name, default, meaning in SWITCHES:
-        told = f"{meaning} [{default}]" if default else meaning
-        first, *rest = textwrap.wrap(told, WIDTH - _NAMES - 3)
+        text = f"{meaning} [{default}]" if default else meaning
+        first, *rest = textwrap.wrap(text, WIDTH - _NAMES - 3)
         rows.append(f"  {name:<{_NAMES}} {first}")
         rows += [f"  {'':<{_NAMES}} {line}" for line in rest]
     return "\n".join(rows)

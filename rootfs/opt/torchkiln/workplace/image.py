@@ -1,4 +1,4 @@
-"""/etc/torchkiln/image.json → Image: what this image is, as its build wrote it."""
+"""Reads /etc/torchkiln/image.json, which the build wrote: the image's versions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ FACTS = Path("/etc/torchkiln/image.json")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """The parts of it that are told to people, and judged by."""
+    """The values of image.json that are printed or checked."""
 
     tag: str
     torch: str  # "2.7.1+cu126"
-    cuda: str  # what was asked for, "12.1"
-    wheel_cuda: str  # what the wheel was built with, "12.6"
+    cuda: str  # of the tag, "12.1"
+    wheel_cuda: str  # of torch's wheel, "12.6"
     cudnn: str
     nccl: str
     python: str
@@ -28,24 +28,25 @@ class Image:
 
 
 def load(path: Path = FACTS) -> Image:
-    """What *path* tells.
+    """The values in the file *path*.
 
-    :raises OSError: it is not there. It is, in every image.
+    :raises OSError: there is no such file; every image has one.
     """
-    told = json.loads(path.read_text("utf-8"))
+    values = json.loads(path.read_text("utf-8"))
     texts = ("tag", "torch", "cuda", "wheel_cuda", "cudnn", "nccl", "python", "min_driver", "full_driver")
     return Image(
-        **{name: str(told[name] or "") for name in texts},
-        archs=tuple(told["archs"]),
-        wheels=tuple((wheel["name"], wheel["version"]) for wheel in told["wheels"]),
+        **{name: str(values[name] or "") for name in texts},
+        archs=tuple(values["archs"]),
+        wheels=tuple((wheel["name"], wheel["version"]) for wheel in values["wheels"]),
     )
 
 
 def serves(archs: Sequence[str], capability: tuple[int, int]) -> bool:
     """Whether code compiled for *archs* runs on a GPU of *capability*.
 
-    Machine code runs on its own generation, from its own minor on; PTX on everything younger; a name with a
-    letter behind it ("sm_90a") on that very GPU alone. (CUDA C++ Programming Guide, compute capabilities.)
+    Machine code ("sm_80") runs on GPUs of the same major and the same or a newer minor; PTX ("compute_80") on
+    the same or any newer capability; code with a letter ("sm_90a") on exactly that capability.
+    Source: CUDA C++ Programming Guide, compute capabilities.
     """
     for arch in archs:
         kind, _, number = arch.partition("_")

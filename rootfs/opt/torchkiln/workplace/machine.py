@@ -1,4 +1,4 @@
-"""This container → Machine: memory, /dev/shm, cores, and where its user may write."""
+"""Reads what this container has: memory, /dev/shm, cores, writable folders."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-SMALL_SHM = 64 << 20  # bytes: what engines give unasked; DataLoader workers die of it
+SMALL_SHM = 64 << 20  # bytes: Docker's default, too small for DataLoader workers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Sizes in bytes. `writable` and `closed`: the folders that people write to, by whether they may."""
+    """Sizes in bytes. `writable`, `closed`: the usual folders that this user can, and cannot, write to."""
 
-    shm: int  # 0: none, or closed
-    memory: int  # the container's limit, or what the host has
+    shm: int  # 0: missing or not writable
+    memory: int  # the container's limit, else the host's memory
     limited: bool
     cores: float
     writable: tuple[str, ...]
@@ -23,7 +23,7 @@ class Machine:
 
 
 def look() -> Machine:
-    """As it is now."""
+    """Read the current values."""
     memory, limited = _memory(Path("/sys/fs/cgroup"))
     here = [os.getcwd(), os.environ.get("HOME", "/"), "/tmp"]
     folders = list(dict.fromkeys(here))
@@ -39,7 +39,7 @@ def look() -> Machine:
 
 
 def writable(folder: str) -> bool:
-    """Whether a file can be made there; access(2) would believe root on a read-only system."""
+    """Whether a file can be created in *folder*; access(2) is wrong for root on a read-only file system."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -55,8 +55,8 @@ def size(count: int) -> str:
 def _shm(folder: Path) -> int:
     if not writable(str(folder)):
         return 0
-    room = os.statvfs(folder)
-    return room.f_blocks * room.f_frsize
+    status = os.statvfs(folder)
+    return status.f_blocks * status.f_frsize
 
 
 def _memory(cgroup: Path) -> tuple[int, bool]:
@@ -64,7 +64,7 @@ def _memory(cgroup: Path) -> tuple[int, bool]:
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup v2, v1
         try:
             limit = int((cgroup / name).read_text())
-        except (OSError, ValueError):  # "max": none
+        except (OSError, ValueError):  # "max": no limit
             continue
         if limit < has:
             return limit, True

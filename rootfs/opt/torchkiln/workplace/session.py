@@ -1,11 +1,11 @@
-"""The container's environment → what a session by SSH gets of it."""
+"""The environment of SSH sessions, from the container's environment."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-# Each session has its own; or they are ours, and say who may get in.
+# Each session sets its own, or they are credentials of a service.
 _NOT_SHARED = frozenset(
     {
         *("HOME", "USER", "LOGNAME", "SHELL", "MAIL", "TERM", "PWD", "OLDPWD", "SHLVL", "_", "HOSTNAME"),
@@ -16,18 +16,18 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def shared(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What every session gets; and the names of those that sshd cannot hand on, as they hold a line break."""
-    wanted = {
+    """The variables of every session, and the names of those that sshd_config cannot hold (line breaks)."""
+    variables = {
         name: value
         for name, value in sorted(environ.items())
         if name not in _NOT_SHARED and _NAME.fullmatch(name)
     }
-    broken = tuple(name for name, value in wanted.items() if "\n" in value or "\r" in value)
-    return {name: value for name, value in wanted.items() if name not in broken}, broken
+    broken = tuple(name for name, value in variables.items() if "\n" in value or "\r" in value)
+    return {name: value for name, value in variables.items() if name not in broken}, broken
 
 
 def set_env(variables: Mapping[str, str]) -> str:
-    """One SetEnv line of sshd_config(5) for all of them, as sshd heeds only the first; empty for none."""
+    """One SetEnv line of sshd_config(5) for all *variables*, because sshd reads only the first; or empty."""
     words = (re.sub(r'(["\\])', r"\\\1", f"{name}={value}") for name, value in variables.items())
     line = " ".join(f'"{word}"' for word in words)
     return f"SetEnv {line}\n" if line else ""

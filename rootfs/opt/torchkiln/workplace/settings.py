@@ -1,4 +1,4 @@
-"""The environment → Settings: every switch that a container has, checked before anything starts."""
+"""Reads and checks the settings of a container: environment variables, before anything starts."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-MIN_TOKEN = 16  # characters; a shorter one can be guessed over the network
-MIN_DIFFERENT = 8  # of them: a word said twice is no secret either
+MIN_TOKEN = 16  # characters; a shorter token can be guessed over the network
+MIN_DIFFERENT = 8  # different characters
 
-# What `help` prints and the documents show. (name, what it is without it, what it does)
+# (name, default, meaning); `help` prints it, docs/image.md shows it.
 SWITCHES = (
     ("JUPYTER", "on", "off: no JupyterLab"),
-    ("JUPYTER_TOKEN", "made at start", f"the token to log in with, {MIN_TOKEN} characters or more"),
-    ("JUPYTER_TOKEN_FILE", "", "a file that holds the token, such as a mounted secret"),
-    ("JUPYTER_ALLOW_WEAK_TOKEN", "no", "yes: any token will do, and an empty one means no login at all"),
-    ("JUPYTER_PORT", "8888", "where it listens"),
-    ("JUPYTER_BASE_URL", "/", "the path below which a reverse proxy shows it"),
-    ("JUPYTER_ALLOW_ORIGIN", "", "the address of a proxy that does not pass the Host header on"),
-    ("SSH", "on", "off: no SSH, whatever keys there are"),
-    ("SSH_PUBLIC_KEY", "", "public keys that may log in, one a line; without any key SSH stays off"),
-    ("SSH_PORT", "22", "where it listens; 2222 in a container that is not root's"),
-    ("SSH_HOST_KEYS", "/etc/ssh/host_keys", "the folder that keeps the host's keys: mount a volume there"),
-    ("TENSORBOARD_LOGDIR", "", "TensorBoard shows that folder, without a login, to all who reach its port"),
-    ("TENSORBOARD_PORT", "6006", "where it listens"),
-    ("TORCHKILN_SUDO", "no", "yes: `user` may become root by sudo, without a password"),
-    ("TORCHKILN_RESTART", "yes", "no: the container ends as soon as one of its services does"),
-    ("PIP_CONSTRAINT, UV_CONSTRAINT", "the torch guard", "set them empty to let pip and uv replace torch"),
-    ("TZ", "UTC", "the time zone, such as Europe/Berlin"),
+    ("JUPYTER_TOKEN", "generated", f"the login token, at least {MIN_TOKEN} characters"),
+    ("JUPYTER_TOKEN_FILE", "", "a file that contains the token, such as a mounted secret"),
+    ("JUPYTER_ALLOW_WEAK_TOKEN", "no", "yes: allow any token; an empty one disables the login"),
+    ("JUPYTER_PORT", "8888", "port of JupyterLab"),
+    ("JUPYTER_BASE_URL", "/", "URL path behind a reverse proxy"),
+    ("JUPYTER_ALLOW_ORIGIN", "", "allowed origin, for a proxy that does not forward the Host header"),
+    ("SSH", "on", "off: no SSH, even if there are keys"),
+    ("SSH_PUBLIC_KEY", "", "public keys that may log in, one per line; without a key SSH is off"),
+    ("SSH_PORT", "22", "port of sshd; 2222 in a container that does not run as root"),
+    ("SSH_HOST_KEYS", "/etc/ssh/host_keys", "folder of the host keys: mount a volume there to keep them"),
+    ("TENSORBOARD_LOGDIR", "", "start TensorBoard for this folder, without a login"),
+    ("TENSORBOARD_PORT", "6006", "port of TensorBoard"),
+    ("TORCHKILN_SUDO", "no", "yes: `user` may use sudo without a password"),
+    ("TORCHKILN_RESTART", "yes", "no: the container exits when one of its services exits"),
+    ("PIP_CONSTRAINT, UV_CONSTRAINT", "constraints.txt", "set them empty to let pip and uv replace torch"),
+    ("TZ", "UTC", "time zone, such as Europe/Berlin"),
 )
 
 # Kubernetes sets JUPYTER_PORT=tcp://10.0.0.1:8888 in every pod beside a service called "jupyter".
-_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://")
+_KUBERNETES_LINK = re.compile(r"(tcp|udp|sctp)://")
 _WORDS = {
     "yes": True,
     "true": True,
@@ -49,7 +49,7 @@ _PATH = re.compile(r"/(?:[A-Za-z0-9._~@-]+/)*[A-Za-z0-9._~@-]*")
 
 
 class BadSettings(Exception):
-    """What is wrong with the environment, a sentence each."""
+    """Invalid settings; `faults` has one message for each."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("; ".join(faults))
@@ -58,22 +58,22 @@ class BadSettings(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Jupyter:
-    """`token` None: to be made; empty: no login."""
+    """Settings of JupyterLab. `token`: None: generate one; empty: no login."""
 
     token: str | None
     port: int
     base_url: str  # begins and ends in a slash
     origin: str
 
-    def address(self, token: str) -> str:
-        """Where a browser on the same machine finds it."""
-        asked = f"?token={quote(token, safe='')}" if token else ""
-        return f"http://127.0.0.1:{self.port}{self.base_url}lab{asked}"
+    def url(self, token: str) -> str:
+        """The URL for a browser on the same machine."""
+        query = f"?token={quote(token, safe='')}" if token else ""
+        return f"http://127.0.0.1:{self.port}{self.base_url}lab{query}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ssh:
-    """`ports`: all that sshd shall listen on."""
+    """Settings of sshd."""
 
     keys: str
     ports: tuple[int, ...]
@@ -82,7 +82,7 @@ class Ssh:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorBoard:
-    """`logdir` as TensorBoard takes it: a folder, or several."""
+    """Settings of TensorBoard. `logdir` is passed to its option of the same name."""
 
     logdir: str
     port: int
@@ -90,7 +90,7 @@ class TensorBoard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """A service that is None was not asked for."""
+    """All settings of a container. A service that is None does not run."""
 
     jupyter: Jupyter | None
     ssh: Ssh | None
@@ -100,9 +100,9 @@ class Settings:
 
 
 def read(environ: Mapping[str, str], *, root: bool) -> Settings:
-    """What *environ* asks for, in a container that is *root*'s or another user's.
+    """The settings in *environ*, for a container that runs as *root* or as another user.
 
-    :raises BadSettings: something in it cannot be meant; all of it is named.
+    :raises BadSettings: a value is invalid; the exception has a message for each.
     """
     reader = _Reader(environ)
     settings = Settings(
@@ -113,16 +113,14 @@ def read(environ: Mapping[str, str], *, root: bool) -> Settings:
         restart=reader.switch("TORCHKILN_RESTART", True),
     )
     if settings.sudo and not root:
-        reader.faults.append(
-            "TORCHKILN_SUDO: only a container that root starts can grant it; leave out --user"
-        )
+        reader.faults.append("TORCHKILN_SUDO: only possible in a container that runs as root: remove --user")
     if reader.faults:
         raise BadSettings(reader.faults)
     return settings
 
 
 class _Reader:
-    """Reads variables and gathers what is wrong with them."""
+    """Reads variables and collects messages about invalid ones."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -130,12 +128,12 @@ class _Reader:
 
     def text(self, name: str, default: str = "") -> str:
         value = self.environ.get(name, "")
-        return default if not value or _OF_KUBERNETES.match(value) else value
+        return default if not value or _KUBERNETES_LINK.match(value) else value
 
     def switch(self, name: str, default: bool) -> bool:
         value = self.text(name)
         if value and value.lower() not in _WORDS:
-            self.faults.append(f"{name}={value[:40]!r}: say yes or no")
+            self.faults.append(f"{name}={value[:40]!r}: must be yes or no")
         return _WORDS.get(value.lower(), default)
 
     def port(self, name: str, default: int) -> int:
@@ -150,9 +148,7 @@ class _Reader:
 def _jupyter(reader: _Reader) -> Jupyter:
     base = reader.text("JUPYTER_BASE_URL", "/")
     if not _PATH.fullmatch(base):
-        reader.faults.append(
-            f"JUPYTER_BASE_URL={base[:80]!r}: it is the path of an address, such as /lab/anna/"
-        )
+        reader.faults.append(f"JUPYTER_BASE_URL={base[:80]!r}: must be a URL path, such as /lab/anna/")
     return Jupyter(
         token=_token(reader),
         port=reader.port("JUPYTER_PORT", 8888),
@@ -162,7 +158,7 @@ def _jupyter(reader: _Reader) -> Jupyter:
 
 
 def _token(reader: _Reader) -> str | None:
-    """The user's, if it is fit; the messages never show it."""
+    """The user's token, or None. Messages never contain it."""
     weak = reader.switch("JUPYTER_ALLOW_WEAK_TOKEN", False)
     name, token = "JUPYTER_TOKEN", reader.environ.get("JUPYTER_TOKEN")
     if token is None and (place := reader.environ.get("JUPYTER_TOKEN_FILE")):
@@ -170,18 +166,18 @@ def _token(reader: _Reader) -> str | None:
         try:
             token = Path(place).read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it holds no text"
-            reader.faults.append(f"{name}: {place} cannot be read: {why}")
+            why = error.strerror if isinstance(error, OSError) else "not a text file"
+            reader.faults.append(f"{name}: cannot read {place}: {why}")
             return None
     if token is None:
         return None
     if any(not "!" <= letter <= "~" for letter in token):
-        reader.faults.append(f"{name}: letters, digits and signs of ASCII only, and no spaces")
+        reader.faults.append(f"{name}: only printable ASCII characters without spaces are allowed")
     elif not weak and (len(token) < MIN_TOKEN or len(set(token)) < MIN_DIFFERENT):
         reader.faults.append(
-            f"{name} has {len(token)} characters, {len(set(token))} different ones; {MIN_TOKEN} with"
-            f" {MIN_DIFFERENT} different ones are needed, for who guesses it runs programs here."
-            " Leave it unset to have one made, or permit it: -e JUPYTER_ALLOW_WEAK_TOKEN=yes"
+            f"{name}: too weak: {len(token)} characters, {len(set(token))} different; at least {MIN_TOKEN}"
+            f" with {MIN_DIFFERENT} different ones are required: the token gives access to this container."
+            " Unset it to have one generated, or allow it: -e JUPYTER_ALLOW_WEAK_TOKEN=yes"
         )
     return token
 
@@ -190,7 +186,7 @@ def _ssh(reader: _Reader, root: bool) -> Ssh:
     if reader.text("SSH_PORT") or root:
         ports: tuple[int, ...] = (reader.port("SSH_PORT", 22),)
     else:
-        # Docker, since 20.10, lets everybody have low ports: then `-p 2222:22` works as it does for root.
+        # Since 20.10 Docker lets every user listen on low ports: then `-p 2222:22` works as for root.
         ports = (2222, 22) if _lowest_port() <= 22 else (2222,)
     return Ssh(
         keys=reader.text("SSH_PUBLIC_KEY").strip(),
@@ -199,10 +195,10 @@ def _ssh(reader: _Reader, root: bool) -> Ssh:
     )
 
 
-def _lowest_port(told: Path = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")) -> int:
-    """The lowest port that a user who is not root may listen on."""
+def _lowest_port(path: Path = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")) -> int:
+    """The lowest port on which a user other than root may listen."""
     try:
-        return int(told.read_text())
+        return int(path.read_text())
     except (OSError, ValueError):
         return 1024
 
@@ -213,6 +209,6 @@ def _tensorboard(reader: _Reader) -> TensorBoard | None:
 
 
 def runtime_folder() -> Path:
-    """Where this user's services keep what lives as long as the container runs; others cannot write there."""
+    """The folder for files of running services; other users cannot write to it."""
     uid = os.getuid()
     return Path("/run/torchkiln") if uid == 0 else Path(f"/tmp/torchkiln-{uid}")

@@ -1,4 +1,4 @@
-"""Ssh settings → what sshd runs on: host keys, the keys that may log in, its configuration."""
+"""Prepares sshd: host keys, authorized keys, configuration."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from workplace import session
 from workplace.settings import Ssh
 
 KEYGEN = "/usr/bin/ssh-keygen"
-KINDS = ("ed25519", "ecdsa")  # of host keys; every client since 2014 knows both
-MOUNTED = Path("/etc/ssh/authorized_keys")  # keys for everybody who may log in, as a file that was mounted
-EMPTY = Path("/run/sshd")  # the folder into which root's sshd locks strangers
+KINDS = ("ed25519", "ecdsa")  # of host keys; clients have supported both since 2014
+MOUNTED = Path("/etc/ssh/authorized_keys")  # a mounted file with keys for all accounts
+EMPTY = Path("/run/sshd")  # sshd's chroot folder for privilege separation
 
 
 class NoSsh(Exception):
-    """Why there is no SSH here: a sentence for the log."""
+    """Why SSH is off; the message goes to the log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """Ready to be started."""
+    """The command that starts sshd, and what the log says about it."""
 
     command: tuple[str, ...]
     users: tuple[str, ...]
@@ -34,25 +34,25 @@ class Prepared:
 
 
 def prepare(settings: Ssh, environ: Mapping[str, str], folder: Path) -> Prepared:
-    """Write into *folder* all that sshd needs.
+    """Write the files that sshd needs into *folder*.
 
-    :raises NoSsh: nobody could log in, or something cannot be read or written.
+    :raises NoSsh: there is no valid key, or a file cannot be read or written.
     """
     try:
         return _prepare(settings, environ, folder)
     except OSError as error:
         raise NoSsh(f"{error.filename}: {error.strerror}") from error
     except subprocess.CalledProcessError as error:
-        raise NoSsh(f"{KEYGEN} ended with {error.returncode}") from error
+        raise NoSsh(f"{KEYGEN}: exit status {error.returncode}") from error
 
 
 def _prepare(settings: Ssh, environ: Mapping[str, str], folder: Path) -> Prepared:
     accounts = _accounts()
     found = {account.pw_name: _keys(settings, account) for account in accounts}
-    faults = [fault for _, wrong in found.values() for fault in wrong]
+    faults = [fault for _, invalid in found.values() for fault in invalid]
     keys = {name: lines for name, (lines, _) in found.items() if lines}
     if not keys:
-        why = faults or ['no key was given (-e SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)")']
+        why = faults or ['no public key (-e SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)")']
         raise NoSsh("; ".join(dict.fromkeys(why)))
     allowed = folder / "authorized_keys"
     allowed.mkdir(mode=0o755, exist_ok=True)
@@ -61,9 +61,9 @@ def _prepare(settings: Ssh, environ: Mapping[str, str], folder: Path) -> Prepare
     host_keys, notes = _host_keys(settings.host_keys, folder / "host_keys")
     variables, broken = session.shared(environ)
     if broken:
-        notes.append(f"not in SSH sessions, for they hold a line break: {', '.join(broken)}")
+        notes.append(f"variables with line breaks are not set in SSH sessions: {', '.join(broken)}")
     configuration = folder / "sshd_config"
-    # Whoever can read it can read the user's variables, secrets among them.
+    # 0600: it contains the container's variables, which may be secrets.
     _write(configuration, _configuration(settings, allowed, host_keys, variables), 0o600)
     if os.getuid() == 0:
         EMPTY.mkdir(mode=0o755, exist_ok=True)
@@ -76,25 +76,25 @@ def _prepare(settings: Ssh, environ: Mapping[str, str], folder: Path) -> Prepare
 
 
 def _accounts() -> list[pwd.struct_passwd]:
-    """Who can log in: root and `user` where root starts sshd; else whoever the container runs as."""
+    """Who can log in: root and `user` if root starts sshd, else the user that the container runs as."""
     if os.getuid() != 0:
         try:
             return [pwd.getpwuid(os.getuid())]
         except KeyError:
-            raise NoSsh(f"uid {os.getuid()} has no name: start the services by the entrypoint") from None
+            raise NoSsh(f"uid {os.getuid()} has no name: start the services through the entrypoint") from None
     accounts = []
     for name in ("root", "user"):
         try:
             accounts.append(pwd.getpwnam(name))
-        except KeyError:  # a base of the user's own need not have it
+        except KeyError:  # another base image may not have it
             continue
     return accounts
 
 
 def _keys(settings: Ssh, account: pwd.struct_passwd) -> tuple[list[str], list[str]]:
-    """The keys for *account*, and what is wrong with others.
+    """The keys for *account*, and messages about invalid ones.
 
-    Files are copied: mounted ones have any owner and mode, and sshd would pass them over in silence.
+    Files are copied: mounted files have any owner and mode, and sshd ignores those silently.
     """
     sources = [("SSH_PUBLIC_KEY", settings.keys)]
     for path in (MOUNTED, Path(account.pw_dir, ".ssh/authorized_keys")):
@@ -102,35 +102,34 @@ def _keys(settings: Ssh, account: pwd.struct_passwd) -> tuple[list[str], list[st
             sources.append((str(path), path.read_text("utf-8", "replace")))
         except OSError:
             continue
-    good, wrong = [], []
+    valid, invalid = [], []
     for where, text in sources:
         if "PRIVATE KEY-----" in text:
-            wrong.append(
-                f"{where} holds a private key: keep it to yourself, and hand over the .pub beside it"
-            )
+            invalid.append(f"{where}: this is a private key; keep it secret, and use its .pub file")
             continue
         for number, line in enumerate(text.splitlines(), start=1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             if _is_key(line):
-                good.append(line.strip())
+                valid.append(line.strip())
             else:
-                wrong.append(f"{where}, line {number}: no public key of OpenSSH")
-    return list(dict.fromkeys(good)), wrong
+                invalid.append(f"{where}, line {number}: not an OpenSSH public key")
+    return list(dict.fromkeys(valid)), invalid
 
 
 def _is_key(line: str) -> bool:
     argv = [KEYGEN, "-l", "-f", "-"]
-    told = os.fsencode(f"{line}\n")
-    return subprocess.run(argv, input=told, capture_output=True, check=False).returncode == 0
+    data = os.fsencode(f"{line}\n")
+    return subprocess.run(argv, input=data, capture_output=True, check=False).returncode == 0
 
 
-def _host_keys(kept: Path, used: Path) -> tuple[list[Path], list[str]]:
-    """Copies in *used*, as only this user may read them; made in *kept* at the first start.
+def _host_keys(volume: Path, used: Path) -> tuple[list[Path], list[str]]:
+    """The host keys: those in *volume*, generated at the first start, copied to *used* with mode 0600.
 
-    A key in a layer would be everybody's key. A broken key is not replaced: clients know the host by it.
+    They are not part of a layer, where all containers would share them. An invalid key is not replaced:
+    clients identify the host by it.
 
-    :raises NoSsh: every key is broken.
+    :raises NoSsh: every key is invalid.
     """
     used.mkdir(mode=0o700, exist_ok=True)
     keys: list[Path] = []
@@ -138,18 +137,18 @@ def _host_keys(kept: Path, used: Path) -> tuple[list[Path], list[str]]:
     for kind in KINDS:
         name = f"ssh_host_{kind}_key"
         place = used / name
-        if (text := _kept(kept / name)) is not None:
+        if (text := _read(volume / name)) is not None:
             _write(place, text, 0o600)
             if not _is_private_key(place):
-                notes.append(f"{kept / name}: invalid private key; delete it to have a new one made")
+                notes.append(f"{volume / name}: invalid private key; delete it to have a new one generated")
                 continue
         elif not place.is_file():
             argv = [KEYGEN, "-q", "-t", kind, "-N", "", "-C", "", "-f", str(place)]
             subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
-            if not _keep(place, kept):
+            if not _save(place, volume):
                 notes.append(
-                    f"host keys last as long as this container: {kept} cannot be written"
-                    " (SSH_HOST_KEYS names another folder)"
+                    f"cannot write to {volume}: the host keys are lost with this container"
+                    " (set SSH_HOST_KEYS to another folder)"
                 )
         keys.append(place)
     if not keys:
@@ -158,20 +157,24 @@ def _host_keys(kept: Path, used: Path) -> tuple[list[Path], list[str]]:
 
 
 def _is_private_key(place: Path) -> bool:
-    """Whether sshd can use it: a key behind a passphrase is no use to a service."""
+    """Whether sshd can use it: not if it is invalid or has a passphrase."""
     argv = [KEYGEN, "-y", "-P", "", "-f", str(place)]
     return subprocess.run(argv, capture_output=True, check=False).returncode == 0
 
 
-def _kept(key: Path) -> str | None:
-    """None where there is none. One that may not be read is an error: clients know the host by it."""
+def _read(key: Path) -> str | None:
+    """The text of a host key; None if there is none.
+
+    :raises OSError: it cannot be read; a new key would change the host's identity.
+    """
     try:
         return key.read_text("utf-8", "surrogateescape")
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _keep(key: Path, folder: Path) -> bool:
+def _save(key: Path, folder: Path) -> bool:
+    """Copy a new key and its public half into *folder*; whether that succeeded."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = folder / f".{key.name}.{os.getpid()}"
@@ -184,16 +187,16 @@ def _keep(key: Path, folder: Path) -> bool:
 
 
 def _configuration(settings: Ssh, allowed: Path, host_keys: list[Path], variables: Mapping[str, str]) -> str:
-    """What sshd reads first wins, so ours stands before the system's."""
+    """The text of sshd_config. sshd uses the first value of a setting, so ours come before the system's."""
     lines = [
         *(f"Port {port}" for port in settings.ports),
         *(f"HostKey {key}" for key in host_keys),
         "PidFile none",
-        "UsePAM no",  # works for users who are not root; sessions take nothing from it
+        "UsePAM no",  # so that it works without root; sessions do not need it
         "PrintMotd no",
         "PrintLastLog no",
         f"AuthorizedKeysFile {allowed}/%u .ssh/authorized_keys",
-        # It looks at each folder above, and /tmp is everybody's. Who is not root lets nobody else in.
+        # StrictModes refuses a key file below /tmp. Without root, only this user can log in anyway.
         *(["StrictModes no"] if os.getuid() else []),
         "Include /etc/ssh/sshd_config",
     ]
@@ -207,7 +210,7 @@ def _fingerprint(key: Path) -> str:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Never for a moment with another mode. Variables and comments of keys need not be UTF-8."""
+    """Create *path* with *mode* from the start. Variables and comments of keys need not be UTF-8."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(os.fsencode(text))
