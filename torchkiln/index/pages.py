@@ -1,7 +1,8 @@
 """Project pages of the indexes, cached; locates files on them by name and hash.
 
 A file that is on no index is located by an environment variable named after its package, such as
-TORCHKILN_INDEX_FLASH_ATTN: the URL of a folder that has the file, or a local folder.
+TORCHKILN_INDEX_FLASH_ATTN or TORCHKILN_INDEX_MICROMAMBA: the URL of a folder that has the file, or a local
+folder.
 """
 
 from __future__ import annotations
