@@ -234,7 +234,7 @@ def test_a_docker_engine_is_handed_the_sizes_too(tmp_path: Path, monkeypatch: py
             Engine(host="unix:///nowhere", version="26.1", buildx=(0, 13)),
             Environment(store=Store(tmp_path), fetcher=Scale(), observer=Silent()),
             sources=BaseSources(),
-            options=docker_build.BuildOptions(),
+            options=docker_build.Options(),
         )
     assert all(one.size for layer in handed[0].made for one in layer.inputs)
 
