@@ -14,7 +14,7 @@ from tests.layers import add, layer_of, sha256
 from tests.unpublished import locked_wheel
 from tests.wheels import File, write_wheel
 from torchkiln.build import worker
-from torchkiln.build.worker import WheelInput, Task, make_layer
+from torchkiln.build.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel

@@ -21,7 +21,7 @@ from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import worker as build_worker
 from torchkiln.build.image import BuildResult
 from torchkiln.build.known import known_layers
-from torchkiln.build.worker import WheelInput, Task, make_layer
+from torchkiln.build.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer

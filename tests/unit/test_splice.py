@@ -22,7 +22,7 @@ from tests.layers import SCHEME, add, layer_of, pretended_code, sha256, tree_of_
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import worker as build_worker
-from torchkiln.build.worker import WheelInput, Task, make_layer
+from torchkiln.build.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH
 from torchkiln.oci import gzip as members
