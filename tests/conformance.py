@@ -118,7 +118,7 @@ def _of_base(member: Member) -> Thing:
 def _told(spec: WheelLayer, cell: ImagePlan, wheels: list[Path], diff_id: Digest, folder: Path) -> Tree:
     """What the writer of this layer was told. It is made again here, where one can listen."""
     inputs = tuple(
-        worker.Input(wheel=locked_wheel(path), path=path)
+        worker.WheelInput(wheel=locked_wheel(path), path=path)
         for wheel in spec.wheels
         for path in wheels
         if path.name == wheel.filename

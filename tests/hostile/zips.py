@@ -147,7 +147,7 @@ ZIPS: dict[str, Kind] = {
     "one entry too few told": Kind(
         whole(end={"here": 5, "count": 5}), "more entries in the central directory than"
     ),
-    "two different numbers of entries": Kind(whole(end={"here": 5}), "two different numbers of entries"),
+    "two counts": Kind(whole(end={"here": 5}), "two different numbers of entries"),
     "disk in the end": Kind(whole(end={"disk": 1, "first": 1}), "multi-disk archive"),
     "directory's size": Kind(whole(end={"size": 1 << 30}), "at a wrong offset"),
     "directory's offset": Kind(whole(end={"offset": 1 << 31}), "at a wrong offset"),

@@ -32,8 +32,8 @@ LIES = {
     "another order": (answer([("/a/two.py", PYC), ("/a/one.py", PYC)]), "'/a/two.py'"),
     "more": (answer([*((path, PYC) for path in SOURCES), ("/a/three.py", PYC)]), "'/a/three.py'"),
     "twice": (answer([("/a/one.py", PYC), ("/a/one.py", PYC), ("/a/two.py", PYC)]), "'/a/one.py'"),
-    "less": (answer([("/a/one.py", PYC)]), "did not answer for '/a/two.py'"),
-    "nothing": (b"", "cut short"),
+    "less": (answer([("/a/one.py", PYC)]), "no byte-code of '/a/two.py'"),
+    "nothing": (b"", "truncated"),
     "an empty path": (answer([("", PYC)]), "''"),
     "a path of 4 GB": (b"\xfe\xff\xff\xff", "an entry of 4294967294 bytes"),
     "a code of 4 GB": (
@@ -42,13 +42,16 @@ LIES = {
     ),
     "a code of 1 MB": (answer([("/a/one.py", PYC + bytes(1 << 20))])[: 1 << 12], "an entry of 1048593 bytes"),
     "a path that is no text": (b"\x02\0\0\0\xff\xfe\0\0\0\0", "codec"),
-    "no byte-code": (answer([("/a/one.py", b"#!/bin/sh\nexit 0\n"), ("/a/two.py", PYC)]), "no byte-code"),
+    "no byte-code": (
+        answer([("/a/one.py", b"#!/bin/sh\nexit 0\n"), ("/a/two.py", PYC)]),
+        "invalid byte-code",
+    ),
     "byte-code that looks at the source": (
         answer([("/a/one.py", PYC[:4] + bytes(4) + PYC[8:]), ("/a/two.py", PYC)]),
-        "no byte-code",
+        "invalid byte-code",
     ),
-    "another hash": (answer([(path, PYC) for path in SOURCES], bytes(32)), "does not match its own hash"),
-    "more behind it": (answer([(path, PYC) for path in SOURCES]) + b"x", "does not match its own hash"),
+    "another hash": (answer([(path, PYC) for path in SOURCES], bytes(32)), "hash of the pack does not match"),
+    "more behind it": (answer([(path, PYC) for path in SOURCES]) + b"x", "hash of the pack does not match"),
     "a whole pack of our own": (b"torchkiln pack 2\n" + bytes(64), "an entry of"),
 }
 

@@ -180,9 +180,9 @@ REFUSED: dict[str, tuple[list[Any], list[Any], str]] = {
         [entry(f"{LIBRARY}/x", kind=HARD, to="etc/passwd")],
         "hard link",
     ),
-    "a device": ([], [entry(f"{LIBRARY}/x", kind=tarfile.CHRTYPE)], "neither a file nor a link"),
-    "a disk": ([], [entry(f"{LIBRARY}/x", kind=tarfile.BLKTYPE)], "neither a file nor a link"),
-    "a pipe": ([], [entry(f"{LIBRARY}/x", kind=tarfile.FIFOTYPE)], "neither a file nor a link"),
+    "a device": ([], [entry(f"{LIBRARY}/x", kind=tarfile.CHRTYPE)], "not a file or link"),
+    "a disk": ([], [entry(f"{LIBRARY}/x", kind=tarfile.BLKTYPE)], "not a file or link"),
+    "a pipe": ([], [entry(f"{LIBRARY}/x", kind=tarfile.FIFOTYPE)], "not a file or link"),
 }
 
 

@@ -122,7 +122,7 @@ def test_each_reason_is_told() -> None:
     assert why["claimed"] == why["new.whl.part"] == "in use: process 7"
     assert why["linked elsewhere"] == "hard-linked from an unknown layout: deleting it frees no space"
     assert why["old base"] == "locked by 2.6.0; the archive may no longer have its packages"
-    assert why["torch.whl"] == "to make layers again, of 2.7.1 in dist"
+    assert why["torch.whl"] == "needed to make layers again, of 2.7.1 in dist"
     assert why["running"] == "a command runs in it"
     assert why["fresh"] == "goes after 7 days without use"
     assert why["dead.whl.part"] == why["tmp/x"] == "left behind by an ended process"

@@ -14,7 +14,7 @@ from tests.layers import add, layer_of, sha256
 from tests.unpublished import locked_wheel
 from tests.wheels import File, write_wheel
 from torchkiln.build import worker
-from torchkiln.build.worker import Input, Task, make_layer
+from torchkiln.build.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
@@ -124,7 +124,7 @@ def test_nothing_is_written_but_the_layer_begun(
     out = root / "out"
     job = Task(
         slot=0,
-        inputs=(Input(wheel=wheel, path=bad),),
+        inputs=(WheelInput(wheel=wheel, path=bad),),
         cache=root / "cache",
         python="3.11.2",
         interpreter=(sys.executable,),

@@ -21,7 +21,7 @@ from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import worker as build_worker
 from torchkiln.build.image import BuildResult
 from torchkiln.build.known import known_layers
-from torchkiln.build.worker import Input, Task, make_layer
+from torchkiln.build.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer
@@ -67,7 +67,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(wheel: Path, cache: Path, recorded: Blob | None = None) -> Task:
     return Task(
         slot=0,
-        inputs=(Input(wheel=locked_wheel(wheel), path=wheel),),
+        inputs=(WheelInput(wheel=locked_wheel(wheel), path=wheel),),
         cache=cache,
         python="3.11.2",
         interpreter=(sys.executable,),

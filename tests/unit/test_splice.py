@@ -22,7 +22,7 @@ from tests.layers import SCHEME, add, layer_of, pretended_code, sha256, tree_of_
 from tests.unpublished import locked_wheel
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.build import worker as build_worker
-from torchkiln.build.worker import Input, Task, make_layer
+from torchkiln.build.worker import Task, WheelInput, make_layer
 from torchkiln.errors import BadWheel
 from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH
 from torchkiln.oci import gzip as members
@@ -112,7 +112,7 @@ def test_byte_code_from_the_cache_gives_the_same_layer(wheel: Path, tmp_path: Pa
     def job(cache: str, interpreter: str = sys.executable) -> Task:
         return Task(
             slot=0,
-            inputs=(Input(wheel=locked_wheel(wheel), path=wheel),),
+            inputs=(WheelInput(wheel=locked_wheel(wheel), path=wheel),),
             cache=tmp_path / cache,
             python="3.11.2",
             interpreter=(interpreter,),

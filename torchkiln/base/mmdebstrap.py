@@ -13,9 +13,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from io import RawIOBase
+from itertools import chain
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO
 
 from torchkiln.base.archive import read_lists, record_files
 from torchkiln.base.complaint import complaint
@@ -26,6 +26,7 @@ from torchkiln.errors import BuildFailed, ToolMissing
 from torchkiln.model.lock import BaseFiles, LockedBase, LockedTools
 from torchkiln.model.platform import LINUX_AMD64
 from torchkiln.oci.encode import encode
+from torchkiln.oci.tar_reader import IteratorFile, pieces_of
 from torchkiln.store.store import Store
 from torchkiln.util.scratch import held
 from torchkiln.util.scratch import scratch as temporary_folder
@@ -99,7 +100,7 @@ def build(
         with scratch(recipe, environ) as place:
             argv = command(recipe, environ, unprivileged=os.geteuid() != 0, place=place)
             with running(argv, place.env, recipe, say) as tar, store.writable():
-                encoded = encode(cast(BinaryIO, _Prefixed(dev_folder(recipe.epoch), tar)), temporary)
+                encoded = encode(IteratorFile(chain([dev_folder(recipe.epoch)], pieces_of(tar))), temporary)
             contents = inspect(temporary)
             debs = read_lists(place.lists, contents.packages)
         with store.writable():
@@ -241,19 +242,6 @@ def dev_folder(epoch: int) -> bytes:
     info = tarfile.TarInfo("./dev/")
     info.type, info.mode, info.mtime = tarfile.DIRTYPE, 0o755, epoch
     return info.tobuf(tarfile.USTAR_FORMAT)
-
-
-class _Prefixed(RawIOBase):
-    """A stream with a prefix."""
-
-    def __init__(self, head: bytes, tail: IO[bytes]) -> None:
-        self._head, self._tail = head, tail
-
-    def read(self, size: int = -1) -> bytes:
-        if self._head:
-            data, self._head = self._head[:size], self._head[size:]
-            return data
-        return self._tail.read(size)
 
 
 @contextlib.contextmanager

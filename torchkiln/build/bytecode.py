@@ -50,7 +50,7 @@ class Bytecode:
             self._store.adopt(pack, self._pack)
         except ValueError as error:
             raise BuildFailed(
-                f"invalid byte-code from the base's Python: {error}",
+                f"the base's Python returned invalid byte-code: {error}",
                 hint="the base is damaged or malicious, or the disk is faulty: run it again",
             ) from error
         finally:

@@ -105,15 +105,15 @@ def _docker(_: Path) -> Iterator[Probe]:
         yield Probe(
             part="docker engine",
             what=what,
-            ok=_succeeds(command),
-            found="yes" if _succeeds(command) else "no",
+            ok=(works := _succeeds(command)),
+            found="yes" if works else "no",
             cure=cure,
         )
 
 
 def _readers(_: Path) -> Iterator[Probe]:
     for name in ("skopeo", "umoci"):
-        yield _program("tests", name, "reads our images as others do")
+        yield _program("tests", name, "reads the images")
 
 
 def _program(part: Part, name: str, why: str, *, package: str = "") -> Probe:

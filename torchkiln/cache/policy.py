@@ -60,9 +60,7 @@ class Root:
     sort: Sort
     name: str
     needs: frozenset[str]  # paths of required items
-    sources: frozenset[str] = (
-        frozenset()
-    )  # paths of items that are only needed to make the required ones again
+    sources: frozenset[str] = frozenset()  # paths that are only needed to make those again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -172,12 +172,10 @@ class _Scan:
         yield from self._toolkits()
         yield from self._files("bytecode", ".pack", "byte-code")
         yield from self._folders()
-        yield from self._files("records/pages", ".json", "index pages")
-        yield from self._files("records/urls", ".json", "index pages")
-        yield from self._files("records/metadata", ".json", "index pages")
-        yield from self._files("records/beside", ".json", "index pages")
-        yield from self._files("records/evidence", ".json", "layer texts")
-        yield from self._files("records/agreed", ".json", "layer texts")
+        for name in ("pages", "urls", "metadata", "beside"):
+            yield from self._files(f"records/{name}", ".json", "index pages")
+        for name in ("evidence", "agreed"):
+            yield from self._files(f"records/{name}", ".json", "layer texts")
         yield from self._leftovers()
         for path in sorted(self._root.glob("*")):
             if path.name not in _OURS:
@@ -264,7 +262,7 @@ class _Scan:
             record = self._store.record("roots", path.name)
             marker = record_path("roots", path.name)
             used = _mtime(self._root / marker) if record else _mtime(path)
-            recent = time.time() - used < _MINUTE  # on the way from `unpacked_root` to the command's start
+            recent = time.time() - used < _MINUTE  # between `unpacked_root` and the start of the command
             yield CacheItem(
                 kind="unpacked images",
                 path=f"rootfs/{path.name}",

@@ -1,4 +1,4 @@
-"""Reads NVIDIA's CUDA toolkit archives and makes layers of them.
+"""Makes layers of NVIDIA's CUDA toolkit archives.
 
-One rule says which files of an archive are taken and where they go.
+One rule says which files of an archive are installed, and where.
 """

@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,31 +32,20 @@ def confined(folder: Path, work: Callable[[Callable[[], None]], T]) -> T:
     caller was interrupted, because a thread cannot be stopped from outside.
     """
     interrupted = threading.Event()
-    results: list[T] = []
-    errors: list[BaseException] = []
 
     def check() -> None:
         if interrupted.is_set():
             raise InterruptedError("interrupted")
 
-    def run() -> None:
-        try:
-            _restrict(folder)
-            results.append(work(check))
-        except BaseException as error:  # raised again below, in the caller's thread
-            errors.append(error)
+    def run() -> T:
+        _restrict(folder)
+        return work(check)
 
-    thread = threading.Thread(target=run, name="confined")
-    thread.start()
-    try:
-        thread.join()
-    except BaseException:
-        interrupted.set()
-        thread.join()
-        raise
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1, "confined") as pool:  # waits for the thread when it is left
+        try:
+            return pool.submit(run).result()
+        finally:
+            interrupted.set()
 
 
 def version() -> int:

@@ -7,7 +7,8 @@ checked parts are described in data/layout.schema.json.
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,7 @@ def check_directory(path: Path) -> None:
 
     :raises VerificationFailed: it is a file, or a link, which could point out of the layout.
     """
-    try:
-        mode = path.lstat().st_mode
-    except OSError:
-        return
-    if not stat.S_ISDIR(mode):
-        raise VerificationFailed(f"{path}: not a directory", hint=_HINT)
+    _check_type(path, stat.S_ISDIR, "directory")
 
 
 def check_file(path: Path) -> Path:
@@ -83,13 +79,14 @@ def check_file(path: Path) -> Path:
     :raises VerificationFailed: a link, which could point out of the layout, or a pipe or device, which may
         hang.
     """
-    try:
-        mode = path.lstat().st_mode
-    except OSError:
-        return path
-    if not stat.S_ISREG(mode):
-        raise VerificationFailed(f"{path}: not a regular file", hint=_HINT)
+    _check_type(path, stat.S_ISREG, "regular file")
     return path
+
+
+def _check_type(path: Path, is_type: Callable[[int], bool], name: str) -> None:
+    with suppress(OSError):
+        if not is_type(path.lstat().st_mode):
+            raise VerificationFailed(f"{path}: not a {name}", hint=_HINT)
 
 
 def _demand(part: str, value: object, path: Path, *, at: tuple[str, ...] = ()) -> None:

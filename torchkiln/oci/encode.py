@@ -15,14 +15,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
 
 import deflate
 
 from torchkiln.errors import ToolMissing
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob
-from torchkiln.oci.tar_reader import read_fully
+from torchkiln.oci.tar_reader import Stream, read_fully
 
 LEVEL = 6
 """Of 12. The 510 MB base on two cores: level 3 2.4 s, 180 MB; 6 3.5, 174; 7 4.3, 173; 9 10, 172.5."""
@@ -36,7 +35,7 @@ ENCODER = f"libdeflate {_PINNED} level {LEVEL}, members of {MEMBER >> 20} MiB"
 """The encoder's name in locks; it changes with everything that changes the bytes."""
 
 
-def encode(tar: BinaryIO | Path, out: Path) -> Blob:
+def encode(tar: Stream | Path, out: Path) -> Blob:
     """Compress *tar* into the file *out*; needs about 40 MiB of memory for any length.
 
     :raises ToolMissing: another version of the encoder is installed.
@@ -56,7 +55,7 @@ def encode_bytes(tar: bytes) -> tuple[bytes, Blob]:
     return bytes(blob), encoded
 
 
-def _encode(tar: BinaryIO, write: Callable[[bytes], object]) -> Blob:
+def _encode(tar: Stream, write: Callable[[bytes], object]) -> Blob:
     if deflate.__version__ != _PINNED:
         raise ToolMissing(
             f"deflate {_PINNED} is required, but {deflate.__version__} is installed",

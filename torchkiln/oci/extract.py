@@ -50,7 +50,7 @@ class Extractor:
             return
         parent = self._opened(folder)
         if entry.kind == "folder":
-            self._make_folder(entry.path, name, parent)
+            self._make_folder(name, parent)
             self._folders[entry.path] = entry
         else:
             _remove(name, parent)
@@ -111,7 +111,7 @@ class Extractor:
             descriptor = below
         return descriptor
 
-    def _make_folder(self, path: str, name: str, parent: int) -> None:
+    def _make_folder(self, name: str, parent: int) -> None:
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
         except FileExistsError:

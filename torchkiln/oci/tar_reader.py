@@ -81,6 +81,23 @@ def pieces_of(stream: Stream) -> Iterator[bytes]:
     return iter(partial(stream.read, _PIECE), b"")
 
 
+class IteratorFile:
+    """A readable file of an iterator of bytes."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces, self._rest = iter(pieces), b""
+
+    def read(self, size: int, /) -> bytes:
+        """At most *size* bytes; none at the end."""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return b""
+            self._rest = piece
+        part, self._rest = self._rest[:size], self._rest[size:]
+        return part
+
+
 def read_fully(stream: Stream, length: int) -> bytes:
     """*length* bytes of *stream*, fewer only at the end; a pipe returns fewer at each read."""
     parts: list[bytes] = []

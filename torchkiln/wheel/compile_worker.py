@@ -1,8 +1,8 @@
-"""Runs under the image's own Python: sources come in on stdin, .pyc files go out on stdout.
+"""Compiles the Python sources on stdin to .pyc files on stdout, under the image's own Python.
 
-Standard library only, Python 3.10 and newer; it opens no file. In: frames of path and source. Out: as many
-frames of path and .pyc in the same order, then a hash over all of them; a source that does not compile gives
-an empty one. The flags are those of `compileall --invalidation-mode unchecked-hash`: such a .pyc carries no
+Standard library only, Python 3.10 and newer; opens no file. Input: frames of path and source. Output: a frame
+of path and .pyc for each, in the same order, then a hash over all; the .pyc of a source that does not compile
+is empty. The flags are those of `compileall --invalidation-mode unchecked-hash`: such a .pyc contains no
 time.
 """
 
@@ -14,7 +14,7 @@ import sys
 import warnings
 
 LENGTH = struct.Struct("<I")
-NESTED = 1 << 20  # bytes: a smaller source has memory enough, so it is nested deeper than the parser goes
+NESTED = 1 << 20  # bytes; in a smaller source MemoryError means too deep nesting, not lack of memory
 
 
 def frame(data: bytes) -> bytes:
@@ -22,7 +22,7 @@ def frame(data: bytes) -> bytes:
 
 
 def compiled(path: str, source: bytes) -> bytes:
-    """The .pyc of *source* as if it lay at *path*: magic, flags 1 (hash-based, unchecked), hash, code."""
+    """The .pyc of *source* at *path*: magic, flags 1 (hash-based, unchecked), hash, code."""
     code = compile(source, path, "exec", dont_inherit=True)
     return (
         importlib.util.MAGIC_NUMBER
@@ -33,7 +33,7 @@ def compiled(path: str, source: bytes) -> bytes:
 
 
 def main() -> None:
-    warnings.simplefilter("ignore")  # an invalid escape in somebody's source is not our news
+    warnings.simplefilter("ignore")  # invalid escapes in the sources are not errors
     read = sys.stdin.buffer.read
     pack = sys.stdout.buffer
     total = hashlib.sha256()
@@ -46,7 +46,7 @@ def main() -> None:
             code = b""
         except MemoryError:
             if len(source) >= NESTED:
-                raise MemoryError(f"{path} has {len(source)} bytes, too many to compile") from None
+                raise MemoryError(f"{path} is too large to compile: {len(source)} bytes") from None
             code = b""
         for part in (frame(path.encode()), frame(code)):
             pack.write(part)

@@ -7,6 +7,7 @@ the same way. One reader for all versions of Python also keeps digests independe
 
 from __future__ import annotations
 
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,16 +24,17 @@ _LOCATOR = struct.Struct("<4sLQL")
 _MAX_COMMENT = 0xFFFF
 _NEWEST = 63  # "version needed to extract": 6.3 is the latest
 _ZIP64, _UNICODE_PATH = 0x0001, 0x7075
+STORED, DEFLATED = 0, 8
 UTF8, STREAMED, ENCRYPTED = 0x800, 0x8, 0x2041
 _PLAIN_FLAGS = UTF8 | STREAMED | 0x6  # 0x6: the compression level
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CentralEntry:
+class WheelEntry:
     """One entry of the central directory; `mode` is the Unix mode, 0 if there is none."""
 
     name: str
-    raw_name: bytes
+    raw_name: bytes  # as the local header must repeat it
     offset: int  # of its local header
     compressed: int
     size: int
@@ -41,12 +43,22 @@ class CentralEntry:
     flags: int
     mode: int
 
+    @property
+    def deflated(self) -> bool:
+        """Whether it is compressed."""
+        return self.method == DEFLATED
+
+    @property
+    def executable(self) -> bool:
+        """Whether it is a regular file with an execute permission."""
+        return stat.S_ISREG(self.mode) and bool(self.mode & 0o111)
+
 
 class BadZip(Exception):
     """The zip is damaged, inconsistent or ambiguous; the text says how."""
 
 
-def directory(wheel: WheelFile, filename: str) -> tuple[list[CentralEntry], int]:
+def directory(wheel: WheelFile, filename: str) -> tuple[list[WheelEntry], int]:
     """The central directory of the wheel *filename*, in its own order, and its offset in the file.
 
     :raises BadWheel: it is missing, incomplete or ambiguous.
@@ -126,7 +138,7 @@ def _end64(
     return position, tuple(values)
 
 
-def _lines(data: bytes, count: int) -> Iterator[CentralEntry]:
+def _lines(data: bytes, count: int) -> Iterator[WheelEntry]:
     """The *count* entries that fill *data*."""
     place = 0
     for _ in range(count):
@@ -147,7 +159,7 @@ def _lines(data: bytes, count: int) -> Iterator[CentralEntry]:
         if version & 0xFF > _NEWEST or disk:
             raise BadZip(f"entry {text!r} needs zip version {version / 10}, or is on another disk")
         size, compressed, at = widened((size, compressed, at), fields_, text)
-        yield CentralEntry(
+        yield WheelEntry(
             name=text,
             raw_name=raw,
             offset=at,

@@ -12,13 +12,14 @@ import stat
 import struct
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from torchkiln.errors import BadWheel
 from torchkiln.wheel.directory import (
+    DEFLATED,
+    STORED,
     STREAMED,
     BadZip,
-    CentralEntry,
+    WheelEntry,
     directory,
     extra_fields,
     unusual,
@@ -28,24 +29,8 @@ from torchkiln.wheel.install import is_script
 from torchkiln.wheel.source import WheelFile
 
 _LOCAL = struct.Struct("<4s5H3L2H")  # the local header before the data of an entry
-_STORED, _DEFLATED = 0, 8
 _MAX_PART, _MAX_NAME = 255, 4000  # bytes; Linux allows 4,095 with the prefix
 _MAX_SOURCE_NAME = _MAX_PART - len(".cpython-311.pyc") + len(".py")  # its byte-code has a longer name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WheelEntry:
-    """One file in a wheel."""
-
-    name: str
-    offset: int  # of its local header
-    compressed: int
-    size: int
-    crc: int
-    deflated: bool
-    executable: bool
-    flags: int
-    raw_name: bytes  # as the local header must repeat it
 
 
 def entries(wheel: WheelFile, filename: str) -> tuple[WheelEntry, ...]:
@@ -53,20 +38,20 @@ def entries(wheel: WheelFile, filename: str) -> tuple[WheelEntry, ...]:
 
     :raises BadWheel: the directory is corrupt, or an entry is refused.
     """
-    lines, start = directory(wheel, filename)
-    end = 0
-    for line in sorted(lines, key=lambda line: line.offset):
-        if fault := _fault(line):
-            raise BadWheel(filename, f"entry {line.name!r}: {fault}")
-        if line.offset < end:
-            raise BadWheel(filename, f"entry {line.name!r} overlaps the previous entry")
-        end = line.offset + _LOCAL.size + len(line.raw_name) + line.compressed
-        if end > start:
-            raise BadWheel(filename, f"entry {line.name!r} overlaps the central directory")
-    if lines and min(line.offset for line in lines) != 0:
-        raise BadWheel(filename, "extra bytes before the first entry")
-    found = [_entry(line) for line in lines if not line.name.endswith("/")]
+    found, start = directory(wheel, filename)
     found.sort(key=lambda entry: entry.offset)
+    end = 0
+    for entry in found:
+        if fault := _fault(entry):
+            raise BadWheel(filename, f"entry {entry.name!r}: {fault}")
+        if entry.offset < end:
+            raise BadWheel(filename, f"entry {entry.name!r} overlaps the previous entry")
+        end = entry.offset + _LOCAL.size + len(entry.raw_name) + entry.compressed
+        if end > start:
+            raise BadWheel(filename, f"entry {entry.name!r} overlaps the central directory")
+    if found and found[0].offset != 0:
+        raise BadWheel(filename, "extra bytes before the first entry")
+    found = [entry for entry in found if not entry.name.endswith("/")]
     _refuse_collisions(found, filename)
     if fault := size_fault(((entry.name, entry.size) for entry in found), wheel.size):
         raise BadWheel(filename, fault)
@@ -93,7 +78,7 @@ def skip_local_header(wheel: WheelFile, entry: WheelEntry, filename: str) -> Non
         signature == b"PK\x03\x04"
         and name == entry.raw_name
         and flags == entry.flags
-        and method == (_DEFLATED if entry.deflated else _STORED)
+        and method == entry.method
         # In a streamed entry they follow the data, where no reader needs them; here they may be zero.
         and all(local == central or (flags & STREAMED and not local) for local, central in values)
     )
@@ -108,34 +93,20 @@ def data_offset(wheel: WheelFile, entry: WheelEntry) -> int:
     return int(entry.offset + _LOCAL.size + name_length + extra_length)
 
 
-def _entry(line: CentralEntry) -> WheelEntry:
-    return WheelEntry(
-        name=line.name,
-        offset=line.offset,
-        compressed=line.compressed,
-        size=line.size,
-        crc=line.crc,
-        deflated=line.method == _DEFLATED,
-        executable=stat.S_ISREG(line.mode) and bool(line.mode & 0o111),
-        flags=line.flags,
-        raw_name=line.raw_name,
-    )
-
-
-def _fault(line: CentralEntry) -> str:
+def _fault(entry: WheelEntry) -> str:
     """Why an entry of the directory is refused; empty if it is not."""
-    kind = stat.S_IFMT(line.mode)
-    if fault := _name_fault(line.name):
+    kind = stat.S_IFMT(entry.mode)
+    if fault := _name_fault(entry.name):
         return fault
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         return "not a regular file or directory"
-    if line.name.endswith("/") and line.size:
+    if entry.name.endswith("/") and entry.size:
         return "a directory with content"
-    if fault := unusual(line.flags):
+    if fault := unusual(entry.flags):
         return fault
-    if line.method not in (_STORED, _DEFLATED):
-        return f"unsupported compression method {line.method}; wheels use stored and deflated"
-    if line.method == _STORED and line.compressed != line.size:
+    if entry.method not in (STORED, DEFLATED):
+        return f"unsupported compression method {entry.method}; wheels use stored and deflated"
+    if entry.method == STORED and entry.compressed != entry.size:
         return "stored, but with two different sizes"
     return ""
 

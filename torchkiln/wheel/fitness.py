@@ -68,15 +68,11 @@ def _headers(data: bytes) -> Message | str:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         return f"is not valid UTF-8 (at byte {error.start})"
-    end = _end_of_header(text)
+    blank_line = _BLANK_LINE.search(text)
+    end = blank_line.start() if blank_line else len(text)
     if max(text.count("\n", 0, end), text.count("\r", 0, end)) > _MAX_HEADERS:
         return f"has more than {_MAX_HEADERS} header lines"
     return email.parser.HeaderParser().parsestr(text)
-
-
-def _end_of_header(text: str) -> int:
-    found = _BLANK_LINE.search(text)
-    return found.start() if found else len(text)
 
 
 def _field(message: Message, key: str) -> str:

@@ -29,7 +29,8 @@ from torchkiln.errors import BadWheel
 from torchkiln.oci.layer import Collision, LayerWriter
 from torchkiln.wheel import fitness, install
 from torchkiln.wheel.bytecode import Code, cached_name
-from torchkiln.wheel.entries import SCRIPT, WheelEntry, data_offset, entries, skip_local_header
+from torchkiln.wheel.directory import WheelEntry
+from torchkiln.wheel.entries import SCRIPT, data_offset, entries, skip_local_header
 from torchkiln.wheel.install import Row, Scheme, WheelName
 from torchkiln.wheel.source import WheelFile
 
