@@ -42,7 +42,7 @@ def server() -> Iterator[RegistryServer]:
 
 def before_request(number: int, do: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Call *do* when the registry is about to be asked for the *number*th time; returns the count so far."""
-    ask, count = Registry.ask, [0]
+    ask, count = Registry.request_once, [0]
 
     def asked(self: Registry, *given: object, **named: object) -> object:
         count[0] += 1
@@ -50,7 +50,7 @@ def before_request(number: int, do: Callable[[], None], monkeypatch: pytest.Monk
             do()
         return ask(self, *given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Registry, "ask", asked)
+    monkeypatch.setattr(Registry, "request_once", asked)
     return count
 
 

@@ -25,7 +25,7 @@ from torchkiln.gate.gate import ClearedImage, Judgement
 from torchkiln.model.progress import Observer
 from torchkiln.publish.publish import PublishedImage
 from torchkiln.publish.session import PublishSession, Target
-from torchkiln.registry.delivery import How
+from torchkiln.registry.delivery import Outcome
 from torchkiln.registry.reference import parse_repository
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
@@ -161,7 +161,7 @@ class _Lines:
 
 def _summary(ref: str, published: PublishedImage) -> str:
     pushed = published.pushed
-    ways: tuple[How, ...] = ("sent", "mounted", "there")
+    ways: tuple[Outcome, ...] = ("sent", "mounted", "there")
     how = ", ".join(f"{pushed.count(way)} {way}" for way in ways)
     return (
         f"{ref}: {len(pushed.blobs)} blobs ({how}), {console.size(pushed.bytes_sent)} in "

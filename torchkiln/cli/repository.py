@@ -24,7 +24,7 @@ from torchkiln.publish.catalog import Listed
 from torchkiln.publish.catalog import catalog as listed_in
 from torchkiln.publish.connect import open_registry
 from torchkiln.publish.retract import retract as done
-from torchkiln.registry.reading import Reading
+from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import parse_reference, parse_repository
 from torchkiln.smoke.reuse import TIME
 
@@ -56,7 +56,7 @@ def catalog(
     trust = trust_of(rules, keys, identity, issuer)
     with open_registry(repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
-        listed = listed_in(Reading(registry, repository), trust)
+        listed = listed_in(RepositoryReader(registry, repository), trust)
     if as_json:
         told = {
             "repository": str(repository),
@@ -141,9 +141,9 @@ def retract(
         console.say(f"{NOT_VERIFIED}; tags go to what anybody says is good")
     with open_registry(reference.repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
-        reading = Reading(registry, reference.repository)
+        reading = RepositoryReader(registry, reference.repository)
         when = datetime.now(timezone.utc).strftime(TIME)
-        found = done(reading, reading.demand(name), sealer, trust, grid, reason=reason, when=when)
+        found = done(reading, reading.require(name), sealer, trust, grid, reason=reason, when=when)
     for one in found.moved:
         lost = "deleted" if one.gone else "not moved"
         console.say(f"{one.tag}: {f'now {one.to}' if one.to else f'{lost}: no good image is left for it'}")

@@ -54,6 +54,6 @@ def uploads_ahead(target: str | None, plain_http: bool, store: Store, observer: 
     repository = parse_repository(target)
     with open_registry(repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
-        options = PushOptions(watcher=observer, history=History(store))
+        options = PushOptions(observer=observer, history=History(store))
         with BlobUploads(registry, repository, options) as uploads:
             yield Ahead(store, uploads)
