@@ -98,7 +98,7 @@ def slips(desk: Press) -> dict[str, tuple[tuple[str, ...], int]]:
     (folder / "keys.yaml").write_text(signed.replace("keys: [] ", "keys: [none.pem]"))
     stranger = desk.write(public_pem(STRANGER), "stranger.pem")
     return {
-        "a key that others may read": (("--key", str(folder / "open.pem")), 2),
+        "a key are too open": (("--key", str(folder / "open.pem")), 2),
         "a key that is none": (("--key", stranger), 2),
         "no such key": (("--key", str(folder / "none.pem")), 2),
         "a trusted key that is none": (("--trust", str(folder / "open.pem")), 2),
@@ -120,7 +120,7 @@ def slips(desk: Press) -> dict[str, tuple[tuple[str, ...], int]]:
 
 
 SLIPS = [
-    "a key that others may read",
+    "a key are too open",
     "a key that is none",
     "no such key",
     "a trusted key that is none",

@@ -211,7 +211,7 @@ def test_a_private_key_is_looked_at_and_read_as_one_file(
     monkeypatch.undo()
     assert first.public_key() != STRANGER.public_key()
     good.chmod(0o644)
-    with pytest.raises(ConfigError, match="that others may read"):
+    with pytest.raises(ConfigError, match="are too open"):
         keys.private_key(good)
 
 

@@ -86,7 +86,7 @@ def test_a_report_whose_words_were_changed(scene: Scene) -> None:
 
     told = scene.refused()
     assert "statements: referrer sha256:" in told
-    assert "does not fit: something in the file was changed" in told
+    assert "the file was changed after it was signed" in told
     assert "import: no report tells of it" in told
 
 
