@@ -67,7 +67,7 @@ def push_to(
             pushed,
             registry,
             Repository(host=host, name=name),
-            PushOptions(watcher=Silent(), history=History(store), mount_from=tuple(mount_from), jobs=jobs),
+            PushOptions(observer=Silent(), history=History(store), mount_from=tuple(mount_from), jobs=jobs),
             tags=tags,
         )
 

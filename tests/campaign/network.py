@@ -21,7 +21,7 @@ _SMALL = "small_03"  # shares its layer, and arrives whole before
 
 def faults() -> Iterator[Disturbance]:
     """Each fault with what the build must make of it."""
-    again = r".* \(6 attempts\)\n.*what was fetched is kept"
+    again = r".* \(6 attempts\)\n.*run again to resume the download"
     for only, which in ((_BIG, "a big wheel"), (_SMALL, "a small wheel")):
         yield _fault(f"wrong bytes in {which}", 6, r"error: \S+\.whl: .*\S", only=only, flip=1_000)
     yield _fault(
@@ -49,7 +49,7 @@ def faults() -> Iterator[Disturbance]:
         page_type="application/vnd.pypi.simple.v1+json",
     )
     yield _fault("no ranges", 0, "", no_ranges=True, short=[2_000_000])
-    yield _fault("wrong Content-Range", 6, "asked from byte" + ".*" + again, only=_BIG, shift=1)
+    yield _fault("wrong Content-Range", 6, "requested bytes from" + ".*" + again, only=_BIG, shift=1)
     yield _fault("slow index", 0, "", pace=3e6, silent=3.0, only=_BIG)
     yield _network(
         "network lost in the middle",

@@ -131,9 +131,9 @@ KINDS: dict[str, tuple[Answer, str]] = {
     "empty lists": (paged(lambda: b"[" + b"[]," * (5 << 20) + b"[]]", JSON), "more than 1000000 values"),
     "deep lists": (paged(lambda: b"[" * 900_000, JSON), "nested deeper"),
     "empty texts": (paged(lambda: b'["' + b'","' * (5 << 20) + b'"]', JSON), "more than 1000000 values"),
-    "huge number": (paged(b'{"files": ' + b"9" * 1_000_000 + b"}", JSON), "not readable JSON"),
-    "garbage JSON": (paged(b'{"meta": {', JSON), "not readable JSON"),
-    "JSON that is a text": (paged(b'"page"', JSON), "not an object"),
+    "huge number": (paged(b'{"files": ' + b"9" * 1_000_000 + b"}", JSON), "invalid JSON"),
+    "garbage JSON": (paged(b'{"meta": {', JSON), "invalid JSON"),
+    "JSON that is a text": (paged(b'"page"', JSON), "Expected `object`"),
     "garbage": (paged(b"\0\xff\xfe<<a href"), "not HTML"),
     "wrong content type": (paged(b"%PDF-1.7", "application/pdf"), "its Content-Type is 'application/pdf'"),
     "redirect circle": (
@@ -214,8 +214,8 @@ KINDS: dict[str, tuple[Answer, str]] = {
         paged(page(DEMO, (NAME, DATA + b"x"))),
         "lists it twice, with different sha256",
     ),
-    "no hash": (paged(page(DEMO).replace(b"#sha256=", b"#md5=")), "the index gives no sha256 of it"),
-    "half a hash": (paged(page(DEMO).replace(b"#sha256=", b"#sha256=0")), "the index gives no sha256 of it"),
+    "no hash": (paged(page(DEMO).replace(b"#sha256=", b"#md5=")), "the index has no sha256 for it"),
+    "half a hash": (paged(page(DEMO).replace(b"#sha256=", b"#sha256=0")), "the index has no sha256 for it"),
     "page of another project": (
         paged(page(wheel_bytes("evil", "1.0"))),
         "evil-1.0-py3-none-any.whl is not a file of demo",

@@ -41,7 +41,7 @@ def test_no_job_at_all(scene: Job) -> None:
     scene.become(GITHUB_ACTIONS=None)
     error = refused(scene, 2)
 
-    assert error.message == ("--keyless: this is not a CI job with an identity")
+    assert error.message == ("--keyless requires a CI job with an OpenID identity: no credentials found")
     assert scene.sigstore.asked == []
 
 
@@ -103,7 +103,7 @@ def test_a_service_that_is_not_there(scene: Job) -> None:
     file = scene.desk.folder / "trust.json"
     file.write_text(file.read_text().replace(scene.sigstore.url, "http://127.0.0.1:9"))
 
-    assert refused(scene, 8).message == f"Sigstore: http://127.0.0.1:9{CERT}: cannot be reached"
+    assert refused(scene, 8).message == f"Sigstore: http://127.0.0.1:9{CERT}: failed to connect"
 
 
 def test_a_token_for_somebody_else(scene: Job) -> None:
@@ -202,7 +202,7 @@ def test_the_library_is_not_there(scene: Job) -> None:
     error = refused(scene, 8)
 
     assert (error.message, error.hint) == (
-        "signing without a key wants the package sigstore",
+        "keyless signing requires the package sigstore",
         "pip install 'torchkiln[keyless]'",
     )
 

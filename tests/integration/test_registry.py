@@ -274,12 +274,12 @@ def test_a_killed_push_leaves_no_tag_and_is_gone_on_with(
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        ((TAG, "--to", "team/app"), 2, "the registry is missing"),
-        ((TAG, "--to", "{host}/team/app:v2"), 2, "without tag and digest"),
-        ((TAG, "--to", "{host}/team/app", "--tag", "a b"), 2, "'a b' is no tag"),
+        ((TAG, "--to", "team/app"), 2, "no registry in the reference"),
+        ((TAG, "--to", "{host}/team/app:v2"), 2, "neither tag nor digest"),
+        ((TAG, "--to", "{host}/team/app", "--tag", "a b"), 2, "invalid tag 'a b'"),
         (("v9", "--to", "{host}/team/app"), 2, "no such image: 'v9'"),
         (("--to", "{host}/team/app"), 2, "no image is named"),
-        ((TAG, "--to", "127.0.0.1:9/team/app"), 9, "connection refused, 3 attempts"),
+        ((TAG, "--to", "127.0.0.1:9/team/app"), 9, "connection refused, 3 times in a row"),
     ],
 )
 def test_slips_are_told(

@@ -180,7 +180,7 @@ def test_a_server_that_is_down_from_somewhere_on(
         proxy.faults = [Fault("status", skip=skip, status=503, times=1_000_000)]
         fresh = f"{name}-{skip}"
 
-        with pytest.raises(RegistryError, match=r"HTTP 503, [36] attempts"):
+        with pytest.raises(RegistryError, match=r"HTTP 503 \([36] attempts\)"):
             push_to(proxy.host, fresh, built)
         assert registry.tags(fresh) == [], f"request {skip} of {needed}"
 
@@ -248,7 +248,7 @@ def test_a_damaged_blob_is_never_whole_there(
     layer.path.unlink()  # others have it by hard link
     layer.path.write_bytes(data)
 
-    with pytest.raises(VerificationFailed, match="the content is not what its name says"):
+    with pytest.raises(VerificationFailed, match="checksum mismatch"):
         push_to(proxy.host, name, built)
 
     assert registry.content(name, layer.digest) == b""

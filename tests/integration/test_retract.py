@@ -137,7 +137,7 @@ def test_slips(registry: RunningRegistry, desk: Press, name: str) -> None:
     released(desk, repository, "1", "20261120")
 
     for words, told in (
-        ((f"{repository}:v9", "--reason", "x"), "there is no v9"),
+        ((f"{repository}:v9", "--reason", "x"), "v9: manifest unknown"),
         ((repository, "--reason", "x"), "no tag and no digest"),
         ((f"{repository}:v2.7", "--reason", " "), "--reason must not be empty"),
     ):

@@ -106,16 +106,16 @@ def cut(envelope: dict[str, Any]) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "payload": (other_payload, "does not fit: something in the file was changed"),
-    "payloadType": (lambda e: e.update(payloadType="application/json"), "does not fit"),
-    "a shorter signature": (cut, "does not fit"),
-    "an empty signature": (lambda e: e["signatures"][0].update(sig=""), "does not fit"),
+    "payload": (other_payload, "the file was changed after it was signed"),
+    "payloadType": (lambda e: e.update(payloadType="application/json"), "invalid signature"),
+    "a shorter signature": (cut, "invalid signature"),
+    "an empty signature": (lambda e: e["signatures"][0].update(sig=""), "invalid signature"),
     "no keyid and another payload": (
         lambda e: (other_payload(e), e["signatures"][0].pop("keyid")),
-        "its signature is not by a trusted key",
+        "no signature by a trusted key",
     ),
-    "a payload that is no base64": (lambda e: e.update(payload="?"), "what should be base64 is not"),
-    "a signature that is no base64": (lambda e: e["signatures"][0].update(sig="é"), "base64 is not"),
+    "a payload that is no base64": (lambda e: e.update(payload="?"), "invalid base64"),
+    "a signature that is no base64": (lambda e: e["signatures"][0].update(sig="é"), "invalid base64"),
     "no signature": (lambda e: e.update(signatures=[]), "signatures: must not be empty"),
     "seventeen signatures": (lambda e: e.update(signatures=e["signatures"] * 17), "signatures: "),
     "signatures that are none": (lambda e: e.update(signatures={}), "signatures: must be a list"),
@@ -170,12 +170,12 @@ def test_a_payload_with_a_key_twice_is_refused(tmp_path: Path) -> None:
 def test_a_stranger_s_signature_is_none(tmp_path: Path) -> None:
     """Nor is one that names a trusted key: a keyid decides nothing."""
     file = written(tmp_path, attest(report(), STRANGER))
-    with pytest.raises(VerificationFailed, match="its signature is not by a trusted key") as refused:
+    with pytest.raises(VerificationFailed, match="no signature by a trusted key") as refused:
         read(file, [ED.public_key(), P256.public_key()])
     assert fingerprint(ED.public_key()) in refused.value.hint
 
     named = changed(lambda e: e["signatures"][0].update(keyid=fingerprint(ED.public_key())), STRANGER)
-    with pytest.raises(VerificationFailed, match="does not fit"):
+    with pytest.raises(VerificationFailed, match="invalid signature"):
         read(written(tmp_path, named), [ED.public_key()])
     unnamed = changed(lambda e: e["signatures"][0].update(keyid="nobody"))
     assert read(written(tmp_path, unnamed), [ED.public_key()]).signers
@@ -189,7 +189,7 @@ def test_of_two_signatures_one_by_a_trusted_key_is_enough(tmp_path: Path) -> Non
 
     assert read(file, [ED.public_key()]).signers == (fingerprint(ED.public_key()),)
     assert len(read(file, [ED.public_key(), STRANGER.public_key(), ED.public_key()]).signers) == 2
-    with pytest.raises(VerificationFailed, match=r"no signature on it is by a trusted key \(it says: "):
+    with pytest.raises(VerificationFailed, match=r"no signature by a trusted key \(key IDs: "):
         read(file, [P256.public_key()])
     twice = changed(lambda e: e.update(signatures=e["signatures"] * 2))
     assert read(written(tmp_path, twice), [ED.public_key()]).signers == (fingerprint(ED.public_key()),)
@@ -296,6 +296,6 @@ def test_a_private_key_that_others_may_read_signs_nothing(tmp_path: Path, mode: 
     assert keys.private_key(key)
     key.chmod(mode)
 
-    with pytest.raises(ConfigError, match=f"that others may read \\(mode {mode:04o}\\)") as refused:
+    with pytest.raises(ConfigError, match=f"are too open \\(mode {mode:04o}\\)") as refused:
         keys.private_key(key)
     assert refused.value.hint.startswith(f"run: chmod 600 {key}")

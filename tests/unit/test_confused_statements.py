@@ -187,12 +187,12 @@ def test_two_provenances_that_name_different_locks(scene: Scene, recipe: int | N
 
 def test_two_provenances_of_one_lock(scene: Scene) -> None:
     """Published again by another source: no fault."""
-    from torchkiln.attest.provenance import Source
+    from torchkiln.attest.provenance import SourceRevision
     from torchkiln.lock.lock import load_locked
 
     scene.publish()
     locked = load_locked(scene.desk.folder / "images", TAG)
-    source = Source(revision="a" * 40, changed=False)
+    source = SourceRevision(revision="a" * 40, changed=False)
     sealed = ByKey(P256).seal(provenance(locked, scene.image.manifest, source=source, builder="urn:y"))
     scene.beside(sealed.kind, sealed.data)
 
@@ -206,7 +206,7 @@ def test_a_provenance_whose_lock_is_not_what_its_digest_says(scene: Scene) -> No
     lock["content"] = base64.b64encode(base64.b64decode(lock["content"]) + b"\n").decode()
     scene.replace(PROVENANCE, ByKey(P256).seal(statement(TAG, scene.image.manifest, PROVENANCE, said)).data)
 
-    assert "the lock in it is not what its digest says" in scene.refused()
+    assert "checksum mismatch of the lock in it" in scene.refused()
 
 
 @pytest.mark.parametrize("kind", [SIGNATURE, CLEARANCE, PROVENANCE, SMOKE])

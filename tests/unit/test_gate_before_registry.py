@@ -14,8 +14,8 @@ from tests.press import Press, press
 from tests.reports import OTHER, TAG, found
 from tests.standin.registry_server import RegistryServer
 from torchkiln.oci.layout import open_layout
-from torchkiln.registry.answer import Answer
 from torchkiln.registry.request import HttpRequest
+from torchkiln.registry.response import HttpResponse
 from torchkiln.registry.session import Registry
 from torchkiln.util.places import ROOT
 
@@ -38,13 +38,13 @@ def desk(made: Press, tmp_path: Path) -> Press:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What any registry was asked."""
     seen: list[str] = []
-    ask = Registry.ask
+    ask = Registry.request_once
 
-    def noted(self: Registry, request: HttpRequest) -> Answer:
+    def noted(self: Registry, request: HttpRequest) -> HttpResponse:
         seen.append(f"{request.method} {request.url}")
         return ask(self, request)
 
-    monkeypatch.setattr(Registry, "ask", noted)
+    monkeypatch.setattr(Registry, "request_once", noted)
     return seen
 
 
@@ -98,7 +98,7 @@ def slips(desk: Press) -> dict[str, tuple[tuple[str, ...], int]]:
     (folder / "keys.yaml").write_text(signed.replace("keys: [] ", "keys: [none.pem]"))
     stranger = desk.write(public_pem(STRANGER), "stranger.pem")
     return {
-        "a key that others may read": (("--key", str(folder / "open.pem")), 2),
+        "a key are too open": (("--key", str(folder / "open.pem")), 2),
         "a key that is none": (("--key", stranger), 2),
         "no such key": (("--key", str(folder / "none.pem")), 2),
         "a trusted key that is none": (("--trust", str(folder / "open.pem")), 2),
@@ -120,7 +120,7 @@ def slips(desk: Press) -> dict[str, tuple[tuple[str, ...], int]]:
 
 
 SLIPS = [
-    "a key that others may read",
+    "a key are too open",
     "a key that is none",
     "no such key",
     "a trusted key that is none",

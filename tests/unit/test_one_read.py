@@ -42,7 +42,7 @@ def server() -> Iterator[RegistryServer]:
 
 def before_request(number: int, do: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Call *do* when the registry is about to be asked for the *number*th time; returns the count so far."""
-    ask, count = Registry.ask, [0]
+    ask, count = Registry.request_once, [0]
 
     def asked(self: Registry, *given: object, **named: object) -> object:
         count[0] += 1
@@ -50,7 +50,7 @@ def before_request(number: int, do: Callable[[], None], monkeypatch: pytest.Monk
             do()
         return ask(self, *given, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Registry, "ask", asked)
+    monkeypatch.setattr(Registry, "request_once", asked)
     return count
 
 
@@ -211,7 +211,7 @@ def test_a_private_key_is_looked_at_and_read_as_one_file(
     monkeypatch.undo()
     assert first.public_key() != STRANGER.public_key()
     good.chmod(0o644)
-    with pytest.raises(ConfigError, match="that others may read"):
+    with pytest.raises(ConfigError, match="are too open"):
         keys.private_key(good)
 
 

@@ -12,8 +12,8 @@ from tests.published import INDEX, MANIFEST, Scene, a_built_press, a_scene, sha2
 from tests.reports import TAG
 from torchkiln.publish import fetched
 from torchkiln.registry import exchange, referrers
-from torchkiln.registry.answer import Answer
 from torchkiln.registry.request import HttpRequest
+from torchkiln.registry.response import HttpResponse
 
 __all__ = ["a_built_press", "a_scene"]
 
@@ -27,7 +27,7 @@ def counted_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     send = exchange.Exchange.send
 
-    def count(self: exchange.Exchange, request: HttpRequest) -> Answer:
+    def count(self: exchange.Exchange, request: HttpRequest) -> HttpResponse:
         asked.append(request.url)
         return send(self, request)
 
@@ -100,7 +100,7 @@ def test_3000_things_that_seem_to_be_ours(scene: Scene, requests: list[str]) -> 
     requests.clear()
 
     told = scene.refused()
-    assert f"statements are listed with this image, and at most {referrers._MOST} are read" in told
+    assert f"statements, more than the limit of {referrers._MOST}; none was read" in told
     assert len(requests) < 10
     listed = scene.desk.run("catalog", scene.target, *scene.desk.keys, "--json")
     assert [one["good"] for one in json.loads(listed.stdout)["images"]] == [False]
@@ -112,7 +112,7 @@ def test_as_many_as_are_read_of_ours_that_are_not_there(scene: Scene, requests: 
     flood(scene, referrers._MOST - len(known(scene)), BUNDLE)
     requests.clear()
 
-    assert "is listed and not there" in scene.refused()
+    assert "is listed, but not found" in scene.refused()
     assert len(requests) < referrers._MOST + 50
 
 

@@ -125,9 +125,9 @@ def test_a_helper_that_knows_nothing_leaves_it_to_the_file(tmp_path: Path) -> No
     ("script", "told"),
     [
         (f"echo '{SECRET}'; exit 3", "docker-credential-test failed with exit code 3"),
-        (f"echo 'no JSON {SECRET}'", "gave an answer that is none"),
-        (f"""echo '{{"Secret": "{SECRET}"}}'""", "gave an answer that is none"),
-        ("exec sleep 60", "gave no answer in 0.2 seconds"),
+        (f"echo 'no JSON {SECRET}'", "invalid output"),
+        (f"""echo '{{"Secret": "{SECRET}"}}'""", "invalid output"),
+        ("exec sleep 60", "timed out after 0.2 seconds"),
     ],
 )
 def test_a_helper_that_fails_is_told_without_what_it_said(tmp_path: Path, script: str, told: str) -> None:
@@ -141,7 +141,7 @@ def test_a_helper_that_fails_is_told_without_what_it_said(tmp_path: Path, script
 
 
 def test_a_helper_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ToolMissing, match="docker-credential-nowhere is not on the PATH"):
+    with pytest.raises(ToolMissing, match="docker-credential-nowhere: executable file not found in PATH"):
         find_login(APP, environ(tmp_path, {"credsStore": "nowhere"}))
 
 
@@ -157,8 +157,8 @@ def test_a_helper_that_is_not_there(tmp_path: Path) -> None:
             "is not base64 of user:password",
         ),
         ({"auths": {APP.host: {"username": "kim", "password": 7}}}, "malformed"),
-        ({"credsStore": "../../bin/sh"}, "is no program's name"),
-        ({"credHelpers": {APP.host: {"a": 1}}}, "is no program's name"),
+        ({"credsStore": "../../bin/sh"}, "invalid name of a credential helper"),
+        ({"credHelpers": {APP.host: {"a": 1}}}, "invalid name of a credential helper"),
     ],
 )
 def test_a_file_that_is_malformed_is_named(tmp_path: Path, config: Any, told: str) -> None:

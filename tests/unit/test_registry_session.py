@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchkiln.errors import RegistryError
-from torchkiln.registry.answer import Answer
 from torchkiln.registry.challenge import Challenge, parse_challenges
 from torchkiln.registry.credentials import Login
-from torchkiln.registry.tokens import Authority
+from torchkiln.registry.response import HttpResponse
+from torchkiln.registry.tokens import Authenticator
 from torchkiln.util.http.retry import ATTEMPTS, pause, retry_after
 
 PUSH = ("repository:team/app:pull,push",)
@@ -104,18 +104,18 @@ class TokenServer:
 
     def __call__(
         self, method: str, url: str, *, headers: Mapping[str, str], data: bytes | None = None
-    ) -> Answer:
+    ) -> HttpResponse:
         self.asked.append((method, url, headers, data))
         body = json.dumps({"token": f"t{len(self.asked)}", **self.told}).encode()
-        return Answer(url=url, status=self.status, headers={}, body=body)
+        return HttpResponse(url=url, status=self.status, headers={}, body=body)
 
-    def authority(self, login: Login | None = KIM, *, secure: bool = True) -> Authority:
+    def authority(self, login: Login | None = KIM, *, secure: bool = True) -> Authenticator:
         """One that asks here."""
-        return Authority("registry.example", login, self, secure=secure, now=lambda: self.now)
+        return Authenticator("registry.example", login, self, secure=secure, now=lambda: self.now)
 
 
-def refusal(header: str) -> Answer:
-    return Answer(url="", status=401, headers={"WWW-Authenticate": header}, body=b"")
+def refusal(header: str) -> HttpResponse:
+    return HttpResponse(url="", status=401, headers={"WWW-Authenticate": header}, body=b"")
 
 
 BEARER = refusal(f'Bearer realm="{REALM}",service="the registry"')
@@ -192,11 +192,11 @@ def test_only_the_token_that_was_refused_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("header", "told"),
     [
-        ("", "wants nothing that it names"),
-        ("Negotiate", "wants negotiate"),
-        ('Bearer realm=""', "names no address to get a token from"),
-        ('Bearer realm="file:///etc/passwd"', "names no address"),
-        ('Bearer realm="http' + '://elsewhere.example/token"', "unencrypted"),
+        ("", "unsupported authentication scheme: none"),
+        ("Negotiate", "unsupported authentication scheme: negotiate"),
+        ('Bearer realm=""', "without a valid realm to get a token from"),
+        ('Bearer realm="file:///etc/passwd"', "without a valid realm"),
+        ('Bearer realm="http' + '://elsewhere.example/token"', "without https"),
     ],
 )
 def test_what_is_not_followed(header: str, told: str) -> None:
@@ -220,7 +220,7 @@ def test_a_registry_without_https_may_have_its_token_server_so_too() -> None:
 
 
 def test_basic_without_a_login_says_what_to_do() -> None:
-    with pytest.raises(RegistryError, match="wants a user and a password") as error:
+    with pytest.raises(RegistryError, match="no basic auth credentials") as error:
         TokenServer().authority(None).learn(refusal("Basic"), PUSH, None)
 
     assert error.value.hint == "docker login registry.example"
@@ -245,5 +245,5 @@ def test_a_token_that_would_not_do_as_a_header(token: object) -> None:
     authority = TokenServer(token=token).authority()
     authority.learn(BEARER, PUSH, None)
 
-    with pytest.raises(RegistryError, match="gave no token"):
+    with pytest.raises(RegistryError, match="no token from the token server"):
         authority.header(PUSH)

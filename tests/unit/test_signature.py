@@ -220,22 +220,22 @@ SSH = ED.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 @pytest.mark.parametrize(
     ("data", "passphrase", "why"),
     [
-        (b"", None, "no private key in PEM form"),
-        (b"\xff\x00 nonsense", None, "no private key in PEM form"),
-        (pem(ED)[:60] + b"!!" + pem(ED)[60:], None, "no private key in PEM form"),
-        (pem(ED, SECRET), None, f"it is encrypted: put the pass phrase into {PASSPHRASE}"),
+        (b"", None, "not a private key in PEM format"),
+        (b"\xff\x00 nonsense", None, "not a private key in PEM format"),
+        (pem(ED)[:60] + b"!!" + pem(ED)[60:], None, "not a private key in PEM format"),
+        (pem(ED, SECRET), None, f"the key is encrypted: set {PASSPHRASE}"),
         (
             pem(ED, SECRET),
             "wrong " + SECRET,
-            f"no private key in PEM form, or not the pass phrase of {PASSPHRASE}",
+            f"not a private key in PEM format, or wrong passphrase in {PASSPHRASE}",
         ),
-        (pem(ED), SECRET, f"it has no pass phrase, and {PASSPHRASE} is set"),
-        (public_pem(ED), None, "a public key; --key takes the private one"),
-        (public_pem(ED), SECRET, "a public key; --key takes the private one"),
-        (SSH, None, "an SSH key"),
-        (pem(RSA), None, "a key of another kind (RSA)"),
-        (pem(ec.generate_private_key(ec.SECP384R1())), None, "a key of another kind (ECDSA on secp384r1)"),
-        (pem(ed448.Ed448PrivateKey.generate()), None, "a key of another kind (Ed448)"),
+        (pem(ED), SECRET, f"the key has no passphrase, and {PASSPHRASE} is set"),
+        (public_pem(ED), None, "a public key; --key requires the private one"),
+        (public_pem(ED), SECRET, "a public key; --key requires the private one"),
+        (SSH, None, "SSH keys"),
+        (pem(RSA), None, "unsupported key type: RSA"),
+        (pem(ec.generate_private_key(ec.SECP384R1())), None, "unsupported key type: ECDSA on secp384r1"),
+        (pem(ed448.Ed448PrivateKey.generate()), None, "unsupported key type: Ed448"),
     ],
 )
 def test_a_key_that_cannot_sign_is_told_and_told_nothing_of(
@@ -255,12 +255,12 @@ def test_a_key_that_cannot_sign_is_told_and_told_nothing_of(
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "no public key in PEM form"),
-        (pem(ED), "a private key; --trust takes the public one"),
-        (pem(ED, SECRET), "a private key; --trust takes the public one"),
-        (SSH, "a private key; --trust takes the public one"),
-        (public_pem(RSA), "a key of another kind (RSA)"),
-        (public_pem(ec.generate_private_key(ec.SECP256K1())), "a key of another kind (ECDSA on secp256k1)"),
+        (b"", "not a public key in PEM format"),
+        (pem(ED), "a private key; --trust requires the public one"),
+        (pem(ED, SECRET), "a private key; --trust requires the public one"),
+        (SSH, "a private key; --trust requires the public one"),
+        (public_pem(RSA), "unsupported key type: RSA"),
+        (public_pem(ec.generate_private_key(ec.SECP256K1())), "unsupported key type: ECDSA on secp256k1"),
     ],
 )
 def test_a_key_that_cannot_be_trusted_is_told(data: bytes, why: str) -> None:

@@ -1,9 +1,9 @@
-"""Bytes, key -> DSSE envelope, and back to bytes only if a trusted key signed them.
+"""Signs and verifies DSSE envelopes.
 
-DSSE 1.0: what is signed is the pre-authentication encoding of type and payload, so that no payload can be
-passed off as another type's. A keyid is a hint for people here, and never decides. Keys are PEM files:
-Ed25519, or ECDSA on P-256 with SHA-256 and signatures in DER, as OpenSSL and cosign write them. Neither a key
-nor a pass phrase gets into a message.
+DSSE 1.0 signs the pre-authentication encoding of type and payload, so that a payload cannot be used as
+another type. A keyid is only shown to people; it does not decide. Keys are PEM files: Ed25519, or ECDSA on
+P-256 with SHA-256 and DER signatures, as OpenSSL and cosign write them. Messages contain neither keys nor
+passphrases.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PrivateKey = Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 PublicKey = Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 PASSPHRASE = "TORCHKILN_KEY_PASSPHRASE"  # the environment variable that the command line reads
-_WANTED = "use Ed25519 or ECDSA on P-256 (docs/gate.md has the openssl commands)"
+_SUPPORTED = "use an Ed25519 or ECDSA P-256 key (docs/gate.md has the openssl commands)"
 _ENVELOPE: dict[str, Any] = {
     "type": "object",
     "required": ["payload", "payloadType", "signatures"],
@@ -58,7 +58,7 @@ _ENVELOPE: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Envelope:
-    """What an envelope holds, as it was decoded: nothing of it is proved yet."""
+    """A decoded envelope; its signatures are not verified."""
 
     payload_type: str
     payload: bytes
@@ -95,9 +95,9 @@ def seal(payload_type: str, payload: bytes, key: PrivateKey) -> bytes:
 def decode(data: bytes, *, where: str) -> Envelope:
     """The envelope in the file *where* with the bytes *data*.
 
-    :raises VerificationFailed: it is none.
+    :raises VerificationFailed: it is not an envelope.
     """
-    hint = "a signed report is what `smoke --report FILE --key KEY` writes beside it"
+    hint = "`smoke --report FILE --key KEY` writes a signed report"
     try:
         told = json_of(data)
         if wrong := sentences(told, _ENVELOPE, where):
@@ -108,13 +108,13 @@ def decode(data: bytes, *, where: str) -> Envelope:
             signatures=tuple((one.get("keyid", ""), _bytes(one["sig"])) for one in told["signatures"]),
         )
     except ValueError as error:
-        raise VerificationFailed(f"{where}: no signed envelope: {error}", hint=hint) from None
+        raise VerificationFailed(f"{where}: not a DSSE envelope: {error}", hint=hint) from None
 
 
 def verify(envelope: Envelope, trusted: Sequence[PublicKey], *, where: str) -> tuple[str, ...]:
-    """The fingerprints of those *trusted* keys that signed it, one at least; other signatures do not matter.
+    """The fingerprints of the *trusted* keys that signed it, at least one; other signatures are ignored.
 
-    :raises VerificationFailed: none did.
+    :raises VerificationFailed: no trusted key signed it.
     """
     signed = pae(envelope.payload_type, envelope.payload)
     good = [
@@ -128,13 +128,12 @@ def verify(envelope: Envelope, trusted: Sequence[PublicKey], *, where: str) -> t
     known = sorted({fingerprint(key) for key in trusted})
     if altered := [name for name in names if name in known]:
         raise VerificationFailed(
-            f"{where}: the signature of {altered[0]} does not fit: something in the file was changed",
-            hint="get the file again from where it was made; do not use this one",
+            f"{where}: invalid signature of key {altered[0]}: the file was changed after it was signed",
+            hint="get the file again from its source; do not use this one",
         )
-    count = "its signature is not" if len(envelope.signatures) == 1 else "no signature on it is"
-    said = f" (it says: {', '.join(names)})" if names else ""
+    signers = f" (key IDs: {', '.join(names)})" if names else ""
     raise VerificationFailed(
-        f"{where}: {count} by a trusted key{said}", hint=f"trusted: {', '.join(known) or 'none'}"
+        f"{where}: no signature by a trusted key{signers}", hint=f"trusted: {', '.join(known) or 'none'}"
     )
 
 
@@ -147,45 +146,45 @@ def fingerprint(key: PublicKey) -> str:
 def private_key(pem: bytes, passphrase: str | None, *, where: str) -> PrivateKey:
     """The key in the PEM file *where*.
 
-    :raises ConfigError: it is none that can sign here; says why, and nothing of what is in the file.
+    :raises ConfigError: it is not a supported private key; the message has nothing of its content.
     """
     try:
         key = load_pem_private_key(pem, passphrase.encode() if passphrase else None)
-    except TypeError:  # how the library says that one of the two is there without the other
-        told = (
-            f"it has no pass phrase, and {PASSPHRASE} is set: unset it, or encrypt the key"
+    except TypeError:  # the library's error if only one of key and caller has a passphrase
+        problem = (
+            f"the key has no passphrase, and {PASSPHRASE} is set: unset it, or encrypt the key"
             if passphrase
-            else f"it is encrypted: put the pass phrase into {PASSPHRASE}"
+            else f"the key is encrypted: set {PASSPHRASE} to its passphrase"
         )
-        raise ConfigError(f"{where}: {told}") from None
+        raise ConfigError(f"{where}: {problem}") from None
     except (ValueError, UnsupportedAlgorithm):
-        raise ConfigError(f"{where}: {_no_private_key(pem, passphrase)}", hint=_WANTED) from None
+        raise ConfigError(f"{where}: {_why_not_private(pem, passphrase)}", hint=_SUPPORTED) from None
     if isinstance(key, Ed25519PrivateKey):
         return key
     if isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1):
         return key
-    raise ConfigError(f"{where}: a key of another kind ({_kind(key)})", hint=_WANTED)
+    raise ConfigError(f"{where}: unsupported key type: {_kind(key)}", hint=_SUPPORTED)
 
 
 def public_key(pem: bytes, *, where: str) -> PublicKey:
     """The key in the PEM file *where*.
 
-    :raises ConfigError: it is none that can be trusted here, or a private one.
+    :raises ConfigError: it is not a supported public key.
     """
     if b"PRIVATE KEY-----" in pem:
         raise ConfigError(
-            f"{where}: a private key; --trust takes the public one",
+            f"{where}: a private key; --trust requires the public one",
             hint="run: openssl pkey -in KEY.pem -pubout -out PUBLIC.pem",
         )
     try:
         key = load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm):
-        raise ConfigError(f"{where}: no public key in PEM form", hint=_WANTED) from None
+        raise ConfigError(f"{where}: not a public key in PEM format", hint=_SUPPORTED) from None
     if isinstance(key, Ed25519PublicKey):
         return key
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
         return key
-    raise ConfigError(f"{where}: a key of another kind ({_kind(key)})", hint=_WANTED)
+    raise ConfigError(f"{where}: unsupported key type: {_kind(key)}", hint=_SUPPORTED)
 
 
 def _is_good(key: PublicKey, signature: bytes, signed: bytes) -> bool:
@@ -200,24 +199,24 @@ def _is_good(key: PublicKey, signature: bytes, signed: bytes) -> bool:
 
 
 def _bytes(text: str) -> bytes:
-    """Base64, of either alphabet, as DSSE demands of those who verify.
+    """Base64 of either alphabet, as DSSE requires of verifiers.
 
-    :raises ValueError: it is not.
+    :raises ValueError: it is invalid.
     """
     try:
         return base64.b64decode(text.translate(str.maketrans("-_", "+/")), validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError("what should be base64 is not") from None
+        raise ValueError("invalid base64") from None
 
 
-def _no_private_key(pem: bytes, passphrase: str | None) -> str:
+def _why_not_private(pem: bytes, passphrase: str | None) -> str:
     if b"OPENSSH PRIVATE KEY" in pem:
-        return "an SSH key; signing takes one that openssl wrote"
+        return "SSH keys are not supported"
     if b"PUBLIC KEY-----" in pem:
-        return "a public key; --key takes the private one"
+        return "a public key; --key requires the private one"
     if passphrase:
-        return f"no private key in PEM form, or not the pass phrase of {PASSPHRASE}"
-    return "no private key in PEM form"
+        return f"not a private key in PEM format, or wrong passphrase in {PASSPHRASE}"
+    return "not a private key in PEM format"
 
 
 def _kind(key: object) -> str:

@@ -1,7 +1,7 @@
-"""Statement → Sigstore bundle signed without a key of one's own: by the identity of the CI job that runs.
+"""Signs statements keyless with Sigstore, by the identity of the CI job.
 
-The job's OpenID token goes to Fulcio for a certificate of ten minutes, the signature into Rekor's public log.
-All of it is `sigstore`'s own work; here stand only what is ours and the errors' words.
+Fulcio issues a certificate for ten minutes for the job's OpenID token, and Rekor's public log records the
+signature. The library `sigstore` does the work.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
     from sigstore.oidc import IdentityToken
 
 TRUST = "TORCHKILN_SIGSTORE_TRUST"  # a file: another Sigstore than the public one
-_NO_PERMISSION = "in GitHub Actions give the job `permissions: id-token: write`; elsewhere: --key KEY.pem"
-# What a service answered may hold what it was sent: neither goes into a message.
+_NO_PERMISSION = "in GitHub Actions add `permissions: id-token: write` to the job; elsewhere: --key KEY.pem"
+# A service's response may contain the request with the token: keep both out of messages.
 _SECRETS = re.compile(r", body=.*(?=\))|eyJ[\w-]+\.[\w-]+\.[\w-]*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Keyless:
-    """The job that this process is part of."""
+    """Signs as the CI job that this process is part of."""
 
     signer: Signer
 
     @classmethod
     def of_this_job(cls) -> Keyless:
-        """As the job's surroundings tell it.
+        """The identity of the CI job, read from its environment.
 
-        :raises ConfigError: they tell of no identity.
-        :raises ToolMissing: `sigstore` is not installed, or the token's giver does not answer.
+        :raises ConfigError: this is not a CI job with an identity.
+        :raises ToolMissing: `sigstore` is not installed, or the token service is not available.
         """
-        with _told():
+        with _translated_errors():
             token = _token()
             return cls(Signer(identity=_identity(token), issuer=token.issuer))
 
     def seal(self, told: Statement) -> Artifact:
-        """Signed anew, by a token of its own, and written into the log.
+        """Sign with a new token, and record it in the log.
 
-        GitHub's tokens live for five minutes, and what comes before may take an hour.
+        GitHub's tokens are valid for five minutes, and a push may take an hour.
         """
-        with _told():
+        with _translated_errors():
             from sigstore import dsse
             from sigstore.sign import SigningContext
 
@@ -65,7 +65,7 @@ class Keyless:
         return in_bundle(bundle.to_json().encode(), told.kind)
 
     def sealed(self, told: Statement, artifact: bytes, kind: str) -> bool:
-        """By the same job's identity."""
+        """Whether the same job's identity signed it."""
         if kind != BUNDLE_TYPE:
             return False
         try:
@@ -77,10 +77,10 @@ class Keyless:
 def verified(bundle: bytes, signer: Signer, *, where: str) -> bytes:
     """The statement in *bundle*, if *signer* signed it and the log has it.
 
-    :raises VerificationFailed: they did not, or something in it was changed.
-    :raises ToolMissing: `sigstore` is not installed, or knows no trust root.
+    :raises VerificationFailed: the signature is not valid.
+    :raises ToolMissing: `sigstore` is not installed, or has no trust root.
     """
-    with _told():
+    with _translated_errors():
         from sigstore.models import Bundle
         from sigstore.verify import Verifier
         from sigstore.verify.policy import Identity
@@ -89,22 +89,22 @@ def verified(bundle: bytes, signer: Signer, *, where: str) -> bytes:
         policy = Identity(identity=signer.identity, issuer=signer.issuer)
         try:
             kind, found = verifier.verify_dsse(Bundle.from_json(bundle), policy)
-        except Exception as error:  # anybody may have written it: the library ends in errors of many kinds
+        except Exception as error:  # the bundle is not trusted, and the library raises errors of many kinds
             raise VerificationFailed(
-                f"{where}: not signed by {signer.identity}: {_text(error)}",
-                hint="do not use the image; ask who published it",
+                f"{where}: no valid signature of {signer.identity}: {_text(error)}",
+                hint="do not use the image; ask its publisher",
             ) from None
     if kind != PAYLOAD_TYPE:
-        raise VerificationFailed(f"{where}: signed as {kind[:80]!r}, not as {PAYLOAD_TYPE}")
+        raise VerificationFailed(f"{where}: payload type {kind[:80]!r}, not {PAYLOAD_TYPE}")
     return found
 
 
 def names(bundle: bytes, signer: Signer, *, where: str) -> bool:
-    """Whether the certificate in *bundle* is one of *signer*'s by what it says; nothing of it is proved.
+    """Whether the certificate in *bundle* names *signer*; it is not verified.
 
     :raises ToolMissing: `sigstore` is not installed.
     """
-    with _told():
+    with _translated_errors():
         from cryptography.x509 import load_der_x509_certificate
         from sigstore.verify.policy import Identity
 
@@ -117,19 +117,21 @@ def names(bundle: bytes, signer: Signer, *, where: str) -> bool:
 
 
 def _token() -> IdentityToken:
-    """A new one of this job.
+    """A new token of this job.
 
-    :raises ConfigError: this is no job that has an identity.
+    :raises ConfigError: this is not a CI job with an identity.
     """
     from sigstore.oidc import IdentityToken, detect_credential
 
     if raw := detect_credential():
         return IdentityToken(raw)
-    raise ConfigError("--keyless: this is not a CI job with an identity", hint=_NO_PERMISSION)
+    raise ConfigError(
+        "--keyless requires a CI job with an OpenID identity: no credentials found", hint=_NO_PERMISSION
+    )
 
 
 def _identity(token: IdentityToken) -> str:
-    """As Fulcio will write it into certificates: of GitHub's jobs not the token's subject."""
+    """The identity in Fulcio's certificates: for GitHub the workflow, not the token's subject."""
     import jwt
 
     server = os.environ.get("GITHUB_SERVER_URL")
@@ -138,9 +140,9 @@ def _identity(token: IdentityToken) -> str:
 
 
 def _trust() -> ClientTrustConfig:
-    """The public Sigstore, or the one that the user named.
+    """The public Sigstore, or that of the file in the environment.
 
-    :raises ConfigError: the named file is none.
+    :raises ConfigError: the file is invalid.
     """
     from sigstore.errors import Error as SigstoreError
     from sigstore.models import ClientTrustConfig
@@ -150,34 +152,34 @@ def _trust() -> ClientTrustConfig:
         return _public()
     try:
         found = ClientTrustConfig.from_json(Path(chosen).read_text(encoding="utf-8"))
-        _ = found.trusted_root, found.signing_config  # are looked at when they are asked for
+        _ = found.trusted_root, found.signing_config  # parsed on access
     except (OSError, ValueError, SigstoreError) as error:
-        told = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{TRUST}={chosen}: {told}",
-            hint="it names a ClientTrustConfig as JSON; unset it for the public Sigstore",
+            f"{TRUST}={chosen}: {reason}",
+            hint="set it to a ClientTrustConfig in JSON, or unset it to use the public Sigstore",
         ) from None
     return found
 
 
 @cache
 def _public() -> ClientTrustConfig:
-    """Asked for once: its keys are looked up over the network."""
+    """Read once: it is downloaded."""
     from sigstore.models import ClientTrustConfig
 
     return ClientTrustConfig.production()
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """sigstore's errors in our words; the token stands in none of them."""
+def _translated_errors() -> Iterator[None]:
+    """Turns sigstore's errors into a `KilnError` without the token."""
     try:
         from id import GitHubOidcPermissionCredentialError
         from sigstore.errors import VerificationError
         from sigstore.oidc import IdentityError
     except ImportError:
         raise ToolMissing(
-            "signing without a key wants the package sigstore", hint="pip install 'torchkiln[keyless]'"
+            "keyless signing requires the package sigstore", hint="pip install 'torchkiln[keyless]'"
         ) from None
     try:
         yield
@@ -189,24 +191,24 @@ def _told() -> Iterator[None]:
         why = f" ({error.__cause__.__class__.__name__})" if error.__cause__ else ""
         raise ToolMissing(
             f"the job's identity: {_text(error)}{why}",
-            hint="run the job again; a token that is expired when it comes: look at this machine's clock",
+            hint="run the job again; if the token is expired, check the clock of this machine",
         ) from None
     except VerificationError as error:
         raise VerificationFailed(
-            f"Sigstore: {_text(error)}", hint=f"the service is not the one that is trusted; see {TRUST}"
+            f"Sigstore: {_text(error)}", hint=f"the service is not the trusted one; see {TRUST}"
         ) from None
-    except Exception as error:  # Fulcio's, Rekor's and the network's have no class in common
+    except Exception as error:  # errors of Fulcio, Rekor and the network have no common class
         raise ToolMissing(
             f"Sigstore: {_text(error)}",
-            hint="look at the network; or sign with a key of your own: --key KEY.pem",
+            hint="check the network, or sign with a key: --key KEY.pem",
         ) from None
 
 
 def _text(error: BaseException) -> str:
-    """Its first line, or that of its cause where it has none; who is not there, by address."""
+    """The first line of its message or of its cause's; for a connection error the URL."""
     while not str(error) and error.__cause__:
         error = error.__cause__
     if isinstance(error, requests.ConnectionError) and error.request is not None:
-        return f"{error.request.url}: cannot be reached"
+        return f"{error.request.url}: failed to connect"
     lines = _SECRETS.sub("", str(error)).splitlines() or [type(error).__name__]
     return lines[0][:200]

@@ -1,4 +1,4 @@
-"""Files of keys in PEM form → keys."""
+"""Reads keys from PEM files."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ _PEM = 64 << 10  # bytes; a key has some hundred
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedKey:
-    """The file of a public key, and in which roles it was named."""
+    """The file of a public key, and the roles in which it is trusted."""
 
     path: Path
     roles: tuple[Role, ...]
 
 
 def private_key(path: Path) -> PrivateKey:
-    """The key in *path*; its pass phrase leaves the environment here, so that no child process has it.
+    """The key in *path*; removes its passphrase from the environment, so that child processes do not get it.
 
-    Mode and bytes are of one opened file: another one under its name would change neither.
+    Mode and content are those of the same open file, even if it is replaced meanwhile.
 
-    :raises ConfigError: it is none, or others may read it.
+    :raises ConfigError: it is not a private key, or other users may read it.
     """
-
     data, mode = _pem(path)
     if mode & 0o077:
         raise ConfigError(
-            f"{path}: a private key that others may read (mode {stat.S_IMODE(mode):04o})",
-            hint=f"run: chmod 600 {path}; if others may have read it, make a new key",
+            f"{path}: permissions {stat.S_IMODE(mode):04o} for the private key are too open",
+            hint=f"chmod 600 {path}; if another user could have read it, generate a new key",
         )
     passphrase = os.environ.pop(dsse.PASSPHRASE, "")
     return dsse.private_key(data, passphrase or None, where=str(path))
@@ -47,8 +46,6 @@ def private_key(path: Path) -> PrivateKey:
 
 def public_keys(named: Sequence[NamedKey]) -> list[KeyInRole]:
     """The keys in the files, each read once."""
-    if not named:
-        return []
     return [
         KeyInRole(key=dsse.public_key(_pem(one.path)[0], where=str(one.path)), roles=one.roles)
         for one in named
@@ -58,11 +55,11 @@ def public_keys(named: Sequence[NamedKey]) -> list[KeyInRole]:
 def policy_keys(
     policy: Policy, folder: Path, *, today: str
 ) -> tuple[tuple[KeyInRole, ...], tuple[TrustedKey, ...]]:
-    """The keys that *policy* names, and those that have expired, which do not count.
+    """The valid keys of *policy*, and the expired ones.
 
-    :param folder: where the policy's file is; the names in it are relative to it.
+    :param folder: that of the policy's file; the paths in it are relative to it.
     :param today: an ISO date.
-    :raises ConfigError: a file is not there, or is not a key.
+    :raises ConfigError: a file does not exist, or is not a key.
     """
     expired = tuple(one for one in policy.keys if one.until and one.until < today)
     valid = [NamedKey(path=folder / one.file, roles=one.roles) for one in policy.keys if one not in expired]
@@ -70,9 +67,8 @@ def policy_keys(
 
 
 def _pem(path: Path) -> tuple[bytes, int]:
-    """The file's bytes and mode."""
-
+    """The file's content and mode."""
     try:
         return read_with_mode(path, _PEM)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="a key is a file in PEM form") from None
+        raise ConfigError(f"{path}: {error.strerror}", hint="a key is a file in PEM format") from None

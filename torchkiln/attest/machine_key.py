@@ -1,7 +1,7 @@
-"""The key of this machine's user in the cache: what it signed, we wrote ourselves.
+"""Signs cache records with this user's key, so that records from elsewhere are recognized.
 
-keys/machine.pem, an Ed25519 key that only its owner can read, is made when something is signed first. What
-gets into the cache by other ways (a restored archive, a container that mounts a part) has no such signature.
+keys/machine.pem, an Ed25519 key that only its owner can read, is generated on first use. Records that get
+into the cache otherwise (a restored archive, a container that mounts a part) lack its signature.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from torchkiln.store.store import Store
 from torchkiln.util.ownership import fault_of_secret
 
 _LIMIT = 4096  # bytes of the key's file
-_HINT = "delete it: a new key is made, and what the old one signed is made again (smoke runs run again)"
+_HINT = "delete it: a new key is generated, and records of the old one are made again (smoke runs run again)"
 
 
 def signed(store: Store, payload_type: str, payload: bytes) -> dict[str, Any]:
-    """*payload* in a DSSE envelope, signed by this machine's key, which is made when there is none.
+    """*payload* in a DSSE envelope, signed by this machine's key, which is generated if there is none.
 
-    :raises ConfigError: the key is not ours alone, or no key.
-    :raises OSError: it cannot be made.
+    :raises ConfigError: the key is invalid, or other users may read it.
+    :raises OSError: it cannot be written.
     """
     key = _read(_path(store)) or _make(store)
-    told: dict[str, Any] = json.loads(dsse.seal(payload_type, payload, key))
-    return told
+    envelope: dict[str, Any] = json.loads(dsse.seal(payload_type, payload, key))
+    return envelope
 
 
 def verified(store: Store, payload_type: str, envelope: Mapping[str, Any], *, where: str) -> bytes | None:
     """The payload of an *envelope* that this machine's key signed; None for any other.
 
-    :raises ConfigError: the key is not ours alone, or no key.
+    :raises ConfigError: the key is invalid, or other users may read it.
     """
     key = _read(_path(store))
     if key is None:
@@ -59,7 +59,7 @@ def _path(store: Store) -> Path:
 
 
 def _read(path: Path) -> Ed25519PrivateKey | None:
-    """The key; None where there is none yet."""
+    """The key; None if there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -67,8 +67,8 @@ def _read(path: Path) -> Ed25519PrivateKey | None:
     except OSError as error:
         raise ConfigError(f"this machine's key {path}: {error.strerror}", hint=_HINT) from error
     try:
-        if told := fault_of_secret(os.fstat(descriptor)):
-            raise ConfigError(f"this machine's key {path} is not used: {told}", hint=_HINT)
+        if fault := fault_of_secret(os.fstat(descriptor)):
+            raise ConfigError(f"this machine's key {path} is not used: {fault}", hint=_HINT)
         data = os.read(descriptor, _LIMIT)
     finally:
         os.close(descriptor)
@@ -79,7 +79,7 @@ def _read(path: Path) -> Ed25519PrivateKey | None:
 
 
 def _make(store: Store) -> Ed25519PrivateKey:
-    """A new key. Of two processes that make one at the same time, one wins and both use its key."""
+    """Generate a key. If two processes do so at the same time, both use the key of one of them."""
     path = _path(store)
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     temporary = store.temporary("key")
@@ -96,5 +96,5 @@ def _make(store: Store) -> Ed25519PrivateKey:
         temporary.unlink(missing_ok=True)
     key = _read(path)
     if key is None:
-        raise ConfigError(f"this machine's key {path} was deleted while it was made", hint="try again")
+        raise ConfigError(f"this machine's key {path} was deleted while it was written", hint="run again")
     return key

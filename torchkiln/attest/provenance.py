@@ -1,7 +1,7 @@
-"""LockedCell, image -> SLSA provenance, version 1; and back to the lock: of what, by what, from which source.
+"""SLSA provenance, version 1, of an image: its lock, its source and its builder; writes and reads it.
 
-No clock and no chance is in it: who builds the same lock by the same source says the same. The lock stands in
-it whole, so that the image can be built again by whoever has nothing but the registry.
+It is reproducible: the same lock and source give the same statement. It contains the whole lock, so that the
+image can be rebuilt with nothing but the registry.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _SCHEMA: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """The source that ran: a commit, and whether the files were that commit's."""
+class SourceRevision:
+    """The commit of torchkiln's checkout, and whether its files differ from that commit."""
 
     revision: str  # hex
     changed: bool
@@ -61,19 +61,21 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """What a provenance tells of how to build an image again."""
+    """The content of a provenance that is needed to rebuild an image."""
 
     locked: LockedCell
     recipe: int
-    source: str  # the revision; empty: nobody told
+    source: str  # the revision; empty: unknown
     builder: str
 
 
-def provenance(locked: LockedCell, image: Digest, *, source: Source | None, builder: str) -> Statement:
-    """How *image* came out of *locked*.
+def provenance(
+    locked: LockedCell, image: Digest, *, source: SourceRevision | None, builder: str
+) -> Statement:
+    """How *image* was built from *locked*.
 
     :param source: None: torchkiln does not run from a checkout.
-    :param builder: who ran it, an address or a URN.
+    :param builder: a URL or a URN.
     """
     cell, lock = locked.resolution.cell, to_json(locked)
     said = {
@@ -129,12 +131,12 @@ def provenance(locked: LockedCell, image: Digest, *, source: Source | None, buil
 
 
 def origin(told: Statement, *, where: str) -> Origin:
-    """The inverse of `provenance`, of a statement that anybody may have written.
+    """The inverse of `provenance`, of an untrusted statement.
 
-    :raises VerificationFailed: it is no provenance of ours, or its lock is damaged.
-    :raises Stale: its lock is of a form that is not known here.
+    :raises VerificationFailed: it is not a provenance of torchkiln, or its lock is damaged.
+    :raises Stale: the format of its lock is not supported.
     """
-    hint = "it was made by something else, or damaged"
+    hint = "it was made by another tool, or damaged"
     if wrong := sentences(told.said, _SCHEMA, where):
         raise VerificationFailed("\n".join(wrong), hint=hint)
     definition, details = told.said["buildDefinition"], told.said["runDetails"]
@@ -142,10 +144,10 @@ def origin(told: Statement, *, where: str) -> Origin:
     try:
         lock = base64.b64decode(named[_LOCK]["content"], validate=True)
         if hashlib.sha256(lock).hexdigest() != named[_LOCK]["digest"]["sha256"]:
-            raise VerificationFailed(f"{where}: the lock in it is not what its digest says", hint=hint)
+            raise VerificationFailed(f"{where}: checksum mismatch of the lock in it", hint=hint)
         builder = str(details["builder"]["id"])
     except (LookupError, TypeError, ValueError):
-        raise VerificationFailed(f"{where}: it holds no lock, or names no builder", hint=hint) from None
+        raise VerificationFailed(f"{where}: no lock, or no builder", hint=hint) from None
     source = named.get("source", {}).get("digest", {})
     return Origin(
         locked=from_json(lock, where=f"{where}: {_LOCK}"),
@@ -155,7 +157,7 @@ def origin(told: Statement, *, where: str) -> Origin:
     )
 
 
-def _source(source: Source | None) -> list[dict[str, Any]]:
+def _source(source: SourceRevision | None) -> list[dict[str, Any]]:
     if source is None:
         return []
     changed = {"annotations": {"changed": True}} if source.changed else {}

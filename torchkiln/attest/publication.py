@@ -1,6 +1,6 @@
-"""Names, an image -> what is said of it when it gets them: under which tags it was published; and back.
+"""The statement of the tags under which an image was published; writes and reads it.
 
-A tag is a registry's word. This statement binds each one to the image's digest by a signature.
+A registry can move a tag. This statement binds the tags to the image's digest by a signature.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def publication(tag: str, image: Digest, names: Iterable[str]) -> Statement:
 
 
 def published_names(told: Statement, *, where: str) -> frozenset[str]:
-    """The inverse of `publication`, of a statement that anybody may have written.
+    """The inverse of `publication`, of an untrusted statement.
 
-    :raises VerificationFailed: it is none.
+    :raises VerificationFailed: it is not a publication.
     """
     if told.kind != PUBLICATION:
         raise VerificationFailed(f"{where}: {told.kind!r} is not a statement of names")

@@ -1,4 +1,4 @@
-"""An image that should not have been published -> what is said of it from then on; and back."""
+"""The statement that an image is retracted; writes and reads it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchkiln.model.digest import Digest
 from torchkiln.util.schema import sentences
 
 RETRACTION = "urn:torchkiln:retraction:1"
-_ANY = "urn:torchkiln:retraction:"  # of every version: one that is not known here holds all the same
+_ANY = "urn:torchkiln:retraction:"  # of every version: an unknown one retracts too
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["reason", "when"],
@@ -19,7 +19,7 @@ _SCHEMA: dict[str, Any] = {
 
 
 def retraction(tag: str, image: Digest, *, reason: str, when: str) -> Statement:
-    """That *image*, called *tag*, is not to be used any more.
+    """That *image*, called *tag*, must not be used any more.
 
     :param when: UTC, "2026-11-22T17:05:16Z".
     :raises ConfigError: no reason.
@@ -29,27 +29,25 @@ def retraction(tag: str, image: Digest, *, reason: str, when: str) -> Statement:
 
 
 def is_retraction(kind: str) -> bool:
-    """Whether statements of that predicate type retract an image, in whatever form."""
+    """Whether statements of that predicate type retract an image, of any version."""
     return kind.startswith(_ANY)
 
 
 def demand_reason(reason: str) -> None:
-    """That it is one.
+    """Check the reason.
 
     :raises ConfigError: it is empty.
     """
     if not reason.strip():
-        raise ConfigError(
-            "--reason must not be empty", hint='write for example --reason "cuDNN 9.5 crashes on H200"'
-        )
+        raise ConfigError("retract requires a reason", hint='--reason "cuDNN 9.5 crashes on H200"')
 
 
 def reason_of(told: Statement, *, where: str) -> tuple[str, str]:
     """Why and when the image was retracted.
 
-    :raises VerificationFailed: it is no retraction.
+    :raises VerificationFailed: it is not a retraction.
     """
     if told.kind != RETRACTION or (wrong := sentences(told.said, _SCHEMA, where)):
-        said = "\n".join(wrong) if told.kind == RETRACTION else f"{where}: no retraction"
+        said = "\n".join(wrong) if told.kind == RETRACTION else f"{where}: not a retraction"
         raise VerificationFailed(said)
     return told.said["reason"], told.said["when"]

@@ -1,4 +1,4 @@
-"""Predicate type → the role of whoever may sign it; public keys with the roles in which they count.
+"""The roles in which keys are trusted: which role may sign which predicate type.
 
 A laboratory runs the checks and signs smoke reports. A publisher signs everything else that goes with an
 image: signature, provenance, SBOM, the gate's decision, names, retraction. A key counts in its roles alone.
@@ -17,7 +17,7 @@ _REPORT = "urn:torchkiln:smoke-report:"  # of every version
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyInRole:
-    """A public key, and in which roles its signatures count."""
+    """A public key, and the roles in which it is trusted."""
 
     key: PublicKey
     roles: tuple[Role, ...] = ROLES
@@ -29,7 +29,7 @@ class KeyInRole:
 
 
 def role_of(kind: str) -> Role:
-    """Who may sign a statement of this *kind*, a predicate type."""
+    """The role that may sign statements of this *kind*, a predicate type."""
     return "laboratory" if kind.startswith(_REPORT) else "publisher"
 
 
@@ -39,7 +39,7 @@ def keys_for(role: Role, keys: Iterable[KeyInRole]) -> tuple[PublicKey, ...]:
 
 
 def role_named(text: str) -> tuple[tuple[Role, ...], str]:
-    """`publisher=lab.pem` as the role and what follows; every role where none is named.
+    """`publisher=lab.pem` as the role and the rest; all roles if none is named.
 
     >>> role_named("laboratory=lab.pem")
     (('laboratory',), 'lab.pem')

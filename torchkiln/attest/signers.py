@@ -1,7 +1,7 @@
-"""Statement ⇄ Artifact: what is said of an image, signed or not, as it goes into a registry; and back.
+"""Turns statements into artifacts for a registry, signed or not, and reads them.
 
-A signed one is a Sigstore bundle laid out as cosign lays it out (its BUNDLE_SPEC); an unsigned one is the
-statement itself, as BuildKit puts it there.
+A signed statement is a Sigstore bundle by cosign's BUNDLE_SPEC; an unsigned one is the statement itself, as
+BuildKit writes it.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ from torchkiln.model.report import SignedReport
 from torchkiln.model.roles import ROLES, Role
 from torchkiln.oci.artifact import Artifact
 
-FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # the media types in which we look for statements
-LIMIT = 8 << 20  # bytes of an artifact: SBOMs have one; a JSON text takes up to thirty times its length
+FORMS = (PAYLOAD_TYPE, BUNDLE_TYPE)  # media types of statements
+LIMIT = 8 << 20  # bytes of an artifact: SBOMs have one; parsed JSON takes up to thirty times its length
 KIND = "dev.sigstore.bundle.predicateType"  # cosign's annotation
 _PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signer:
-    """Who may have signed without a key: as the certificates name jobs."""
+    """The identity of a keyless signer, as in certificates."""
 
     identity: str  # "https://git.example/team/repo/.github/workflows/publish.yml@refs/heads/main"
     issuer: str  # "https://token.actions.githubusercontent.com"
-    roles: tuple[Role, ...] = ROLES  # in which its signatures count
+    roles: tuple[Role, ...] = ROLES  # in which it is trusted
 
 
 class Sealer(Protocol):
-    """Whoever vouches for what is said."""
+    """Signs statements, or passes them on unsigned."""
 
     def seal(self, told: Statement) -> Artifact:
-        """*told* as it goes into a registry."""
+        """The artifact of a statement."""
 
     def sealed(self, told: Statement, artifact: bytes, kind: str) -> bool:
-        """Whether *artifact*, of that *kind*, is *told*, and vouched for by the same."""
+        """Whether *artifact*, of that *kind*, is this statement by the same signer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByKey:
-    """The holder of a key."""
+    """Signs with a key."""
 
     key: PrivateKey
 
     def seal(self, told: Statement) -> Artifact:
-        """Signed anew."""
+        """Sign the statement."""
         envelope = seal(PAYLOAD_TYPE, payload(told), self.key)
         return bundled(envelope, fingerprint(self.key.public_key()), told.kind)
 
     def sealed(self, told: Statement, artifact: bytes, kind: str) -> bool:
-        """Signatures of one key over one text may differ, so that bytes alone do not tell."""
+        """Whether this key signed it: ECDSA signatures of a statement differ, so bytes are not compared."""
         try:
             found = opened(artifact, kind, [KeyInRole(key=self.key.public_key())], where="")
         except VerificationFailed:
@@ -66,30 +66,30 @@ class ByKey:
 
 
 class Unsigned:
-    """Nobody: whoever can write to the registry could have said it."""
+    """No signature."""
 
     def seal(self, told: Statement) -> Artifact:
         """The statement itself."""
         return Artifact(kind=PAYLOAD_TYPE, data=payload(told), annotations=((_PLAIN_KIND, told.kind),))
 
     def sealed(self, told: Statement, artifact: bytes, kind: str) -> bool:
-        """By its bytes."""
+        """Whether the bytes are the same."""
         return kind == PAYLOAD_TYPE and artifact == payload(told)
 
 
 def bundled(envelope: bytes, signer: str | None, kind: str) -> Artifact:
-    """An *envelope* that holds a statement of *kind*, by the key with the fingerprint *signer*."""
+    """The artifact of an *envelope* with a statement of *kind*, by the key with the fingerprint *signer*."""
     return in_bundle(sigstore_bundle.wrap(envelope, signer), kind)
 
 
 def in_bundle(bundle: bytes, kind: str) -> Artifact:
-    """A Sigstore *bundle* that holds a statement of *kind*."""
-    told = (("dev.sigstore.bundle.content", "dsse-envelope"), (KIND, kind))
-    return Artifact(kind=BUNDLE_TYPE, data=bundle, annotations=told)
+    """The artifact of a Sigstore *bundle* with a statement of *kind*."""
+    annotations = (("dev.sigstore.bundle.content", "dsse-envelope"), (KIND, kind))
+    return Artifact(kind=BUNDLE_TYPE, data=bundle, annotations=annotations)
 
 
 def of_signed_report(signed_report: SignedReport) -> Artifact | None:
-    """The report as its signer handed it in; None: nobody signed it."""
+    """The report as it was signed; None: it is not signed."""
     if signed_report.envelope is None:
         return None
     told = decode(signed_report.envelope, where=signed_report.name)
@@ -100,22 +100,22 @@ def of_signed_report(signed_report: SignedReport) -> Artifact | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """A statement out of a registry."""
+    """A statement from a registry."""
 
     statement: Statement
     signed: bool
-    signers: tuple[str, ...]  # fingerprints of trusted keys, identities; empty: by nobody whom we trust
+    signers: tuple[str, ...]  # fingerprints of trusted keys, trusted identities
     envelope: bytes | None
     other_role: bool = False  # a trusted key signed it, but not one for statements of this kind
 
 
 def opened(data: bytes, kind: str, trusted: Sequence[KeyInRole], *, where: str) -> Opened:
-    """What the artifact *data* of that *kind* says, and which of *trusted* signed it; perhaps none did.
+    """The statement in the artifact *data* of that *kind*, and which of *trusted* signed it, if any.
 
-    A key counts for statements of its role alone.
+    A key is trusted only for statements of its roles.
 
-    :raises Foreign: it is no statement in a form that is known here.
-    :raises VerificationFailed: one of *trusted* is said to have signed it, and did not sign this.
+    :raises Foreign: it is not a statement in a supported format.
+    :raises VerificationFailed: it names one of *trusted* as its signer, and the signature is invalid.
     """
     try:
         if kind == PAYLOAD_TYPE:
@@ -124,7 +124,7 @@ def opened(data: bytes, kind: str, trusted: Sequence[KeyInRole], *, where: str) 
         envelope, _ = sigstore_bundle.unwrap(data, where=where)
         found = decode(envelope, where=where)
         if found.payload_type != PAYLOAD_TYPE:
-            raise UnknownFormat(f"{where}: signed as {found.payload_type[:80]!r}, not as {PAYLOAD_TYPE}")
+            raise UnknownFormat(f"{where}: payload type {found.payload_type[:80]!r}, not {PAYLOAD_TYPE}")
         told = parse(found.payload, where=where)
     except VerificationFailed as error:
         raise UnknownFormat(error.message, hint=error.hint) from None
@@ -134,7 +134,7 @@ def opened(data: bytes, kind: str, trusted: Sequence[KeyInRole], *, where: str) 
         try:
             signers = verify(found, [one.key for one in trusted], where=where)
         except VerificationFailed:
-            if named:  # a key of ours is said to have signed it, and did not sign this
+            if named:  # it names a trusted key, and the signature is invalid
                 raise
     counted = {fingerprint(key) for key in keys_for(role_of(told.kind), trusted)}
     return Opened(

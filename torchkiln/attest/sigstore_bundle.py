@@ -1,7 +1,7 @@
-"""DSSE envelope ⇄ Sigstore's bundle, version 0.3: the form in which cosign looks for attestations.
+"""Wraps DSSE envelopes in Sigstore bundles, version 0.3, cosign's format of attestations, and unwraps them.
 
-A bundle around an envelope that a key signed names the key by a hint, which decides nothing here. One that
-was signed without a key of one's own (`keyless`) holds a certificate and a log's entries instead.
+The bundle of an envelope signed by a key names the key by a hint, which is not trusted. That of a keyless
+signature (`keyless`) has a certificate and log entries instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchkiln.util.schema import sentences
 from torchkiln.util.strict_json import json_of
 
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-_HINT = "it was damaged, or is not ours"
+_HINT = "it is damaged, or was made by another tool"
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["mediaType", "verificationMaterial", "dsseEnvelope"],
@@ -38,30 +38,30 @@ _SCHEMA: dict[str, Any] = {
 
 
 def wrap(envelope: bytes, signer: str | None) -> bytes:
-    """A bundle around *envelope*; its hint is the *signer*'s fingerprint, as cosign writes it.
+    """The bundle of *envelope*; its hint is the *signer*'s fingerprint, as cosign writes it.
 
-    The signature bears no name of its own in it: the Go library that cosign verifies with passes over every
-    one that is named otherwise than SSH would name the key.
+    The signature has no keyid: cosign's Go library ignores signatures whose keyid is not the SSH fingerprint.
     """
     hint = {"hint": base64.b64encode(bytes.fromhex(signer)).decode()} if signer else {}
-    told = json.loads(envelope)
+    content = json.loads(envelope)
+    signatures = [{"sig": signature["sig"]} for signature in content["signatures"]]
     bundle = {
         "mediaType": BUNDLE_TYPE,
-        "verificationMaterial": {"publicKey": hint, "tlogEntries": []},  # a list that some readers demand
-        "dsseEnvelope": {**told, "signatures": [{"sig": one["sig"]} for one in told["signatures"]]},
+        "verificationMaterial": {"publicKey": hint, "tlogEntries": []},  # some readers require the list
+        "dsseEnvelope": {**content, "signatures": signatures},
     }
     return json.dumps(bundle, sort_keys=True, separators=(",", ":")).encode()
 
 
 def unwrap(bundle: bytes, *, where: str) -> tuple[bytes, bool]:
-    """The envelope in *bundle*, and whether it was signed without a key of the signer's own.
+    """The envelope in *bundle*, and whether it was signed keyless.
 
-    A signature without a name has the hint's.
+    A signature without a keyid gets that of the hint.
 
-    :raises VerificationFailed: it is no bundle of an envelope; names *where*.
+    :raises VerificationFailed: it is not a bundle of an envelope; names *where*.
     """
-    told = _read(bundle, where)
-    material, envelope = told["verificationMaterial"], told["dsseEnvelope"]
+    document = _read(bundle, where)
+    material, envelope = document["verificationMaterial"], document["dsseEnvelope"]
     name = _fingerprint(material.get("publicKey", {}).get("hint", ""))
     signatures = envelope.get("signatures")
     if name and isinstance(signatures, list):
@@ -72,7 +72,7 @@ def unwrap(bundle: bytes, *, where: str) -> tuple[bytes, bool]:
 
 
 def _fingerprint(hint: str) -> str:
-    """Hex; empty where *hint* is none of ours."""
+    """Hex; empty if *hint* is not base64."""
     try:
         return base64.b64decode(hint, validate=True).hex()
     except ValueError:
@@ -80,22 +80,22 @@ def _fingerprint(hint: str) -> str:
 
 
 def certificate(bundle: bytes, *, where: str) -> bytes:
-    """The certificate in *bundle*, as DER; empty where there is none.
+    """The certificate in *bundle*, as DER; empty if there is none.
 
-    :raises VerificationFailed: it is no bundle of an envelope; names *where*.
+    :raises VerificationFailed: it is not a bundle of an envelope; names *where*.
     """
-    there = _read(bundle, where)["verificationMaterial"].get("certificate", {})
+    found = _read(bundle, where)["verificationMaterial"].get("certificate", {})
     try:
-        return base64.b64decode(there.get("rawBytes", ""), validate=True)
+        return base64.b64decode(found.get("rawBytes", ""), validate=True)
     except ValueError:
-        raise VerificationFailed(f"{where}: its certificate is not base64", hint=_HINT) from None
+        raise VerificationFailed(f"{where}: the certificate is not base64", hint=_HINT) from None
 
 
 def _read(bundle: bytes, where: str) -> Any:
     try:
-        told = json_of(bundle)
+        document = json_of(bundle)
     except ValueError as error:
         raise VerificationFailed(f"{where}: {error}", hint=_HINT) from None
-    if wrong := sentences(told, _SCHEMA, where):
+    if wrong := sentences(document, _SCHEMA, where):
         raise VerificationFailed("\n".join(wrong), hint=_HINT)
-    return told
+    return document

@@ -1,6 +1,6 @@
-"""Something said of an image ⇄ in-toto's statement, version 1: whose subject is a manifest's digest.
+"""in-toto statements, version 1, about an image; writes and reads them.
 
-What a statement says is its predicate; which kind of thing that is, its predicate type, an address or a URN.
+The subject is the digest of the image's manifest; the predicate type, a URL or a URN, names the predicate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchkiln.util.strict_json import json_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 TYPE = "https://in-toto.io/Statement/v1"
-_HINT = "get it again from where it was made; do not use this one"
+_HINT = "get it again from its source; do not use this one"
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["_type", "subject", "predicateType"],
@@ -46,7 +46,7 @@ _SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
-    """What somebody says of one image. `predicate` is a JSON text."""
+    """A statement about one image. `predicate` is JSON text."""
 
     name: str  # of the image, for people: its tag; may be empty
     image: Digest
@@ -60,7 +60,7 @@ class Statement:
 
 
 def statement(name: str, image: Digest, kind: str, said: Any) -> Statement:
-    """*said*, plain values, of *image*; the same values give the same text."""
+    """The statement with the predicate *said*, plain values; the same values give the same text."""
     return Statement(name=name, image=image, kind=kind, predicate=json.dumps(said, separators=(",", ":")))
 
 
@@ -68,7 +68,7 @@ def payload(told: Statement) -> bytes:
     """The bytes that are signed."""
     document = {
         "_type": TYPE,
-        # An empty name too: sigstore's Python library takes no subject without one.
+        # An empty name too: sigstore's Python library requires one.
         "subject": [{"name": told.name, "digest": {"sha256": told.image.partition(":")[2]}}],
         "predicateType": told.kind,
         "predicate": told.said,
@@ -77,20 +77,20 @@ def payload(told: Statement) -> bytes:
 
 
 def parse(data: bytes, *, where: str) -> Statement:
-    """The inverse of `payload`, of bytes that anybody may have written.
+    """The inverse of `payload`, of untrusted bytes.
 
-    :raises VerificationFailed: they are no statement of one image; names *where*.
+    :raises VerificationFailed: they are not a statement about one image; names *where*.
     """
     try:
-        told = json_of(data)
+        document = json_of(data)
     except ValueError as error:
         raise VerificationFailed(f"{where}: {error}", hint=_HINT) from None
-    if wrong := sentences(told, _SCHEMA, where):
+    if wrong := sentences(document, _SCHEMA, where):
         raise VerificationFailed("\n".join(wrong), hint=_HINT)
-    subject = told["subject"][0]
+    subject = document["subject"][0]
     return Statement(
         name=subject.get("name", ""),
         image=parse_digest(f"sha256:{subject['digest']['sha256']}"),
-        kind=told["predicateType"],
-        predicate=json.dumps(told.get("predicate"), separators=(",", ":")),
+        kind=document["predicateType"],
+        predicate=json.dumps(document.get("predicate"), separators=(",", ":")),
     )

@@ -1,4 +1,4 @@
-"""Whom somebody trusts → what counts of that which goes with an image."""
+"""The keys and the identity that a user trusts, and which statements they signed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torchkiln.errors import VerificationFailed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trust:
-    """Whom somebody trusts who looks: keys, and a job that signs without one."""
+    """The trusted keys, and the trusted keyless signer."""
 
     keys: tuple[KeyInRole, ...] = ()
     signer: Signer | None = None
 
     @property
     def looks(self) -> bool:
-        """Whether anybody: else signatures are not looked at."""
+        """Whether there is a key or a signer; otherwise signatures are not verified."""
         return bool(self.keys or self.signer)
 
     def open(self, data: bytes, kind: str, *, where: str) -> Opened:
-        """`opened`; a bundle without a key, by Sigstore's rules.
+        """`opened`, also for keyless signatures.
 
-        :raises Foreign: it is no statement in a form that is known here.
-        :raises VerificationFailed: its signature does not fit.
+        :raises Foreign: it is not a statement in a supported format.
+        :raises VerificationFailed: its signature is invalid.
         """
         found = opened(data, kind, self.keys, where=where)
         if not (self.signer and kind == BUNDLE_TYPE and sigstore_bundle.unwrap(data, where=where)[1]):
@@ -38,7 +38,7 @@ class Trust:
         try:
             said = verified(data, self.signer, where=where)
         except VerificationFailed:
-            if names(data, self.signer, where=where):  # the job is said to have signed it, and did not
+            if names(data, self.signer, where=where):  # of the trusted job, but the signature is invalid
                 raise
             return found
         statement = parse(said, where=where)
@@ -48,11 +48,11 @@ class Trust:
 
 
 def with_sealer(trust: Trust, sealer: Sealer) -> Trust:
-    """*trust*, and as a publisher whoever seals: who signs with a key believes what it signed before."""
+    """*trust* with *sealer* as a publisher: a publisher trusts its own earlier statements."""
     if isinstance(sealer, ByKey):
         own = KeyInRole(key=sealer.key.public_key(), roles=("publisher",))
         return replace(trust, keys=(*trust.keys, own))
-    job = getattr(sealer, "signer", None)  # of `Keyless`, whose package may not be installed
+    job = getattr(sealer, "signer", None)  # of `Keyless`, whose package may be missing
     if trust.signer is None and isinstance(job, Signer):
         return replace(trust, signer=replace(job, roles=("publisher",)))
     return trust

@@ -24,7 +24,7 @@ from torchkiln.publish.catalog import Listed
 from torchkiln.publish.catalog import catalog as listed_in
 from torchkiln.publish.connect import open_registry
 from torchkiln.publish.retract import retract as done
-from torchkiln.registry.reading import Reading
+from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import parse_reference, parse_repository
 from torchkiln.smoke.reuse import TIME
 
@@ -52,7 +52,7 @@ def catalog(
     trust = trust_of(active, keys, identity, issuer)
     with open_registry(repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
-        listed = listed_in(Reading(registry, repository), trust)
+        listed = listed_in(RepositoryReader(registry, repository), trust)
     if as_json:
         document = {
             "repository": str(repository),
@@ -142,9 +142,9 @@ def retract(
         console.say(f"{NOT_VERIFIED}; the images that tags move to are not verified either")
     with open_registry(reference.repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
-        reading = Reading(registry, reference.repository)
+        reading = RepositoryReader(registry, reference.repository)
         when = datetime.now(timezone.utc).strftime(TIME)
-        found = done(reading, reading.demand(name), sealer, trust, grid, reason=reason, when=when)
+        found = done(reading, reading.require(name), sealer, trust, grid, reason=reason, when=when)
     for move in found.moved:
         lost = "deleted" if move.gone else "not moved"
         console.say(f"{move.tag}: {f'now {move.to}' if move.to else f'{lost}: no good image is left for it'}")

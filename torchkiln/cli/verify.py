@@ -16,7 +16,7 @@ from torchkiln.errors import ConfigError, VerificationFailed, printable
 from torchkiln.matrix import facts, matrix
 from torchkiln.publish.connect import open_registry
 from torchkiln.publish.verification import Depth, Verified, VerifySession, verify_layout
-from torchkiln.registry.reference import Reference, parse_reference
+from torchkiln.registry.reference import ImageReference, parse_reference
 from torchkiln.smoke.suite import load_suite
 
 
@@ -140,7 +140,7 @@ def split_target(target: str) -> tuple[Path, str | None]:
     return (Path(folder), ref) if colon else (Path(target), None)
 
 
-def published_reference(target: str) -> Reference:
+def published_reference(target: str) -> ImageReference:
     """*target* as a reference in a registry.
 
     :raises ConfigError: it is neither a reference nor a folder.

@@ -16,7 +16,7 @@ from torchkiln.attest.statement import Statement
 from torchkiln.errors import UnknownFormat, VerificationFailed
 from torchkiln.model.digest import Digest
 from torchkiln.publish.fetched import fetched, looked
-from torchkiln.registry.reading import Reading
+from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.referrers import listing
 
 NOT_VERIFIED = "signatures not verified: no trusted key or identity is named; add --key PUBLIC.pem"
@@ -59,7 +59,7 @@ class Attached:
         return tuple(one.statement for one in self.by_kind.get(kind, ()))
 
 
-def attached(reading: Reading, image: Digest, opener: Opener) -> Attached:
+def attached(reading: RepositoryReader, image: Digest, opener: Opener) -> Attached:
     """Fetch and open what goes with *image*.
 
     :raises RegistryError: the registry refuses, or cannot be reached.
@@ -70,7 +70,7 @@ def attached(reading: Reading, image: Digest, opener: Opener) -> Attached:
     unheeded: list[str] = []
     strangers = other_role = 0
     there = listing(reading, image, FORMS)
-    for one, got in fetched(reading, looked(reading, there.wanted, image)):
+    for one, got in fetched(reading, looked(reading, there.selected, image)):
         where = f"referrer {one.digest[:19]}"
         try:
             if isinstance(got, VerificationFailed):
@@ -115,7 +115,7 @@ def _reason(told: Statement) -> str:
         return "?"
 
 
-def _too_much(reading: Reading, image: Digest, what: str) -> VerificationFailed:
+def _too_much(reading: RepositoryReader, image: Digest, what: str) -> VerificationFailed:
     return VerificationFailed(
         f"{reading.repository}@{image[:19]}: {what}",
         hint="somebody who can write to the registry put them there; delete them, or use another image",

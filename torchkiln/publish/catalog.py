@@ -12,7 +12,7 @@ from torchkiln.errors import VerificationFailed
 from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
 from torchkiln.model.digest import Digest
 from torchkiln.publish.attached import Attached, Opener, attached
-from torchkiln.registry.reading import Document, Reading
+from torchkiln.registry.reading import Document, RepositoryReader
 from torchkiln.registry.referrers import LIST
 
 _VERSION = "org.opencontainers.image.version"
@@ -44,7 +44,7 @@ class Listed:
         return self.cleared and not self.retracted and not self.faults
 
 
-def catalog(reading: Reading, opener: Opener) -> list[Listed]:
+def catalog(reading: RepositoryReader, opener: Opener) -> list[Listed]:
     """Every image that has a tag, the newest name first.
 
     :raises RegistryError: the registry refuses, or cannot be reached.
@@ -57,7 +57,7 @@ def catalog(reading: Reading, opener: Opener) -> list[Listed]:
     return sorted(entries, key=lambda one: (one.version, max(one.tags)), reverse=True)
 
 
-def _entry(reading: Reading, found: Document, tags: list[str], opener: Opener) -> Listed:
+def _entry(reading: RepositoryReader, found: Document, tags: list[str], opener: Opener) -> Listed:
     try:
         there = attached(reading, found.digest, opener)
     except VerificationFailed as error:
@@ -69,7 +69,7 @@ def _entry(reading: Reading, found: Document, tags: list[str], opener: Opener) -
         except VerificationFailed as error:
             faults.append(error.message)
     last = prevailing(decisions)
-    annotations = found.told.get("annotations")
+    annotations = found.json.get("annotations")
     version = annotations.get(_VERSION, "") if isinstance(annotations, dict) else ""
     return Listed(
         digest=found.digest,

@@ -10,8 +10,8 @@ from torchkiln.attest.signers import FORMS, LIMIT
 from torchkiln.errors import VerificationFailed
 from torchkiln.model.digest import Digest
 from torchkiln.oci.artifact import Referrer
-from torchkiln.registry.reading import Reading
-from torchkiln.registry.referrers import Brought, brought
+from torchkiln.registry.reading import RepositoryReader
+from torchkiln.registry.referrers import Payload, payload_of
 
 _JOBS = 4
 _ALL = 32 << 20  # bytes of all statements of one image; those of a publication have five million
@@ -19,19 +19,19 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 #: A referrer with what it brings, or with what is wrong with it.
-Looked = tuple[Referrer, Brought | VerificationFailed]
+Looked = tuple[Referrer, Payload | VerificationFailed]
 
 
-def looked(reading: Reading, wanted: Sequence[Referrer], image: Digest) -> list[Looked]:
+def looked(reading: RepositoryReader, wanted: Sequence[Referrer], image: Digest) -> list[Looked]:
     """What each of *wanted* brings to *image*, by its manifest.
 
     :raises VerificationFailed: all together are more than anybody publishes.
     :raises RegistryError: the registry refuses, or cannot be reached.
     """
 
-    def look(one: Referrer) -> Brought | VerificationFailed:
+    def look(one: Referrer) -> Payload | VerificationFailed:
         try:
-            return brought(reading, one, image, FORMS)
+            return payload_of(reading, one, image, FORMS)
         except VerificationFailed as error:
             return error
 
@@ -46,7 +46,7 @@ def looked(reading: Reading, wanted: Sequence[Referrer], image: Digest) -> list[
 
 
 def fetched(
-    reading: Reading, found: Sequence[Looked]
+    reading: RepositoryReader, found: Sequence[Looked]
 ) -> Iterator[tuple[Referrer, tuple[bytes, str] | VerificationFailed]]:
     """The documents with their media types, in order. At no time are more bytes held than one may have.
 
@@ -58,7 +58,7 @@ def fetched(
         if isinstance(brings, VerificationFailed):
             return brings
         try:
-            return reading.small(brings.digest, min(brings.size, LIMIT)), brings.form
+            return reading.small(brings.digest, min(brings.size, LIMIT)), brings.media_type
         except VerificationFailed as error:
             return error
 
@@ -67,7 +67,7 @@ def fetched(
             yield referrer, got
 
 
-def _each(reading: Reading, step: Callable[[A], B], of: Sequence[A]) -> list[B]:
+def _each(reading: RepositoryReader, step: Callable[[A], B], of: Sequence[A]) -> list[B]:
     with ThreadPoolExecutor(_JOBS, "referrers") as pool:
         try:
             return list(pool.map(step, of))

@@ -26,7 +26,7 @@ from torchkiln.publish.attached import Attached, Opener, attached
 from torchkiln.publish.names import Names, demand_movable
 from torchkiln.registry.naming import put
 from torchkiln.registry.push import Pushed, PushOptions, push
-from torchkiln.registry.reading import Reading
+from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.referrers import attach, content, referrers
 from torchkiln.registry.session import Registry
@@ -83,7 +83,7 @@ def publish(
     if image.manifest != cleared.judged.image:
         raise ConfigError(f"{image.ref} is {image.manifest}, and {cleared.judged.image} was cleared")
     demand_movable(names)
-    reading = Reading(registry, repository)
+    reading = RepositoryReader(registry, repository)
     _demand_free(reading, names.dated, image.manifest)
     there = referrers(reading, image.manifest, FORMS)
     if there:
@@ -115,7 +115,7 @@ def _artifacts(
 
 
 def _attached(
-    reading: Reading,
+    reading: RepositoryReader,
     there: Sequence[Referrer],
     subject: Mapping[str, Any],
     wanted: Iterable[tuple[str, Statement | Artifact]],
@@ -142,7 +142,9 @@ def _attached(
     return (*found, *zip((kind for kind, _ in lacking), names, strict=True))
 
 
-def _same(told: Statement, reading: Reading, there: Sequence[Referrer], sealer: Sealer) -> Digest | None:
+def _same(
+    told: Statement, reading: RepositoryReader, there: Sequence[Referrer], sealer: Sealer
+) -> Digest | None:
     """What there is by the same sealer and says the same."""
     for one in there:
         if told.kind in one.annotations.values() and _is(told, reading, one, told.image, sealer):
@@ -150,7 +152,7 @@ def _same(told: Statement, reading: Reading, there: Sequence[Referrer], sealer: 
     return None
 
 
-def _is(told: Statement, reading: Reading, one: Referrer, image: Digest, sealer: Sealer) -> bool:
+def _is(told: Statement, reading: RepositoryReader, one: Referrer, image: Digest, sealer: Sealer) -> bool:
     try:
         data, kind = content(reading, one, image, FORMS, LIMIT)
     except VerificationFailed:  # damaged, or not ours: ours goes beside it
@@ -158,7 +160,7 @@ def _is(told: Statement, reading: Reading, one: Referrer, image: Digest, sealer:
     return sealer.sealed(told, data, kind)
 
 
-def _demand_free(reading: Reading, dated: str | None, image: Digest) -> None:
+def _demand_free(reading: RepositoryReader, dated: str | None, image: Digest) -> None:
     there = reading.digest(dated) if dated else None
     if there not in (None, image):
         raise RegistryError(

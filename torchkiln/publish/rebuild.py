@@ -30,7 +30,7 @@ from torchkiln.oci.encode import encode
 from torchkiln.oci.layout import ImageOnDisk, LayerOnDisk
 from torchkiln.oci.opening import bounded, open_layer
 from torchkiln.publish.verify import Point
-from torchkiln.registry.reading import Reading
+from torchkiln.registry.reading import RepositoryReader
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
 
@@ -50,7 +50,7 @@ class BuildMeans:
 
 
 def rebuilt(
-    reading: Reading,
+    reading: RepositoryReader,
     image: ImageOnDisk,
     locked: LockedCell,
     means: BuildMeans,
@@ -150,7 +150,7 @@ def _link(place: Path, lent: Path) -> None:
 
 
 def _taken(
-    reading: Reading,
+    reading: RepositoryReader,
     layer: LayerOnDisk,
     artefact: LockedBase | LockedTools,
     own: Store,

@@ -18,8 +18,8 @@ from torchkiln.model.layer_format import split_format
 from torchkiln.oci.image import MANIFEST_TYPE, descriptor
 from torchkiln.publish.attached import Opener
 from torchkiln.publish.catalog import Listed, catalog
-from torchkiln.registry.naming import forget, put
-from torchkiln.registry.reading import Document, Reading
+from torchkiln.registry.naming import delete_tag, put
+from torchkiln.registry.reading import Document, RepositoryReader
 from torchkiln.registry.referrers import attach
 from torchkiln.util.versions import numbers
 
@@ -43,7 +43,7 @@ class Retracted:
 
 
 def retract(
-    reading: Reading,
+    reading: RepositoryReader,
     found: Document,
     sealer: Sealer,
     opener: Opener,
@@ -73,7 +73,9 @@ def retract(
     return Retracted(digest=found.digest, statement=said, moved=moved)
 
 
-def _move(reading: Reading, tag: str, others: Sequence[Listed], matrix: Matrix, sealer: Sealer) -> Moved:
+def _move(
+    reading: RepositoryReader, tag: str, others: Sequence[Listed], matrix: Matrix, sealer: Sealer
+) -> Moved:
     """To the newest of *others* that this name would fit; where there is none, the name goes.
 
     An image that was not published under it gets a statement that it is now.
@@ -88,9 +90,9 @@ def _move(reading: Reading, tag: str, others: Sequence[Listed], matrix: Matrix, 
         default=None,
     )
     if best is None:
-        return Moved(tag=tag, to=None, gone=forget(reading.registry, reading.repository, tag))
+        return Moved(tag=tag, to=None, gone=delete_tag(reading.registry, reading.repository, tag))
     *_, dated, own, digest = best
-    manifest = reading.demand(digest).data
+    manifest = reading.require(digest).data
     [there] = (one for one in others if one.digest == digest)
     if there.names is not None and tag not in there.names:
         subject = descriptor(MANIFEST_TYPE, digest, len(manifest))

@@ -161,7 +161,7 @@ class PublishSession:
         trust = with_sealer(Trust(keys=self.inputs.trusted), self.sealer)
         with self.listener.progress() as observer:
             options = PushOptions(
-                watcher=observer,
+                observer=observer,
                 history=History(self.store),
                 mount_from=target.mount_from,
                 jobs=target.jobs,

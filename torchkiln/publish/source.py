@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import subprocess
 
-from torchkiln.attest.provenance import Source
+from torchkiln.attest.provenance import SourceRevision
 from torchkiln.util.places import ROOT
 
 _PATIENCE = 20.0  # seconds
 
 
-def source_of() -> Source | None:
+def source_of() -> SourceRevision | None:
     """As git tells it; None: no git, or no checkout."""
     revision = _git("rev-parse", "--verify", "HEAD")
     if revision is None:
         return None
-    return Source(
+    return SourceRevision(
         revision=revision.strip(), changed=_git("status", "--porcelain", "--untracked-files=no") != ""
     )
 

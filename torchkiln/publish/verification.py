@@ -22,8 +22,8 @@ from torchkiln.plan.load import plan_locked
 from torchkiln.publish.rebuild import BuildMeans, rebuilt
 from torchkiln.publish.verify import Point, Rules, Verification, of_sboms, verify
 from torchkiln.registry import pulling
-from torchkiln.registry.reading import Reading
-from torchkiln.registry.reference import Reference
+from torchkiln.registry.reading import RepositoryReader
+from torchkiln.registry.reference import ImageReference
 from torchkiln.registry.session import Registry
 from torchkiln.sbom.matches import items_of, matches
 from torchkiln.sbom.read_image import read_evidence
@@ -56,7 +56,7 @@ class Depth:
 class Verified:
     """What was found of a published image."""
 
-    reference: Reference
+    reference: ImageReference
     digest: Digest
     trusted: bool  # signatures were looked at
     points: tuple[Point, ...]
@@ -98,7 +98,7 @@ class VerifySession:
     observer: Observer = field(default_factory=Silent)
     say: Callable[[str], None] = lambda _: None
 
-    def run(self, reference: Reference, registry: Registry, depth: Depth) -> Verified:
+    def run(self, reference: ImageReference, registry: Registry, depth: Depth) -> Verified:
         """Look at the image that *reference* names in *registry*; without a name at `latest`.
 
         :raises ConfigError: there is no such image, or nobody vouches for what would have to run.
@@ -106,10 +106,10 @@ class VerifySession:
         """
         depth.demand_trust(self.trust)
         registry.check()
-        reading = Reading(registry, reference.repository)
+        reading = RepositoryReader(registry, reference.repository)
         tag = reference.tag or (None if reference.digest else "latest")
         with scratch("verify") as folder:
-            found = reading.demand(reference.digest or reference.tag or "latest")
+            found = reading.require(reference.digest or reference.tag or "latest")
             image = pulling.documents(reading, found, folder / "image", reference.tag or "image")
             looked = verify(reading, image, self.trust, self._rules(), tag=tag)
             points = list(looked.points)
@@ -130,7 +130,7 @@ class VerifySession:
             planned=lambda lock: plan_locked(lock, self.matrix, self.facts),
         )
 
-    def _full(self, reading: Reading, image: ImageOnDisk, looked: Verification) -> Iterator[Point]:
+    def _full(self, reading: RepositoryReader, image: ImageOnDisk, looked: Verification) -> Iterator[Point]:
         """Each layer, byte for byte: digest, diff_id, each file in it; and what the SBOM says of them."""
         layout = image.manifest_path.parents[2]
         try:
@@ -151,7 +151,7 @@ class VerifySession:
         yield replace(found, what="contents")
 
     def _rebuilt(
-        self, reading: Reading, image: ImageOnDisk, looked: Verification, points: Sequence[Point]
+        self, reading: RepositoryReader, image: ImageOnDisk, looked: Verification, points: Sequence[Point]
     ) -> Point:
         """Whether it can be built again; only where all other *points* are good."""
         bad = [point.what for point in points if not point.good]

@@ -33,7 +33,7 @@ from torchkiln.oci.image import describe
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publish.attached import NOT_VERIFIED, Attached, Opener, attached
 from torchkiln.publish.publish import SIGNATURE
-from torchkiln.registry.reading import Reading
+from torchkiln.registry.reading import RepositoryReader
 from torchkiln.sbom.matches import matches_lock
 from torchkiln.sbom.statements import CYCLONEDX, SPDX, document_of
 from torchkiln.smoke.attestation import PREDICATE, report_of
@@ -73,7 +73,7 @@ class Rules:
 
 
 def verify(
-    reading: Reading, image: ImageOnDisk, opener: Opener, rules: Rules, *, tag: str | None = None
+    reading: RepositoryReader, image: ImageOnDisk, opener: Opener, rules: Rules, *, tag: str | None = None
 ) -> Verification:
     """Look at all that goes with *image* in the repository of *reading*.
 

@@ -1,4 +1,4 @@
-"""Talks to container registries: references, logins, tokens, uploads, downloads and referrers.
+"""Client for container registries: references, logins, tokens, uploads, downloads and referrers.
 
-It has its own HTTP session with limits on sizes, times and redirects.
+Its HTTP session limits sizes, times and redirects.
 """

@@ -1,7 +1,4 @@
-"""Blob → the bytes of its file, hashed while they go: the last piece of a damaged one is never handed out.
-
-`Held` is the same of what lies in memory.
-"""
+"""Blobs to upload. A file is hashed while it is sent: the last piece of a damaged file is never sent."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ REBUILD = "run: torchkiln cache verify --repair; then build the image again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blob:
-    """A file that the registry is to have."""
+class FileBlob:
+    """A file to upload."""
 
     digest: Digest
     path: Path
@@ -32,9 +29,9 @@ class Blob:
         return f"blob {self.digest[:19]}"
 
     def pieces(self, start: int) -> Iterator[bytes]:
-        """The file from *start* on; the last piece only when all of it, from its first byte, was hashed.
+        """The file from *start* on; the last piece only after the hash of the whole file was checked.
 
-        :raises VerificationFailed: it is not what its name says.
+        :raises VerificationFailed: size or digest do not match.
         """
         digest, at, held = hashlib.sha256(), 0, b""
         try:
@@ -50,7 +47,7 @@ class Blob:
             raise VerificationFailed(f"{self.path}: {error.strerror}", hint=REBUILD) from error
         if at != self.size or f"sha256:{digest.hexdigest()}" != self.digest:
             raise VerificationFailed(
-                f"{self.path}: the content is not what its name says; the registry has nothing whole of it",
+                f"{self.path}: checksum mismatch; the upload was not completed",
                 hint=REBUILD,
             )
         if held:
@@ -58,8 +55,8 @@ class Blob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """A small document in memory that the registry is to have."""
+class MemoryBlob:
+    """A small document in memory to upload."""
 
     digest: Digest
     data: bytes = field(repr=False)
@@ -74,13 +71,13 @@ class Held:
         return f"blob {self.digest[:19]}"
 
     def pieces(self, start: int) -> Iterator[bytes]:
-        """From *start* on, in one."""
+        """The document from *start* on, in one piece."""
         yield self.data[start:]
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """What is left to send, with its length; each reading of it starts anew."""
+class Remainder:
+    """The part of a blob that is left to send; can be iterated again."""
 
     size: int
     pieces: Callable[[], Iterator[bytes]]

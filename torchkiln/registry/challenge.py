@@ -1,4 +1,4 @@
-"""WWW-Authenticate → Challenge: what a registry wants before it answers (RFC 9110, 11.6.1)."""
+"""Parses WWW-Authenticate headers (RFC 9110, 11.6.1)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PARAMETER = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Challenge:
-    """One way to prove who one is. `scheme` and the parameters' names are lower-case."""
+    """An authentication scheme with its parameters. `scheme` and the parameters' names are lower-case."""
 
     scheme: str  # "basic", "bearer"
     parameters: dict[str, str] = field(hash=False)
 
 
 def parse_challenges(header: str) -> list[Challenge]:
-    """The challenges in *header*, in order; what is malformed, or too much, ends the list."""
+    """The challenges in *header*, in order, up to the first that is malformed or beyond the limit."""
     return list(islice(_challenges(header[:_LONGEST]), _MOST))
 
 

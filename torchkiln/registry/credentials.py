@@ -1,6 +1,6 @@
-"""The user's Docker (or podman) configuration → Login: who we are at a registry.
+"""Finds the user's login for a registry in Docker's or podman's configuration.
 
-No secret of it ever stands in an error, in a repr or in a program's arguments.
+No secret appears in an error, a repr or the arguments of a program.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from torchkiln.registry.reference import DOCKER_HUB, Repository
 from torchkiln.util.strict_json import json_of, read_file
 
 _LIMIT = 4 << 20
-_PATIENCE = 60.0  # seconds for a helper, which may ask its user for a passphrase
+_TIMEOUT = 60.0  # seconds for a helper, which may ask its user for a passphrase
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_ABSENT = "credentials not found"  # what every helper says of a registry that it does not know
+_ABSENT = "credentials not found"  # the message of every helper for an unknown registry
+_LOG_IN = "it is Docker's configuration: fix it, or log in again"
 _HUB_KEY = "https" + "://index.docker.io/v1/"  # under which `docker login` keeps Docker Hub's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Login:
-    """A user with a password, or an identity token that stands for both."""
+    """A user with a password, or an identity token instead."""
 
     user: str = ""
     password: str = field(default="", repr=False)
@@ -35,19 +36,19 @@ class Login:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What must not be shown."""
+        """The values that must not be shown."""
         return tuple(filter(None, (self.password, self.identity_token)))
 
 
 def find_login(
-    repository: Repository, environ: Mapping[str, str], *, patience: float = _PATIENCE
+    repository: Repository, environ: Mapping[str, str], *, patience: float = _TIMEOUT
 ) -> Login | None:
-    """What the user's configuration holds for *repository*, or None.
+    """The user's login for *repository*, or None.
 
-    Asked in this order: $REGISTRY_AUTH_FILE, Docker's config.json, podman's auth.json of this session.
+    Read in this order: $REGISTRY_AUTH_FILE, Docker's config.json, podman's auth.json of this session.
 
     :raises ConfigError: one of these files is malformed.
-    :raises ToolMissing: the credential helper that one names is not installed.
+    :raises ToolMissing: the credential helper in one of them is not installed.
     :raises RegistryError: the helper failed, or took longer than *patience* seconds.
     """
     for path in _files(environ):
@@ -79,11 +80,9 @@ def _read(path: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or 'cannot be read'}") from None
     except ValueError as error:
-        raise ConfigError(
-            f"{path}: {error}", hint="it is Docker's configuration: mend it, or log in anew"
-        ) from None
+        raise ConfigError(f"{path}: {error}", hint=_LOG_IN) from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path}: not a JSON object", hint="it is Docker's configuration: log in anew")
+        raise ConfigError(f"{path}: not a JSON object", hint=_LOG_IN)
     return found
 
 
@@ -94,7 +93,7 @@ def _of_config(
     helpers = _mapping(config, "credHelpers", path)
     helper = next((helpers[key] for key in keys if key in helpers), None) or config.get("credsStore")
     if helper:
-        login = _asked(helper, path, keys[-1], environ, patience)
+        login = _from_helper(helper, path, keys[-1], environ, patience)
         if login:
             return login
     entries = {_normal(key): value for key, value in _mapping(config, "auths", path).items()}
@@ -105,7 +104,7 @@ def _of_config(
 
 
 def _keys(repository: Repository) -> Iterator[str]:
-    """The most particular first: podman keeps logins of single repositories."""
+    """The keys of *repository* in a configuration, the most specific first."""
     parts = [repository.host, *repository.name.split("/")]
     for count in range(len(parts), 0, -1):
         yield "/".join(parts[:count])
@@ -114,21 +113,19 @@ def _keys(repository: Repository) -> Iterator[str]:
 
 
 def _normal(key: str) -> str:
-    """As Docker compares keys: by host, for older versions wrote addresses; paths but v1 and v2 stay."""
+    """*key* as Docker compares it, without the scheme and the /v1/ or /v2/ that older versions wrote."""
     return re.sub(r"^https?://|/(?:v[12]/?)?$", "", re.sub(r"/v[12]/?$", "", key))
 
 
 def _mapping(config: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
     found = config.get(name) or {}
     if not isinstance(found, dict):
-        raise ConfigError(
-            f"{path}: {name} is not an object", hint="it is Docker's configuration: log in anew"
-        )
+        raise ConfigError(f"{path}: {name} is not an object", hint=_LOG_IN)
     return found
 
 
 def _of_entry(entry: Mapping[str, Any], path: Path, key: str) -> Login | None:
-    """An entry under `auths`; an empty one only says that the login is elsewhere."""
+    """The login in an entry of `auths`; an empty entry means that a helper has it."""
     user, password = entry.get("username") or "", entry.get("password") or ""
     if packed := entry.get("auth"):
         try:
@@ -147,11 +144,14 @@ def _of_entry(entry: Mapping[str, Any], path: Path, key: str) -> Login | None:
     return Login(user=user, password=password.rstrip("\0"), identity_token=token)
 
 
-def _asked(helper: object, path: Path, key: str, environ: Mapping[str, str], patience: float) -> Login | None:
-    """What `docker-credential-HELPER get` answers for *key*."""
+def _from_helper(
+    helper: object, path: Path, key: str, environ: Mapping[str, str], patience: float
+) -> Login | None:
+    """The login that `docker-credential-HELPER get` prints for *key*."""
     if not isinstance(helper, str) or not _HELPER.fullmatch(helper):
-        raise ConfigError(f"{path}: names a credential helper that is no program's name")
+        raise ConfigError(f"{path}: invalid name of a credential helper")
     program = f"docker-credential-{helper}"
+    hint = f"test it: echo {key} | {program} get"
     try:
         done = subprocess.run(
             [program, "get"],
@@ -163,27 +163,22 @@ def _asked(helper: object, path: Path, key: str, environ: Mapping[str, str], pat
         )
     except FileNotFoundError:
         raise ToolMissing(
-            f"{program} is not on the PATH, and {path} names it", hint=f"install it, or take it out of {path}"
+            f"{program}: executable file not found in PATH; {path} configures it",
+            hint=f"install it, or remove it from {path}",
         ) from None
     except subprocess.TimeoutExpired:
-        raise RegistryError(
-            f"{program} gave no answer in {patience:g} seconds", hint=f"try it: echo {key} | {program} get"
-        ) from None
+        raise RegistryError(f"{program} timed out after {patience:g} seconds", hint=hint) from None
     except OSError as error:
         raise ToolMissing(f"{program}: {error.strerror}") from None
     if done.returncode:
         if _ABSENT in (done.stdout + done.stderr).decode(errors="replace"):
             return None
-        raise RegistryError(
-            f"{program} failed with exit code {done.returncode}", hint=f"try it: echo {key} | {program} get"
-        )
+        raise RegistryError(f"{program} failed with exit code {done.returncode}", hint=hint)
     try:
-        told = json_of(done.stdout)
-        user, secret = told["Username"], told["Secret"]
+        output = json_of(done.stdout)
+        user, secret = output["Username"], output["Secret"]
     except (ValueError, KeyError, TypeError):
-        raise RegistryError(
-            f"{program} gave an answer that is none", hint=f"try it: echo {key} | {program} get"
-        ) from None
+        raise RegistryError(f"{program}: invalid output", hint=hint) from None
     if not isinstance(user, str) or not isinstance(secret, str) or not secret:
         return None
     return Login(identity_token=secret) if user == "<token>" else Login(user=user, password=secret)

@@ -1,4 +1,4 @@
-"""One request → its answer, within limits: redirects, bytes of the body, time."""
+"""Sends one request with limits on redirects, bytes of the body and time."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ import requests
 
 from torchkiln import __version__
 from torchkiln.errors import RegistryError
-from torchkiln.registry.answer import Answer
 from torchkiln.registry.request import Body, HttpRequest
+from torchkiln.registry.response import HttpResponse
 from torchkiln.util.http import redirects
-from torchkiln.util.http import session as http_session
 from torchkiln.util.http.redirects import UnsafeRedirect
-from torchkiln.util.http.session import Network
+from torchkiln.util.http.session import Network, Session
 
-_PIECE = 1 << 20  # bytes of a body that is taken at once
+_PIECE = 1 << 20  # bytes of a body that are read at once
 _CONNECT = 10.0  # seconds
-_SILENCE = 120.0  # seconds for a piece of a blob, and for an answer to one: registries take long before a 201
+_SILENCE = 120.0  # seconds for a piece of a blob, and for the response: registries take long before a 201
 _DOCUMENT = 20.0  # seconds for a document, from the request to its last byte
 
 
-class Session(http_session.LimitedSession):
-    """Proxies as everywhere; no cookies, no netrc: `tokens` has the logins."""
+class RegistrySession(Session):
+    """A session without cookies and netrc: `tokens` has the logins."""
 
     def __init__(self, network: Network, *, local: bool) -> None:
         super().__init__(replace(network, proxy=None) if local else network)
-        self.trust_env = not local  # a proxy elsewhere cannot reach this machine
+        self.trust_env = not local  # a proxy on another machine cannot reach localhost
         self.auth = lambda request: request
         self.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
         self.headers = requests.structures.CaseInsensitiveDict(
@@ -43,18 +42,18 @@ class Session(http_session.LimitedSession):
 
 
 class Exchange:
-    """Sends requests by one session; any number of threads."""
+    """Sends requests; thread-safe."""
 
-    def __init__(self, session: Session, host: str) -> None:
+    def __init__(self, session: RegistrySession, host: str) -> None:
         self._session, self._deadlines, self._host = session, session.deadlines, host
 
-    def send(self, request: HttpRequest) -> Answer:
-        """The answer, where the address or a redirect of a GET or HEAD leads.
+    def send(self, request: HttpRequest) -> HttpResponse:
+        """The response; redirects of a GET or HEAD are followed.
 
-        More bytes of a document than its limit are an error; of an error's text, no more are read.
+        A document that exceeds its limit is an error; the body of an error is truncated.
 
-        :raises RegistryError: a redirect that is not followed; a document that is longer or compressed.
-        :raises OSError, HTTPError, RequestException, ValueError: as the libraries do.
+        :raises RegistryError: an unsafe redirect; a document that is too long or compressed.
+        :raises OSError, HTTPError, RequestException, ValueError: from the libraries.
         """
         body = request.body
         seconds = _DOCUMENT if request.reads and (request.quick or not request.into) else _SILENCE
@@ -78,9 +77,9 @@ class Exchange:
                 hint="the registry is at fault",
             ) from error
         except UnsafeRedirect as error:
-            raise _not_followed(self._host, request.what, str(error)) from error
+            raise _unsafe_redirect(self._host, request.what, str(error)) from error
 
-    def _answer(self, request: HttpRequest, response: requests.Response) -> Answer:
+    def _answer(self, request: HttpRequest, response: requests.Response) -> HttpResponse:
         limit, what = request.limit, request.what
         if request.into and response.status_code in (200, 206):
             request.into(response.status_code, self._pieces(response, renewed=not request.quick))
@@ -89,16 +88,16 @@ class Exchange:
         if response.headers.get("Content-Encoding", "").strip().lower() in ("", "identity"):
             body = b"".join(_bounded(response, limit + 1))
         elif good and request.method != "HEAD":
-            raise self._wrong(what, "compressed, which was not asked for")
+            raise self._invalid(what, "compressed, although the request forbids it")
         if len(body) > limit and good:
-            raise self._wrong(what, f"longer than {limit} bytes")
-        return Answer(
+            raise self._invalid(what, f"longer than {limit} bytes")
+        return HttpResponse(
             url=response.url, status=response.status_code, headers=response.headers, body=body[:limit]
         )
 
     def _pieces(self, response: requests.Response, *, renewed: bool) -> Iterator[bytes]:
-        """A blob's; each in its own time if *renewed*."""
-        # Not `stream`: it reads the line before a chunk whole, however long.
+        """The pieces of a blob; if *renewed*, the time limit is for each piece."""
+        # Not `stream`: it does not limit the length of a chunk's size line.
         while piece := response.raw.read(_PIECE, decode_content=False):
             if renewed:
                 self._deadlines.renew(_SILENCE)
@@ -107,15 +106,15 @@ class Exchange:
     def _watched(self, data: Body) -> _Watched:
         return _Watched(data, lambda: self._deadlines.renew(_SILENCE))
 
-    def _wrong(self, what: str, why: str) -> RegistryError:
+    def _invalid(self, what: str, why: str) -> RegistryError:
         return RegistryError(
-            f"{self._host}: {what}: the answer is {why}",
+            f"{self._host}: {what}: the response is {why}",
             hint="the registry, or a proxy before it, is at fault",
         )
 
 
 class _Watched:
-    """A body each of whose pieces has its own time to be taken."""
+    """A body whose time limit is for each piece."""
 
     def __init__(self, data: Body, renew: Callable[[], None]) -> None:
         self._data, self._renew = data, renew
@@ -130,28 +129,28 @@ class _Watched:
         self._renew()
 
 
-def location(host: str, answer: Answer, what: str) -> str:
-    """The address in the Location of *answer*, absolute.
+def location(host: str, answer: HttpResponse, what: str) -> str:
+    """The absolute URL in the Location header of *answer*.
 
-    :raises RegistryError: there is none, or one that is not to be asked.
+    :raises RegistryError: it is missing or unsafe.
     """
     try:
-        # Header fields come as Latin-1, and servers write UTF-8.
+        # http.client decodes headers as Latin-1, and servers write UTF-8.
         url = urljoin(answer.url, answer.headers["Location"].encode("latin-1").decode())
     except (KeyError, ValueError):
         raise RegistryError(
-            f"{host}: {what}: HTTP {answer.status} without a usable Location", hint="the registry is at fault"
+            f"{host}: {what}: HTTP {answer.status} without a valid Location", hint="the registry is at fault"
         ) from None
     if why := redirects.unsafe(url, answer.url):
-        raise _not_followed(host, what, why)
+        raise _unsafe_redirect(host, what, why)
     return url
 
 
-def _not_followed(host: str, what: str, why: str) -> RegistryError:
+def _unsafe_redirect(host: str, what: str, why: str) -> RegistryError:
     return RegistryError(
-        f"{host}: {what}: redirected to an address that is not followed: {why}",
-        hint="the registry is at fault; if it is behind https and does not know it, see its `host` "
-        "or `relativeurls`",
+        f"{host}: {what}: unsafe redirect: {why}",
+        hint="the registry is at fault; if it is behind a proxy with https, set `host` or `relativeurls` "
+        "in its configuration",
     )
 
 
@@ -161,5 +160,5 @@ def _bounded(response: requests.Response, most: int) -> Iterator[bytes]:
         yield piece
 
 
-def _without_body(response: requests.Response) -> Answer:
-    return Answer(url=response.url, status=response.status_code, headers=response.headers, body=b"")
+def _without_body(response: requests.Response) -> HttpResponse:
+    return HttpResponse(url=response.url, status=response.status_code, headers=response.headers, body=b"")

@@ -1,6 +1,6 @@
-"""Which repositories a blob was pushed to: where it can be mounted from, the next time. Kept in the store.
+"""Records in the cache to which repositories a blob was pushed, so that the next push can mount it.
 
-A hint and nothing more: what it says wrongly costs one request.
+It is only a hint: a wrong record costs one request.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torchkiln.registry.reference import Repository
 from torchkiln.store.store import Store
 
 _KIND = "pushed"
-_MOST = 3  # repositories a blob; one that has it is enough
+_MOST = 3  # repositories of a blob; one that has it is enough
 
 
 class History:
-    """The record in *store*; None remembers nothing."""
+    """The records in *store*; with None there are none."""
 
     def __init__(self, store: Store | None) -> None:
         self._store = store
@@ -30,12 +30,12 @@ class History:
         return tuple(name for name in names if isinstance(name, str) and name != target.name)
 
     def note(self, digest: Digest, target: Repository) -> None:
-        """The blob is in *target* now."""
+        """Record that the blob is in *target*."""
         if self._store is not None:
             names = (target.name, *self.sources(digest, target))[:_MOST]
-            told = {"registry": target.host, "blob": digest, "repositories": list(names)}
-            if self._store.record(_KIND, key := _key(digest, target.host)) != told:
-                self._store.put_record(_KIND, key, told)
+            record = {"registry": target.host, "blob": digest, "repositories": list(names)}
+            if self._store.record(_KIND, key := _key(digest, target.host)) != record:
+                self._store.put_record(_KIND, key, record)
 
 
 def _key(digest: Digest, host: str) -> str:

@@ -1,23 +1,23 @@
-"""Manifest → the name under which a registry gives it out: its digest, or a tag."""
+"""Puts manifests under a digest or a tag, and deletes tags."""
 
 from __future__ import annotations
 
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
-from torchkiln.registry.answer import Answer
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.request import HttpRequest
+from torchkiln.registry.response import HttpResponse
 from torchkiln.registry.session import Registry
 
 
 def put(
     registry: Registry, repository: Repository, manifest: bytes, name: str, *, media_type: str = MANIFEST_TYPE
-) -> Answer:
-    """Let *name* stand for *manifest*.
+) -> HttpResponse:
+    """Put *manifest* under *name*, its digest or a tag.
 
-    :raises RegistryError: the registry refuses, cannot be reached, or says that it got another one.
+    :raises RegistryError: the request failed, or the registry reports another digest.
     """
     what = f"manifest {name[:19]}" if name.startswith("sha256:") else f"tag {name}"
-    answer = registry.persist(
+    response = registry.request(
         HttpRequest(
             method="PUT",
             url=f"/v2/{repository.name}/manifests/{name}",
@@ -27,18 +27,18 @@ def put(
             body=manifest,
         )
     )
-    if answer.status not in (200, 201, 202):
-        raise registry.refused(what, answer)
-    registry.demand_digest(answer, digest_of(manifest), what)
-    return answer
+    if response.status not in (200, 201, 202):
+        raise registry.http_error(what, response)
+    registry.check_digest(response, digest_of(manifest), what)
+    return response
 
 
-def forget(registry: Registry, repository: Repository, tag: str) -> bool:
-    """Let *tag* stand for nothing any more; False: this registry cannot do that.
+def delete_tag(registry: Registry, repository: Repository, tag: str) -> bool:
+    """Delete *tag*; returns False if the registry does not support that.
 
-    :raises RegistryError: the registry refuses us, or cannot be reached.
+    :raises RegistryError: access is denied, or the request failed.
     """
-    answer = registry.persist(
+    response = registry.request(
         HttpRequest(
             method="DELETE",
             url=f"/v2/{repository.name}/manifests/{tag}",
@@ -46,6 +46,6 @@ def forget(registry: Registry, repository: Repository, tag: str) -> bool:
             scopes=(f"repository:{repository.name}:pull,push,delete",),
         )
     )
-    if answer.status in (401, 403):
-        raise registry.refused(f"tag {tag}", answer)
-    return answer.status in (202, 200, 204, 404)
+    if response.status in (401, 403):
+        raise registry.http_error(f"tag {tag}", response)
+    return response.status in (202, 200, 204, 404)

@@ -1,4 +1,4 @@
-"""A manifest in a registry → the image in an OCI layout: its documents, and its layers side by side."""
+"""Pulls an image into an OCI layout: its documents, and its layers in parallel."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torchkiln.errors import BuildFailed, VerificationFailed
 from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.oci.image import MANIFEST_TYPE
 from torchkiln.oci.layout import ImageOnDisk, write_documents
-from torchkiln.registry.reading import Document, Reading
+from torchkiln.registry.reading import Document, RepositoryReader
 
 _LIMIT = 4 << 20  # bytes of a config
 _JOBS = 4
 
 
-class Watcher(Protocol):
-    """Hears of the work, from several threads; sizes are bytes."""
+class PullObserver(Protocol):
+    """Receives progress, from several threads; sizes in bytes."""
 
     def begin(self, work: Literal["download"], name: str, total: int) -> None: ...
 
@@ -26,51 +26,56 @@ class Watcher(Protocol):
     def end(self, work: Literal["download"], name: str) -> None: ...
 
 
-def documents(reading: Reading, found: Document, layout: Path, ref: str) -> ImageOnDisk:
-    """The image whose manifest was *found*, as *ref* in *layout*, without its layers.
+def documents(reading: RepositoryReader, found: Document, layout: Path, ref: str) -> ImageOnDisk:
+    """The image with the manifest *found*, as *ref* in *layout*, without its layers.
 
-    :raises VerificationFailed: it is no image's manifest, or its config is not what its digest says.
-    :raises RegistryError: the registry refuses, or cannot be reached.
+    :raises VerificationFailed: it is not an image manifest, or the config does not match its digest.
+    :raises RegistryError: a request failed.
     """
-    told = found.told
-    if found.media_type != MANIFEST_TYPE or told.get("mediaType", MANIFEST_TYPE) != MANIFEST_TYPE:
+    manifest = found.json
+    if found.media_type != MANIFEST_TYPE or manifest.get("mediaType", MANIFEST_TYPE) != MANIFEST_TYPE:
         raise VerificationFailed(
-            f"{reading.repository}: {ref} is no image of ours but {found.media_type[:80]!r}",
-            hint="name one that `publish` pushed: `catalog` lists them",
+            f"{reading.repository}: {ref} is not an image that torchkiln published: its media type is "
+            f"{found.media_type[:80]!r}",
+            hint="name an image that `publish` pushed: `catalog` lists them",
         )
     try:
-        config = parse_digest(told["config"]["digest"])
+        config = parse_digest(manifest["config"]["digest"])
     except (LookupError, TypeError, ValueError):
-        raise VerificationFailed(f"{reading.repository}: {ref}: its manifest names no config") from None
+        raise VerificationFailed(f"{reading.repository}: {ref}: no config in the manifest") from None
     data = reading.small(config, _LIMIT)
     return write_documents(layout, ref, found.data, data).image(ref)
 
 
-def layers(reading: Reading, image: ImageOnDisk, watcher: Watcher, *, jobs: int = _JOBS) -> None:
-    """The layers of *image* to where its layout looks for them; those that are there are not fetched.
+def layers(
+    reading: RepositoryReader, image: ImageOnDisk, observer: PullObserver, *, jobs: int = _JOBS
+) -> None:
+    """Download the layers of *image* that its layout lacks.
 
-    :raises VerificationFailed: a layer is not what its digest says.
-    :raises RegistryError: the registry refuses, or cannot be reached.
-    :raises BuildFailed: no space.
+    :raises VerificationFailed: a layer does not match its digest.
+    :raises RegistryError: a request failed.
+    :raises BuildFailed: no space left.
     """
-    wanted = {layer.digest: layer for layer in image.layers if not layer.path.exists()}
+    missing = {layer.digest: layer for layer in image.layers if not layer.path.exists()}
     with ThreadPoolExecutor(jobs, "pull") as pool:
         futures = [
-            pool.submit(_layer, reading, layer.digest, layer.size, layer.path, watcher)
-            for layer in sorted(wanted.values(), key=lambda layer: -layer.size)
+            pool.submit(_layer, reading, layer.digest, layer.size, layer.path, observer)
+            for layer in sorted(missing.values(), key=lambda layer: -layer.size)
         ]
         try:
             for future in futures:
                 future.result()
-        except BaseException:  # a failure, or Ctrl-C: the other threads would go on for gigabytes
+        except BaseException:  # a failure, or Ctrl-C: stop the downloads in the other threads
             reading.registry.stop()
             raise
 
 
-def _layer(reading: Reading, digest: Digest, size: int, path: Path, watcher: Watcher) -> None:
-    watcher.begin("download", digest[:19], size)
+def _layer(reading: RepositoryReader, digest: Digest, size: int, path: Path, observer: PullObserver) -> None:
+    observer.begin("download", digest[:19], size)
     try:
-        reading.fetch(digest, size, path, lambda count: watcher.advance("download", digest[:19], count))
+        reading.fetch(digest, size, path, lambda count: observer.advance("download", digest[:19], count))
     except OSError as error:
-        raise BuildFailed(f"{path}: {error.strerror}", hint="make room: an image has 3 to 7 GB") from error
-    watcher.end("download", digest[:19])
+        raise BuildFailed(
+            f"{path}: {error.strerror}", hint="free disk space: an image has 3 to 7 GB"
+        ) from error
+    observer.end("download", digest[:19])

@@ -1,7 +1,7 @@
-"""ImageOnDisk → Pushed: blobs side by side, then the manifest by its digest, tags last.
+"""Pushes an image: blobs in parallel, then the manifest by its digest, tags last.
 
-Whoever pulls a tag finds all of it, whenever the push ended. `BlobUploads` takes blobs one by one, so that
-those of a build that still runs can go ahead.
+So a tag never refers to an incomplete image, even if the push is interrupted. `BlobUploads` takes blobs one
+by one, so that a build can upload layers before it ends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torchkiln.model.digest import Digest
 from torchkiln.oci.documents import LIMIT
 from torchkiln.oci.image import digest_of
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.registry.body import REBUILD, Blob
-from torchkiln.registry.delivery import Delivered, Delivery, How
+from torchkiln.registry.body import REBUILD, FileBlob
+from torchkiln.registry.delivery import Delivered, Delivery, Outcome
 from torchkiln.registry.history import History
 from torchkiln.registry.naming import put
 from torchkiln.registry.reference import Repository, parse_tag
@@ -32,8 +32,8 @@ from torchkiln.util.strict_json import read_file
 JOBS = 4
 
 
-class Watcher(Protocol):
-    """Hears of the work, from several threads; sizes are bytes."""
+class PushObserver(Protocol):
+    """Receives progress, from several threads; sizes in bytes."""
 
     def begin(self, work: Literal["push"], name: str, total: int) -> None: ...
 
@@ -44,11 +44,11 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PushOptions:
-    """How blobs are pushed, and who hears of it."""
+    """Outcome blobs are pushed."""
 
-    watcher: Watcher
+    observer: PushObserver
     history: History
-    mount_from: tuple[str, ...] = ()  # more repositories of the same registry that may have some of them
+    mount_from: tuple[str, ...] = ()  # more repositories of the registry to mount blobs from
     jobs: int = JOBS
 
 
@@ -58,23 +58,23 @@ class Pushed:
 
     repository: Repository
     digest: Digest
-    manifest: bytes = field(repr=False)  # as it was pushed
+    manifest: bytes = field(repr=False)  # as pushed
     tags: tuple[str, ...]
-    blobs: tuple[Delivered, ...]  # in the order in which they were handed in
+    blobs: tuple[Delivered, ...]  # in the order of `submit`
     seconds: float
 
     @property
     def reference(self) -> str:
-        """`registry.example/team/app@sha256:…`: what nobody can move."""
+        """`registry.example/team/app@sha256:…`, which cannot change."""
         return f"{self.repository}@{self.digest}"
 
     @property
     def bytes_sent(self) -> int:
-        """Of blobs, those of cut attempts too."""
+        """Of all blobs, failed attempts included."""
         return sum(blob.sent for blob in self.blobs)
 
-    def count(self, how: How) -> int:
-        """How many blobs got there so."""
+    def count(self, how: Outcome) -> int:
+        """Outcome many blobs have the outcome *how*."""
         return sum(blob.how == how for blob in self.blobs)
 
 
@@ -86,26 +86,26 @@ def push(
     *,
     tags: Sequence[str] = (),
 ) -> Pushed:
-    """Bring *image* into *repository*, under its digest and *tags*.
+    """Push *image* to *repository*, under its digest and *tags*.
 
-    :raises ConfigError: a tag is none.
-    :raises VerificationFailed: the layout's bytes are not what they are called; no tag was set.
-    :raises RegistryError: the registry refuses, or cannot be reached; no tag was set, unless it says so.
+    :raises ConfigError: a tag is invalid.
+    :raises VerificationFailed: a file of the layout does not match its digest; no tag was set.
+    :raises RegistryError: a request failed; the message says which tags were set.
     """
     for tag in tags:
         parse_tag(tag)
     manifest = _manifest(image)
     with BlobUploads(registry, repository, options) as uploads:
-        for layer in sorted(image.layers, key=lambda layer: -layer.size):  # the longest is not begun last
+        for layer in sorted(image.layers, key=lambda layer: -layer.size):  # the largest first
             uploads.submit(layer.digest, layer.path, layer.size)
         uploads.submit(image.config_digest, image.config_path)
         return uploads.finish(manifest, tags, digest=image.manifest)
 
 
 def _manifest(image: ImageOnDisk) -> bytes:
-    """Its bytes, read once.
+    """The manifest, read once.
 
-    :raises VerificationFailed: they cannot be read, or are another image's.
+    :raises VerificationFailed: it cannot be read, or does not match its digest.
     """
     try:
         data = read_file(image.manifest_path, LIMIT, follow=False)
@@ -113,13 +113,13 @@ def _manifest(image: ImageOnDisk) -> bytes:
         raise VerificationFailed(f"{image.manifest_path}: {error.strerror}", hint=REBUILD) from error
     if digest_of(data) != image.manifest:
         raise VerificationFailed(
-            f"{image.manifest_path}: checksum mismatch: its bytes are {digest_of(data)}", hint=REBUILD
+            f"{image.manifest_path}: checksum mismatch: the file has {digest_of(data)}", hint=REBUILD
         )
     return data
 
 
 class BlobUploads:
-    """Uploads of one image's blobs under way. Leaving the context with an error ends them all at once."""
+    """Uploads of one image's blobs. Leaving the context with an error stops them all."""
 
     def __init__(self, registry: Registry, repository: Repository, options: PushOptions) -> None:
         self._registry, self._repository, self._options = registry, repository, options
@@ -141,9 +141,9 @@ class BlobUploads:
         self._pool.shutdown(cancel_futures=True)
 
     def submit(self, digest: Digest, path: Path, size: int | None = None) -> None:
-        """Send the blob at *path* as soon as a thread is free; what is under way is not sent twice.
+        """Send the blob at *path* as soon as a thread is free, once for each digest.
 
-        :raises VerificationFailed: it is not there, or has another *size*.
+        :raises VerificationFailed: the file does not exist, or has another *size*.
         """
         try:
             found = path.stat().st_size
@@ -151,19 +151,19 @@ class BlobUploads:
             raise VerificationFailed(f"{path}: {error.strerror}", hint=REBUILD) from error
         if size is not None and found != size:
             raise VerificationFailed(
-                f"{path}: {found} bytes, and its manifest says {size}",
+                f"{path}: size mismatch: {found} bytes, {size} in the manifest",
                 hint=REBUILD,
             )
         with self._guard:
             if digest not in self._under_way:
-                blob = Blob(digest=digest, path=path, size=found)
+                blob = FileBlob(digest=digest, path=path, size=found)
                 self._under_way[digest] = self._pool.submit(self._unless_failed, blob)
 
     def settle(self) -> tuple[Delivered, ...]:
-        """Wait until all that was submitted is there, in the order in which it was.
+        """Wait for all submitted blobs; returns them in the order of `submit`.
 
-        :raises VerificationFailed: a blob is not what it is called.
-        :raises RegistryError: the registry refuses, or cannot be reached.
+        :raises VerificationFailed: a blob does not match its digest.
+        :raises RegistryError: a request failed.
         """
         futures = tuple(self._under_way.values())
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -175,20 +175,19 @@ class BlobUploads:
     def finish(self, manifest: bytes, tags: Sequence[str], *, digest: Digest | None = None) -> Pushed:
         """Wait for the blobs, then put *manifest*, by its digest and then under each of *tags*.
 
-        :param digest: what the manifest's must be.
-        :raises VerificationFailed: a blob or the manifest is not what it is called, or a blob that it names
-            was not submitted.
-        :raises RegistryError: the registry refuses, or cannot be reached.
+        :param digest: the expected digest of the manifest.
+        :raises VerificationFailed: a blob or the manifest does not match its digest, or a blob is missing.
+        :raises RegistryError: a request failed.
         """
         ours = digest_of(manifest)
         if digest not in (None, ours):
-            raise VerificationFailed(f"the manifest is not the one that is called {digest}")
+            raise VerificationFailed(f"checksum mismatch: the manifest is {ours}, not {digest}")
         self._demand_all(manifest)
         blobs = self.settle()
         self._put(manifest, ours, "no tag was set")
         for number, tag in enumerate(tags):
-            set_before = f"set before it: {', '.join(tags[:number])}" if number else "no tag was set"
-            self._put(manifest, tag, set_before)
+            done = f"tags that were set: {', '.join(tags[:number])}" if number else "no tag was set"
+            self._put(manifest, tag, done)
         return Pushed(
             repository=self._repository,
             digest=ours,
@@ -198,8 +197,8 @@ class BlobUploads:
             seconds=time.monotonic() - self._began,
         )
 
-    def _unless_failed(self, blob: Blob) -> Delivered:
-        """A thread that failed is free at once, before anybody heard of it: it begins nothing more."""
+    def _unless_failed(self, blob: FileBlob) -> Delivered:
+        """Deliver the blob, unless another failed: a pool's thread would start it before the caller stops."""
         if self._error is not None:
             raise self._error
         try:
@@ -208,9 +207,9 @@ class BlobUploads:
             self._error = self._error or error
             raise
 
-    def _deliver(self, blob: Blob) -> Delivered:
-        watcher, history = self._options.watcher, self._options.history
-        watcher.begin("push", blob.digest, blob.size)
+    def _deliver(self, blob: FileBlob) -> Delivered:
+        observer, history = self._options.observer, self._options.history
+        observer.begin("push", blob.digest, blob.size)
         known = history.sources(blob.digest, self._repository)
         sources = tuple(
             name
@@ -218,20 +217,20 @@ class BlobUploads:
             if name != self._repository.name
         )
         delivered = self._delivery.deliver(
-            blob, sources, lambda count: watcher.advance("push", blob.digest, count)
+            blob, sources, lambda count: observer.advance("push", blob.digest, count)
         )
         history.note(blob.digest, self._repository)
-        watcher.end("push", blob.digest)
+        observer.end("push", blob.digest)
         return delivered
 
     def _demand_all(self, manifest: bytes) -> None:
         document = json.loads(manifest)
         named = {entry["digest"] for entry in (document["config"], *document["layers"])}
         if lacking := sorted(named - self._under_way.keys()):
-            raise VerificationFailed(f"the manifest names blobs that were not sent: {', '.join(lacking)}")
+            raise VerificationFailed(f"blobs of the manifest were not sent: {', '.join(lacking)}")
 
-    def _put(self, manifest: bytes, name: str, so_far: str) -> None:
+    def _put(self, manifest: bytes, name: str, done: str) -> None:
         try:
             put(self._registry, self._repository, manifest, name)
         except RegistryError as error:
-            raise RegistryError(f"{error.message}; {so_far}", hint=error.hint) from error
+            raise RegistryError(f"{error.message}; {done}", hint=error.hint) from error

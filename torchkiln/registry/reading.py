@@ -1,4 +1,4 @@
-"""Repository → what is in it: manifests, blobs, tags. Each byte is held against its digest as it arrives."""
+"""Reads a repository: manifests, blobs, tags. Everything is checked against its digest."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urljoin
@@ -18,9 +19,9 @@ from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.oci.documents import VALUES
 from torchkiln.oci.image import MANIFEST_TYPE, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
-from torchkiln.registry.answer import Answer
 from torchkiln.registry.reference import Repository, is_tag
 from torchkiln.registry.request import LIMIT, HttpRequest
+from torchkiln.registry.response import HttpResponse
 from torchkiln.registry.session import READS, Registry
 from torchkiln.registry.tokens import Scopes
 from torchkiln.util.files import replacing
@@ -34,34 +35,34 @@ _PROGRESS = 64 << 10  # bytes that an attempt must bring to count as progress
 _MOST_PAGES = 200
 _MOST_TAGS = 5000
 _LINK = 4 << 10  # characters of a Link header
-_LIST = 48 << 20  # bytes of a list of referrers, with all its pages
-_DAMAGED = "the registry, or what lies before it, gave other bytes than it names; nothing of it was kept"
+_LIST = 48 << 20  # bytes of a list of referrers, all pages together
+_DAMAGED = "the registry, or a proxy before it, sent other bytes than the digest names; nothing was kept"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """A manifest or an index, as it was given, its digest computed here."""
+    """A manifest or an index as the registry sent it, with the digest of its bytes."""
 
     digest: Digest
     media_type: str
     data: bytes = field(repr=False)
 
     @property
-    def told(self) -> dict[str, Any]:
-        """As plain values.
+    def json(self) -> dict[str, Any]:
+        """The parsed JSON.
 
-        :raises VerificationFailed: it is no JSON object.
+        :raises VerificationFailed: it is not a JSON object.
         """
         try:
             found = json_of(self.data, values=VALUES)
         except ValueError as error:
             raise VerificationFailed(f"manifest {self.digest[:19]}: {error}", hint=_DAMAGED) from None
         if not isinstance(found, dict):
-            raise VerificationFailed(f"manifest {self.digest[:19]}: no JSON object", hint=_DAMAGED)
+            raise VerificationFailed(f"manifest {self.digest[:19]}: not a JSON object", hint=_DAMAGED)
         return found
 
 
-class Reading:
+class RepositoryReader:
     """Reads one repository."""
 
     def __init__(self, registry: Registry, repository: Repository) -> None:
@@ -70,153 +71,153 @@ class Reading:
         self._scopes: Scopes = (f"repository:{repository.name}:pull",)
 
     def manifest(self, name: str) -> Document | None:
-        """The manifest under *name*, a tag or a digest; None: there is none.
+        """The manifest under *name*, a tag or a digest; None: not found.
 
-        :raises VerificationFailed: its bytes are not what its digest says.
-        :raises RegistryError: the registry refuses, or cannot be reached.
+        :raises VerificationFailed: it does not match its digest.
+        :raises RegistryError: the request failed.
         """
-        answer = self._get(f"{self._base}/manifests/{name}", f"manifest {name[:40]}", {"Accept": _ACCEPT})
-        if answer is None:
+        response = self._get(f"{self._base}/manifests/{name}", f"manifest {name[:40]}", {"Accept": _ACCEPT})
+        if response is None:
             return None
-        found = digest_of(answer.body)
-        named = name if name.startswith("sha256:") else answer.headers.get("Docker-Content-Digest", found)
+        found = digest_of(response.body)
+        named = name if name.startswith("sha256:") else response.headers.get("Docker-Content-Digest", found)
         if named != found:
             raise VerificationFailed(
-                f"{self.repository}: {name} is {named}, and its bytes are {found}", hint=_DAMAGED
+                f"{self.repository}: {name}: checksum mismatch: expected {named}, got {found}", hint=_DAMAGED
             )
-        kind = answer.headers.get("Content-Type", "").partition(";")[0].strip()
-        return Document(digest=found, media_type=kind, data=answer.body)
+        kind = response.headers.get("Content-Type", "").partition(";")[0].strip()
+        return Document(digest=found, media_type=kind, data=response.body)
 
     def digest(self, tag: str) -> Digest | None:
-        """What *tag* stands for; None: there is no such tag.
+        """The digest of *tag*; None: no such tag.
 
-        :raises RegistryError: the registry refuses, or cannot be reached.
+        :raises RegistryError: the request failed.
         """
         path, what = f"{self._base}/manifests/{tag}", f"tag {tag}"
-        answer = self.registry.persist(self._request("HEAD", path, what, {"Accept": _ACCEPT}))
-        if answer.status == 404:
+        response = self.registry.request(self._request("HEAD", path, what, {"Accept": _ACCEPT}))
+        if response.status == 404:
             return None
-        if answer.status == 200 and "Docker-Content-Digest" in answer.headers:
+        if response.status == 200 and "Docker-Content-Digest" in response.headers:
             try:
-                return parse_digest(answer.headers["Docker-Content-Digest"])
+                return parse_digest(response.headers["Docker-Content-Digest"])
             except ValueError:
                 pass
-        found = self.manifest(tag)  # a HEAD need not tell it
+        found = self.manifest(tag)  # the header is optional
         return found.digest if found else None
 
-    def demand(self, name: str) -> Document:
-        """`manifest`, which must be there.
+    def require(self, name: str) -> Document:
+        """`manifest`, which must exist.
 
-        :raises ConfigError: it is not; says which tags look like it.
+        :raises ConfigError: it does not; the hint has similar tags.
         """
         found = self.manifest(name)
         if found is None:
             try:
                 near = [tag for tag in self.tags() if tag.startswith(name[:5])][:5]
-            except RegistryError:  # too many: it is only for the hint
+            except RegistryError:  # too many: they are only for the hint
                 near = []
-            hint = f"there are: {', '.join(near)}" if near else "`catalog` lists what is there"
-            raise ConfigError(f"{self.repository}: there is no {name}", hint=hint)
+            hint = f"similar tags: {', '.join(near)}" if near else "`catalog` lists the tags"
+            raise ConfigError(f"{self.repository}: {name}: manifest unknown", hint=hint)
         return found
 
     def tags(self) -> list[str]:
-        """Every tag, in the registry's order; none where there is no such repository.
+        """All tags, in the registry's order; empty if there is no such repository.
 
-        :raises RegistryError: the registry refuses or cannot be reached; the list is not valid or too long.
+        :raises RegistryError: a request failed, or the list is invalid or too long.
         """
         what = "the list of tags"
         found: dict[str, None] = {}
         for data in self._pages(f"{self._base}/tags/list?n=1000", what, {}):
             try:
-                told = json_of(data)["tags"] or []
-                if not isinstance(told, list):
+                tags = json_of(data)["tags"] or []
+                if not isinstance(tags, list):
                     raise TypeError
-                wrong = next((tag for tag in told if not is_tag(tag)), None)
+                wrong = next((tag for tag in tags if not is_tag(tag)), None)
             except (ValueError, LookupError, TypeError):
-                raise self._no_list(what) from None
+                raise self._invalid_list(what) from None
             if wrong is not None:
-                raise self._no_list(f"{what}: {told_as(wrong)} is not a tag")
-            found.update(dict.fromkeys(told))
+                raise self._invalid_list(f"{what}: {told_as(wrong)} is not a tag")
+            found.update(dict.fromkeys(tags))
             if len(found) > _MOST_TAGS:
                 raise RegistryError(
                     f"{self.repository}: more than {_MOST_TAGS} tags",
-                    hint="name one image by its tag or digest; or delete the tags that are not needed",
+                    hint="name one image by tag or digest, or delete tags that are not needed",
                 )
         return list(found)
 
     def referrers(self, digest: Digest) -> list[dict[str, Any]] | None:
-        """The registry's own list of what goes with *digest*, all pages; None: it keeps no such list.
+        """The referrers of *digest* by the registry's API, all pages; None: it does not support the API.
 
-        :raises RegistryError: the registry refuses or cannot be reached; the list is not valid or too long.
+        :raises RegistryError: a request failed, or the list is invalid or too long.
         """
-        what, found, there = "the list of referrers", [], False
+        what = "the list of referrers"
         path = f"{self._base}/referrers/{digest}"
-        for data in self._pages(path, what, {"Accept": INDEX_TYPE}, _LIST):
-            there = True
-            found += self.listed(data, what)
-        return found if there else None
+        pages = [
+            self.descriptors(data, what) for data in self._pages(path, what, {"Accept": INDEX_TYPE}, _LIST)
+        ]
+        return list(chain.from_iterable(pages)) if pages else None
 
-    def listed(self, data: bytes, what: str) -> list[dict[str, Any]]:
-        """The descriptors in an index that the registry gave; an entry that is not an object is left out.
+    def descriptors(self, data: bytes, what: str) -> list[dict[str, Any]]:
+        """The descriptors in an index; entries that are not objects are skipped.
 
-        :raises RegistryError: it is no index.
+        :raises RegistryError: it is not an index.
         """
         try:
             entries = json_of(data)["manifests"]
         except (LookupError, TypeError):
             entries = None
         except ValueError as error:
-            raise self._no_list(f"{what}: {error}") from None
+            raise self._invalid_list(f"{what}: {error}") from None
         if not isinstance(entries, list):
-            raise self._no_list(what)
+            raise self._invalid_list(what)
         return [entry for entry in entries if isinstance(entry, dict)]
 
     def _pages(self, path: str, what: str, headers: dict[str, str], limit: int = 4 << 20) -> Iterator[bytes]:
         """The bodies of a list's pages, of *limit* bytes together.
 
-        :raises RegistryError: the pages go in a circle, lead elsewhere, or do not end.
+        :raises RegistryError: the pages form a loop, lead to another host, or are too many.
         """
         seen: set[str] = set()
         left, origin = limit, ""
         for number in range(1, _MOST_PAGES + 1):
-            answer = self._get(path, what, headers, left)
-            if answer is None:
+            response = self._get(path, what, headers, left)
+            if response is None:
                 return
-            yield answer.body
-            links = parse_header_links(answer.headers.get("Link", "")[:_LINK])
-            address = next((str(one["url"]) for one in links if one.get("rel") == "next"), None)
+            yield response.body
+            links = parse_header_links(response.headers.get("Link", "")[:_LINK])
+            address = next((str(link["url"]) for link in links if link.get("rel") == "next"), None)
             if address is None:
                 return
-            seen |= {path, answer.url}
-            left -= len(answer.body)
-            path = _joined(answer.url, address)
-            origin = origin or _joined(answer.url, "/")
+            seen |= {path, response.url}
+            left -= len(response.body)
+            path = _joined(response.url, address)
+            origin = origin or _joined(response.url, "/")
             if path in seen or number == _MOST_PAGES or not path.startswith(origin):
                 raise RegistryError(
-                    f"{self.repository}: {what}: its pages go in a circle, do not end or lead elsewhere",
+                    f"{self.repository}: {what}: its pages form a loop, are too many or lead to another host",
                     hint="the registry is at fault",
                 )
 
-    def _no_list(self, what: str) -> RegistryError:
+    def _invalid_list(self, what: str) -> RegistryError:
         return RegistryError(f"{self.repository}: {what}: not valid", hint="the registry is at fault")
 
     def small(self, digest: Digest, limit: int) -> bytes:
         """The blob *digest*, of at most *limit* bytes.
 
-        :raises VerificationFailed: it is longer, or not what its digest says.
-        :raises RegistryError: it is not there, or the registry cannot be reached.
+        :raises VerificationFailed: it is longer, or does not match its digest.
+        :raises RegistryError: a request failed.
         """
         out = io.BytesIO()
         self.save(digest, out, limit=limit, quick=True)
         return out.getvalue()
 
-    def fetch(self, digest: Digest, size: int, path: Path, tell: Callable[[int], None]) -> None:
-        """The blob *digest* of *size* bytes into the file *path*; wrong bytes leave no file.
+    def fetch(self, digest: Digest, size: int, path: Path, on_progress: Callable[[int], None]) -> None:
+        """Download the blob *digest* of *size* bytes to *path*; a blob that does not match leaves no file.
 
-        :raises VerificationFailed: they are wrong.
+        :raises VerificationFailed: it does not match its digest.
         """
         with replacing(path) as part, part.open("w+b") as out:
-            self.save(digest, out, limit=size, tell=tell)
+            self.save(digest, out, limit=size, on_progress=on_progress)
 
     def save(
         self,
@@ -224,61 +225,61 @@ class Reading:
         out: BinaryIO,
         *,
         limit: int,
-        tell: Callable[[int], None] = lambda _: None,
+        on_progress: Callable[[int], None] = lambda _: None,
         quick: bool = False,
     ) -> None:
-        """The blob *digest* into *out*; a cut one goes on where it was, if the registry can.
+        """Download the blob *digest* to *out*; a broken download is resumed if the registry supports that.
 
-        :param tell: hears of bytes that came, each once.
-        :param quick: it is a document, and has the time of one with all attempts.
+        :param on_progress: called with the number of new bytes, each counted once.
+        :param quick: it is a document; the time limit is for all attempts together.
         """
-        what, seen, told = f"blob {digest[:19]}", hashlib.sha256(), 0
+        what, hashed, reported = f"blob {digest[:19]}", hashlib.sha256(), 0
 
         def take(status: int, pieces: Iterator[bytes]) -> None:
-            nonlocal seen, told
+            nonlocal hashed, reported
             if status == 200 and out.tell():
                 out.seek(0)
                 out.truncate()
-                seen = hashlib.sha256()
+                hashed = hashlib.sha256()
             for piece in pieces:
                 if out.tell() + len(piece) > limit:
                     raise VerificationFailed(f"{what}: longer than {limit} bytes", hint=_DAMAGED)
                 out.write(piece)
-                seen.update(piece)
-                if (more := out.tell() - told) > 0:
-                    told += more
-                    tell(more)
+                hashed.update(piece)
+                if (more := out.tell() - reported) > 0:
+                    reported += more
+                    on_progress(more)
 
-        def attempt() -> Answer:
+        def attempt() -> HttpResponse:
             at = out.tell()
             headers = {"Range": f"bytes={at}-"} if at else {}
             request = self._request("GET", f"{self._base}/blobs/{digest}", what, headers)
-            return self.registry.ask(replace(request, into=take, quick=quick))
+            return self.registry.request_once(replace(request, into=take, quick=quick))
 
-        # A server that gives a byte with each attempt makes no progress.
+        # A server that sends one byte in each attempt makes no progress.
         progress, patience = Progress(out.tell, _PROGRESS), READS if quick else math.inf
         try:
-            answer = retry(attempt, sleep=self.registry.rest, max_seconds=patience, progress=progress)
+            response = retry(attempt, sleep=self.registry.sleep, max_seconds=patience, progress=progress)
         except GivenUp as error:
-            raise self.registry.lost(what, str(error), error.attempts) from error
-        if answer.status not in (200, 206, 416):
-            raise self.registry.refused(what, answer)
-        if f"sha256:{seen.hexdigest()}" != digest:
-            raise VerificationFailed(
-                f"{self.repository}: {what}: other bytes than its digest says", hint=_DAMAGED
-            )
+            raise self.registry.unavailable(what, str(error), error.attempts) from error
+        if response.status not in (200, 206, 416):
+            raise self.registry.http_error(what, response)
+        if f"sha256:{hashed.hexdigest()}" != digest:
+            raise VerificationFailed(f"{self.repository}: {what}: checksum mismatch", hint=_DAMAGED)
 
     def _request(self, method: str, path: str, what: str, headers: Mapping[str, str]) -> HttpRequest:
         return HttpRequest(method=method, url=path, what=what, scopes=self._scopes, headers=headers)
 
-    def _get(self, path: str, what: str, headers: Mapping[str, str], limit: int = LIMIT) -> Answer | None:
+    def _get(
+        self, path: str, what: str, headers: Mapping[str, str], limit: int = LIMIT
+    ) -> HttpResponse | None:
         request = self._request("GET", path, what, headers)
-        answer = self.registry.persist(replace(request, limit=max(limit, 0)))
-        if answer.status == 404:
+        response = self.registry.request(replace(request, limit=max(limit, 0)))
+        if response.status == 404:
             return None
-        if answer.status != 200:
-            raise self.registry.refused(what, answer)
-        return answer
+        if response.status != 200:
+            raise self.registry.http_error(what, response)
+        return response
 
 
 def _joined(base: str, address: str) -> str:

@@ -1,4 +1,4 @@
-"""Text → Repository: where in which registry, by the distribution project's own grammar, no guessing.
+"""Parses image references by the grammar of the distribution project.
 
 registry.example:5000/team/pytorch-cuda:v2.7@sha256:…
 └─────── host ──────┘└─── name ───────┘ tag   digest
@@ -20,13 +20,14 @@ _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_TAG_FORM = "letters, digits, _ . - and at most 128 of them"
 _LONGEST = 255  # characters of a name with its host
 _FORM = "write HOST[:PORT]/REPOSITORY, as in registry.example:5000/team/pytorch-cuda"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repository:
-    """A repository in a registry. `host` as it was written: credentials are kept under it."""
+    """A repository in a registry. `host` as the user wrote it: it is the key of the credentials."""
 
     host: str  # "registry.example:5000"
     name: str  # "team/pytorch-cuda"
@@ -36,8 +37,8 @@ class Repository:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reference:
-    """An image in a repository, by tag, by digest, by both or (the default) by nothing."""
+class ImageReference:
+    """An image in a repository, by tag, digest, both or neither."""
 
     repository: Repository
     tag: str | None = None
@@ -48,69 +49,71 @@ class Reference:
         return f"{self.repository}{tag}" + (f"@{self.digest}" if self.digest else "")
 
 
-def parse_reference(text: str) -> Reference:
-    """`HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]`; `docker.io/X` is `library/X` there, as Docker has it.
+def parse_reference(text: str) -> ImageReference:
+    """`HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]`; `docker.io/X` is `docker.io/library/X`, as in Docker.
 
-    :raises ConfigError: it is none; says which part is wrong.
+    :raises ConfigError: the reference is invalid; names the wrong part.
     """
     rest, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
-        raise ConfigError(f"{text}: the digest is not sha256: and 64 hex digits", hint=_FORM)
+        raise ConfigError(f"{text}: invalid digest: not sha256: and 64 hex digits", hint=_FORM)
     host, slash, path = rest.partition("/")
     if "://" in text:
-        raise ConfigError(f"{text}: a reference has no scheme", hint=_FORM)
+        raise ConfigError(f"{text}: invalid reference: it has a scheme", hint=_FORM)
     if not slash or not (host == "localhost" or "." in host or ":" in host):
-        raise ConfigError(f"{text}: the registry is missing", hint=f"{_FORM}; Docker Hub is {DOCKER_HUB}")
+        raise ConfigError(
+            f"{text}: no registry in the reference", hint=f"{_FORM}; Docker Hub is {DOCKER_HUB}"
+        )
     _demand_host(host, text)
     path, colon, tag = path.partition(":")
     if colon:
-        _demand(_TAG, tag, f"{text}: {tag!r} is no tag", "letters, digits, _ . - and at most 128 of them")
+        _demand(_TAG, tag, f"{text}: invalid tag {tag!r}", _TAG_FORM)
     if host == DOCKER_HUB and "/" not in path:
         path = f"library/{path}"  # as Docker reads it
     _demand(
         _NAME,
         path,
-        f"{text}: {path!r} is not a valid repository name",
+        f"{text}: invalid repository name {path!r}",
         "lower-case letters and digits, joined by . _ - /",
     )
     if len(host) + 1 + len(path) > _LONGEST:
         raise ConfigError(f"{text[:40]}…: longer than {_LONGEST} characters", hint="choose a shorter name")
     repository = Repository(host=host, name=path)
-    return Reference(repository=repository, tag=tag or None, digest=Digest(digest) if at else None)
+    return ImageReference(repository=repository, tag=tag or None, digest=Digest(digest) if at else None)
 
 
 def parse_repository(text: str) -> Repository:
     """`HOST[:PORT]/REPOSITORY`.
 
-    :raises ConfigError: it is none, or has a tag or a digest.
+    :raises ConfigError: it is invalid, or has a tag or a digest.
     """
     found = parse_reference(text)
     if found.tag or found.digest:
-        raise ConfigError(f"{text}: must be a repository without a tag or digest", hint=_FORM)
+        raise ConfigError(f"{text}: a repository must have neither tag nor digest", hint=_FORM)
     return found.repository
 
 
 def is_tag(text: object) -> bool:
-    """Whether a registry would take *text* as a tag."""
+    """Whether *text* is a valid tag."""
     return isinstance(text, str) and _TAG.fullmatch(text) is not None
 
 
 def parse_tag(text: str) -> str:
-    """*text*, if a registry takes it as a tag.
+    """*text*, if it is a valid tag.
 
-    :raises ConfigError: it does not.
+    :raises ConfigError: it is not.
     """
-    _demand(_TAG, text, f"{text!r} is no tag", "letters, digits, _ . - and at most 128 of them")
+    _demand(_TAG, text, f"invalid tag {text!r}", _TAG_FORM)
     return text
 
 
 def api_host(host: str) -> str:
-    """Where the registry called *host* is asked: Docker Hub's has another name than its images."""
+    """The host of the API of the registry *host*: Docker Hub's differs from that in its references."""
     return "registry-1.docker.io" if host == DOCKER_HUB else host
 
 
 def is_local(host: str) -> bool:
-    """Whether *host* is this machine, so that plain HTTP shows nothing to anybody."""
+    """Whether *host* is this machine, so that plain HTTP is safe."""
     match = _HOST.fullmatch(host)
     name = match["name"].strip("[]") if match else ""
     if name == "localhost":
@@ -135,4 +138,4 @@ def _demand_host(host: str, text: str) -> None:
         except ValueError:
             good = False
     if not good:
-        raise ConfigError(f"{text}: {host!r} is not a valid host", hint=_FORM)
+        raise ConfigError(f"{text}: invalid host {host!r}", hint=_FORM)

@@ -1,7 +1,7 @@
-"""Artifact → what goes with an image in a registry: OCI 1.1 referrers, or the tag of older registries.
+"""Attaches artifacts to an image and lists them: OCI 1.1 referrers, or the tag schema of older registries.
 
-One that knows referrers says so when it takes one (`OCI-Subject`). For another the list is an index under the
-tag `sha256-<hex>`, which whoever adds to it writes anew.
+A registry that supports referrers returns `OCI-Subject` for a manifest with a subject. For others the list is
+an index under the tag `sha256-<hex>`, which each client rewrites to add to it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torchkiln.model.digest import Digest, parse_digest
 from torchkiln.oci.artifact import EMPTY, Artifact, Referrer, manifest_of
 from torchkiln.oci.image import MANIFEST_TYPE, canonical_json, descriptor, digest_of
 from torchkiln.oci.layout import INDEX_TYPE
-from torchkiln.registry.body import Held
+from torchkiln.registry.body import MemoryBlob
 from torchkiln.registry.delivery import Delivery
 from torchkiln.registry.naming import put
-from torchkiln.registry.reading import Reading
+from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import Repository
 from torchkiln.registry.session import Registry
 from torchkiln.util.schema import sentences
 
-_STALE = "what goes with the image was damaged or belongs to another: publish again, or ask who published it"
+_STALE = "a referrer is damaged or belongs to another image: publish again, or ask the publisher"
 _DESCRIPTOR: dict[str, Any] = {
     "type": "object",
     "required": ["mediaType", "digest", "size"],
@@ -44,62 +44,65 @@ _SCHEMA: dict[str, Any] = {
     },
 }
 _JOBS = 4
-_MOST = 500  # of one image that are read; a publication has about ten
-_AGAIN = 5  # times that the list is written anew, because somebody else wrote it meanwhile
+_MOST = 500  # referrers of one image; a publication has about ten
+_ATTEMPTS = 5  # to update the list while other clients write it
 
 
-#: Tags under which such lists lie.
+#: Tags of such lists.
 LIST = re.compile(r"sha256-[0-9a-f]{64}(\.[a-z]+)?")
 
 
 def tag_for(digest: Digest) -> str:
-    """The tag under which the list lies where the registry keeps none."""
+    """The tag of the list, for a registry without the referrers API."""
     return digest.replace(":", "-")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listing:
-    """What a registry lists of that which goes with an image."""
+class ReferrerList:
+    """The referrers of an image."""
 
-    wanted: tuple[Referrer, ...]
+    selected: tuple[Referrer, ...]
     others: int  # of other kinds, and entries that are not valid
 
 
-def listing(reading: Reading, digest: Digest, kinds: Collection[str] | None = None) -> Listing:
-    """What goes with the image *digest*, by the registry's own list and by the tag.
+def listing(reading: RepositoryReader, digest: Digest, kinds: Collection[str] | None = None) -> ReferrerList:
+    """The referrers of the image *digest*, by the registry's API and by the tag.
 
-    :param kinds: artifact types; others are only counted, so that any number of them costs nothing. One
-        whose type the registry does not tell is wanted. None: all are wanted.
-    :raises RegistryError: the registry refuses, or cannot be reached; its list is not valid.
-    :raises VerificationFailed: more are wanted than anybody publishes.
+    :param kinds: artifact types to select; others are only counted, so that any number of them is cheap.
+        A referrer without a type is selected. None selects all.
+    :raises RegistryError: a request failed, or the list is invalid.
+    :raises VerificationFailed: too many are selected.
     """
     by_tag = reading.manifest(tag_for(digest))
     entries = reading.referrers(digest) or []
-    entries += reading.listed(by_tag.data, f"the list under the tag {by_tag.digest[:19]}") if by_tag else []
+    if by_tag:
+        entries += reading.descriptors(by_tag.data, f"the list under the tag {by_tag.digest[:19]}")
     found: dict[Digest, Referrer] = {}
     others: set[str] = set()
     for entry in entries:
-        one = _referrer(entry)
-        if one and (kinds is None or not one.kind or one.kind in kinds):
-            found.setdefault(one.digest, one)
+        referrer = _referrer(entry)
+        if referrer and (kinds is None or not referrer.kind or referrer.kind in kinds):
+            found.setdefault(referrer.digest, referrer)
         else:
             others.add(str(entry.get("digest"))[:80])
     if len(found) > _MOST:
         raise VerificationFailed(
-            f"{reading.repository}: {digest[:19]}: {len(found)} statements are listed with this image, and "
-            f"at most {_MOST} are read, so none was",
-            hint="somebody has filled the repository: delete what does not belong there",
+            f"{reading.repository}: {digest[:19]}: the image has {len(found)} statements, more than the "
+            f"limit of {_MOST}; none was read",
+            hint="delete the referrers that do not belong to the image",
         )
-    return Listing(wanted=tuple(found.values()), others=len(others - found.keys()))
+    return ReferrerList(selected=tuple(found.values()), others=len(others - found.keys()))
 
 
-def referrers(reading: Reading, digest: Digest, kinds: Collection[str] | None = None) -> list[Referrer]:
-    """What is wanted of a `listing`. Raises as that does."""
-    return list(listing(reading, digest, kinds).wanted)
+def referrers(
+    reading: RepositoryReader, digest: Digest, kinds: Collection[str] | None = None
+) -> list[Referrer]:
+    """The selected referrers of `listing`, which see."""
+    return list(listing(reading, digest, kinds).selected)
 
 
 def _referrer(entry: Mapping[str, Any]) -> Referrer | None:
-    """An entry of the list; None where a field is of a wrong type."""
+    """An entry of the list; None if a field has a wrong type."""
     size, kind, annotations = entry.get("size"), entry.get("artifactType", ""), entry.get("annotations") or {}
     if type(size) is not int or size < 0 or not isinstance(kind, str) or not isinstance(annotations, dict):
         return None
@@ -115,95 +118,97 @@ def _referrer(entry: Mapping[str, Any]) -> Referrer | None:
 def attach(
     registry: Registry, repository: Repository, subject: Mapping[str, Any], artifacts: Sequence[Artifact]
 ) -> tuple[Digest, ...]:
-    """Let *artifacts* go with the image that the descriptor *subject* names; returns their digests.
+    """Attach *artifacts* to the image with the descriptor *subject*; returns the digests of their manifests.
 
-    What is there already is not sent again. The list, where we keep it, is written once for all of them.
+    Existing blobs are not sent again. The list under the tag, if it is needed, is written once.
 
-    :raises RegistryError: the registry refuses, or cannot be reached.
+    :raises RegistryError: a request failed.
     """
     if not artifacts:
         return ()
     delivery = Delivery(registry, repository)
 
     def deliver(data: bytes) -> None:
-        delivery.deliver(Held(digest=digest_of(data), data=data), (), lambda _: None)
+        delivery.deliver(MemoryBlob(digest=digest_of(data), data=data), (), lambda _: None)
 
-    def bring(artifact: Artifact) -> tuple[Digest, dict[str, Any] | None]:
+    def push(artifact: Artifact) -> tuple[Digest, dict[str, Any] | None]:
         deliver(artifact.data)
         manifest = manifest_of(artifact, subject)
         name = digest_of(manifest)
-        answer = put(registry, repository, manifest, name)
+        response = put(registry, repository, manifest, name)
         entry = {
             **descriptor(MANIFEST_TYPE, name, len(manifest)),
             "artifactType": artifact.kind,
             "annotations": dict(artifact.annotations),
         }
-        return name, None if "OCI-Subject" in answer.headers else entry
+        return name, None if "OCI-Subject" in response.headers else entry
 
     deliver(EMPTY)
     with ThreadPoolExecutor(_JOBS, "attach") as pool:
-        brought = list(pool.map(bring, artifacts))
-    if unlisted := [entry for _, entry in brought if entry]:
-        _list(Reading(registry, repository), Digest(subject["digest"]), unlisted)
-    return tuple(name for name, _ in brought)
+        pushed = list(pool.map(push, artifacts))
+    if unlisted := [entry for _, entry in pushed if entry]:
+        _add_to_list(RepositoryReader(registry, repository), Digest(subject["digest"]), unlisted)
+    return tuple(name for name, _ in pushed)
 
 
-def _list(reading: Reading, subject: Digest, ours: Sequence[Mapping[str, Any]]) -> None:
-    """Put *ours* on the list under the tag; two who do so at once must both end up on it."""
+def _add_to_list(reading: RepositoryReader, subject: Digest, added: Sequence[Mapping[str, Any]]) -> None:
+    """Add entries to the list under the tag, and check that no other client overwrote them."""
     tag = tag_for(subject)
-    for _ in range(_AGAIN):
-        there = reading.manifest(tag)
-        entries = reading.listed(there.data, f"the list under the tag {tag[:19]}") if there else []
-        known = {one.get("digest") for one in entries}
-        lacking = [one for one in ours if one["digest"] not in known]
-        if not lacking:
+    for _ in range(_ATTEMPTS):
+        current = reading.manifest(tag)
+        entries = reading.descriptors(current.data, f"the list under the tag {tag[:19]}") if current else []
+        known = {entry.get("digest") for entry in entries}
+        missing = [entry for entry in added if entry["digest"] not in known]
+        if not missing:
             return
-        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*entries, *lacking]}
+        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*entries, *missing]}
         put(reading.registry, reading.repository, canonical_json(index), tag, media_type=INDEX_TYPE)
     raise RegistryError(
-        f"{reading.repository}: the list {tag[:19]} is written by others faster than by us",
-        hint="publish one after the other, then once more",
+        f"{reading.repository}: write conflict: other clients keep overwriting the list {tag[:19]}",
+        hint="publish from one client at a time",
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Brought:
-    """The one document that a referrer brings, by its descriptor."""
+class Payload:
+    """The descriptor of a referrer's document."""
 
     digest: Digest
     size: int
-    form: str  # media type
+    media_type: str
 
 
-def brought(reading: Reading, referrer: Referrer, subject: Digest, forms: Collection[str]) -> Brought:
-    """What *referrer* brings to the image *subject*, in one of *forms*.
+def payload_of(
+    reading: RepositoryReader, referrer: Referrer, subject: Digest, types: Collection[str]
+) -> Payload:
+    """The document that *referrer* attaches to the image *subject*, of one of the media *types*.
 
-    :raises Foreign: it brings something else.
-    :raises VerificationFailed: it goes with another image, or its manifest has other bytes.
-    :raises RegistryError: the registry refuses, cannot be reached, or has lost it.
+    :raises Foreign: it has another form.
+    :raises VerificationFailed: it is missing, belongs to another image, or does not match its digest.
+    :raises RegistryError: a request failed.
     """
     name = f"referrer {referrer.digest[:19]}"
     found = reading.manifest(referrer.digest)
     if found is None:
-        raise VerificationFailed(f"{reading.repository}: {name} is listed and not there", hint=_STALE)
-    told = found.told
-    if wrong := sentences(told, _SCHEMA, name):
+        raise VerificationFailed(f"{reading.repository}: {name} is listed, but not found", hint=_STALE)
+    manifest = found.json
+    if wrong := sentences(manifest, _SCHEMA, name):
         raise UnknownFormat("\n".join(wrong))
-    if told["subject"]["digest"] != subject:
-        other = told["subject"]["digest"]
-        raise VerificationFailed(f"{name}: goes with {other}, not with {subject}", hint=_STALE)
-    layer = told["layers"][0]
-    if layer["mediaType"] not in forms:
-        raise UnknownFormat(f"{name}: {layer['mediaType'][:80]!r} is no form that is known here")
-    return Brought(digest=parse_digest(layer["digest"]), size=layer["size"], form=layer["mediaType"])
+    if manifest["subject"]["digest"] != subject:
+        other = manifest["subject"]["digest"]
+        raise VerificationFailed(f"{name}: its subject is {other}, not {subject}", hint=_STALE)
+    layer = manifest["layers"][0]
+    if layer["mediaType"] not in types:
+        raise UnknownFormat(f"{name}: unsupported media type {layer['mediaType'][:80]!r}")
+    return Payload(digest=parse_digest(layer["digest"]), size=layer["size"], media_type=layer["mediaType"])
 
 
 def content(
-    reading: Reading, referrer: Referrer, subject: Digest, forms: Collection[str], limit: int
+    reading: RepositoryReader, referrer: Referrer, subject: Digest, types: Collection[str], limit: int
 ) -> tuple[bytes, str]:
-    """The one document that *referrer* brings to the image *subject*, and its media type, one of *forms*.
+    """The document of `payload_of` and its media type.
 
-    :raises VerificationFailed: as `brought` does; it is longer than *limit* bytes, or has other bytes.
+    :raises VerificationFailed: as `payload_of`; it is longer than *limit* bytes, or damaged.
     """
-    there = brought(reading, referrer, subject, forms)
-    return reading.small(there.digest, limit), there.form
+    payload = payload_of(reading, referrer, subject, types)
+    return reading.small(payload.digest, limit), payload.media_type

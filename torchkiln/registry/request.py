@@ -1,4 +1,4 @@
-"""What a registry is asked, as one value."""
+"""A request to a registry."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Protocol
 
 from torchkiln.registry.tokens import Scopes
 
-LIMIT = 4 << 20  # bytes of an answer: documents and errors, never a blob
+LIMIT = 4 << 20  # bytes of a response: documents and errors, never a blob
 
 
 class Body(Protocol):
-    """What is sent, a piece at a time; it has a length, so that no server gets it in chunks."""
+    """A body that is sent in pieces; it has a length, so that it is not sent chunked."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[bytes]: ...
 
 
-#: Takes the body of an answer a piece at a time, with its status: 206 goes on where an earlier one was cut.
+#: Receives the status and the pieces of a body; with 206 they continue an earlier body.
 Taker = Callable[[int, Iterator[bytes]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpRequest:
-    """One request, whoever sends it and however often."""
+    """One request."""
 
     method: str
-    url: str  # a path on the registry, or the whole address that it gave
+    url: str  # a path on the registry, or an absolute URL that it returned
     what: str  # for errors, "blob sha256:…"
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | Body | None = None
-    scopes: Scopes | None = ()  # what a token must allow; None: a 401 is an answer like others
-    into: Taker | None = None  # takes the body where the status is 200 or 206; called again after a cut
-    limit: int = LIMIT  # bytes of an answer that is not taken so
-    quick: bool = False  # what is taken is small, and has a document's time
+    scopes: Scopes | None = ()  # of the token; None: no authentication, and a 401 is returned
+    into: Taker | None = None  # receives the body if the status is 200 or 206, in each attempt
+    limit: int = LIMIT  # bytes of a body without `into`
+    quick: bool = False  # with `into`: the time limit is that of a document
 
     @property
     def reads(self) -> bool:
-        """Whether it changes nothing there."""
+        """Whether it changes nothing in the registry."""
         return self.method in ("GET", "HEAD")

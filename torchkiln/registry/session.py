@@ -1,4 +1,4 @@
-"""Repository's host → Registry: requests to it, as who we are, tried again while that may help."""
+"""Requests to a registry, with authentication and retries."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from urllib3.exceptions import HTTPError
 
 from torchkiln.errors import RegistryError
 from torchkiln.model.digest import Digest
-from torchkiln.registry.answer import Answer
 from torchkiln.registry.credentials import Login
-from torchkiln.registry.exchange import Exchange, Session, location
+from torchkiln.registry.exchange import Exchange, RegistrySession, location
 from torchkiln.registry.reference import api_host, is_local
 from torchkiln.registry.request import HttpRequest
-from torchkiln.registry.tokens import Authority
+from torchkiln.registry.response import HttpResponse
+from torchkiln.registry.tokens import Authenticator
 from torchkiln.util.http.failures import certificate_fault, reason_of
 from torchkiln.util.http.retry import AGAIN, ATTEMPTS, GivenUp, Transient, retry, retry_after
 from torchkiln.util.http.session import DIRECT, Network
 
-_AT_FIRST = 3  # attempts to reach it at all: most likely the name is wrong
-_RENEWALS = 3  # of a token for one request: of several threads' requests, the last may find it spent again
-_ALL = 256 << 20  # bytes of all documents that one registry sends us
-READS = 40.0  # seconds of attempts and pauses after which a document is not tried again
-_WRITES = 300.0  # the same of the rest
+_FIRST_ATTEMPTS = 3  # to connect at all: most likely the host name is wrong
+_RENEWALS = 3  # of a token for one request: it may expire again while requests of other threads are sent
+_ALL = 256 << 20  # bytes of all documents from one registry
+READS = 40.0  # seconds of attempts and pauses after which a read is not retried
+_WRITES = 300.0  # the same for a write
 
 
 class Stopped(Exception):
-    """The work was called off."""
+    """The work was cancelled."""
 
 
-class Refused(Transient):
-    """A 401 for what cannot be sent twice just so. Nothing of it was taken; the next try has a new token."""
+class TokenExpired(Transient):
+    """A 401 for a body that cannot be sent again in the same attempt; the next attempt has a new token."""
 
     at_once = True
 
 
 class Registry:
-    """One registry, asked by any number of threads.
+    """The client of one registry; thread-safe.
 
-    :param plain_http: no TLS; without it, hosts of this machine alone are asked so.
-    :param sleep: a test has its own.
+    :param plain_http: no TLS; otherwise only for localhost.
+    :param sleep: for tests.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Registry:
         self.host, self.origin = host, f"{'https' if secure else 'http'}://{api_host(host)}"
         self._stopped = threading.Event()
         self._sleep = sleep or self._stopped.wait
-        self._http = Session(network, local=is_local(host))
+        self._http = RegistrySession(network, local=is_local(host))
         self._exchange = Exchange(self._http, host)
-        self._taken = 0  # bytes of documents
-        self._authority = Authority(host, login, self._fetch, secure=secure)
+        self._received = 0  # bytes of documents
+        self._authenticator = Authenticator(host, login, self._fetch, secure=secure)
 
     def __enter__(self) -> Registry:
         return self
@@ -71,104 +71,108 @@ class Registry:
         self._http.close()
 
     def stop(self) -> None:
-        """Call the work off: who sends or waits in another thread gets `Stopped`, at once."""
+        """Cancel the work: requests and pauses in other threads raise `Stopped` at once."""
         self._stopped.set()
         self._http.opened.shut_down()
 
-    def rest(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Sleep before another attempt.
 
-        :raises Stopped: meanwhile.
+        :raises Stopped: the work was cancelled.
         """
         self._check()
         self._sleep(seconds)
         self._check()
 
     def check(self) -> None:
-        """Ask whether it is a registry, and what it wants to know of us, before the work begins.
+        """Check that the host is a registry, and learn how to authenticate.
 
-        :raises RegistryError: it is none, or cannot be reached.
+        :raises RegistryError: it is not, or the request failed.
         """
         what = "the registry"
         request = HttpRequest(method="GET", url="/v2/", what=what, scopes=None)
-        answer = self._again(what, lambda: self.ask(request), READS, _AT_FIRST)
-        if answer.status not in (200, 401, 403):
+        response = self._retry(what, lambda: self.request_once(request), READS, _FIRST_ATTEMPTS)
+        if response.status not in (200, 401, 403):
             raise RegistryError(
-                f"{self.host}: HTTP {answer.status} for /v2/, so it is no registry",
-                hint="look at its name and port",
+                f"{self.host}: not a registry: HTTP {response.status} for /v2/",
+                hint="check the host name and port",
             )
 
-    def persist(self, request: HttpRequest) -> Answer:
-        """`ask`, again and again with growing pauses.
+    def request(self, request: HttpRequest) -> HttpResponse:
+        """`request_once` with retries.
 
-        :raises RegistryError: no lasting answer, or our credentials are refused.
+        :raises RegistryError: all attempts failed, or access is denied.
         """
-        return self._again(request.what, lambda: self.ask(request), READS if request.reads else _WRITES)
+        return self._retry(
+            request.what, lambda: self.request_once(request), READS if request.reads else _WRITES
+        )
 
-    def ask(self, request: HttpRequest) -> Answer:
-        """One request. Every answer that trying again cannot change is returned, 404 included.
+    def request_once(self, request: HttpRequest) -> HttpResponse:
+        """The response to one request, errors like 404 included.
 
-        :raises Transient: no connection, 5xx, 429 and the like.
-        :raises Refused: a 401 where the body cannot be sent twice.
-        :raises RegistryError: fresh credentials are refused, or a certificate is not trusted.
+        :raises Transient: no connection, 5xx, 429: a retry may help.
+        :raises TokenExpired: a 401 for a body that cannot be sent again.
+        :raises RegistryError: access is denied with new credentials, or a certificate is not trusted.
         """
         url, scopes = urljoin(self.origin, request.url), request.scopes
         ours = _origin(url) == _origin(self.origin)
         used: str | None = None
         for renewals in range(_RENEWALS + 1):
             before = used
-            used = self._authority.header(scopes or ()) if ours and scopes is not None else None
-            if renewals and used == before:  # a password: asking again may lock the account
+            used = self._authenticator.header(scopes or ()) if ours and scopes is not None else None
+            if renewals and used == before:  # a password: further attempts may lock the account
                 break
             login = {"Authorization": used} if used else {}
-            answer = self._send(replace(request, url=url, headers={**request.headers, **login}))
-            if answer.status != 401 or not ours:
-                return answer
-            if renewals and "insufficient_scope" in answer.headers.get("WWW-Authenticate", ""):
+            response = self._send(replace(request, url=url, headers={**request.headers, **login}))
+            if response.status != 401 or not ours:
+                return response
+            if renewals and "insufficient_scope" in response.headers.get("WWW-Authenticate", ""):
                 break
-            self._authority.learn(answer, scopes or (), used)
+            self._authenticator.learn(response, scopes or (), used)
             if scopes is None:
-                return answer
+                return response
             if request.body is not None and not isinstance(request.body, bytes):
-                raise Refused("HTTP 401 in the middle of an upload")
-        raise self.refused(request.what, answer)
+                raise TokenExpired("HTTP 401 during an upload")
+        raise self.http_error(request.what, response)
 
-    def refused(self, what: str, answer: Answer) -> RegistryError:
-        """The error for an answer that trying again cannot change."""
-        if answer.status in (401, 403):
-            return self._authority.denied(f"{what} ({self._authority.scrub(answer.told())})")
+    def http_error(self, what: str, response: HttpResponse) -> RegistryError:
+        """The error for a status that a retry does not change."""
+        if response.status in (401, 403):
+            return self._authenticator.denied(f"{what} ({self._authenticator.redact(response.error_text())})")
         hint = {
-            404: "look at the repository's name; some registries want it to be made before the first push",
-            405: "it takes no pushes: is it a mirror?",
-            413: "it, or a proxy before it, takes no blobs of this size",
-        }.get(answer.status, "the registry is at fault; try again later, nothing there has changed")
-        return RegistryError(f"{self.host}: {what}: {self._authority.scrub(answer.told())}", hint=hint)
-
-    def lost(self, what: str, reason: str, attempts: int = ATTEMPTS) -> RegistryError:
-        """The error for a registry that gave no lasting answer."""
-        often = f"{attempts} attempts" if attempts > 1 else "and it asks for too long a pause"
+            404: "check the repository's name; some registries require that you create it before a push",
+            405: "the registry does not accept pushes: it may be a mirror",
+            413: "the registry, or a proxy before it, does not accept blobs of this size",
+        }.get(response.status, "the registry is at fault; try again later")
         return RegistryError(
-            f"{self.host}: {what}: {reason}, {often}",
-            hint="check the registry's address, the network and the proxy; run again to continue",
+            f"{self.host}: {what}: {self._authenticator.redact(response.error_text())}", hint=hint
         )
 
-    def location(self, answer: Answer, what: str) -> str:
-        """The address that *answer* sends us on to, absolute.
+    def unavailable(self, what: str, reason: str, attempts: int = ATTEMPTS) -> RegistryError:
+        """The error after the last attempt."""
+        count = f"{attempts} attempts" if attempts > 1 else "1 attempt; its Retry-After is too long"
+        return RegistryError(
+            f"{self.host}: {what}: {reason} ({count})",
+            hint="check the network and the registry; run again to send only what is missing",
+        )
 
-        :raises RegistryError: there is none, or one that is not to be asked.
+    def location(self, response: HttpResponse, what: str) -> str:
+        """The absolute URL in the Location header of *response*.
+
+        :raises RegistryError: it is missing or unsafe.
         """
-        return location(self.host, answer, what)
+        return location(self.host, response, what)
 
-    def demand_digest(self, answer: Answer, digest: Digest, what: str) -> None:
-        """Hold what the registry says that it got against *digest*.
+    def check_digest(self, response: HttpResponse, digest: Digest, what: str) -> None:
+        """Compare the digest that the registry reports, which is optional, with *digest*.
 
-        :raises RegistryError: it is another one. Registries may leave it out, and then nothing is wrong.
+        :raises RegistryError: they differ.
         """
-        told = answer.headers.get("Docker-Content-Digest", digest)
-        if told != digest:
+        found = response.headers.get("Docker-Content-Digest", digest)
+        if found != digest:
             raise RegistryError(
-                f"{self.host}: {what}: it says that it has {told[:80]} there, and was given {digest}",
-                hint="something between us and the registry changes what goes by",
+                f"{self.host}: {what}: checksum mismatch: the registry received {found[:80]}, not {digest}",
+                hint="a proxy before the registry may change the data",
             )
 
     def _check(self) -> None:
@@ -177,27 +181,27 @@ class Registry:
 
     def _fetch(
         self, method: str, url: str, *, headers: Mapping[str, str], data: bytes | None = None
-    ) -> Answer:
+    ) -> HttpResponse:
         request = HttpRequest(method=method, url=url, what="a token", headers=headers, body=data)
-        return self._again(request.what, lambda: self._send(request), READS)
+        return self._retry(request.what, lambda: self._send(request), READS)
 
-    def _again(
-        self, what: str, step: Callable[[], Answer], patience: float, attempts: int = ATTEMPTS
-    ) -> Answer:
+    def _retry(
+        self, what: str, step: Callable[[], HttpResponse], patience: float, attempts: int = ATTEMPTS
+    ) -> HttpResponse:
         try:
-            return retry(step, sleep=self.rest, max_seconds=patience, attempts=attempts)
+            return retry(step, sleep=self.sleep, max_seconds=patience, attempts=attempts)
         except GivenUp as error:
-            raise self.lost(what, str(error), error.attempts) from error
+            raise self.unavailable(what, str(error), error.attempts) from error
 
-    def _send(self, request: HttpRequest) -> Answer:
+    def _send(self, request: HttpRequest) -> HttpResponse:
         what = request.what
         self._check()
         try:
-            answer = self._exchange.send(request)
-        except ValueError as error:  # requests' own kinds of it too
+            response = self._exchange.send(request)
+        except ValueError as error:  # includes some exceptions of requests
             self._check()
             raise RegistryError(
-                f"{self.host}: {what}: not a valid answer: {type(error).__name__}",
+                f"{self.host}: {what}: invalid response: {type(error).__name__}",
                 hint="the registry is at fault",
             ) from error
         except (requests.RequestException, HTTPError, OSError) as error:
@@ -205,19 +209,19 @@ class Registry:
             if isinstance(error, requests.exceptions.SSLError):
                 raise self._tls(what, error) from error
             raise Transient(reason_of(error)) from error
-        self._taken += len(answer.body)
-        if self._taken > _ALL:
+        self._received += len(response.body)
+        if self._received > _ALL:
             raise RegistryError(
                 f"{self.host}: {what}: the registry has sent more than {_ALL >> 20} MiB of documents",
-                hint="name one image; a repository of this size cannot be listed",
+                hint="name one image: a repository of this size cannot be listed",
             )
-        if answer.status in AGAIN:
-            raise Transient(self._authority.scrub(answer.told()), retry_after(answer.headers))
-        return answer
+        if response.status in AGAIN:
+            raise Transient(self._authenticator.redact(response.error_text()), retry_after(response.headers))
+        return response
 
     def _tls(self, what: str, error: requests.exceptions.SSLError) -> RegistryError:
         if "WRONG_VERSION_NUMBER" in str(error):
-            hint = "if it is a registry without https, and the network is yours: --plain-http"
+            hint = "if the registry does not use https, and you trust the network: --plain-http"
         else:
             hint = "set SSL_CERT_FILE to the CA bundle of this network"
         return RegistryError(f"{self.host}: {what}: {certificate_fault(error)}", hint=hint)

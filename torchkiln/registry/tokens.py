@@ -1,4 +1,4 @@
-"""Challenge and Login → the Authorization header of a request; tokens are fetched, kept and renewed here."""
+"""Authorization headers for a registry: basic, or bearer tokens that are fetched, cached and renewed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Protocol
 from urllib.parse import urlencode, urlsplit
 
 from torchkiln.errors import RegistryError
-from torchkiln.registry.answer import Answer
 from torchkiln.registry.challenge import Challenge, parse_challenges
 from torchkiln.registry.credentials import Login
 from torchkiln.registry.reference import is_local
+from torchkiln.registry.response import HttpResponse
 from torchkiln.util.strict_json import json_of
 
 Scopes = tuple[str, ...]  # ("repository:team/app:pull,push",)
-_USUAL = 60.0  # seconds that a token lives if nothing is said: the specification's own number
+_DEFAULT_LIFE = 60.0  # seconds that a token is valid if the response has no expires_in, by the specification
 _LONGEST = 32 << 10  # characters of a token: it goes into the header of each request
-_SPENT = 0.8  # of its life, after which a token is not used for a new request
+_USED_LIFE = 0.8  # of its life, after which a token is not used for a new request
 
 
-class Fetch(Protocol):
-    """One request with no other headers than those given; tried again while that may help."""
+class TokenRequest(Protocol):
+    """Sends one request with only these headers, with retries."""
 
     def __call__(
         self, method: str, url: str, *, headers: Mapping[str, str], data: bytes | None = None
-    ) -> Answer: ...
+    ) -> HttpResponse: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class _Token:
     until: float
 
 
-class Authority:
-    """Who we are at one registry. Safe for threads: of those who want one token, one fetches it."""
+class Authenticator:
+    """Authenticates requests to one registry; thread-safe: each token is fetched once."""
 
     def __init__(
         self,
         host: str,
         login: Login | None,
-        fetch: Fetch,
+        fetch: TokenRequest,
         *,
         secure: bool,
         now: Callable[[], float] = time.monotonic,
@@ -55,70 +55,70 @@ class Authority:
         self._guard = threading.Lock()
 
     def header(self, scopes: Scopes) -> str | None:
-        """The header for a request that needs *scopes*; None as long as nobody has asked for one.
+        """The header for a request that needs *scopes*; None until the registry has sent a challenge.
 
-        :raises RegistryError: the token server refuses, or cannot be reached.
+        :raises RegistryError: the token server denies access, or the request failed.
         """
         if self._challenge is None:
             return None
         with self._guard:
             return self._current(scopes)
 
-    def learn(self, answer: Answer, scopes: Scopes, used: str | None) -> None:
-        """After a 401: what the registry wants. *used*, the header that was refused, is not used again.
+    def learn(self, response: HttpResponse, scopes: Scopes, used: str | None) -> None:
+        """Read the challenge of a 401. *used*, the rejected header, is not used again.
 
-        :raises RegistryError: it wants what we do not have, or nothing that we know.
+        :raises RegistryError: the scheme is not supported, or the login is missing.
         """
         with self._guard:
-            self._challenge = self._chosen(answer)
-            kept = self._tokens.get(scopes)
-            if kept and kept.header == used:
+            self._challenge = self._chosen(response)
+            token = self._tokens.get(scopes)
+            if token and token.header == used:
                 del self._tokens[scopes]
 
-    def scrub(self, text: str) -> str:
-        """*text* without our secrets, should a registry tell them back."""
+    def redact(self, text: str) -> str:
+        """*text* of a registry without the user's secrets."""
         found = [token.header.partition(" ")[2] for token in list(self._tokens.values())]
         for secret in (*found, *(self._login.secrets if self._login else ())):
             text = text.replace(secret, "…")
         return text
 
     def denied(self, what: str) -> RegistryError:
-        """The error for fresh credentials that were refused."""
-        who = f"as {self._login.user or 'the owner of its token'}" if self._login else "without a login"
+        """The error if access is denied with new credentials."""
+        who = f"for {self._login.user or 'the owner of the token'}" if self._login else "without a login"
         return RegistryError(
-            f"{self._host}: {what} is refused to us {who}",
-            hint=f"docker login {self._host}, as somebody who may push there",
+            f"{self._host}: access denied {who}: {what}",
+            hint=f"docker login {self._host}, as a user with push access",
         )
 
-    def _chosen(self, answer: Answer) -> Challenge:
-        found = parse_challenges(answer.headers.get("WWW-Authenticate", ""))
+    def _chosen(self, response: HttpResponse) -> Challenge:
+        found = parse_challenges(response.headers.get("WWW-Authenticate", ""))
         for scheme in ("bearer", "basic"):
             for challenge in found:
                 if challenge.scheme == scheme:
                     if scheme == "basic" and not (self._login and self._login.user):
                         raise RegistryError(
-                            f"{self._host} wants a user and a password, and there are none for it",
+                            f"{self._host}: unauthorized: no basic auth credentials",
                             hint=f"docker login {self._host}",
                         )
                     return challenge
-        wanted = ", ".join(challenge.scheme for challenge in found) or "nothing that it names"
+        schemes = ", ".join(challenge.scheme for challenge in found) or "none"
         raise RegistryError(
-            f"{self._host}: HTTP 401, and it wants {wanted[:100]}; basic and bearer are known here",
-            hint="is it a registry?",
+            f"{self._host}: HTTP 401: unsupported authentication scheme: {schemes[:100]}",
+            hint="torchkiln supports basic and bearer; check that the host is a registry",
         )
 
     def _current(self, scopes: Scopes) -> str:
         assert self._challenge is not None
         if self._challenge.scheme == "basic":
             return _basic(self._login)
-        kept = self._tokens.get(scopes)
-        if kept is None or kept.until <= self._now():
-            kept = self._tokens[scopes] = self._fetched(self._challenge, scopes)
-        return kept.header
+        token = self._tokens.get(scopes)
+        if token is None or token.until <= self._now():
+            token = self._tokens[scopes] = self._fetch_token(self._challenge, scopes)
+        return token.header
 
-    def _fetched(self, challenge: Challenge, scopes: Scopes) -> _Token:
+    def _fetch_token(self, challenge: Challenge, scopes: Scopes) -> _Token:
         realm, service = challenge.parameters.get("realm", ""), challenge.parameters.get("service", "")
-        self._demand_realm(realm)
+        self._check_realm(realm)
         began = self._now()
         if self._login and self._login.identity_token:
             form = {
@@ -129,25 +129,27 @@ class Authority:
                 "refresh_token": self._login.identity_token,
             }
             kind = {"Content-Type": "application/x-www-form-urlencoded"}
-            answer = self._fetch("POST", realm, headers=kind, data=urlencode(form).encode())
+            response = self._fetch("POST", realm, headers=kind, data=urlencode(form).encode())
         else:
-            asked = [("service", service)] if service else []
-            query = urlencode([*asked, *(("scope", scope) for scope in scopes)])
+            named = [("service", service)] if service else []
+            query = urlencode([*named, *(("scope", scope) for scope in scopes)])
             login = {"Authorization": _basic(self._login)} if self._login and self._login.user else {}
-            answer = self._fetch("GET", f"{realm}{'&' if '?' in realm else '?'}{query}", headers=login)
-        if answer.status in (400, 401, 403):
-            raise self.denied(f"a token for {' '.join(scopes) or 'anything'} ({self.scrub(answer.told())})")
-        token, lives = _token(answer)
+            response = self._fetch("GET", f"{realm}{'&' if '?' in realm else '?'}{query}", headers=login)
+        if response.status in (400, 401, 403):
+            raise self.denied(
+                f"token for {' '.join(scopes) or 'no scope'} ({self.redact(response.error_text())})"
+            )
+        token, life = _token(response)
         if not token:
             raise RegistryError(
-                f"{self._host}: its token server {urlsplit(realm).netloc.rpartition('@')[2]} gave no token "
-                f"(HTTP {answer.status})",
+                f"{self._host}: no token from the token server {urlsplit(realm).netloc.rpartition('@')[2]} "
+                f"(HTTP {response.status})",
                 hint="the registry is at fault; try again later",
             )
-        return _Token(f"Bearer {token}", began + lives * _SPENT)
+        return _Token(f"Bearer {token}", began + life * _USED_LIFE)
 
-    def _demand_realm(self, realm: str) -> None:
-        """Our password goes there: not in the clear, unless all of this registry is so."""
+    def _check_realm(self, realm: str) -> None:
+        """The password is sent there: require https, unless the registry itself uses http."""
         try:
             parts = urlsplit(realm)
             host = parts.hostname or ""
@@ -155,11 +157,12 @@ class Authority:
             host = ""
         if not host or parts.scheme not in ("http", "https"):
             raise RegistryError(
-                f"{self._host}: names no address to get a token from", hint="the registry is at fault"
+                f"{self._host}: HTTP 401 without a valid realm to get a token from",
+                hint="the registry is at fault",
             )
         if parts.scheme == "http" and self._secure and not is_local(host):
             raise RegistryError(
-                f"{self._host}: would have us send the login to {host} unencrypted",
+                f"{self._host}: refusing to send the login to {host} without https",
                 hint="the registry is at fault",
             )
 
@@ -169,17 +172,17 @@ def _basic(login: Login | None) -> str:
     return "Basic " + base64.b64encode(f"{login.user}:{login.password}".encode()).decode()
 
 
-def _token(answer: Answer) -> tuple[str, float]:
-    """The token in *answer*, "" if there is none, and for how many seconds it is good."""
+def _token(response: HttpResponse) -> tuple[str, float]:
+    """The token in *response*, "" if there is none, and its life in seconds."""
     try:
-        told = json_of(answer.body) if answer.status == 200 else {}
-        token, lives = told.get("token") or told.get("access_token"), told.get("expires_in")
+        document = json_of(response.body) if response.status == 200 else {}
+        token, life = document.get("token") or document.get("access_token"), document.get("expires_in")
     except (ValueError, AttributeError):
         return "", 0.0
     if not (isinstance(token, str) and token.isascii() and token.isprintable() and " " not in token):
         return "", 0.0
     if len(token) > _LONGEST:
         return "", 0.0
-    if isinstance(lives, bool) or not isinstance(lives, (int, float)) or lives <= 0:
-        return token, _USUAL
-    return token, float(lives)
+    if isinstance(life, bool) or not isinstance(life, (int, float)) or life <= 0:
+        return token, _DEFAULT_LIFE
+    return token, float(life)

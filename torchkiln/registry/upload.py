@@ -1,8 +1,8 @@
-"""Blob → one upload of it, from POST to PUT, and gone on with after a cut.
+"""Uploads a blob, from POST to PUT, and resumes after a broken connection.
 
 POST ── 202 ─► PATCH ── 202 ─► PUT ?digest= ── 201: done
-                ╰─ cut ─► GET ── 204, Range ─► PATCH from there
-                           ╰─ 404, 416: the registry has forgotten ─► POST
+                ╰─ broken ─► GET ── 204, Range ─► PATCH from there
+                              ╰─ 404, 416: the upload is unknown ─► POST
 """
 
 from __future__ import annotations
@@ -13,51 +13,52 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 from torchkiln.errors import RegistryError, VerificationFailed
-from torchkiln.registry.answer import Answer
-from torchkiln.registry.body import Blob, Held, Rest
+from torchkiln.registry.body import FileBlob, MemoryBlob, Remainder
 from torchkiln.registry.request import HttpRequest
+from torchkiln.registry.response import HttpResponse
 from torchkiln.registry.session import Registry
 from torchkiln.registry.tokens import Scopes
 from torchkiln.util.http.retry import GivenUp, Progress, Transient, retry
 
 _SMALL = 1 << 20  # bytes up to which a blob goes in one request with its digest
-_AFRESH = 2  # times that a blob is sent again after an answer that should not come
+_RESTARTS = 2  # of an upload after an unexpected status
 _BYTES = {"Content-Type": "application/octet-stream"}
 _RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")
 
 
-class _Afresh(Exception):
-    """This upload came to nothing: another one may do better."""
+class _Restart(Exception):
+    """The upload failed with an unexpected status: begin another."""
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.status)
-        self.answer = answer
+    def __init__(self, response: HttpResponse) -> None:
+        super().__init__(response.status)
+        self.response = response
 
 
 class Upload:
-    """One blob on its way. `place` is the upload's present address; `have` what the registry holds of it."""
+    """One upload. `place`: its current URL, or None to begin one."""
 
     def __init__(
         self,
         registry: Registry,
         scopes: Scopes,
         base: str,
-        blob: Blob | Held,
+        blob: FileBlob | MemoryBlob,
         place: str | None,
-        is_there: Callable[[Blob | Held], bool],
-        tell: Callable[[int], None],
+        is_there: Callable[[FileBlob | MemoryBlob], bool],
+        on_progress: Callable[[int], None],
     ) -> None:
         self._registry, self._scopes, self._base, self._blob = registry, scopes, base, blob
-        self._place, self._is_there, self._tell = place, is_there, tell
-        self._have, self._told, self._sent, self._afresh = 0, 0, 0, 0
-        self._failed = False  # whether to ask what the registry holds before the next attempt
+        self._place, self._is_there, self._on_progress = place, is_there, on_progress
+        self._have = 0  # bytes that the registry has
+        self._reported = self._sent = self._restarts = 0
+        self._failed = False  # whether to read the state of the upload before the next attempt
 
     def run(self) -> int:
-        """Send it; returns the bytes that went out."""
+        """Send the blob; returns the number of bytes sent."""
         try:
-            retry(self._attempt, sleep=self._registry.rest, progress=Progress(lambda: self._have))
+            retry(self._attempt, sleep=self._registry.sleep, progress=Progress(lambda: self._have))
         except GivenUp as error:
-            raise self._registry.lost(self._blob.what, str(error)) from error
+            raise self._registry.unavailable(self._blob.what, str(error)) from error
         except VerificationFailed:
             self._abandon()
             raise
@@ -66,24 +67,23 @@ class Upload:
     def _attempt(self) -> None:
         if self._failed:
             self._failed = False
-            if self._is_there(self._blob):  # it was complete, and only the answer got lost
+            if self._is_there(self._blob):  # it is complete; only the response was lost
                 return
-            self._look()
+            self._read_state()
         try:
-            self._begin_again()
+            self._with_restarts()
         except Transient as error:
-            self._failed = not error.at_once  # after a 401, what we know of the upload holds
+            self._failed = not error.at_once  # after a 401 the state of the upload is known
             raise
 
-    def _begin_again(self) -> None:
-        """`_try`, and again after answers that should not come."""
+    def _with_restarts(self) -> None:
         while True:
             try:
                 return self._try()
-            except _Afresh as error:
-                self._place, self._afresh = None, self._afresh + 1
-                if self._afresh > _AFRESH:
-                    raise self._registry.refused(self._blob.what, error.answer) from error
+            except _Restart as error:
+                self._place, self._restarts = None, self._restarts + 1
+                if self._restarts > _RESTARTS:
+                    raise self._registry.http_error(self._blob.what, error.response) from error
 
     def _try(self) -> None:
         blob = self._blob
@@ -93,68 +93,70 @@ class Upload:
             self._complete(b"".join(blob.pieces(0)))
             return
         if self._have < blob.size:
-            self._pour()
+            self._send_rest()
         else:
-            for _ in blob.pieces(0):  # all of it got there by tries that were cut: is it what we think?
+            for _ in blob.pieces(0):  # earlier attempts sent all of it: check the file's digest
                 pass
         self._complete(None)
 
     def _begin(self) -> str:
-        answer = self._registry.persist(self._request("POST", f"{self._base}/uploads/"))
-        if answer.status != 202:
-            raise self._registry.refused(self._blob.what, answer)
-        return self._registry.location(answer, self._blob.what)
+        response = self._registry.request(self._request("POST", f"{self._base}/uploads/"))
+        if response.status != 202:
+            raise self._registry.http_error(self._blob.what, response)
+        return self._registry.location(response, self._blob.what)
 
-    def _pour(self) -> None:
-        """All that lacks, in one request; from the start without a range, as Docker's own: all take that."""
+    def _send_rest(self) -> None:
+        """Send all missing bytes in one request; from the start without Content-Range, as Docker does."""
         assert self._place is not None
         blob, start = self._blob, self._have
         part = {"Content-Range": f"{start}-{blob.size - 1}"} if start else {}
-        rest = Rest(blob.size - start, lambda: self._counted(start))
-        answer = self._registry.ask(
+        rest = Remainder(blob.size - start, lambda: self._counted(start))
+        response = self._registry.request_once(
             replace(self._request("PATCH", self._place), headers={**_BYTES, **part}, body=rest)
         )
-        if answer.status in (401, 403, 405, 413):
-            raise self._registry.refused(blob.what, answer)
-        if answer.status not in (201, 202, 204):
-            raise _Afresh(answer)
-        self._place, self._have = self._registry.location(answer, blob.what), blob.size
+        if response.status in (401, 403, 405, 413):
+            raise self._registry.http_error(blob.what, response)
+        if response.status not in (201, 202, 204):
+            raise _Restart(response)
+        self._place, self._have = self._registry.location(response, blob.what), blob.size
 
     def _complete(self, data: bytes | None) -> None:
         assert self._place is not None
         blob = self._blob
         to = f"{self._place}{'&' if '?' in self._place else '?'}{urlencode({'digest': blob.digest})}"
         request = self._request("PUT", to)
-        answer = self._registry.ask(replace(request, headers=_BYTES, body=data) if data else request)
-        if answer.status in (401, 403, 405, 413):
-            raise self._registry.refused(blob.what, answer)
-        if answer.status not in (201, 204):
-            raise _Afresh(answer)
-        self._registry.demand_digest(answer, blob.digest, blob.what)
+        response = self._registry.request_once(
+            replace(request, headers=_BYTES, body=data) if data else request
+        )
+        if response.status in (401, 403, 405, 413):
+            raise self._registry.http_error(blob.what, response)
+        if response.status not in (201, 204):
+            raise _Restart(response)
+        self._registry.check_digest(response, blob.digest, blob.what)
         if data:
             self._count(0, len(data))
 
-    def _look(self) -> None:
-        """Ask what the registry holds; where it has forgotten, or is confused, the next try begins anew."""
+    def _read_state(self) -> None:
+        """Read how many bytes the registry has; if the upload is unknown, the next attempt begins another."""
         if self._place is None:
             return
-        answer = self._registry.persist(self._request("GET", self._place))
-        if answer.status not in (200, 202, 204):
+        response = self._registry.request(self._request("GET", self._place))
+        if response.status not in (200, 202, 204):
             self._place = None
             return
-        if "Location" in answer.headers:
-            self._place = self._registry.location(answer, self._blob.what)
-        found = _RANGE.fullmatch(answer.headers.get("Range", "0-0"))
-        # The last byte that is there; an empty upload has "0-0" too, for want of a better word.
+        if "Location" in response.headers:
+            self._place = self._registry.location(response, self._blob.what)
+        found = _RANGE.fullmatch(response.headers.get("Range", "0-0"))
+        # The range of received bytes; an empty upload has "0-0" too.
         self._have = int(found[1]) + 1 if found and int(found[1]) else 0
         if self._have > self._blob.size:
             self._place = None
 
     def _abandon(self) -> None:
-        """Tell the registry to forget it, politely: what it does not forget it will sweep one day."""
+        """Delete the upload; a registry that does not support that removes it later."""
         if self._place is not None:
             try:
-                self._registry.ask(self._request("DELETE", self._place))
+                self._registry.request_once(self._request("DELETE", self._place))
             except (Transient, RegistryError):
                 return
 
@@ -170,6 +172,6 @@ class Upload:
 
     def _count(self, start: int, count: int) -> None:
         self._sent += count
-        if (more := start + count - self._told) > 0:
-            self._told += more
-            self._tell(more)
+        if (more := start + count - self._reported) > 0:
+            self._reported += more
+            self._on_progress(more)

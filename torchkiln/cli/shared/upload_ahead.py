@@ -56,6 +56,6 @@ def uploads_ahead(
     repository = parse_repository(target)
     with open_registry(repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
-        options = PushOptions(watcher=observer, history=History(store))
+        options = PushOptions(observer=observer, history=History(store))
         with BlobUploads(registry, repository, options) as uploads:
             yield LayerUploads(store, uploads)
