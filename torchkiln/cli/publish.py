@@ -31,7 +31,6 @@ from torchkiln.gate.gate import ClearedImage, Judgement
 from torchkiln.model.progress import Observer
 from torchkiln.publish.publish import PublishedImage
 from torchkiln.publish.session import PublishSession, Target
-from torchkiln.registry.delivery import Outcome
 from torchkiln.registry.reference import parse_repository
 
 
@@ -169,8 +168,6 @@ class _PublishOutput:
 
 def _summary(ref: str, published: PublishedImage) -> str:
     pushed = published.pushed
-    ways: tuple[Outcome, ...] = ("sent", "mounted", "there")
-    how = ", ".join(f"{pushed.count(way)} {way}" for way in ways)
     return (
         f"{ref}: {len(pushed.blobs)} blobs ({pushed.count('sent')} sent, {pushed.count('mounted')} mounted, "
         f"{pushed.count('there')} there already), {console.size(pushed.bytes_sent)} in "

@@ -15,7 +15,7 @@ from torchkiln.registry.request import Body, HttpRequest
 from torchkiln.registry.response import HttpResponse
 from torchkiln.util.http import redirects
 from torchkiln.util.http.redirects import UnsafeRedirect
-from torchkiln.util.http.session import Network, Session
+from torchkiln.util.http.session import LimitedSession, Network
 
 _PIECE = 1 << 20  # bytes of a body that are read at once
 _CONNECT = 10.0  # seconds
@@ -23,7 +23,7 @@ _SILENCE = 120.0  # seconds for a piece of a blob, and for the response: registr
 _DOCUMENT = 20.0  # seconds for a document, from the request to its last byte
 
 
-class RegistrySession(Session):
+class RegistrySession(LimitedSession):
     """A session without cookies and netrc: `tokens` has the logins."""
 
     def __init__(self, network: Network, *, local: bool) -> None:
