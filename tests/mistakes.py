@@ -86,7 +86,7 @@ def make(mistake: Mistake, folder: Path) -> Said:
     environ = {name: value for name, value in os.environ.items() if not CLEARED.match(name)}
     environ |= {
         "HOME": str(folder),
-        "DOCKER_HOST": f"unix://{folder}/no.sock",
+        "DOCKER_HOST": "tcp://127.0.0.1:1",
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_INDEX_URL": "http://127.0.0.1:1/simple",
         "COLUMNS": "200",
