@@ -259,7 +259,7 @@ def test_files_that_disagree_or_tell_of_no_gpu_make_no_record() -> None:
         ValueError, match=r"test_ranks.py: test_x\[gpus\]: conflicting outcomes: failed and passed"
     ):
         gpu_mutants.record([failed, passed])
-    with pytest.raises(ValueError, match="no file tells which GPUs"):
+    with pytest.raises(ValueError, match="no file names the GPUs"):
         gpu_mutants.record([failed.replace(b'gpus" value', b'cpus" value')])
 
 
