@@ -1,1 +1,1 @@
-"""Benchmarks: both sides in one run, the same bytes, alternating, as ratios."""
+"""Benchmarks against other tools, with the same inputs, in alternating rounds."""

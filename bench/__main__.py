@@ -1,6 +1,6 @@
-"""`python -m bench [NAME...]`: runs benchmarks → docs/bench.json, docs/bench.md and the picture.
+"""`python -m bench [NAME...]`: run benchmarks and write docs/bench.json, docs/bench.md and the plot.
 
-stdout: the page; stderr: what is going on. Results of benchmarks that did not run now are kept.
+Prints the page on stdout and progress on stderr. The results of other benchmarks stay.
 """
 
 from __future__ import annotations
@@ -62,26 +62,24 @@ _QUICK = 100  # the quick set has 1/100 of the true sizes
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(NAMES))
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1))
-@click.option(
-    "--quick", is_flag=True, help="small generated wheels, an index on this machine; nothing to docs/"
-)
+@click.option("--quick", is_flag=True, help="small generated wheels, a local index; writes nothing to docs/")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="where bench.json, bench.md and bench-ratios.svg go  [default: docs; with --quick: nowhere]",
+    help="folder for bench.json, bench.md and bench-ratios.svg  [default: docs; with --quick: none]",
 )
-@click.option("--rows", is_flag=True, help="on stdout rows for docs/numbers.json instead of the page")
+@click.option("--rows", is_flag=True, help="print rows for docs/numbers.json instead of the page")
 def main(names: tuple[str, ...], rounds: int, quick: bool, output: Path | None, rows: bool) -> None:
     """Run the benchmarks NAMES (none: all)."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit that deletes the scratch folder
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the scratch folder is deleted
     folder = output or (None if quick else ROOT / "docs")
-    document = _kept(folder)
+    document = _previous(folder)
     for name in names or NAMES:
         document["benchmarks"][name] = _run(name, rounds, quick)
-        if folder:  # after each: what is done stays done
+        if folder:  # after each, so that an interruption loses nothing
             _publish(document, folder)
-    told = pretty_json(report.number_rows(document)).decode() if rows else report.page(document)
-    click.echo(told, nl=False)
+    text = pretty_json(report.number_rows(document)).decode() if rows else report.page(document)
+    click.echo(text, nl=False)
 
 
 def _run(name: str, rounds: int, quick: bool) -> dict[str, Any]:
@@ -105,7 +103,7 @@ def _run(name: str, rounds: int, quick: bool) -> dict[str, Any]:
 
 @contextmanager
 def _subject(cache: Store, scratch: Path, quick: bool) -> Iterator[Subject]:
-    """The real set; or a hundredth of it, made here and served from here."""
+    """The real set; or a generated one of a hundredth of its size, on a local index."""
     if not quick:
         yield real(cache, scratch)
         return
@@ -114,8 +112,8 @@ def _subject(cache: Store, scratch: Path, quick: bool) -> Iterator[Subject]:
         yield recorded(subject, keep_bytecode(subject))
 
 
-def _kept(folder: Path | None) -> dict[str, Any]:
-    """The document so far; results of other benchmarks stay in it."""
+def _previous(folder: Path | None) -> dict[str, Any]:
+    """The existing document, with the results of other benchmarks."""
     fresh: dict[str, Any] = {"schema": SCHEMA, "not_measured": list(NOT_MEASURED), "benchmarks": {}}
     try:
         found = json.loads((folder / "bench.json").read_bytes()) if folder else fresh
@@ -126,7 +124,7 @@ def _kept(folder: Path | None) -> dict[str, Any]:
 
 
 def _publish(document: dict[str, Any], folder: Path) -> None:
-    """Write the three files, unless something in them is nobody's business."""
+    """Write the three files, unless they contain an address or a path of this machine."""
     document["benchmarks"] = {
         name: document["benchmarks"][name] for name in NAMES if name in document["benchmarks"]
     }
@@ -139,7 +137,7 @@ def _publish(document: dict[str, Any], folder: Path) -> None:
     for name, text in files.items():
         if found := addresses_in(text, places):
             raise click.ClickException(
-                f"{name} would hold an address or a path of this machine: {found[0]!r}"
+                f"{name} would contain an address or a path of this machine: {found[0]!r}"
             )
         write_atomic(folder / name, text.encode())
 

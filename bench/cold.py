@@ -1,43 +1,43 @@
-"""Wheels come over the network: the whole build against nothing but their download."""
+"""Benchmark a build that downloads the wheels against the download alone."""
 
 from __future__ import annotations
 
 from bench import sides
 from bench.fetch import streams
 from bench.results import Figure, Outcome, fastest, per_round
-from bench.sides import Say, Way, alternate, build
+from bench.sides import Contender, Say, alternate, build
 from bench.subject import Subject
 
 _MIB = 1 << 20
 
 
 def cold(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """Wheels come over the network: against nothing but their download."""
+    """A build that downloads the wheels, against the download alone."""
     own = streams()
     with_pyc, without = "ours, .pyc cached", "ours, .pyc made"
     bare = (f"curl, {own} connections", f"curl, {own} connections, ranges", "our downloader alone")
     ways = (
-        Way(
+        Contender(
             name=with_pyc,
             what="`build`: download, convert, layout",
             run=lambda: build(subject, wheels=False, bytecode=True),
         ),
-        Way(
+        Contender(
             name=bare[0],
             what="look-up, then one `curl --parallel`; nothing is hashed",
             run=lambda: sides.download(subject, "curl", own),
         ),
-        Way(
+        Contender(
             name=without,
             what="the same; the base's Python is taken out of the base and compiles",
             run=lambda: build(subject, wheels=False, bytecode=False),
         ),
-        Way(
+        Contender(
             name=bare[1],
             what="the same, each file asked for as a range from its start",
             run=lambda: sides.download(subject, "curl-ranges", own),
         ),
-        Way(
+        Contender(
             name=bare[2],
             what=f"its files with {own} threads, nothing is hashed or converted",
             run=lambda: sides.download(subject, "own", own),

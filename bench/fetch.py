@@ -1,8 +1,8 @@
-"""`python -m bench.fetch WAY N IMAGES TAG FOLDER`: the bare download of a lock's wheels, look-up included.
+"""`python -m bench.fetch METHOD N IMAGES TAG FOLDER`: download the wheels of a lock and do nothing else.
 
-WAY is `curl` (N connections at a time; nothing is hashed), `curl-ranges` (each file asked for as a range from
-its start) or `own` (our downloader alone, N threads). The look-up of addresses is
-ours in all: the same pages, nothing kept from before. Prints the bytes that came.
+METHOD is `curl` (N connections; nothing is hashed), `curl-ranges` (with a range request for each file) or
+`own` (our downloader, N threads). All look up the URLs with our code and an empty cache. Prints the number of
+downloaded bytes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torchkiln.store.store import Store
 
 
 def streams() -> int:
-    """How many connections our build has at a time, at most."""
+    """The maximum number of concurrent connections of our build."""
     return scheduler._STREAMS + scheduler._SMALL_STREAMS
 
 
 def curl(downloads: Downloads, locked: LockedCell, folder: Path, connections: int, *options: str) -> None:
-    """One curl for all files, the largest first."""
+    """Download all files with one curl, the largest first."""
     places = downloads.pages.find_all(locked.wheels)
     config = "\n".join(
         f'url = "{places[wheel].url}"\noutput = "{folder / wheel.filename}"'
@@ -38,12 +38,12 @@ def curl(downloads: Downloads, locked: LockedCell, folder: Path, connections: in
 
 
 def curl_ranges(downloads: Downloads, locked: LockedCell, folder: Path, connections: int) -> None:
-    """The same by ranges."""
+    """As `curl`, with range requests."""
     curl(downloads, locked, folder, connections, "--range", "0-")
 
 
 def own(downloads: Downloads, locked: LockedCell, folder: Path, connections: int) -> None:
-    """Our downloader, the largest first; it finds each address when it is wanted."""
+    """Download with our downloader, the largest first."""
     with ThreadPoolExecutor(connections) as pool:
         fetched = [
             pool.submit(
@@ -59,14 +59,14 @@ def own(downloads: Downloads, locked: LockedCell, folder: Path, connections: int
             future.result()
 
 
-def main(way: str, connections: int, images: Path, tag: str, folder: Path) -> None:
+def main(method: str, connections: int, images: Path, tag: str, folder: Path) -> None:
     """Download into *folder*."""
     locked = load_locked(images, tag)
     downloads = open_downloads(os.environ, Store(folder / "records"))
-    {"curl": curl, "curl-ranges": curl_ranges, "own": own}[way](downloads, locked, folder, connections)
+    {"curl": curl, "curl-ranges": curl_ranges, "own": own}[method](downloads, locked, folder, connections)
     sizes = {wheel.filename: (folder / wheel.filename).stat().st_size for wheel in locked.wheels}
     if wrong := [wheel.filename for wheel in locked.wheels if sizes[wheel.filename] != wheel.size]:
-        sys.exit(f"of another size than locked: {', '.join(wrong)}")
+        sys.exit(f"size mismatch: {', '.join(wrong)}")
     print(sum(sizes.values()))
 
 

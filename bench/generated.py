@@ -1,4 +1,4 @@
-"""Shapes → wheels: large ones quickly, for each holds the same few ready-made deflate streams many times."""
+"""Generate large wheels quickly, by repeating a few precomputed deflate streams."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """What a wheel is like: *size* bytes, of which *words* (0 to 1) are of data that deflates well."""
+class WheelShape:
+    """A wheel of *size* bytes, of which the part *words* (0 to 1) is compressible data."""
 
     size: int
     words: float
     modules: int = 0  # Python sources of about 4 kB
 
 
-def write_wheel(wheel: LockedWheel, shape: Shape, store: Store) -> LockedWheel:
-    """A wheel of *shape* with *wheel*'s name, in *store* under its hash; as a lock would name it."""
+def write_wheel(wheel: LockedWheel, shape: WheelShape, store: Store) -> LockedWheel:
+    """Write a wheel of *shape* with *wheel*'s name into *store*, and return it as a lock has it."""
     temporary = store.temporary("wheel")
     with temporary.open("wb", buffering=1 << 20) as out:
         zipped = _Zip(out)
@@ -61,7 +61,7 @@ def write_wheel(wheel: LockedWheel, shape: Shape, store: Store) -> LockedWheel:
 
 
 def named(name: str) -> LockedWheel:
-    """A wheel of that name, yet to be written."""
+    """A wheel with the name *name*, not written yet."""
     return LockedWheel(
         name=name,
         version="1.0",
@@ -72,7 +72,7 @@ def named(name: str) -> LockedWheel:
     )
 
 
-def _files(wheel: LockedWheel, stem: str, shape: Shape) -> Iterator[tuple[str, Piece]]:
+def _files(wheel: LockedWheel, stem: str, shape: WheelShape) -> Iterator[tuple[str, Piece]]:
     top = re.sub(r"\W", "_", wheel.name)
     for number in range(shape.modules):
         yield f"{top}/m{number}.py", _module()
@@ -106,7 +106,7 @@ def _piece(data: bytes) -> Piece:
 
 @functools.cache
 def _data(kind: str, size: int) -> Piece:
-    """*size* bytes of noise, or as many of words (which deflate to about two fifths)."""
+    """*size* bytes of noise or of words, which deflate to about two fifths."""
     chance = random.Random(f"{kind} {size}")
     if kind == "noise":
         return _piece(chance.randbytes(size))
@@ -124,7 +124,7 @@ def _module() -> Piece:
 
 
 class _Zip:
-    """Writes a zip of ready-made streams; below 4 GB."""
+    """Writes a zip file of precomputed streams, smaller than 4 GB."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out, self._at, self._count, self._directory = out, 0, 0, bytearray()
@@ -142,7 +142,7 @@ class _Zip:
         self._write(piece.stream)
 
     def end(self) -> int:
-        """Bytes of the whole."""
+        """Write the directory; returns the size of the file."""
         start = self._at
         self._write(bytes(self._directory))
         self._write(_END.pack(b"PK\5\6", 0, 0, self._count, self._count, len(self._directory), start, 0))

@@ -1,4 +1,4 @@
-"""How it grows: with cells, cores, count and size of wheels; the wheels are generated, but for the cores."""
+"""Benchmark how builds scale with cells, cores, and the number and size of wheels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import sides
-from bench.generated import Shape, named, write_wheel
+from bench.generated import WheelShape, named, write_wheel
 from bench.plot import number
 from bench.results import Outcome, Sample, Side
 from bench.sides import Say
@@ -19,17 +19,17 @@ from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
-_LONG = 15.0  # seconds; a point that takes longer is not measured again
+_LONG = 15.0  # seconds; a point that takes longer is measured once
 _MIB = 1 << 20
 _STATE = "base and wheels in our cache, wheels in the page cache, layers not; locks without recorded layers"
 _PYTHON = f"{_STATE}; the base's Python taken out of it before"
 _TITLES = ("rounds", "seconds (median)", "MB/s of wheels", "core-seconds", "peak memory, MiB")
-_SMALL = Shape(size=100_000, words=0.5, modules=5)
+_SMALL = WheelShape(size=100_000, words=0.5, modules=5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """One place on a curve: so many *bytes* of wheels."""
+class GrowthPoint:
+    """A point of a curve, with *bytes* of wheels."""
 
     labels: tuple[str, ...]
     bytes: int
@@ -38,7 +38,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workshop:
-    """Where generated wheels are made: *base* is the user's cache, only read; *scratch* is beside it."""
+    """The folders for generated wheels: *base* is the user's cache, read only; *scratch* is beside it."""
 
     base: Store
     scratch: Path
@@ -51,7 +51,7 @@ class Workshop:
 
 
 def cells(workshop: Workshop, rounds: int, say: Say) -> Outcome:
-    """1, 3 and 9 cells one after the other into one layout, by one cache."""
+    """1, 3 and 9 cells one after the other, with one cache, into one layout."""
     divisor = 200 if workshop.quick else 10
     store = Store(workshop.scratch / "cells")
     tags = sorted((path.parent.name for path in (ROOT / "images").glob("*/lock.json")), reverse=True)
@@ -62,7 +62,7 @@ def cells(workshop: Workshop, rounds: int, say: Say) -> Outcome:
         every = sum(subject.wheel_bytes for subject in subjects[:count])
         size = sum(wheel.size for wheel in wheels)
         labels = (str(count), f"{size / 1e6:,.0f}", f"{every / 1e6:,.0f}")
-        points.append(Point(labels=labels, bytes=size, run=partial(_build_all, subjects[:count])))
+        points.append(GrowthPoint(labels=labels, bytes=size, run=partial(_build_all, subjects[:count])))
     return _outcome(
         "cells",
         "Growth: cells of the matrix",
@@ -79,11 +79,11 @@ def cells(workshop: Workshop, rounds: int, say: Say) -> Outcome:
 
 
 def cores(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """One core, two, and so on by doubling as far as there are."""
+    """1, 2, 4 ... cores, up to all."""
     there = sorted(os.sched_getaffinity(0))
     counts = [count for count in (1, 2, 4, 8, 16) if count <= len(there)]
     points = [
-        Point(
+        GrowthPoint(
             labels=(str(count),),
             bytes=subject.wheel_bytes,
             run=partial(sides.build, subject, wheels=True, bytecode=True, cores=frozenset(there[:count])),
@@ -109,7 +109,7 @@ def count(workshop: Workshop, rounds: int, say: Say) -> Outcome:
     subjects = {n: workshop.subject(wheels[:n], store, f"{n} small wheels") for n in counts}
     sides.keep_bytecode(subjects[max(counts)])
     points = [
-        Point(
+        GrowthPoint(
             labels=(str(n), "cached" if cached else "made"),
             bytes=subjects[n].wheel_bytes,
             run=partial(sides.build, subjects[n], wheels=True, bytecode=cached, python=True),
@@ -129,20 +129,22 @@ def count(workshop: Workshop, rounds: int, say: Say) -> Outcome:
 
 
 def size(workshop: Workshop, rounds: int, say: Say) -> Outcome:
-    """One wheel of 1 to 1000 MB, of data that deflates well and of data that does not."""
+    """One wheel of 1 to 1000 MB, of compressible and of incompressible data."""
     megabytes = (1, 10, 40) if workshop.quick else (1, 10, 100, 1000)
-    points: list[Point] = []
+    points: list[GrowthPoint] = []
     for words, kind in ((1.0, "deflates to 2/5"), (0.0, "does not deflate")):
         for many in megabytes:
             store = Store(workshop.scratch / "size")
             wheel = write_wheel(
-                named(f"big{many}{'w' if words else 'n'}"), Shape(size=many * 1_000_000, words=words), store
+                named(f"big{many}{'w' if words else 'n'}"),
+                WheelShape(size=many * 1_000_000, words=words),
+                store,
             )
             subject = workshop.subject([wheel], store, wheel.name)
             if not points:
                 sides.keep_bytecode(subject)  # for the base's Python; there are no sources
             points.append(
-                Point(
+                GrowthPoint(
                     labels=(str(many), kind),
                     bytes=wheel.size,
                     run=partial(sides.build, subject, wheels=True, bytecode=False, python=True),
@@ -159,8 +161,8 @@ def size(workshop: Workshop, rounds: int, say: Say) -> Outcome:
     )
 
 
-def measured(points: Sequence[Point], rounds: int, say: Say) -> dict[tuple[str, ...], Side]:
-    """All points, then all again; a long one once."""
+def measured(points: Sequence[GrowthPoint], rounds: int, say: Say) -> dict[tuple[str, ...], Side]:
+    """Measure all points in each round; long ones once."""
     samples: dict[tuple[str, ...], list[Sample]] = {point.labels: [] for point in points}
     for turn in range(rounds):
         for point in points:
@@ -177,9 +179,9 @@ def measured(points: Sequence[Point], rounds: int, say: Say) -> dict[tuple[str, 
 
 
 def table(
-    titles: tuple[str, ...], points: Sequence[Point], found: dict[tuple[str, ...], Side]
+    titles: tuple[str, ...], points: Sequence[GrowthPoint], found: dict[tuple[str, ...], Side]
 ) -> tuple[tuple[str, ...], ...]:
-    """Titles, then a row a point."""
+    """Titles, then a row for each point."""
     rows = [(*titles, *_TITLES)]
     for point in points:
         side = found[point.labels]
@@ -194,7 +196,7 @@ def _outcome(
     name: str,
     title: str,
     titles: tuple[str, ...],
-    points: Sequence[Point],
+    points: Sequence[GrowthPoint],
     found: dict[tuple[str, ...], Side],
     *,
     state: str,
@@ -211,7 +213,7 @@ def _outcome(
 
 
 def _build_all(subjects: Sequence[Subject]) -> Sample:
-    """The subjects' builds one after the other, on one cache that has their wheels."""
+    """Build the subjects one after the other, with one cache that has their wheels."""
     wheels = {wheel.name + wheel.sha256: wheel for one in subjects for wheel in one.locked.wheels}
     union = replace(subjects[0], locked=replace(subjects[0].locked, wheels=tuple(wheels.values())))
     cache, layout = union.cache("ours", wheels=True), union.scratch / "layout"

@@ -1,7 +1,4 @@
-"""Points → SVG: a line a series over two axes, each linear or logarithmic. Pure.
-
-Series differ by colour and by dashes, so that they are told apart without colours too.
-"""
+"""Draw line plots as SVG, with linear or logarithmic axes; series differ in colour and dashes."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from html import escape
 from bench.plot import number, sheet
 
 _HEIGHT, _LEFT, _END, _TOP, _FLOOR = 420, 70, 590, 56, 372  # pixels; names stand right of _END
-_MARKED = 40  # points; more are a line alone
+_MARKED = 40  # points; with more, they are not marked
 _COLOURS = (
     ("#0969da", "#58a6ff", "none"),
     ("#bc4c00", "#f0883e", "7 3"),
@@ -24,8 +21,8 @@ _COLOURS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """A series: its points in the order of x."""
+class Series:
+    """The points of a line, sorted by x."""
 
     label: str
     points: tuple[tuple[float, float], ...]
@@ -33,7 +30,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """From *low* to *high*, with the places that are named."""
+    """An axis from *low* to *high*, with ticks."""
 
     title: str
     low: float
@@ -42,8 +39,8 @@ class Axis:
     log: bool = False
 
     def part(self, value: float) -> float:
-        """Where *value* lies, from 0 to 1."""
-        low, high, at = (math.log(one) if self.log else one for one in (self.low, self.high, value))
+        """The position of *value*, from 0 to 1."""
+        low, high, at = (math.log(x) if self.log else x for x in (self.low, self.high, value))
         return (at - low) / (high - low)
 
 
@@ -57,7 +54,7 @@ def linear(title: str, values: Iterable[float]) -> Axis:
 
 
 def decades(title: str, values: Iterable[float]) -> Axis:
-    """Logarithmic, a tick each power of ten."""
+    """Logarithmic, with a tick at each power of ten."""
     known = list(values)
     first, last = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
     last = max(last, first + 1)
@@ -66,7 +63,7 @@ def decades(title: str, values: Iterable[float]) -> Axis:
 
 
 def sizes(title: str, values: Iterable[float]) -> Axis:
-    """Logarithmic, of bytes: a tick each sixteenfold, counted down from the largest."""
+    """Logarithmic, of bytes, with a tick at each factor of 16 below the largest."""
     known = list(values)
     low, high = min(known), max(known)
     ticks = []
@@ -85,12 +82,12 @@ def size(count: float) -> str:
 
 
 def figure(value: float) -> str:
-    """Three figures, two of what is below one, however small it is."""
+    """Three significant digits; two below 1."""
     return number(value) if value >= 1 else f"{value:.2g}"
 
 
-def lines(title: str, legend: str, x: Axis, y: Axis, series: Sequence[Line]) -> str:
-    """The picture. On the right the series' names with their last values, in the order of these."""
+def lines(title: str, legend: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
+    """The plot, with the series' names and last values on the right, sorted by these."""
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
         across, up = x.part(point[0]), y.part(point[1])
@@ -123,21 +120,21 @@ def _axes(x: Axis, y: Axis) -> Iterator[str]:
     yield f"{turned}{_text(y.title, 0, 0, anchor='middle', kind='soft')}</g>"
 
 
-def _text(told: str, x: float, y: float, *, anchor: str = "start", kind: str = "") -> str:
+def _text(content: str, x: float, y: float, *, anchor: str = "start", kind: str = "") -> str:
     named = f' class="{kind}"' if kind else ""
-    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(told)}</text>'
+    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
 
 
 def _line(at: int, places: Sequence[tuple[float, float]]) -> list[str]:
-    told = "L".join(f"{across:.1f} {down:.1f}" for across, down in places)
-    found = [f'<path class="series s{at}" fill="none" d="M{told}"/>']
+    path = "L".join(f"{across:.1f} {down:.1f}" for across, down in places)
+    found = [f'<path class="series s{at}" fill="none" d="M{path}"/>']
     if len(places) <= _MARKED:
         found += [f'<circle class="d{at}" cx="{a:.1f}" cy="{b:.1f}" r="2.5"/>' for a, b in places]
     return found
 
 
 def _style(count: int) -> str:
-    """The colours of *count* series, in the light and in the dark."""
+    """The colours of *count* series, for light and dark backgrounds."""
     used = [(at, *_COLOURS[at % len(_COLOURS)]) for at in range(count)]
     light = "".join(
         f" .s{at} {{ stroke: {one}; stroke-dasharray: {dash} }} .d{at} {{ fill: {one} }}"

@@ -1,4 +1,4 @@
-"""What a benchmark ran on and with; no names of hosts, users or folders."""
+"""Describe the machine and versions of a benchmark, without names of hosts, users or folders."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def describe() -> dict[str, Any]:
             "kernel": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         },
         "versions": found,
-        "load": round(os.getloadavg()[0], 2),  # before the first run: a machine that was not quiet shows
+        "load": round(os.getloadavg()[0], 2),  # before the first run, to show whether the machine was idle
     }
 
 
 def _commit() -> str:
-    """The short id, with a + when files differ from it."""
+    """The short commit id, with a + if files have changed."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A command → what it took: wall, core-seconds of the whole tree, peak memory of all its processes."""
+"""Measure a command: wall time, core-seconds and peak memory of its process tree."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 
 from bench.results import STAGES, Sample
 
-_PERIOD = 0.1  # seconds between two looks
+_PERIOD = 0.1  # seconds between two samples
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Failed(Exception):
-    """A side ended with an error; its message is what it said last."""
+    """A command failed; the message is the end of its output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
-    """One process at one look: times in core-seconds, `reaped` those of children that ended."""
+class ProcessSample:
+    """One process: times in core-seconds; `reaped`: of its children that have ended."""
 
     parent: int
     command: str
@@ -33,11 +33,11 @@ class Seen:
 
 @dataclass
 class Watch:
-    """What the looks at a process tree gave so far: the last sight of each process and thread."""
+    """The last sample of each process and thread of a process tree."""
 
     root: int
     peak: int = 0
-    seen: dict[int, Seen] = field(default_factory=dict)
+    seen: dict[int, ProcessSample] = field(default_factory=dict)
     threads: dict[int, float] = field(default_factory=dict)  # the root's, core-seconds
 
 
@@ -48,12 +48,11 @@ def measure(
     cwd: Path,
     cores: frozenset[int] | None = None,
 ) -> tuple[Sample, bytes]:
-    """Run *argv* on *cores* (None: all); what it took and what it printed.
+    """Run *argv* on *cores* (None: all); returns the measurements and its stdout.
 
-    Core-seconds come from the kernel when the tree has ended (wait4: exact, of all that was waited for);
-    memory and stages are looked at ten times a second.
+    Core-seconds are exact, from wait4 at the end; memory and stages are sampled ten times a second.
 
-    :raises Failed: it did not end with 0.
+    :raises Failed: its exit code is not 0.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as talk:
         started = time.perf_counter()
@@ -74,7 +73,7 @@ def measure(
             process.returncode = os.waitstatus_to_exitcode(status)
         finally:
             wall = time.perf_counter() - started
-            if process.returncode is None:  # we are leaving before it does
+            if process.returncode is None:  # this process was interrupted
                 process.terminate()
                 process.wait()
             over.set()
@@ -82,18 +81,18 @@ def measure(
         for stream in (out, talk):
             stream.seek(0)
         if process.returncode:
-            said = talk.read()[-2000:].decode(errors="replace")
-            raise Failed(f"exit {process.returncode}: {said}")
+            stderr = talk.read()[-2000:].decode(errors="replace")
+            raise Failed(f"exit code {process.returncode}: {stderr}")
         stages = stage_seconds(watch, usage.ru_utime + usage.ru_stime)
         sample = Sample(wall=wall, user=usage.ru_utime, system=usage.ru_stime, peak=watch.peak, stages=stages)
         return sample, out.read()
 
 
 def stage_seconds(watch: Watch, total: float) -> tuple[tuple[str, float], ...]:
-    """Core-seconds by stage, from outside: who is who shows in command lines and threads.
+    """Core-seconds by stage, recognised by command lines and threads.
 
-    download: the root's threads but the first; convert: worker processes; byte-code: the workers' children;
-    rest: all else of *total* (start, plan, layout; and what lived and died between two looks).
+    download: the root's threads except the first; convert: worker processes; byte-code: the workers'
+    children; rest: the rest of *total* (start, plan, layout; and processes that no sample has seen).
     """
     workers = {pid for pid, one in watch.seen.items() if "multiprocessing.spawn" in one.command}
     compilers = {
@@ -111,14 +110,14 @@ def stage_seconds(watch: Watch, total: float) -> tuple[tuple[str, float], ...]:
 
 
 def parse_stat(text: str) -> tuple[int, float, float]:
-    """Parent, own and reaped core-seconds of a /proc/PID/stat; the name in it may hold anything."""
+    """Parent, own and reaped core-seconds in a /proc/PID/stat."""
     fields = text.rpartition(")")[2].split()
     user, system, child_user, child_system = (int(value) for value in fields[11:15])
     return int(fields[1]), (user + system) / _TICK, (child_user + child_system) / _TICK
 
 
 def parse_pss(text: str) -> int:
-    """Bytes of a /proc/PID/smaps_rollup; shared pages count in parts."""
+    """The PSS in a /proc/PID/smaps_rollup, in bytes."""
     for line in text.splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -126,7 +125,7 @@ def parse_pss(text: str) -> int:
 
 
 def tree_of(root: int, parents: Mapping[int, int]) -> set[int]:
-    """*root* and all that descend from it."""
+    """*root* and all its descendants."""
     found, grown = {root}, True
     while grown:
         more = {pid for pid, parent in parents.items() if parent in found} - found
@@ -141,7 +140,7 @@ def _look_until(watch: Watch, over: threading.Event) -> None:
 
 
 def _look(watch: Watch) -> None:
-    """One look; processes end while it is taken, which is no news."""
+    """Take a sample; processes can end meanwhile."""
     stats = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (text := _read(f"/proc/{entry.name}/stat")):
@@ -153,9 +152,9 @@ def _look(watch: Watch) -> None:
         parent, own, reaped = stats[pid]
         command = _read(f"/proc/{pid}/cmdline").replace("\0", " ")
         memory += parse_pss(_read(f"/proc/{pid}/smaps_rollup"))
-        if not command and pid in watch.seen:  # it ended and waits to be reaped
+        if not command and pid in watch.seen:  # a zombie
             command = watch.seen[pid].command
-        watch.seen[pid] = Seen(parent=parent, command=command, own=own, reaped=reaped)
+        watch.seen[pid] = ProcessSample(parent=parent, command=command, own=own, reaped=reaped)
     watch.peak = max(watch.peak, memory)
     try:
         threads = [int(name) for name in os.listdir(f"/proc/{watch.root}/task")]

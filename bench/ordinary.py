@@ -1,4 +1,4 @@
-"""The ordinary way: pip into a fresh venv, tar, gzip. Once, for it takes minutes."""
+"""Benchmark against pip into a new venv, tar and gzip; one round, because it takes minutes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from bench import sides
 from bench.results import Figure, Outcome, Side, per_round
-from bench.sides import Say, Way, alternate, build
+from bench.sides import Contender, Say, alternate, build
 from bench.subject import Subject
 from bench.warm import STATE, size_figure
 from torchkiln.model.recipe import minor
@@ -17,12 +17,12 @@ _COMPRESSORS = {"gzip -6": "gzip -6", "pigz -6": "pigz -6 -p2"}
 
 
 def pip(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """From the same cached wheels, the base left out, to compressed layers; *rounds* does not count."""
-    here, wanted = f"{sys.version_info[0]}.{sys.version_info[1]}", minor(subject.locked.base.python)
-    if here != wanted:
-        why = f"pip, tar and gzip: the wheels are for Python {wanted}, and this is {here}"
-        return Outcome(name="pip", title=_TITLE, state=STATE, left_out=(why,))
-    ours = Way(
+    """From cached wheels to compressed layers, without the base; *rounds* is ignored."""
+    here, required = f"{sys.version_info[0]}.{sys.version_info[1]}", minor(subject.locked.base.python)
+    if here != required:
+        reason = f"pip, tar and gzip: the wheels are for Python {required}, and this is {here}"
+        return Outcome(name="pip", title=_TITLE, state=STATE, left_out=(reason,))
+    ours = Contender(
         name="ours, .pyc made",
         what="`build` from cached wheels; recorded layers are compared",
         run=lambda: build(subject, wheels=True, bytecode=False),
@@ -51,7 +51,7 @@ def pip(subject: Subject, rounds: int, say: Say) -> Outcome:
 
 
 def _theirs(subject: Subject, say: Say) -> tuple[tuple[Side, ...], tuple[str, ...]]:
-    """pip once, then each compressor that is installed on what pip made; and who was left out."""
+    """Run pip once, then each installed compressor on its result; returns also what was skipped."""
     venv = subject.scratch / "venv"
     found, left_out = [], []
     try:

@@ -1,6 +1,6 @@
-"""Bars → SVG: medians as bars, the rounds' least and most as whiskers, a target as a mark. Pure.
+"""Draw bar charts as SVG: medians as bars, minimum and maximum as whiskers, and targets.
 
-Colours are those of the reader's scheme, light or dark; nothing but text, rectangles and lines.
+The colours follow the reader's colour scheme, light or dark.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STYLE = """<style>
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """One row: a value with its least and most; a target that is met or not, or none."""
+    """A row: a value with its minimum and maximum, and an optional target."""
 
     label: str
     value: float
@@ -35,12 +35,11 @@ class Bar:
     unit: str
     target: float | None = None
     met: bool | None = None
-    scale: str | None = None  # bars that name one share it
+    scale: str | None = None  # bars with the same name share a scale
 
 
 def bars(title: str, legend: str, rows: Sequence[Bar]) -> str:
-    """The picture. Scales are from zero: those that are named, one for a unit's other bars with a target, one
-    for those without."""
+    """The chart. Scales start at zero; bars without a named scale share one per unit and kind of target."""
     height = _TOP + _ROW * len(rows) + 16
     tops: dict[object, float] = {}
     for bar in rows:
@@ -51,7 +50,7 @@ def bars(title: str, legend: str, rows: Sequence[Bar]) -> str:
 
 
 def sheet(title: str, legend: str, height: int, body: Iterable[str]) -> str:
-    """A picture of *body* under its title, readable on light and on dark pages."""
+    """An SVG with a title and *body*, for light and dark pages."""
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}"'
@@ -91,13 +90,13 @@ def _row(bar: Bar, y: int, top: float) -> list[str]:
     if bar.target is not None:
         at = x(bar.target)
         lines.append(f'<line class="target" x1="{at}" y1="{y}" x2="{at}" y2="{y + 26}"/>')
-    told = f"{number(bar.value)} {bar.unit}{aim}"
-    lines.append(f'<text x="{_WIDTH - _RIGHT + 10}" y="{y + 17}">{escape(told)}</text>')
+    value = f"{number(bar.value)} {bar.unit}{aim}"
+    lines.append(f'<text x="{_WIDTH - _RIGHT + 10}" y="{y + 17}">{escape(value)}</text>')
     return lines
 
 
 def number(value: float) -> str:
-    """Three figures, as people write them."""
+    """Three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

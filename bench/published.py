@@ -1,10 +1,10 @@
-"""From wheels on the network to an image in a registry: ours against `docker buildx build` and `push`."""
+"""Benchmark building and publishing an image against `docker buildx build` and `docker push`."""
 
 from __future__ import annotations
 
-from bench.harbour import harbour
+from bench.engine_pair import engine_pair
 from bench.results import Figure, Outcome, per_round
-from bench.sides import Say, Way, alternate
+from bench.sides import Contender, Say, alternate
 from bench.subject import Subject
 from torchkiln.matrix.tags import tag_of
 
@@ -24,15 +24,19 @@ _STATE = (
 
 
 def published(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """The base is there, in our cache and in the engine."""
-    at = harbour(subject)
+    """With the base in our cache and in the engine."""
+    at = engine_pair(subject)
     locked = _requirements(subject)
     ways = (
-        Way(
+        Contender(
             name=_KEPT, what="`build --ahead`, then `publish`", run=lambda: at.ours(bytecode=True, pull=False)
         ),
-        Way(name=_PLAIN, what="`pip install -r` in one step, `docker push`", run=lambda: at.plain(locked)),
-        Way(name=_MADE, what="the same; the base's Python compiles", run=lambda: at.ours(bytecode=False)),
+        Contender(
+            name=_PLAIN, what="`pip install -r` in one step, `docker push`", run=lambda: at.plain(locked)
+        ),
+        Contender(
+            name=_MADE, what="the same; the base's Python compiles", run=lambda: at.ours(bytecode=False)
+        ),
     )
     found = alternate(ways, rounds, say)
     return Outcome(
@@ -54,12 +58,12 @@ def published(subject: Subject, rounds: int, say: Say) -> Outcome:
 
 
 def published_others(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """As `published`, against less and by other means: slow sides that need no more than a round."""
-    at = harbour(subject)
+    """As `published`, against torch alone and with `--engine docker`."""
+    at = engine_pair(subject)
     (torch,) = (wheel.version for wheel in subject.locked.wheels if wheel.name == "torch")
-    ways: tuple[Way, ...] = (
-        Way(name=_MADE, what="`build --ahead`, then `publish`", run=lambda: at.ours(bytecode=False)),
-        Way(
+    ways: tuple[Contender, ...] = (
+        Contender(name=_MADE, what="`build --ahead`, then `publish`", run=lambda: at.ours(bytecode=False)),
+        Contender(
             name=_ALONE,
             what=f"`pip install torch=={torch}`, `docker push`",
             run=lambda: at.plain(f"torch=={torch}\n"),
@@ -67,7 +71,7 @@ def published_others(subject: Subject, rounds: int, say: Say) -> Outcome:
     )
     if not subject.generated:
         what = "our Dockerfile, a step for each big wheel, `docker push`"
-        ways += (Way(name=_BY_DOCKER, what=what, run=at.on_docker),)
+        ways += (Contender(name=_BY_DOCKER, what=what, run=at.on_docker),)
     found = alternate(ways, rounds, say)
     rivals = [name for name in (_ALONE, _BY_DOCKER) if name in found]
     return Outcome(
@@ -89,17 +93,17 @@ def published_others(subject: Subject, rounds: int, say: Say) -> Outcome:
 
 
 def published_cold(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """Nothing is there: ours builds the base from the archive, theirs installs its packages by apt."""
-    at = harbour(subject)
+    """Without a base: ours builds it from Debian's archive, theirs installs its packages with apt."""
+    at = engine_pair(subject)
     locked = _requirements(subject)
     ours, theirs = "ours, from nothing", "docker build from a bare Debian"
     ways = (
-        Way(
+        Contender(
             name=ours,
             what="`build --ahead` makes the base too, then `publish`",
             run=lambda: at.ours(bytecode=False, base=False),
         ),
-        Way(
+        Contender(
             name=theirs,
             what="`apt-get install` of the base's packages, `pip install -r`, `docker push`",
             run=lambda: at.plain(locked, bare=True),

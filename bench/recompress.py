@@ -1,8 +1,8 @@
-"""`python -m bench.recompress IMAGES TAG STORE OUT`: the best simple rival: inflate, tar, isal at level 1.
+"""`python -m bench.recompress IMAGES TAG STORE OUT`: a simple alternative: inflate, tar, isal at level 1.
 
-Every layer of the lock's plan from cached wheels, a process a core, the largest first. An honest rival
-checks each wheel's hash, and hashes the tar and the blob, as any writer of images must. It installs nothing
-(no launchers, no RECORD, no byte-code). Prints the bytes of its layers.
+Makes every layer of the lock's plan from cached wheels, with a process per core, the largest first. It
+verifies each wheel's hash, and hashes the tar and the blob. It installs nothing (no launchers, no RECORD, no
+bytecode). Prints the bytes of its layers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BUFFER = 1 << 20
 
 
 class Recompressed(io.RawIOBase):
-    """A sink for tar bytes: compresses, and hashes both sides."""
+    """A sink for a tar: compresses it, and hashes both."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out, self._compressor = out, isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, 31)
@@ -47,7 +47,7 @@ class Recompressed(io.RawIOBase):
         return len(view)
 
     def end(self) -> int:
-        """Bytes of the blob."""
+        """Finish; returns the size of the blob."""
         self._emit(self._compressor.flush())
         return self.size
 
@@ -58,7 +58,7 @@ class Recompressed(io.RawIOBase):
 
 
 def layer(spec: WheelLayer, wheels: tuple[Path, ...], out: Path) -> int:
-    """The *wheels* of *spec* as one blob at *out*; its bytes."""
+    """Write the *wheels* of *spec* as one blob to *out*; returns its size."""
     with out.open("wb", buffering=_BUFFER) as file:
         sink = Recompressed(file)
         with tarfile.open(fileobj=sink, mode="w|", bufsize=_BUFFER) as tar:
@@ -74,7 +74,7 @@ def layer(spec: WheelLayer, wheels: tuple[Path, ...], out: Path) -> int:
 
 
 def main(images: Path, tag: str, store: Store, out: Path) -> None:
-    """All layers, into the folder *out*."""
+    """Write all layers into the folder *out*."""
     locked = load_locked(images, tag)
     specs = sorted(
         wheel_layers(locked.wheels, python=locked.base.python),

@@ -1,4 +1,4 @@
-"""What the benchmarks gave → docs/bench.md, its picture, and rows for docs/numbers.json. Pure."""
+"""Write docs/bench.md, its plot, and rows for docs/numbers.json from benchmark results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ cache: scratch folders are beside it, take up to 10 GB, and are deleted.
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """docs/bench.md of a whole bench.json."""
+    """docs/bench.md from the content of bench.json."""
     outcomes = [(outcome_from_json(one["outcome"]), one["run"]) for one in document["benchmarks"].values()]
     left_out = [*_unmeasured(document), *(line for one, _ in outcomes for line in one.left_out)]
     parts = [
@@ -53,7 +53,7 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 def picture(document: Mapping[str, Any]) -> str:
-    """docs/bench-ratios.svg: every figure of the main job, grouped by unit."""
+    """docs/bench-ratios.svg: all figures, grouped by unit."""
     figures = [
         figure
         for one in document["benchmarks"].values()
@@ -81,7 +81,7 @@ def picture(document: Mapping[str, Any]) -> str:
 
 
 def number_rows(document: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Rows as docs/numbers.json has them, one a figure: for the README's short list to choose from."""
+    """A row for each figure, in the form of docs/numbers.json."""
     return [
         {"what": figure.what, "value": spread(figure), "how": f"`python -m bench {name}`"}
         for name, one in document["benchmarks"].items()
@@ -90,21 +90,21 @@ def number_rows(document: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def spread(figure: Figure) -> str:
-    """`1.21 × (1.18 to 1.30)`; a single round has no spread."""
-    told = f"{number(figure.median)} {figure.unit}"
+    """`1.21 × (1.18 to 1.30)`, or the value of a single round."""
+    median = f"{number(figure.median)} {figure.unit}"
     if len(figure.values) == 1:
-        return f"{told} (one round)"
-    return f"{told} ({number(min(figure.values))} to {number(max(figure.values))})"
+        return f"{median} (one round)"
+    return f"{median} ({number(min(figure.values))} to {number(max(figure.values))})"
 
 
 def run_line(run: Mapping[str, Any]) -> str:
     """Machine, date and versions in one line."""
     machine, versions = run["machine"], run["versions"]
-    told = ", ".join(f"{name} {text}" for name, text in versions.items())
+    programs = ", ".join(f"{name} {text}" for name, text in versions.items())
     cores = f"{machine['cores']} core" + ("" if machine["cores"] == 1 else "s")
     return (
         f"{run['when']}, commit {run['commit']}; {cores} ({machine['cpu']}), {machine['memory_gib']} GiB,"
-        f" {machine['kernel']}; load before {run['load']}; {told}."
+        f" {machine['kernel']}; load before {run['load']}; {programs}."
     )
 
 
@@ -131,7 +131,7 @@ def _section(outcome: Outcome, run: Mapping[str, Any]) -> list[str]:
 
 
 def _side_row(side: Side) -> tuple[str, ...]:
-    def told(values: Sequence[float]) -> str:
+    def summary(values: Sequence[float]) -> str:
         middle = number(statistics.median(values))
         return middle if len(values) == 1 else f"{middle} ({number(min(values))} to {number(max(values))})"
 
@@ -141,8 +141,8 @@ def _side_row(side: Side) -> tuple[str, ...]:
         side.name,
         side.what,
         str(len(samples)),
-        told([sample.wall for sample in samples]),
-        told([sample.core for sample in samples]),
+        summary([sample.wall for sample in samples]),
+        summary([sample.core for sample in samples]),
         f"{megabytes:,.1f}" if megabytes else "",
         f"{side.median('peak') / _MIB:.0f}",
     )
@@ -184,5 +184,5 @@ def _unmeasured(document: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _short(what: str) -> str:
-    """As a label beside a bar."""
+    """Shortened, for the label of a bar."""
     return what if len(what) <= 60 else what[:59] + "…"

@@ -1,4 +1,4 @@
-"""Samples → figures → a benchmark's outcome: the values that travel, and their JSON form. Pure."""
+"""Data classes of benchmark results, and their JSON form."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _ADDRESS = re.compile(r"\b\w+://(?!www\.w3\.org/)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One run of one side: seconds on the wall, seconds of cores, bytes of memory and of output."""
+    """One run: wall seconds, core-seconds, bytes of memory and of output."""
 
     wall: float
     user: float
     system: float
     peak: int  # largest sum of all processes' PSS, bytes
-    bytes: int = 0  # compressed bytes that came out, or bytes that arrived
-    stages: tuple[tuple[str, float], ...] = ()  # core-seconds by stage, where they can be told
-    legs: tuple[tuple[str, float], ...] = ()  # seconds on the wall of what was done one after the other
+    bytes: int = 0  # compressed bytes of the output, or downloaded bytes
+    stages: tuple[tuple[str, float], ...] = ()  # core-seconds by stage, if known
+    legs: tuple[tuple[str, float], ...] = ()  # wall seconds of consecutive steps
 
     @property
     def core(self) -> float:
@@ -31,7 +31,7 @@ class Sample:
         return self.user + self.system
 
     def __add__(self, other: Sample) -> Sample:
-        """One after the other."""
+        """The sum of two consecutive runs."""
         mine, others = dict(self.stages), dict(other.stages)
         return Sample(
             wall=self.wall + other.wall,
@@ -45,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """One way to do the work, and its rounds in order."""
+    """The samples of a contender, by round."""
 
     name: str
     what: str
@@ -58,7 +58,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """A number that is told: a value a round, and perhaps a target for the median (for memory: the worst)."""
+    """A reported number: a value for each round, and an optional target for the median or the worst value."""
 
     what: str
     unit: str  # "×", "s", "MB/s", "MiB"
@@ -73,7 +73,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is reached; None where there is none."""
+        """Whether the target is met; None if there is none."""
         if self.target is None:
             return None
         worst = max(self.values) if self.at_most else min(self.values)
@@ -83,7 +83,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What one benchmark gave. `series` is a growth table: titles, then rows."""
+    """The result of a benchmark. `series` is a growth table: titles, then rows."""
 
     name: str
     title: str
@@ -92,34 +92,34 @@ class Outcome:
     figures: tuple[Figure, ...] = ()
     series: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()  # what was not measured, and why
+    left_out: tuple[str, ...] = ()  # parts that were not measured, and why
 
 
 def per_round(above: Sequence[Sample], below: Sequence[Sample]) -> tuple[float, ...]:
-    """The wall-clock ratio of each round's pair."""
+    """The ratio of wall seconds, by round."""
     return tuple(a.wall / b.wall for a, b in zip(above, below, strict=False))
 
 
 def fastest(*sides: Sequence[Sample]) -> tuple[Sample, ...]:
-    """Of each round the sample of the side that was fastest in it."""
+    """The fastest sample of each round."""
     return tuple(min(row, key=lambda sample: sample.wall) for row in zip(*sides, strict=True))
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
-    """The outcome as plain JSON values, with medians and verdicts worked out for readers of the file."""
-    told: dict[str, Any] = asdict(outcome)
-    for side, found in zip(told["sides"], outcome.sides, strict=True):
+    """The outcome as JSON values, with computed medians and verdicts for readers of the file."""
+    values: dict[str, Any] = asdict(outcome)
+    for side, found in zip(values["sides"], outcome.sides, strict=True):
         for sample in side["samples"]:
             sample["stages"], sample["legs"] = dict(sample["stages"]), dict(sample["legs"])
         side["median"] = {key: found.median(key) for key in ("wall", "core", "peak", "bytes")}
-    for figure, known in zip(told["figures"], outcome.figures, strict=True):
+    for figure, known in zip(values["figures"], outcome.figures, strict=True):
         figure |= {"median": known.median, "min": min(known.values), "max": max(known.values)}
         figure["met"] = known.met
-    return told
+    return values
 
 
 def outcome_from_json(value: Mapping[str, Any]) -> Outcome:
-    """The inverse of `outcome_json`; what was worked out is worked out again."""
+    """The inverse of `outcome_json`; computed values are ignored."""
     return Outcome(
         name=value["name"],
         title=value["title"],
@@ -139,13 +139,13 @@ def outcome_from_json(value: Mapping[str, Any]) -> Outcome:
 
 
 def addresses_in(text: str, paths: Iterable[str]) -> list[str]:
-    """What must not be published: addresses, and *paths* of this machine."""
+    """The addresses, and those of *paths*, in *text*, which must not be published."""
     return _ADDRESS.findall(text) + [path for path in paths if path in text]
 
 
 def _sample(value: Mapping[str, Any]) -> Sample:
-    told = {key: tuple(value.get(key, {}).items()) for key in ("stages", "legs")}
-    return Sample(**{**_only(Sample, value), **told})
+    times = {key: tuple(value.get(key, {}).items()) for key in ("stages", "legs")}
+    return Sample(**{**_only(Sample, value), **times})
 
 
 def _only(kind: type, value: Mapping[str, Any]) -> dict[str, Any]:

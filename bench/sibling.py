@@ -1,4 +1,4 @@
-"""An image whose layers a registry has: published again elsewhere, by us and by skopeo; and verified."""
+"""Benchmark publishing an image whose layers are in the registry already, against skopeo; and `verify`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.meters import measure
 from bench.results import Figure, Outcome, Sample, per_round
-from bench.sides import Say, Way, alternate
-from bench.subject import DOOR, Subject
+from bench.sides import Contender, Say, alternate
+from bench.subject import KILN, Subject
 from tests.engine.registry import RunningRegistry, docker_registry
 from tests.keys import pem, public_pem
 from torchkiln.matrix.tags import tag_of
 
 _OURS, _SKOPEO, _VERIFY = "ours, publish", "skopeo copy", "ours, verify"
-_FIRST = "team/pytorch"  # where the layers are before any side begins
+_FIRST = "team/pytorch"  # the repository that has the layers from the start
 
 
 @dataclass
-class Quay:
-    """A registry that has the image, a layout that has it too, and an empty repository for each run."""
+class PublishScene:
+    """A registry and a layout with the image, and an empty repository for each run."""
 
     subject: Subject
     registry: RunningRegistry
@@ -39,28 +39,28 @@ class Quay:
         return tag_of(self.subject.locked.resolution)
 
     def fresh(self) -> str:
-        """A repository that has nothing."""
+        """A new, empty repository."""
         self.count += 1
         return f"{self.registry.host}/team/sibling-{self.count}"
 
     def publish(self, repository: str) -> Sample:
-        """With SBOMs, provenance and the decision, signed; nothing was proved, which it says."""
-        argv = [*DOOR, "publish", self.tag, "--output", str(self.folder / "layout"), "--to", repository]
+        """Publish with signed SBOMs, provenance and gate decision; --override, as there are no reports."""
+        argv = [*KILN, "publish", self.tag, "--output", str(self.folder / "layout"), "--to", repository]
         argv += ["--images", str(self.subject.images)]
         argv += ["--key", str(self.folder / "key.pem"), "--override", "a benchmark", "--quiet"]
         return self._measured(argv)
 
     def skopeo(self, repository: str) -> Sample:
-        """The image alone."""
+        """Copy the image alone."""
         source, target = f"oci:{self.folder}/layout:{self.tag}", f"docker://{repository}:{self.tag}"
         return self._measured(
             ["skopeo", "copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false", source, target]
         )
 
     def verify(self) -> Sample:
-        """Without layers, an empty cache. Nothing was proved, so it ends with 12, having looked at all."""
+        """Verify without layers, with an empty cache. Without reports, it ends with 12 after all checks."""
         reference = f"{self.registry.host}/{_FIRST}:{self.tag}"
-        words = [*DOOR, "verify", reference, "--key", str(self.folder / "pub.pem"), "--quiet"]
+        words = [*KILN, "verify", reference, "--key", str(self.folder / "pub.pem"), "--quiet"]
         with tempfile.TemporaryDirectory(dir=self.folder) as cache:
             script = 'TORCHKILN_CACHE="$0" "$@"; test $? = 12'
             return self._measured(["sh", "-c", script, cache, *words])
@@ -70,25 +70,27 @@ class Quay:
         return measure(argv, env=environ, cwd=self.subject.scratch)[0]
 
     def build(self) -> Sample:
-        """The image into the layout."""
+        """Build the image into the layout."""
         return self._measured([*self.subject.command(), "--output", str(self.folder / "layout")])
 
 
 def sibling(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """Every layer is in the registry, in another repository."""
-    with _quay(subject) as quay:
+    """With every layer in another repository of the registry."""
+    with _scene(subject) as scene:
         ways = (
-            Way(
+            Contender(
                 name=_OURS,
                 what="`publish`: layers mounted; SBOMs, provenance, decision, tags",
-                run=lambda: quay.publish(quay.fresh()),
+                run=lambda: scene.publish(scene.fresh()),
             ),
-            Way(
+            Contender(
                 name=_SKOPEO,
                 what="the image alone, by what skopeo knows",
-                run=lambda: quay.skopeo(quay.fresh()),
+                run=lambda: scene.skopeo(scene.fresh()),
             ),
-            Way(name=_VERIFY, what="`verify` of the first repository's tag, an empty cache", run=quay.verify),
+            Contender(
+                name=_VERIFY, what="`verify` of the first repository's tag, an empty cache", run=scene.verify
+            ),
         )
         found = alternate(ways, rounds, say)
     return Outcome(
@@ -117,7 +119,7 @@ def sibling(subject: Subject, rounds: int, say: Say) -> Outcome:
 
 
 @contextmanager
-def _quay(subject: Subject) -> Iterator[Quay]:
+def _scene(subject: Subject) -> Iterator[PublishScene]:
     folder = Path(tempfile.mkdtemp(prefix="sibling-", dir=subject.scratch))
     key = Ed25519PrivateKey.generate()
     (folder / "key.pem").write_bytes(pem(key))
@@ -126,10 +128,10 @@ def _quay(subject: Subject) -> Iterator[Quay]:
     try:
         with docker_registry(folder / "its") as registry:
             cache = subject.cache("sibling", wheels=True, bytecode=True)
-            quay = Quay(subject=subject, registry=registry, folder=folder, cache=cache)
-            quay.build()
-            quay.publish(f"{registry.host}/{_FIRST}")
+            scene = PublishScene(subject=subject, registry=registry, folder=folder, cache=cache)
+            scene.build()
+            scene.publish(f"{registry.host}/{_FIRST}")
             os.sync()
-            yield quay
+            yield scene
     finally:
         shutil.rmtree(folder)

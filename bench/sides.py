@@ -1,4 +1,4 @@
-"""Subject → Sample, a function a side: prepares folders untimed, runs as processes of its own, cleans up."""
+"""Run the contenders of benchmarks in processes of their own; preparation is not timed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
-    """A side before it ran. `rounds`: at most so many (it is slow, which its table says)."""
+class Contender:
+    """A command to measure. `rounds`: a lower maximum for slow ones."""
 
     name: str
     what: str
@@ -32,13 +32,13 @@ class Way:
     rounds: int | None = None
 
 
-def alternate(ways: Sequence[Way], rounds: int, say: Say) -> dict[str, Side]:
-    """A B C, A B C, ...: so that what changes on the machine or the network meets all of them."""
+def alternate(ways: Sequence[Contender], rounds: int, say: Say) -> dict[str, Side]:
+    """Run A B C, A B C, ..., so that changes of the machine or the network affect all of them."""
     samples: dict[str, list[Sample]] = {way.name: [] for way in ways}
     for turn in range(rounds):
         for way in ways:
             if way.rounds is None or turn < way.rounds:
-                os.sync()  # nobody waits for what another has written
+                os.sync()  # so that none waits for data of another
                 sample = way.run()
                 samples[way.name].append(sample)
                 say(f"  {way.name}, round {turn + 1}: {sample.wall:.2f} s, {sample.core:.1f} core-seconds")
@@ -54,11 +54,11 @@ def build(
     images: Path | None = None,
     cores: frozenset[int] | None = None,
 ) -> Sample:
-    """Our build by the command line into a layout, with a cache of its own; bytes: of its wheel layers.
+    """Run our build into a layout, with its own cache; bytes: of its wheel layers.
 
-    .pyc files that should have been cached and were not are kept for later sides, and the side runs again.
+    If .pyc files were missing in the cache, they are kept, and the build runs again.
 
-    :raises Failed: it failed, or .pyc files are made each time.
+    :raises Failed: it failed, or .pyc files are missing again.
     """
     layout = subject.scratch / "layout"
     for _ in range(2):
@@ -73,7 +73,7 @@ def build(
             shutil.copytree(cache / "bytecode", subject.kept_packs, dirs_exist_ok=True)
         finally:
             remove(cache, layout)
-    raise Failed("the .pyc files that one build had kept were not enough for the next")
+    raise Failed("the .pyc files of one build were not sufficient for the next")
 
 
 def built(
@@ -84,7 +84,7 @@ def built(
     images: Path | None = None,
     cores: frozenset[int] | None = None,
 ) -> Sample:
-    """Our build with this *cache* into *layout*."""
+    """Run our build with *cache* into *layout*."""
     sample, out = run(
         subject, [*subject.command(images), "--output", str(layout)], {"TORCHKILN_CACHE": str(cache)}, cores
     )
@@ -92,9 +92,9 @@ def built(
 
 
 def keep_bytecode(subject: Subject) -> tuple[ImageLayer, ...]:
-    """Build once, untimed, and put the .pyc packs and the base's Python where `Subject.cache` finds them.
+    """Build once, untimed, and store the .pyc packs and the base's Python for `Subject.cache`.
 
-    Returns the wheel layers that came out, as a lock records them.
+    Returns the wheel layers, as a lock records them.
     """
     cache, layout = subject.cache("first", wheels=True), subject.scratch / "layout"
     built(subject, cache, layout)
@@ -106,11 +106,17 @@ def keep_bytecode(subject: Subject) -> tuple[ImageLayer, ...]:
     return layers or ()
 
 
-def download(subject: Subject, way: str, connections: int) -> Sample:
-    """The bare download; bytes: what came."""
+def download(subject: Subject, method: str, connections: int) -> Sample:
+    """Download the wheels with bench.fetch; bytes: downloaded."""
     folder = subject.scratch / "bare"
     folder.mkdir()
-    arguments = [way, str(connections), str(subject.images), tag_of(subject.locked.resolution), str(folder)]
+    arguments = [
+        method,
+        str(connections),
+        str(subject.images),
+        tag_of(subject.locked.resolution),
+        str(folder),
+    ]
     try:
         sample, out = run(subject, [*MODULE, "bench.fetch", *arguments])
         return replace(sample, bytes=int(out))
@@ -119,7 +125,7 @@ def download(subject: Subject, way: str, connections: int) -> Sample:
 
 
 def recompress(subject: Subject) -> Sample:
-    """The best simple rival, over all wheels."""
+    """Run bench.recompress over all wheels."""
     folder = subject.scratch / "rival"
     folder.mkdir()
     subject.read_wheels()
@@ -132,7 +138,7 @@ def recompress(subject: Subject) -> Sample:
 
 
 def pip_install(subject: Subject, venv: Path) -> Sample:
-    """pip into a fresh venv, from a folder of the same wheels; it makes .pyc files, as it does by default."""
+    """Run pip in a new venv, from a folder of the same wheels; it compiles .pyc files, its default."""
     wheels = subject.scratch / "find-links"
     wheels.mkdir(exist_ok=True)
     for wheel in subject.locked.wheels:
@@ -152,7 +158,7 @@ def pip_install(subject: Subject, venv: Path) -> Sample:
 
 
 def compress(folder: Path, compressor: str) -> Sample:
-    """`tar | compressor` of *folder*: one layer; nothing is hashed."""
+    """Run `tar | compressor` on *folder*, for one layer; nothing is hashed."""
     out = folder.with_name("one-layer.tar.gz")
     script = f'set -o pipefail; tar -C "$1" -cf - . | {compressor} > "$2"'
     os.sync()
@@ -171,12 +177,12 @@ def run(
     more: Mapping[str, str] | None = None,
     cores: frozenset[int] | None = None,
 ) -> tuple[Sample, bytes]:
-    """*argv* in the subject's environment, from our checkout."""
+    """Measure *argv* in the subject's environment, in our checkout."""
     return measure(argv, env={**subject.environ, **(more or {})}, cwd=ROOT, cores=cores)
 
 
 def remove(*folders: Path) -> None:
-    """Delete *folders*; wheels are read-only there, folders are not."""
+    """Delete *folders*."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 

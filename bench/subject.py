@@ -1,4 +1,4 @@
-"""What is built in a benchmark: the real set from the user's cache (read only), or a generated one."""
+"""The wheels that a benchmark builds: the real set from the user's cache (read only), or a generated one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.generated import Shape, write_wheel
+from bench.generated import WheelShape, write_wheel
 from tests.standin.index_server import IndexServer
 from torchkiln.errors import ConfigError
 from torchkiln.lock.lock import load_locked, save
@@ -25,7 +25,7 @@ _INDEX_SETTINGS = ("PIP_", "UV_")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A locked cell with a store that holds its wheels, byte-code and base."""
+    """A locked cell, with a store that has its wheels, bytecode and base."""
 
     name: str
     images: Path
@@ -36,12 +36,12 @@ class Subject:
 
     @property
     def generated(self) -> bool:
-        """Whether its wheels were made here, and only look like those of their names."""
+        """Whether its wheels are generated."""
         return self.images != ROOT / "images"
 
     @property
     def wheel_bytes(self) -> int:
-        """Of all wheels."""
+        """The bytes of all wheels."""
         return sum(wheel.size for wheel in self.locked.wheels)
 
     def cache(
@@ -53,10 +53,11 @@ class Subject:
         python: bool = False,
         base: bool = True,
     ) -> Path:
-        """A fresh cache folder with the base; *bytecode*: with the .pyc packs, and with the base's Python.
+        """A new cache folder.
 
-        *python*: only with that, which the first build on a base takes out of it in some seconds. Without
-        *base* and all else it is empty.
+        :param bytecode: with the .pyc packs and the base's Python.
+        :param python: with the base's Python, which a first build extracts in some seconds.
+        :param base: with the base.
         """
         root = self.scratch / name
         shutil.rmtree(root, ignore_errors=True)
@@ -77,38 +78,38 @@ class Subject:
 
     @property
     def kept_packs(self) -> Path:
-        """Byte-code that the store lacked and a side has made."""
+        """Bytecode that was missing in the store and was compiled in a run."""
         return self.scratch / "packs"
 
     def packs(self, cache: Path) -> int:
-        """How many wheels' byte-code *cache* holds."""
+        """The number of wheels with bytecode in *cache*."""
         return sum(1 for _ in (cache / "bytecode").glob("*.pack"))
 
     def command(self, images: Path | None = None) -> list[str]:
-        """Our own build of the cell, as a user types it; without --output."""
+        """The command of our build of the cell, without --output."""
         cell = self.locked.resolution.cell
         chosen = ["--torch", cell.torch, "--cuda", cell.cuda, "--images", str(images or self.images)]
-        return [*DOOR, "build", *chosen, "--json", "--quiet"]
+        return [*KILN, "build", *chosen, "--json", "--quiet"]
 
     def read_wheels(self) -> None:
-        """Bring the wheels into the page cache."""
+        """Read the wheels into the page cache."""
         for wheel in self.locked.wheels:
             with self.store.wheel(wheel).open("rb", buffering=0) as file:
                 while file.read(1 << 20):
                     pass
 
     def without_records(self) -> Path:
-        """A folder of images with this cell's lock, its recorded layers left out."""
+        """A folder of images with this cell's lock, without its recorded layers."""
         folder = self.scratch / "images-without-records"
         save(folder, replace(self.locked, layers=()))
         return folder
 
 
-DOOR = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py")]
+KILN = [str(ROOT / ".venv/bin/python"), str(ROOT / "build.py")]
 
 
 def real(store: Store, scratch: Path) -> Subject:
-    """The headline cell.
+    """The cell of TAG.
 
     :raises ConfigError: its wheels or its base are not in *store*.
     """
@@ -116,7 +117,7 @@ def real(store: Store, scratch: Path) -> Subject:
     missing = [wheel.filename for wheel in locked.wheels if not store.has_wheel(wheel)]
     if missing or not store.has_blob(locked.base.digest, locked.base.size):
         raise ConfigError(
-            f"the cache lacks {len(missing)} wheels of {TAG}, or its base", hint="run first: make image"
+            f"{len(missing)} wheels of {TAG}, or its base, are not in the cache", hint="run: make image"
         )
     return Subject(
         name=f"the real set of {TAG}",
@@ -129,7 +130,7 @@ def real(store: Store, scratch: Path) -> Subject:
 
 
 def shrunk(tag: str, base: Store, store: Store, scratch: Path, *, divisor: int) -> Subject:
-    """The cell *tag* with generated wheels of the true names and 1/*divisor* of the true sizes.
+    """The cell *tag* with generated wheels of the real names and 1/*divisor* of the real sizes.
 
     :raises ConfigError: the cell's base is not in the user's cache, *base*.
     """
@@ -141,12 +142,14 @@ def shrunk(tag: str, base: Store, store: Store, scratch: Path, *, divisor: int) 
 def of_wheels(
     wheels: Iterable[LockedWheel], locked: LockedCell, base: Store, store: Store, scratch: Path, *, name: str
 ) -> Subject:
-    """The cell of *locked* with other *wheels*, which *store* holds; its lock goes to the scratch folder.
+    """The cell of *locked* with other *wheels*, which are in *store*; its lock is in the scratch folder.
 
     :raises ConfigError: the base is not in the user's cache, *base*.
     """
     if not base.has_blob(locked.base.digest, locked.base.size):
-        raise ConfigError(f"the cache lacks the base of {tag_of(locked.resolution)}", hint="run: make image")
+        raise ConfigError(
+            f"the base of {tag_of(locked.resolution)} is not in the cache", hint="run: make image"
+        )
     _link(base.blob(locked.base.digest), store.blob(locked.base.digest))
     other = replace(locked, wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)), layers=())
     images = scratch / "images" / re.sub(r"\W+", "-", name)
@@ -164,7 +167,7 @@ def recorded(subject: Subject, layers: tuple[ImageLayer, ...]) -> Subject:
 
 
 def served(subject: Subject, server: IndexServer) -> Subject:
-    """*subject* with its wheels on *server*, and no other index in sight."""
+    """*subject* with its wheels on *server* as its only index."""
     for wheel in subject.locked.wheels:
         server.files["simple", wheel.name, wheel.filename] = subject.store.wheel(wheel).read_bytes()
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_INDEX_SETTINGS)}
@@ -173,18 +176,18 @@ def served(subject: Subject, server: IndexServer) -> Subject:
 
 
 def _shrunk(wheel: LockedWheel, store: Store, divisor: int) -> LockedWheel:
-    """Made once a store; the note of it is a record there."""
+    """A generated wheel, created once per store."""
     key = f"{wheel.sha256}-{divisor}"
     if known := store.record("shrunk", key):
         return replace(wheel, sha256=known["sha256"], size=known["size"])
     size = wheel.size // divisor
-    made = write_wheel(wheel, Shape(size=size, words=0.5, modules=min(20, size // 5000)), store)
+    made = write_wheel(wheel, WheelShape(size=size, words=0.5, modules=min(20, size // 5000)), store)
     store.put_record("shrunk", key, {"sha256": made.sha256, "size": made.size})
     return made
 
 
 def _link(source: str | Path, target: str | Path) -> None:
-    """By hard link, which costs nothing; by copy where the cache is a file system of its own."""
+    """Hard-link, or copy between file systems."""
     if not Path(target).exists():
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         try:

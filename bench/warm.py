@@ -1,4 +1,4 @@
-"""Wheels are cached: how fast they become layers, against the best simple rival; and when nothing changed."""
+"""Benchmark building layers from cached wheels against a simple alternative, and a build without changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from bench import sides
 from bench.results import Figure, Outcome, Side, per_round
-from bench.sides import Say, Way, alternate, build
+from bench.sides import Contender, Say, alternate, build
 from bench.subject import Subject
 
 STATE = (
@@ -16,16 +16,16 @@ STATE = (
 
 
 def warm(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """Wheels are cached: how fast they become layers, against the best simple rival."""
+    """Layers from cached wheels, against bench.recompress."""
     unrecorded = subject.without_records()
     full, rival = "ours, full verification", "isal at level 1"
     ways = [
-        Way(
+        Contender(
             name=full,
             what="lock without recorded layers: every stream is inflated, every hash compared",
             run=lambda: build(subject, wheels=True, bytecode=True, images=unrecorded),
         ),
-        Way(
+        Contender(
             name=rival,
             what="inflate, tar, isal level 1, a process a core; hashes wheels, tars and blobs; no installing",
             run=lambda: sides.recompress(subject),
@@ -34,7 +34,9 @@ def warm(subject: Subject, rounds: int, say: Say) -> Outcome:
     recorded = "ours, recorded layers"
     if subject.locked.layers:
         what = "the committed lock: its layers' digests are known, and compared"
-        ways.insert(0, Way(name=recorded, what=what, run=lambda: build(subject, wheels=True, bytecode=True)))
+        ways.insert(
+            0, Contender(name=recorded, what=what, run=lambda: build(subject, wheels=True, bytecode=True))
+        )
     found = alternate(ways, rounds, say)
     figures = [_rate(found[name], subject, 200.0 if name != rival else None) for name in found]
     for name in found:
@@ -61,18 +63,18 @@ def warm(subject: Subject, rounds: int, say: Say) -> Outcome:
 
 
 def unchanged(subject: Subject, rounds: int, say: Say) -> Outcome:
-    """The second build; a start of Python as the scale. Three times as many rounds: they are short."""
+    """The second build, against a start of Python; with three times as many rounds, as they are short."""
     cache, layout = subject.cache("ours", wheels=True, bytecode=True), subject.scratch / "layout"
     try:
         sides.built(subject, cache, layout)
         found = alternate(
             (
-                Way(
+                Contender(
                     name="second build",
                     what="the same command again",
                     run=lambda: sides.built(subject, cache, layout),
                 ),
-                Way(
+                Contender(
                     name="python -c pass",
                     what="a start of the same interpreter",
                     run=lambda: sides.run(subject, [sys.executable, "-c", "pass"])[0],
@@ -105,6 +107,6 @@ def _rate(side: Side, subject: Subject, target: float | None) -> Figure:
 
 
 def size_figure(what: str, side: Side, subject: Subject) -> Figure:
-    """What came out, in sizes of what went in."""
+    """The size of the output divided by that of the wheels."""
     values = tuple(sample.bytes / subject.wheel_bytes for sample in side.samples)
     return Figure(what=f"{what} / wheels: size", unit="×", values=values)

@@ -1,4 +1,4 @@
-"""Finished layers → the size of each by zstd at several levels and windows, with seconds of a core.
+"""Measure the size and time of layers with zstd at several levels and windows.
 
     python -m bench.zstd_levels LAYER ... [--levels 3,6,3+ldm24]
 
@@ -26,7 +26,7 @@ _Parameter = zstd.CompressionParameter
 
 
 def measure(layer: Path, level: str) -> dict[str, object]:
-    """Bytes before and after, and what compressing and decompressing took of a core."""
+    """The sizes, and the core-seconds of compression and decompression."""
     number, _, log = level.partition("+ldm")
     options: dict[int, int] = {_Parameter.compression_level: int(number)}
     if log:
@@ -61,8 +61,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("layers", nargs="+", type=Path)
     parser.add_argument("--levels", default="1,3,6,9,3+ldm24,3+ldm27")
-    asked = parser.parse_args()
-    for path in asked.layers:
-        for one in asked.levels.split(","):
-            sys.stdout.write(json.dumps(measure(path, one)) + "\n")
+    options = parser.parse_args()
+    for path in options.layers:
+        for level in options.levels.split(","):
+            sys.stdout.write(json.dumps(measure(path, level)) + "\n")
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""accumulate: the gradients of small batches, added up, are those of the large batch that does not fit."""
+"""accumulate: the accumulated gradients of small batches equal those of the large batch."""
 
 import pytest
 
@@ -7,7 +7,7 @@ PARTS = 4
 
 @pytest.mark.tier(1)
 def test_accumulate(measure):
-    """Four micro-batches under AMP, each loss divided by four, against all rows at once."""
+    """Compare four micro-batches under AMP, each loss divided by four, with one batch of all rows."""
     from smoke_tests.closeness import relative_error
     from smoke_tests.training import ROWS, Regression, device_of
 
@@ -22,14 +22,14 @@ def test_accumulate(measure):
     measure("gradient_error", relative_error(summed, whole), at_most=5e-3)
     measure("step_error", relative_error(summed_step, whole_step), at_most=5e-3)
     measure("fp32_error", relative_error(summed, exact), at_most=1e-2)
-    # No part says by itself what all of them say, or adding up would not be seen here.
+    # No part alone gives the full gradient, or a missing accumulation would not be detected.
     alone = [relative_error(_accumulated([part])[0], whole) for part in parts]
     measure("errors_alone", alone)
     measure("least_error_alone", min(alone), at_least=0.1)
 
 
 def _accumulated(parts):
-    """The gradient of the mean over *parts* after one unscale_, and how far the one step went."""
+    """The gradient of the mean over *parts* after one unscale_, and the length of the step."""
     from smoke_tests.torch_api import grad_scaler
     from smoke_tests.training import Regression, gradient, weights
 

@@ -1,4 +1,4 @@
-"""archs: this torch holds code for exactly the GPU architectures that the facts promise."""
+"""archs: this torch has code for exactly the GPU architectures in the facts."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from smoke_tests.probe import probe
 
 @pytest.mark.tier(0)
 def test_archs(facts, measure):
-    """The flags are compiled in, so they can be read where there is no GPU."""
+    """The flags are compiled in, so they can be read without a GPU."""
     measure("archs", sorted(probe("archs")), equals=sorted(facts["claims"]["archs"]))

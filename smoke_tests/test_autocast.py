@@ -1,4 +1,4 @@
-"""autocast-matmul, bf16: under autocast a product is really taken in half precision, and is right."""
+"""autocast-matmul, bf16: autocast computes products in half precision, and they are correct."""
 
 import pytest
 

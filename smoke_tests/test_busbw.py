@@ -1,4 +1,4 @@
-"""busbw: the GPUs reach each other by the link that is there, and it is as fast as such a link must be."""
+"""busbw: the GPUs use the expected link, and it is as fast as such a link must be."""
 
 from statistics import median
 

@@ -1,4 +1,4 @@
-"""checkpoint: activations that are computed again instead of kept save memory and change no gradient."""
+"""checkpoint: recomputing activations saves memory and does not change gradients."""
 
 import pytest
 
@@ -7,7 +7,7 @@ SEED = 1
 
 @pytest.mark.tier(1)
 def test_checkpoint(measure):
-    """Every block runs twice, dropout draws the same again, the gradient is the same, the peak lower."""
+    """Every block runs twice with the same dropout; the gradient is the same, the peak memory lower."""
     from torch.utils.checkpoint import checkpoint
 
     from smoke_tests.closeness import relative_error
@@ -22,11 +22,11 @@ def test_checkpoint(measure):
     def again(block, x):
         return checkpoint(block, x, use_reentrant=False)
 
-    _run(model, inputs, kept)  # what libraries take for themselves at their first call is no part of a peak
+    _run(model, inputs, kept)  # the memory that libraries allocate at their first call must not count
     plain, wanted, calls = _run(model, inputs, kept)
     saved, found, calls_again = _run(model, inputs, again)
     measure("calls", [calls, calls_again], equals=[DEPTH, 2 * DEPTH])
-    # The same kernels on the same numbers; not asked for bit by bit, for a library may choose others.
+    # The same kernels on the same numbers; not required bit by bit, because a library may choose others.
     measure("gradient_error", relative_error(found, wanted), at_most=1e-5)
     measure("peaks", [plain, saved])
     # Kept by turns are one block's activations, and of the others what goes in: a third of all is expected.

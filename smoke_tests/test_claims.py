@@ -1,4 +1,4 @@
-"""claims: tag, labels and /etc/torchkiln/image.json say what the lock says, and the software says it too."""
+"""claims: tag, labels, /etc/torchkiln/image.json and the software agree with the lock."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from smoke_tests.tag import parse_tag
 
 @pytest.mark.tier(0)
 def test_claims(facts, measure):
-    """Three witnesses: the outside (lock and manifest), the image's own account, and the software itself."""
+    """Compare the lock and the manifest with image.json and with the software itself."""
     seen = probe("software")
     claims, account, labels = facts["claims"], seen["image_json"] or {}, facts["labels"]
     locked = {wheel["name"] for wheel in facts["wheels"]}
@@ -45,7 +45,7 @@ def test_claims(facts, measure):
 
 
 def _kept(status, promised, wheel):
-    """Whether the CUDA part is true: native, the very version; minor-compat, same major and not older."""
+    """Whether the CUDA version matches: native: the same version; minor-compat: same major and not older."""
     if wheel is None:
         return False
     asked, got = ([int(part) for part in version.split(".")] for version in (promised, wheel))

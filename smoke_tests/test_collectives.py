@@ -1,4 +1,4 @@
-"""collectives: what training libraries build on beside the all-reduce moves every element to its place."""
+"""collectives: the collectives besides all-reduce move every element to its place."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""compile-cpu: torch.compile makes machine code with the image's own compiler, and it is right."""
+"""compile-cpu: torch.compile builds machine code with the image's compiler, and it is correct."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.tier(0)
 @pytest.mark.limit(300)
 def test_compile_cpu(measure):
-    """The result agrees, and a library built from the kernel lies in the cache: falling back leaves none."""
+    """The result agrees, and the cache has a library built from the kernel; a fallback leaves none."""
     import torch
 
     torch.manual_seed(0)

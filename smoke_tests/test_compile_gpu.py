@@ -1,4 +1,4 @@
-"""compile-gpu: torch.compile makes kernels for this GPU by Triton, and they are right, backward too."""
+"""compile-gpu: torch.compile builds kernels for this GPU with Triton, and they are correct, backward too."""
 
 import os
 from pathlib import Path
@@ -13,8 +13,8 @@ BOUND = 1e-5  # FP32 sums of 256 products err by some 3e-7, TF32's ten bits by 3
 @pytest.mark.tier(1)
 @pytest.mark.limit(300)
 def test_compile_gpu(measure, monkeypatch, tmp_path):
-    """Result and gradients agree with FP64, and Triton made a new .cubin: a fall back to eager makes none."""
-    # Fresh folders, so that every kernel is compiled now; under plain pytest nobody else has named any.
+    """Result and gradients agree with FP64, and Triton built a .cubin; a fallback to eager builds none."""
+    # New folders, so that every kernel is compiled now; plain pytest sets none.
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     import torch

@@ -10,7 +10,7 @@ from smoke_tests.rows import Rows
 @pytest.mark.tier(0)
 @pytest.mark.limit(300)
 def test_cpu_train(measure):
-    """The weights move and the loss falls tenfold; each batch came whole from another process."""
+    """The weights change and the loss falls tenfold; each batch came complete from another process."""
     import torch
     from torch import nn
     from torch.utils.data import DataLoader

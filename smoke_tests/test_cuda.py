@@ -1,4 +1,4 @@
-"""cuda: torch reaches every GPU that the driver shows, and its kernels compute on each."""
+"""cuda: torch finds every GPU of the driver, and its kernels run on each."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from smoke_tests.probe import probe
 
 @pytest.mark.tier(1)
 def test_cuda(measure):
-    """What the driver tells, torch finds; the build holds code for each GPU; each gives an exact result."""
+    """torch finds the GPUs that the driver lists, has code for each, and computes an exact result on each."""
     import torch
 
     from smoke_tests.torch_api import tuple_of
 
-    driver = probe("driver")  # a process without torch: no witness of itself
+    driver = probe("driver")  # a process without torch, for an independent result
     exposed = driver["gpus"]
     measure("torch", torch.__version__)
     measure("build_cuda", torch.version.cuda)

@@ -1,4 +1,4 @@
-"""cudnn: the cuDNN that is loaded is the one that torch was built for, and its convolution is right."""
+"""cudnn: the loaded cuDNN is the one that torch was built for, and its convolution is correct."""
 
 import pytest
 
@@ -10,7 +10,7 @@ BOUND = 1e-5
 
 @pytest.mark.tier(1)
 def test_cudnn(claims, measure):
-    """Its version by both of its accounts, then a convolution and both gradients, in FP32 without TF32."""
+    """Check its version in two ways, then a convolution and both gradients, in FP32 without TF32."""
     import torch
 
     available = torch.backends.cudnn.is_available()
@@ -32,7 +32,7 @@ def test_cudnn(claims, measure):
     if claims["cudnn"]:
         measure("locked", version, equals=".".join(claims["cudnn"].split(".")[:3]))
     if faults := measure.faults():
-        pytest.fail("\n".join(faults), pytrace=False)  # a strange cuDNN may end the process: say this first
+        pytest.fail("\n".join(faults), pytrace=False)  # a wrong cuDNN can end the process: record this first
 
     from smoke_tests.torch_api import tensor_float
 
@@ -49,7 +49,7 @@ def test_cudnn(claims, measure):
 
 
 def _backend(torch, image, filters):
-    """Which implementation conv2d takes for these: without cuDNN it has others, and they are right too."""
+    """The implementation that conv2d uses for these inputs; those without cuDNN are correct too."""
     ones, zeros = [1, 1], [0, 0]
     return torch._C._select_conv_backend(image, filters, None, ones, ones, ones, False, zeros, 1).name
 

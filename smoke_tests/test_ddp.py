@@ -1,4 +1,4 @@
-"""ddp, ddp-amp: ranks with their own rows take one joint step, and skip one together."""
+"""ddp, ddp-amp: ranks with their own rows make a joint step, and skip one together."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from smoke_tests.ranks import gpus_of_torch, measure_group, run_ranks
 @pytest.mark.tier(2)
 @pytest.mark.limit(300)
 def test_ddp(measure):
-    """Two steps give what one process makes of the joint batch, and the same bits on every rank."""
+    """Two steps equal those of one process with the joint batch, with the same bits on every rank."""
     world = gpus_of_torch()
     seen = run_ranks("ddp:joint_steps", limit=240)
     first = seen[0]["digests"]

@@ -1,4 +1,4 @@
-"""extension: this environment's nvcc and C++ compiler make a CUDA operator for torch, and it runs."""
+"""extension: this environment's nvcc and C++ compiler build a CUDA operator for torch, and it runs."""
 
 import pytest
 

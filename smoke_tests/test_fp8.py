@@ -1,10 +1,10 @@
-"""fp8: matrices of eight-bit numbers are multiplied by the tensor cores, and their scales are heeded."""
+"""fp8: the tensor cores multiply matrices of eight-bit numbers, with their scales."""
 
 import pytest
 
 from smoke_tests.closeness import relative_error
 
-ROWS, DEPTH, COLUMNS = 128, 256, 64  # multiples of 16, as the kernel wants them
+ROWS, DEPTH, COLUMNS = 128, 256, 64  # multiples of 16, as the kernel requires
 LARGEST = {"e4m3fn": 448.0, "e5m2": 57344.0}
 # Against the product of the rounded numbers: the result has bfloat16's eight bits, which alone err by 1.7e-3.
 PRODUCT_BOUND = 5e-3
@@ -57,10 +57,10 @@ def _eight(torch, numbers, kind):
 
 
 def _by_columns(torch, numbers):
-    """*numbers* in e4m3, column after column, which is how the kernel wants its right-hand side."""
+    """*numbers* in e4m3, column-major, as the kernel requires for its right-hand side."""
     return _eight(torch, numbers.t().contiguous(), "e4m3fn").t()
 
 
 def _scales(torch, *scales):
-    """What the eight-bit numbers stand for, each a tensor on the GPU."""
+    """The scales of the eight-bit numbers, each a tensor on the GPU."""
     return [torch.tensor(scale, device="cuda") for scale in scales]

@@ -1,4 +1,4 @@
-"""fsdp: sharded over all GPUs, training is the same and takes each of them less memory."""
+"""fsdp: training that is sharded over all GPUs gives the same result with less memory on each."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from smoke_tests.ranks import gpus_of_torch, measure_group, run_ranks
 @pytest.mark.tier(2)
 @pytest.mark.limit(300)
 def test_fsdp(measure):
-    """Two AdamW steps give what one GPU makes of the joint batch, and each rank holds its share only."""
+    """Two AdamW steps equal those of one GPU with the joint batch, and each rank holds only its shard."""
     world = gpus_of_torch()
     seen = run_ranks("fsdp:steps", limit=240)
 

@@ -1,4 +1,4 @@
-"""grad-scaler, clip: the scale is real, follows what it sees, and is gone where true gradients are wanted."""
+"""grad-scaler, clip: gradients are scaled, the scale adapts, and unscaled gradients are correct."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_clip(measure):
 
 
 def _first_step(measure, task, scaler):
-    """One step by hand: what each call of the scaler did."""
+    """The effect of each call of the scaler in one step."""
     from smoke_tests.closeness import relative_error
     from smoke_tests.training import gradient, weights
 
@@ -70,7 +70,7 @@ def _first_step(measure, task, scaler):
 
 
 def _step(task, scaler, spoil=lambda model: None):
-    """An ordinary step, its gradients spoilt before the scaler looks at them: how many weights it changed."""
+    """A step, with *spoil* called before the scaler checks the gradients; the number of changed weights."""
     from smoke_tests.training import weights
 
     before = weights(task.model)
@@ -120,7 +120,7 @@ def _underflow(measure):
 
 
 def _clipped(scaler, limit, *, unscale_first):
-    """A step clipped to *limit*: the norm that was told, the true one that is left, how far the step went."""
+    """A step clipped to *limit*: the returned norm, the norm afterwards, and the length of the step."""
     import torch
 
     from smoke_tests.training import Regression, gradient, weights

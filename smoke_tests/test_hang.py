@@ -1,4 +1,4 @@
-"""hang: a rank that stays away ends the others' waiting as an error that says so."""
+"""hang: if a rank does not join a collective, the others fail with a timeout error."""
 
 import re
 
@@ -20,7 +20,7 @@ WATCHDOG = {
 @pytest.mark.tier(2)
 @pytest.mark.limit(180)
 def test_hang(measure):
-    """The last rank never comes to a collective: the others end by themselves, in time, and say why."""
+    """The last rank never joins a collective: the others end by themselves in time, with the reason."""
     from smoke_tests.workers.hang import PATIENCE, met
 
     world = gpus_of_torch()

@@ -1,4 +1,4 @@
-"""import: the promised packages import, in the locked versions, and torch and NumPy understand each other."""
+"""import: the promised packages can be imported, in the locked versions, and torch works with NumPy."""
 
 import pytest
 
@@ -10,7 +10,7 @@ PROMISED = ("torch", "numpy", "torchvision", "torchaudio")
 @pytest.mark.tier(0)
 @pytest.mark.limit(300)
 def test_import(facts, measure):
-    """A fresh interpreter imports each one; seconds are recorded, not judged: they are the host's."""
+    """A new interpreter imports each one; the seconds depend on the host and have no bound."""
     locked = {wheel["name"]: wheel["version"].split("+")[0] for wheel in facts["wheels"]}
     seen = probe("imports")
 

@@ -1,4 +1,4 @@
-"""linkage: every library that an ELF file of the environment needs is there when it is needed."""
+"""linkage: every library that an ELF file of the environment needs can be found."""
 
 import sys
 from pathlib import Path
@@ -9,14 +9,14 @@ from smoke_tests.allowed import allowed_unresolved
 from smoke_tests.linkage import read_linkage, sonames
 from smoke_tests.probe import probe
 
-# The driver's: bound in by the container runtime, never part of an image.
+# The driver's: mounted by the container runtime, never part of an image.
 DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1"}
 
 
 @pytest.mark.tier(0)
 @pytest.mark.limit(600)
 def test_linkage(facts, measure):
-    """Found by the loader, loaded by `import torch`, or the driver's; the rest is listed with its reason."""
+    """Found by the loader, loaded by `import torch`, or the driver's; others are listed with a reason."""
     prefix = Path(sys.prefix)
     linkage = read_linkage(prefix)
     try:

@@ -1,4 +1,4 @@
-"""loader: pinned memory is copied while other work goes on, and DataLoader's workers fill it rightly."""
+"""loader: pinned memory is copied while other work runs, and DataLoader's workers fill it correctly."""
 
 import os
 
@@ -69,7 +69,7 @@ def _overlapped(torch, there, host):
 
 
 def _wrong(there, host):
-    """How many numbers on the GPU are not those of the host's."""
+    """The number of elements on the GPU that differ from the host's."""
     return int((there != host.to("cuda")).sum())
 
 

@@ -1,4 +1,4 @@
-"""lock: exactly the locked distributions, consistent, byte for byte what their RECORDs say."""
+"""lock: exactly the locked distributions are installed, and their files match their RECORDs."""
 
 import subprocess
 import sys

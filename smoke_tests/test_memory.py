@@ -1,4 +1,4 @@
-"""memory: AMP needs less than FP32, the allocator gives back what it holds, and training leaks nothing."""
+"""memory: AMP needs less memory than FP32, the allocator frees its cache, and training does not leak."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_memory(measure):
 
 
 def _cache(measure):
-    """A tensor is let go: the allocator keeps its block until empty_cache."""
+    """After a tensor is deleted, the allocator keeps its block until empty_cache."""
     import torch
 
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""nccl-all-reduce: NCCL sums over all GPUs, and each rank's every element is right."""
+"""nccl-all-reduce: NCCL sums over all GPUs, and every element is correct on each rank."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from smoke_tests.ranks import gpus_of_torch, run_ranks
 @pytest.mark.tier(2)
 @pytest.mark.limit(300)
 def test_nccl_all_reduce(claims, measure):
-    """One process a GPU; rank-dependent integers summed exactly, for several sizes and types."""
+    """One process per GPU; rank-dependent integers are summed exactly, for several sizes and types."""
     from smoke_tests.workers.all_reduce import DTYPES, SIZES
 
     world = gpus_of_torch()
@@ -28,5 +28,5 @@ def test_nccl_all_reduce(claims, measure):
 
 
 def short(version):
-    """A distribution's version as the library tells it: three numbers."""
+    """The first three numbers of a distribution's version, as the library reports it."""
     return ".".join(version.split(".")[:3])

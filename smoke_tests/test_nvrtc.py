@@ -1,4 +1,4 @@
-"""nvrtc: CUDA source is compiled while the program runs, by the NVRTC that torch brought, and is right."""
+"""nvrtc: torch's NVRTC compiles CUDA source at run time, and the result is correct."""
 
 import math
 import os
@@ -12,8 +12,8 @@ SOURCE = "template <typename T> T kiln(T x, T y, T factor) { return factor * x *
 
 @pytest.mark.tier(1)
 def test_nvrtc(measure, monkeypatch, tmp_path):
-    """A kernel of our own and one of torch's: NVRTC made something of each, and every element is right."""
-    # A fresh cache: a kernel of an earlier day would be loaded, and no compiler asked.
+    """NVRTC compiles a kernel of our own and one of torch's, and every element is correct."""
+    # A new cache: an older kernel would be loaded from it, and nothing compiled.
     monkeypatch.setenv("USE_PYTORCH_KERNEL_CACHE", "1")
     monkeypatch.setenv("PYTORCH_KERNEL_CACHE_PATH", str(tmp_path))
     import torch
@@ -40,5 +40,5 @@ def _made(folder):
 
 
 def _wrong(found, wanted):
-    """How many elements differ."""
+    """The number of elements that differ."""
     return sum(one != other for one, other in zip(found.tolist(), wanted, strict=True))

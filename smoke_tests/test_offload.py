@@ -1,4 +1,4 @@
-"""offload: activations kept in the host's memory until the backward pass leave room on the GPU."""
+"""offload: keeping activations in the host's memory until the backward pass saves memory on the GPU."""
 
 import contextlib
 
@@ -15,11 +15,11 @@ def test_offload(measure):
 
     model, inputs = tower()
     measure("device", device_of(model), equals="cuda")
-    # What libraries take for themselves at their first call is no part of a peak.
+    # The memory that libraries allocate at their first call must not count.
     _run(model, inputs, contextlib.nullcontext())
     plain, wanted = _run(model, inputs, contextlib.nullcontext())
     saved, found = _run(model, inputs, save_on_cpu(pin_memory=True))
-    # The same kernels on the same numbers; not asked for bit by bit, for a library may choose others.
+    # The same kernels on the same numbers; not required bit by bit, because a library may choose others.
     measure("gradient_error", relative_error(found, wanted), at_most=1e-5)
     measure("peaks", [plain, saved])
     # What one operation works on is all that stays: a quarter is expected.

@@ -1,4 +1,4 @@
-"""sdpa: attention by FlashAttention is really FlashAttention's, and agrees with the plain one."""
+"""sdpa: attention with the flash backend uses FlashAttention, and agrees with the math backend."""
 
 import functools
 import math
@@ -58,7 +58,7 @@ def _trained(attention, inputs, dtype):
 
 
 def _by_hand(torch, causal, q, k, v):
-    """Attention as it is defined."""
+    """Attention by its definition."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
@@ -67,7 +67,7 @@ def _by_hand(torch, causal, q, k, v):
 
 
 def _float32_by_flash(torch, inputs):
-    """FlashAttention knows no FP32: where it is forced, and really is, torch has to refuse."""
+    """FlashAttention does not support FP32: if it is really forced, torch must refuse."""
     from smoke_tests.torch_api import only_sdpa
 
     q, k, v = (tensor.float() for tensor in inputs[:3])

@@ -1,10 +1,10 @@
-"""torchscript: a scripted module is compiled, keeps its branches, and computes what the module does."""
+"""torchscript: a scripted module is compiled, keeps its branches, and computes the same as the module."""
 
 import io
 
 import pytest
 
-RUNS = 4  # the first ones watch, the later ones run what was made of that
+RUNS = 4  # the first runs profile, the later ones run the optimized code
 
 
 @pytest.mark.tier(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.lines import Line, decades, linear, lines, sizes
+from bench.lines import Series, decades, linear, lines, sizes
 from bench.plot import Bar, bars
 from tools.gpu_runs import PRECISIONS, Run, lengths, slowest_rank
 
@@ -64,22 +64,22 @@ def losses(run: Run, values: Mapping[str, Any]) -> str:
         linear("step", steps),
         linear("loss", (value for curve in curves.values() for value in curve)),
         [
-            Line(label=PRECISIONS[name], points=tuple(zip(steps, curve, strict=True)))
+            Series(label=PRECISIONS[name], points=tuple(zip(steps, curve, strict=True)))
             for name, curve in curves.items()
         ],
     )
 
 
-def all_reduces(known: Sequence[Run]) -> list[tuple[Run, Line]]:
+def all_reduces(known: Sequence[Run]) -> list[tuple[Run, Series]]:
     """The runs with `busbw`, each with its line: GB/s over bytes."""
     return [
-        (run, Line(label=f"{names}, {values['link']}", points=tuple(sorted(slowest_rank(values).items()))))
+        (run, Series(label=f"{names}, {values['link']}", points=tuple(sorted(slowest_rank(values).items()))))
         for run in known
         if (values := run.measured("busbw")) and (names := run.gpus.replace("NVIDIA ", ""))
     ]
 
 
-def busbw(series: Sequence[tuple[Run, Line]]) -> str:
+def busbw(series: Sequence[tuple[Run, Series]]) -> str:
     """Bus bandwidth against message size, a line for each run, both axes logarithmic."""
     points = [point for _, line in series for point in line.points]
     software = "; ".join(dict.fromkeys(f"{run.driver}, {run.torch}" for run, _ in series))

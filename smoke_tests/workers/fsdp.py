@@ -38,7 +38,7 @@ def steps(rank: int, world: int) -> dict[str, Any]:
 def _train(
     model: nn.Module, own: slice, world: int, weights: Callable[[nn.Module], torch.Tensor]
 ) -> tuple[torch.Tensor, int]:
-    """The weights after the steps, and the bytes that they, their gradients and the optimizer held here."""
+    """The weights after the steps, and the bytes of them, their gradients and the optimizer on this rank."""
     # One tensor after the other: torch 2.0 leaves steps out when the last tensor of a list is another rank's.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     for step in range(STEPS):

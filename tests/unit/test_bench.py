@@ -10,9 +10,9 @@ import pytest
 
 from bench import markdown, report
 from bench.fetch import streams
-from bench.generated import Shape, named, write_wheel
-from bench.growth import Point, measured, table
-from bench.meters import Seen, Watch, parse_pss, parse_stat, stage_seconds, tree_of
+from bench.generated import WheelShape, named, write_wheel
+from bench.growth import GrowthPoint, measured, table
+from bench.meters import ProcessSample, Watch, parse_pss, parse_stat, stage_seconds, tree_of
 from bench.plot import Bar, bars, number
 from bench.results import (
     Figure,
@@ -26,7 +26,7 @@ from bench.results import (
     per_round,
 )
 from bench.rows_json import rows_json
-from bench.sides import Way, alternate
+from bench.sides import Contender, alternate
 from tests.unpublished import locked_wheel
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
@@ -115,8 +115,8 @@ def test_addresses_and_paths_are_found() -> None:
 def test_sides_alternate_and_a_slow_one_stops_early() -> None:
     ran: list[str] = []
 
-    def way(name: str, rounds: int | None = None) -> Way:
-        return Way(name=name, what="", run=lambda: ran.append(name) or sample(1.0), rounds=rounds)  # type: ignore[func-returns-value]
+    def way(name: str, rounds: int | None = None) -> Contender:
+        return Contender(name=name, what="", run=lambda: ran.append(name) or sample(1.0), rounds=rounds)  # type: ignore[func-returns-value]
 
     found = alternate((way("a"), way("b", 1), way("c")), 3, lambda _: None)
 
@@ -126,8 +126,8 @@ def test_sides_alternate_and_a_slow_one_stops_early() -> None:
 
 def test_a_long_point_of_a_growth_curve_is_measured_once() -> None:
     points = [
-        Point(labels=("1",), bytes=2_000_000, run=lambda: sample(1.0)),
-        Point(labels=("1000",), bytes=2_000_000, run=lambda: sample(100.0)),
+        GrowthPoint(labels=("1",), bytes=2_000_000, run=lambda: sample(1.0)),
+        GrowthPoint(labels=("1000",), bytes=2_000_000, run=lambda: sample(100.0)),
     ]
     rows = table(("wheels",), points, measured(points, 3, lambda _: None))
 
@@ -159,11 +159,15 @@ def test_stages_are_told_by_process_and_thread() -> None:
     """The root's first thread and helpers are the rest, its other threads the download."""
     watch = Watch(1, threads={1: 2.0, 8: 1.5, 9: 0.5})
     watch.seen = {
-        1: Seen(parent=0, command="build.py", own=4.0, reaped=0.0),
-        2: Seen(parent=1, command="python -c from multiprocessing.spawn import x", own=10.0, reaped=3.0),
-        3: Seen(parent=2, command="python compile_worker.py pack", own=2.9, reaped=0.0),  # in 2's reaped
-        4: Seen(parent=1, command="python compile_worker.py pack", own=1.0, reaped=0.0),
-        5: Seen(parent=1, command="pip config list", own=0.4, reaped=0.0),
+        1: ProcessSample(parent=0, command="build.py", own=4.0, reaped=0.0),
+        2: ProcessSample(
+            parent=1, command="python -c from multiprocessing.spawn import x", own=10.0, reaped=3.0
+        ),
+        3: ProcessSample(
+            parent=2, command="python compile_worker.py pack", own=2.9, reaped=0.0
+        ),  # in 2's reaped
+        4: ProcessSample(parent=1, command="python compile_worker.py pack", own=1.0, reaped=0.0),
+        5: ProcessSample(parent=1, command="pip config list", own=0.4, reaped=0.0),
     }
 
     told = dict(stage_seconds(watch, 18.5))
@@ -182,7 +186,7 @@ def test_our_build_tells_how_many_connections_it_has() -> None:
 @pytest.mark.parametrize("words", [0.0, 0.5, 1.0])
 def test_a_generated_wheel_is_a_sound_zip_of_about_its_size(words: float, tmp_path: Path) -> None:
     store = Store(tmp_path)
-    made = write_wheel(named("thing"), Shape(size=300_000, words=words, modules=3), store)
+    made = write_wheel(named("thing"), WheelShape(size=300_000, words=words, modules=3), store)
 
     with zipfile.ZipFile(store.wheel(made)) as archive:
         assert archive.testzip() is None

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bench.lines import Line, decades, linear, lines, size, sizes
+from bench.lines import Series, decades, linear, lines, size, sizes
 from bench.results import addresses_in
 from tools import gpu_mutants, gpu_pages
 from tools.gpu_pictures import all_reduces, pictures
@@ -255,9 +255,11 @@ def test_a_run_of_the_mutants_becomes_a_table(docs: Path) -> None:
 def test_files_that_disagree_or_tell_of_no_gpu_make_no_record() -> None:
     failed, passed = (JUNIT.format(hour=2, came=came).encode() for came in ("<error/>", ""))
 
-    with pytest.raises(ValueError, match=r"test_ranks.py: test_x\[gpus\] failed and passed"):
+    with pytest.raises(
+        ValueError, match=r"test_ranks.py: test_x\[gpus\]: conflicting outcomes: failed and passed"
+    ):
         gpu_mutants.record([failed, passed])
-    with pytest.raises(ValueError, match="no file tells which GPUs"):
+    with pytest.raises(ValueError, match="no file names the GPUs"):
         gpu_mutants.record([failed.replace(b'gpus" value', b'cpus" value')])
 
 
@@ -323,7 +325,7 @@ def test_long_names_stay_within_the_pictures() -> None:
 
 
 def test_every_series_has_its_own_line_colours_and_dashes() -> None:
-    series = [Line(label=f"line {at}", points=((1.0, 1.0 + at), (10.0, 2.0 + at))) for at in range(5)]
+    series = [Series(label=f"line {at}", points=((1.0, 1.0 + at), (10.0, 2.0 + at))) for at in range(5)]
     picture = lines("title", "legend", linear("x", [10]), linear("y", [6]), series)
 
     assert len(set(re.findall(r"\.s\d \{ stroke: #\w+; stroke-dasharray: ([^}]+?) }", picture))) == 5
@@ -333,7 +335,7 @@ def test_every_series_has_its_own_line_colours_and_dashes() -> None:
 
 def test_points_lie_where_their_axes_say() -> None:
     """Ends at the corners of the plot, a middle by its logarithm."""
-    series = [Line(label="a", points=((1, 1.0), (1024, 10.0), (1048576, 100.0)))]
+    series = [Series(label="a", points=((1, 1.0), (1024, 10.0), (1048576, 100.0)))]
     x, y = sizes("bytes", [1, 1048576]), decades("GB/s", [1.0, 100.0])
     root = ET.fromstring(lines("t", "l", x, y, series))
     circles = [(float(one.attrib["cx"]), float(one.attrib["cy"])) for one in root.findall(".//{*}circle")]

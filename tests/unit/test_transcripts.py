@@ -40,7 +40,7 @@ def test_each_line_is_typed_at_a_prompt(tmp_path: Path) -> None:
 def test_a_session_that_ends_too_early_is_no_transcript(tmp_path: Path) -> None:
     terminal = Terminal(home=tmp_path, environ=os.environ)
 
-    with pytest.raises(SystemExit, match="before 'exit' could be typed"):
+    with pytest.raises(SystemExit, match="before 'exit' was typed"):
         terminal.session("echo refused", ["exit"])
 
 

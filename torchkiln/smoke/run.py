@@ -140,18 +140,8 @@ def smoke(subject: SmokeSubject, inside: Inside, checks: Checks, *, wheels: Path
         for check in checks.selected
         for found in [output.findings.get(check.id) or _no_result(check, output, _how(ended))]
     )
-    return SmokeReport(
-        image=subject.image,
-        tag=subject.tag,
-        suite=suite.digest,
-        runtime=inside.name,
-        tool=__version__,
-        when=when,
-        nonce=checks.nonce,
-        findings=findings,
-        verdict=verdict(findings),
-        host=json.dumps(output.host, sort_keys=True),
-    )
+    run = {"image": subject.image, "tag": subject.tag, "runtime": inside.name, "nonce": checks.nonce}
+    return _report(findings, output, suite, when=when, **run)
 
 
 def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str = "run.jsonl") -> SmokeReport:
@@ -181,17 +171,18 @@ def of_environment(stdout: bytes, suite: Suite, *, when: str | None, name: str =
         for check in suite.checks
         if check.id in output.started or not (output.complete or check.of_image or check.tier > tier)
     )
+    run = {"image": None, "tag": None, "runtime": "environment", "nonce": None}
+    return _report(findings, output, suite, when=when, **run)
+
+
+def _report(findings: tuple[Finding, ...], output: RunnerOutput, suite: Suite, **run: Any) -> SmokeReport:
     return SmokeReport(
-        image=None,
-        tag=None,
         suite=suite.digest,
-        runtime="environment",
         tool=__version__,
-        when=when,
-        nonce=None,
         findings=findings,
         verdict=verdict(findings),
         host=json.dumps(output.host, sort_keys=True),
+        **run,
     )
 
 

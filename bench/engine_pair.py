@@ -1,6 +1,6 @@
-"""Wheels on the network → an image in a registry, and from there in a second engine, the ways people go.
+"""Build images from an index, push them to a registry, and pull them into a second Docker engine.
 
-All sides of a run share two Docker engines; each has an empty registry of its own.
+All contenders of a run share two Docker engines; each has its own empty registry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.meters import measure
 from bench.results import Sample
 from bench.sides import remove
-from bench.subject import DOOR, Subject
+from bench.subject import KILN, Subject
 from tests.engine.fixture import reach
 from tests.engine.registry import RunningRegistry, docker_registry
 from torchkiln.base.mmdebstrap import command
@@ -28,8 +28,7 @@ from torchkiln.matrix.tags import tag_of
 from torchkiln.model.cell import Source
 
 OUR_BASE, BARE = "torchkiln-bench-base:1", "torchkiln-bench-bare:1"
-# What people write: pip by its index, in one step. Index, mirror and CA come as secrets, as in a private
-# network.
+# A usual Dockerfile: pip in one step. Index, mirror and CA are secrets, as in a private network.
 _PIP = """\
 COPY requirements.txt /
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca \\
@@ -45,8 +44,8 @@ RUN --mount=type=secret,id=apt-config --mount=type=secret,id=apt-sources \\
 
 
 @dataclass(frozen=True, kw_only=True)
-class Harbour:
-    """Two Docker engines: what *engine* builds and a registry has, *other* pulls."""
+class EnginePair:
+    """Two Docker engines: *engine* builds and pushes, *other* pulls."""
 
     subject: Subject
     engine: Mapping[str, str]
@@ -57,13 +56,13 @@ class Harbour:
         return tag_of(self.subject.locked.resolution)
 
     def ours(self, *, bytecode: bool, base: bool = True, pull: bool = True) -> Sample:
-        """`build --ahead`, then `publish`. Without *pull* where another side has pulled the same bytes."""
+        """`build --ahead`, then `publish`. Without *pull* if another contender has pulled the same bytes."""
         cache = self.subject.cache("ours", wheels=False, bytecode=bytecode, base=base)
         layout = self.subject.scratch / "layout"
         with self._registry() as registry:
             repository = f"{registry.host}/team/pytorch"
             build = [*self.subject.command(), "--output", str(layout), "--ahead", repository]
-            publish = [*DOOR, "publish", self.tag, "--output", str(layout), "--to", repository, "--quiet"]
+            publish = [*KILN, "publish", self.tag, "--output", str(layout), "--to", repository, "--quiet"]
             publish += ["--images", str(self.subject.images), "--tag", self.tag, "--override", "a benchmark"]
             try:
                 environ = {"TORCHKILN_CACHE": str(cache)}
@@ -87,7 +86,7 @@ class Harbour:
     def plain(self, requirements: str, *, bare: bool = False) -> Sample:
         """A Dockerfile with `pip install -r` of *requirements*, then `docker push`.
 
-        *bare*: from a bare Debian, with the packages of our base by apt, for nobody has our base.
+        *bare*: from a bare Debian, on which apt installs the packages of our base.
         """
         with self._registry() as registry, tempfile.TemporaryDirectory(dir=self.subject.scratch) as folder:
             secrets = self._lay(Path(folder), requirements, bare)
@@ -102,7 +101,7 @@ class Harbour:
                 self._forget(name)
 
     def import_bases(self) -> None:
-        """Our base and a bare Debian, under names that a Dockerfile can start from."""
+        """Import our base and a bare Debian into the engine, for FROM lines."""
         blob = self.subject.store.blob(self.subject.locked.base.digest)
         self._docker("import", str(blob), OUR_BASE)
         of = recipe(self.subject.locked.base.os)
@@ -114,7 +113,7 @@ class Harbour:
             self._docker("import", tar.name, BARE)
 
     def _lay(self, folder: Path, requirements: str, bare: bool) -> tuple[str, ...]:
-        """The Dockerfile and what it needs; the names of its secrets."""
+        """Write the Dockerfile and its files; returns the names of its secrets."""
         settings = index_settings(self.subject.environ)
         lines = [
             "[global]",
@@ -145,10 +144,9 @@ class Harbour:
         *,
         pull: bool = True,
     ) -> Sample:
-        """Build and push by *commands*, then the other engine's pull, which the sum does not count.
+        """Build and push with *commands*, then pull with the other engine, which the sum does not include.
 
-        What engine or registry does for a command counts on the clock alone. Bytes: all that the registry
-        has.
+        Core-seconds are those of the commands, without engine and registry. Bytes: the registry's contents.
         """
         environ = {**self.subject.environ, **self.engine, **more}
         build, push = (measure(argv, env=environ, cwd=self.subject.scratch)[0] for argv in commands)
@@ -160,7 +158,7 @@ class Harbour:
         return replace(build + push, stages=(), legs=tuple(legs), bytes=size)
 
     def _pulled(self, name: str) -> float:
-        """Seconds that the other engine took."""
+        """The seconds of the other engine's pull."""
         argv = ["docker", "pull", "--quiet", name]
         try:
             return measure(argv, env=dict(self.other), cwd=self.subject.scratch)[0].wall
@@ -169,7 +167,7 @@ class Harbour:
 
     @contextmanager
     def _registry(self) -> Iterator[RunningRegistry]:
-        """An empty registry, gone afterwards."""
+        """An empty registry, deleted afterwards."""
         folder = Path(tempfile.mkdtemp(prefix="registry-", dir=self.subject.scratch))
         os.sync()
         try:
@@ -188,11 +186,11 @@ class Harbour:
         )
 
 
-def harbour(subject: Subject) -> Harbour:
-    """With engines that end with this process.
+def engine_pair(subject: Subject) -> EnginePair:
+    """Two engines that end with this process.
 
-    :raises NoEngine: none can be had on this machine.
+    :raises NoEngine: this machine cannot run one.
     """
-    found = Harbour(subject=subject, engine=reach(os.getpid()), other=reach(os.getpid(), "second"))
+    found = EnginePair(subject=subject, engine=reach(os.getpid()), other=reach(os.getpid(), "second"))
     found.import_bases()
     return found
