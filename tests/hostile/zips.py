@@ -159,7 +159,7 @@ ZIPS: dict[str, Kind] = {
     ),
     "two directories": Kind(_two_ends, "two end of central directory records"),
     "two ends that fit": Kind(_two_that_fit, "two end of central directory records"),
-    "end in the comment": Kind(whole(comment=b"PK\5\6" + bytes(40)), "two end|behind its end record"),
+    "end in the comment": Kind(whole(comment=b"PK\5\6" + bytes(40)), "two end|trailing data after"),
     "zip64 end: offset": Kind(whole(end64={"offset": 1}), _UNREADABLE),
     "zip64 end: count": Kind(whole(end64={"count": 1 << 40, "here": 1 << 40}), "entries, .* bytes; at most"),
     "zip64 end: length": Kind(whole(end64={"length": 99}), "locator disagree"),

@@ -181,7 +181,7 @@ Make = Callable[[LockedBase], bytes]
     ("make", "words"),
     [
         (lambda base: tools_tar(base, "3.31"), "is not the locked layer of tools devel"),
-        (lambda _: b"no tar", "f is not the tar of|cannot be read|is not the locked"),
+        (lambda _: b"no tar", "f: not the tar of|cannot be read|is not the locked"),
     ],
 )
 def test_another_file_is_refused_and_nothing_kept(
