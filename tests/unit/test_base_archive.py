@@ -150,7 +150,7 @@ def test_the_command_notes_what_the_archive_says(tmp_path: Path, monkeypatch: py
     done = CliRunner().invoke(base, ["files", "--images", str(tmp_path)], catch_exceptions=False)
 
     assert done.stdout == f"{files_path(tmp_path, BASE)}\n"
-    assert "the archive no longer has tini 0.19.0-1+b3: no hash of it" in done.stderr
+    assert "no hash for tini 0.19.0-1+b3: the archive no longer has it" in done.stderr
     assert "3 of 4 packages" in done.stderr
     assert from_json(files_path(tmp_path, BASE).read_bytes()) == told
 
