@@ -103,7 +103,7 @@ def test_a_silent_image_failed_every_check(ending: Done, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kills", "told"), [(0, ""), (1, "killed 1 process of"), (2, "killed 2 processes of")]
+    ("kills", "told"), [(0, ""), (1, "killed 1 process because"), (2, "killed 2 processes because")]
 )
 def test_who_was_killed_for_memory_is_told_where_something_failed(kills: int, told: str) -> None:
     """Of what the kernel did before the run, and beside what passed, nothing is said."""
