@@ -112,7 +112,7 @@ BODIES: dict[str, tuple[Answer | bytes, str]] = {
     ),
     "a 503 with a body without an end": (
         endless(b"HTTP/1.1 503 No\r\n\r\n", b"x" * 65536),
-        "HTTP 503, 6 times in a row",
+        "HTTP 503 (6 attempts)",
     ),
 }
 
@@ -292,7 +292,7 @@ def test_all_pages_of_the_list_are_read() -> None:
 def test_a_blob_that_comes_by_single_bytes() -> None:
     """One more with each attempt is no progress."""
     with hostile({"blobs/": b"HTTP/1.1 206 OK\r\nContent-Length: 9\r\n\r\nx"}) as server:
-        with pytest.raises(RegistryError, match="6 times in a row"):
+        with pytest.raises(RegistryError, match="6 attempts"):
             reading(server).small(DIGEST, 1 << 20)
         assert len(server.asked) == 6
 
@@ -343,7 +343,7 @@ def test_lifetimes_of_tokens(lives: str) -> None:
     """Whatever it says, a token is fetched at most once a request and refusal."""
     token = b'{"token": "x", "expires_in": ' + lives.encode() + b"}"
     with hostile({"/token": document(token), "tags/list": document(b"", "401 No", BEARER)}) as server:
-        with pytest.raises(RegistryError, match="refused"):
+        with pytest.raises(RegistryError, match="access denied"):
             reading(server).tags()
         assert server.count("/token") <= 4
 
