@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from bench.markdown import table
 from tools.kept import IMAGES, PROOFS, latest_earlier, present, proofs, same_packages, short, without_gpus
-from torchkiln.gate.cell_state import Kept, State, cleared, saw_gpus, state
+from torchkiln.gate.cell_state import CellRecord, State, cleared, saw_gpus, state
 from torchkiln.lock.lock import load_locked
 from torchkiln.matrix import facts as facts_of
 from torchkiln.matrix import matrix as matrix_of
@@ -155,13 +155,13 @@ def grid() -> str:
     return text + f"\n{_counts(list(squares.values()), states)}\n"
 
 
-def _kept(answer: Resolution, known: Sequence[SignedReport]) -> Kept | None:
+def _kept(answer: Resolution, known: Sequence[SignedReport]) -> CellRecord | None:
     """The lock, image and reports of a cell; None: it has no lock."""
     tag = tag_of(answer) if answer.build else ""
     if not tag or not (IMAGES / tag / "lock.json").is_file():
         return None
     reports = tuple(signed for signed in known if signed.report.tag == tag)
-    return Kept(locked=load_locked(IMAGES, tag), image=present(tag), reports=reports)
+    return CellRecord(locked=load_locked(IMAGES, tag), image=present(tag), reports=reports)
 
 
 def _square(

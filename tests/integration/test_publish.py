@@ -103,7 +103,7 @@ def test_zstd_has_names_of_its_own(registry: RunningRegistry, desk: Press, name:
     to = f"{registry.host}/{name}"
     refused = desk.publish(to, "--report", proof)
     assert isinstance(refused.exception, GateRefused)
-    assert ("report.dsse.json", f"tells of another image: {plain.manifest}, not {image.manifest}") in (
+    assert ("report.dsse.json", f"is a report of another image: {plain.manifest}, not {image.manifest}") in (
         refused.exception.missing
     )
 

@@ -99,7 +99,7 @@ def test_nothing_is_published_that_is_not_proved(registry: RunningRegistry, desk
     done = desk.publish(f"{registry.host}/{name}")
 
     assert isinstance(done.exception, GateRefused)
-    assert ("import", "no report tells of it: it did not run") in done.exception.missing
+    assert ("import", "no report has it: it did not run") in done.exception.missing
     assert done.stdout == ""
     assert registry.tags(name) == []
 
@@ -279,7 +279,7 @@ def test_a_killed_push_leaves_no_tag_and_is_gone_on_with(
         ((TAG, "--to", "{host}/team/app", "--tag", "a b"), 2, "invalid tag 'a b'"),
         (("v9", "--to", "{host}/team/app"), 2, "no such image: 'v9'"),
         (("--to", "{host}/team/app"), 2, "no image is named"),
-        ((TAG, "--to", "127.0.0.1:9/team/app"), 9, "connection refused, 3 times in a row"),
+        ((TAG, "--to", "127.0.0.1:9/team/app"), 9, "connection refused (3 attempts)"),
     ],
 )
 def test_slips_are_told(

@@ -54,4 +54,4 @@ def test_reports_of_an_earlier_image_never_clear_the_fresh_build(image: dict[str
         done = gate(image, handed)
         assert (done.returncode, done.stdout) == (7, ""), done.stderr
         for one in handed:
-            assert f"{one.name}: tells of another image: {one.report.image}" in done.stderr
+            assert f"{one.name}: is a report of another image: {one.report.image}" in done.stderr

@@ -100,7 +100,7 @@ def test_for_machines(scene: Scene) -> None:
     assert good["cleared"]["passed"] == ["compile-cpu", "import", "bf16", "cuda", "nccl-all-reduce"]
     assert good["cleared"]["signers"] == []
     assert (bad["image"], bad["cleared"]) == (scene.image, None)
-    why = "answers another request: it bears the nonce request-0000"
+    why = "nonce mismatch: it has the nonce request-0000"
     assert bad["missing"] == [{"what": "report.json", "why": why}]
     assert isinstance(refused.exception, GateRefused)
 
@@ -138,7 +138,7 @@ def test_a_policy_that_demands_signatures_wants_a_key(scene: Scene) -> None:
     plain = scene.file(scene.report())
     done = scene.ask([plain], "--matrix", matrix)
     assert isinstance(done.exception, ConfigError)
-    assert "demands signed reports, and no key is trusted" in done.exception.message
+    assert "requires signed reports, and no key is trusted" in done.exception.message
 
 
 def test_the_policy_is_the_matrix_s(scene: Scene) -> None:
@@ -166,11 +166,11 @@ def test_whose_reports_count(scene: Scene) -> None:
     stranger = scene.file(scene.report(), own=False)
     refused = scene.ask([stranger]).exception
     assert isinstance(refused, GateRefused)
-    assert refused.missing == (("report.json", "is not signed, and no run of this machine's cache"),)
+    assert refused.missing == (("report.json", "is not signed, and is not of a run in this machine's cache"),)
     assert "--trust PUBLIC.pem" in refused.hint
     none = scene.ask([]).exception
     assert isinstance(none, GateRefused)
-    assert ("import", "no report tells of it: it did not run") in none.missing
+    assert ("import", "no report has it: it did not run") in none.missing
 
     scene.file(scene.report())
     assert scene.ask([]).exit_code == 0

@@ -113,7 +113,9 @@ def test_a_report_of_an_earlier_image_clears_nothing(tag: str) -> None:
     image, locked = digest_of(tag), locked_of(tag)
     with pytest.raises(GateRefused, match="not cleared") as refused:
         clear(judge(EARLIER[tag], POLICY, locked, SUITE, image=image))
-    told = {(one.name, f"tells of another image: {one.report.image}, not {image}") for one in EARLIER[tag]}
+    told = {
+        (one.name, f"is a report of another image: {one.report.image}, not {image}") for one in EARLIER[tag]
+    }
     assert told <= set(refused.value.missing)
 
 
@@ -130,8 +132,8 @@ def test_nor_does_one_with_which_nothing_else_is_wrong(signed_report: SignedRepo
     with pytest.raises(GateRefused, match="not cleared") as refused:
         clear(judged)
     told = [why for _, why in refused.value.missing]
-    assert told[0] == f"tells of another image: {signed_report.report.image}, not {digest_of(tag)}"
-    assert set(told[1:]) <= {"the image.json that was read inside is not the one that the lock gives"}
+    assert told[0] == f"is a report of another image: {signed_report.report.image}, not {digest_of(tag)}"
+    assert set(told[1:]) <= {"the image.json in the image differs from that of the lock"}
 
 
 @pytest.mark.parametrize("tag", TAGS)

@@ -54,12 +54,12 @@ LATER = "2026-12-22T00:00:00Z"
     [
         (31, WHEN, None),
         (0, WHEN, None),
-        (30, WHEN, f"ran at {WHEN}: the policy wants runs of the last 30 days"),
-        (31, None, "does not tell when it ran: the policy wants runs of the last 31 days"),
+        (30, WHEN, f"ran at {WHEN}: the policy requires runs of the last 30 days"),
+        (31, None, "does not say when it ran: the policy requires runs of the last 31 days"),
         (
             31,
             "2026-12-22T00:00:00Z",
-            "ran at 2026-12-22T00:00:00Z: the policy wants runs of the last 31 days",
+            "ran at 2026-12-22T00:00:00Z: the policy requires runs of the last 31 days",
         ),
     ],
 )
@@ -76,9 +76,9 @@ def test_an_unsigned_report_counts_only_from_this_machine_s_own_run() -> None:
         return list(judged.missing)
 
     assert why() == []
-    assert why(own=False) == [("report.json", "is not signed, and no run of this machine's cache")]
+    assert why(own=False) == [("report.json", "is not signed, and is not of a run in this machine's cache")]
     assert why(own=False, signed=True) == [
-        ("report.json", "is signed by no trusted key, and no run of this machine's cache")
+        ("report.json", "is not signed by a trusted key, and is not of a run in this machine's cache")
     ]
     assert why(own=False, signed=True, signers=("k",)) == []
 
@@ -154,8 +154,8 @@ def test_what_is_missing_can_be_overridden_and_stays_told() -> None:
     image = override(judged, "  tested by hand on node 7 ")
 
     assert image.override == "tested by hand on node 7"
-    assert image.judged.missing == (("cuda", "no report tells of it: it did not run"),)
-    with pytest.raises(ConfigError, match="needs a reason"):
+    assert image.judged.missing == (("cuda", "no report has it: it did not run"),)
+    with pytest.raises(ConfigError, match="requires a reason"):
         override(judged, " ")
 
 

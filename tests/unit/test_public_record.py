@@ -21,7 +21,7 @@ from torchkiln.docker.bake import bake
 from torchkiln.docker.build_locked import build_on_docker
 from torchkiln.docker.daemon import Engine
 from torchkiln.errors import BuildFailed, Stale
-from torchkiln.gate.cell_state import Kept, State, state
+from torchkiln.gate.cell_state import CellRecord, State, state
 from torchkiln.lock.file import how_to_restore
 from torchkiln.lock.lock import from_json, how_to_lock, load_locked, lock, lock_digest, to_json
 from torchkiln.lock.request import PublicRecord, System, Versions
@@ -259,7 +259,7 @@ def test_bake_has_a_target_of_it_in_no_group() -> None:
 
 
 def test_the_grid_says_that_it_is_to_be_built_elsewhere() -> None:
-    kept = Kept(locked=KEPT, image=None)
+    kept = CellRecord(locked=KEPT, image=None)
     assert state(KEPT.resolution, kept, Policy(), reports.SUITE) is State.RECORDED
     seen = replace(kept, locked=replace(KEPT, by_record=()))
     assert state(KEPT.resolution, seen, Policy(), reports.SUITE) is State.LOCKED

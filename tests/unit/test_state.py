@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests import reports
-from torchkiln.gate.cell_state import Kept, State, saw_gpus, state, why_unavailable
+from torchkiln.gate.cell_state import CellRecord, State, saw_gpus, state, why_unavailable
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.explain import needs
 from torchkiln.matrix.policy import Policy
@@ -33,7 +33,7 @@ def answer(torch: str, cuda: str, flavor: Flavor = "runtime", os: str = "debian1
 
 def of(*known: SignedReport, image: bool = True) -> State:
     """The state of the cell of which the reports are."""
-    kept = Kept(locked=reports.LOCKED, image=reports.IMAGE if image else None, reports=known)
+    kept = CellRecord(locked=reports.LOCKED, image=reports.IMAGE if image else None, reports=known)
     return state(reports.LOCKED.resolution, kept, POLICY, reports.SUITE)
 
 
@@ -82,7 +82,7 @@ def test_without_a_lock_it_is_what_locking_asks_for(
 
 def test_what_cannot_be_had_is_that_whatever_is_kept() -> None:
     told = answer("2.8.0", "11.7")
-    kept = Kept(locked=reports.LOCKED, image=reports.IMAGE, reports=(PROOF,))
+    kept = CellRecord(locked=reports.LOCKED, image=reports.IMAGE, reports=(PROOF,))
 
     assert why_unavailable(told).endswith("torch 2.8 has no CUDA 11 build; the last is 2.7.1")
     assert state(told, None, POLICY, reports.SUITE) is State.UNAVAILABLE
@@ -95,5 +95,5 @@ def test_an_untrusted_lock_counts_as_none() -> None:
         replace(reports.LOCKED, untrusted=True),
         replace(reports.LOCKED, base=replace(reports.LOCKED.base, untrusted=True)),
     ):
-        kept = Kept(locked=locked, image=reports.IMAGE, reports=(PROOF,))
+        kept = CellRecord(locked=locked, image=reports.IMAGE, reports=(PROOF,))
         assert state(locked.resolution, kept, POLICY, reports.SUITE) is State.LOCKABLE

@@ -110,7 +110,7 @@ def test_gate_trusts_no_key_of_the_current_folder(scene: Scene, hostile: Path) -
 
     assert isinstance(refused.exception, GateRefused)
     assert refused.exception.missing == (
-        ("report.dsse.json", "is signed by no trusted key, and no run of this machine's cache"),
+        ("report.dsse.json", "is not signed by a trusted key, and is not of a run in this machine's cache"),
     )
     assert scene.desk.run(*words, "--policy", "matrix.yaml").exit_code == 0
     assert scene.desk.run(*words, "--matrix", str(hostile / "matrix.yaml")).exit_code == 0
@@ -218,7 +218,7 @@ def test_a_publisher_speaks_for_no_laboratory(scene: Scene) -> None:
     assert scene.verify().exit_code == 0
     done = scene.verify(keys=roles(scene))
     assert isinstance(done.exception, VerificationFailed)
-    assert "import: no report tells of it" in done.exception.message
+    assert "import: no report has it" in done.exception.message
 
 
 def test_a_publisher_s_key_clears_nothing(scene: Scene) -> None:

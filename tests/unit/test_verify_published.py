@@ -87,7 +87,7 @@ def test_a_report_whose_words_were_changed(scene: Scene) -> None:
     told = scene.refused()
     assert "statements: referrer sha256:" in told
     assert "the file was changed after it was signed" in told
-    assert "import: no report tells of it" in told
+    assert "import: no report has it" in told
 
 
 def test_a_report_by_another_key(scene: Scene) -> None:
@@ -96,7 +96,7 @@ def test_a_report_by_another_key(scene: Scene) -> None:
     bundle["dsseEnvelope"] = json.loads(attest(scene.desk.report(scene.image), STRANGER))
     scene.replace(SMOKE, json.dumps(bundle).encode())
 
-    assert "import: no report tells of it: it did not run" in scene.refused()
+    assert "import: no report has it: it did not run" in scene.refused()
     stranger = scene.desk.write(public_pem(STRANGER), "stranger.pem")
     assert scene.verify("--key", stranger).exit_code == 0
 

@@ -1,8 +1,7 @@
-"""Resolution, what is kept of its cell -> State: what there is of one cell of the grid, from records.
+"""The state of a cell in the grid, from its resolution, lock and committed smoke reports.
 
-A cell is built when a smoke report of its image is kept: only a run inside an image writes one, and it is
-bound to that image's digest. Another lock, or another file of `rootfs/`, gives another digest, of which
-nothing is known.
+A cell is built if there is a smoke report of its image: only a run inside an image writes one, and it names
+the image's digest. A change of the lock or of `rootfs/` changes the digest: older reports do not apply.
 """
 
 from __future__ import annotations
@@ -27,35 +26,35 @@ from torchkiln.smoke.suite import Suite
 
 
 class State(str, Enum):
-    """From what nobody doubts to what cannot be had."""
+    """The states, from the best to the worst."""
 
-    PROVED = "built and proved"  # reports of runs on GPUs clear the image that the lock gives
-    BUILT = "built"  # that image ran: a report of it is kept
-    LOCKED = "locked"  # of that image nothing is kept
-    RECORDED = "locked by public record"  # to be built elsewhere: nobody here has seen its torch
-    LOCKABLE = "lockable"  # nobody locked it yet
-    ELSEWHERE = "lockable elsewhere"  # where more can be reached than the default index and archive
+    PROVED = "built and proved"  # reports of runs on GPUs clear the image of the lock
+    BUILT = "built"  # there is a report of the image of the lock
+    LOCKED = "locked"  # there is no report of the image of the lock
+    RECORDED = "locked by public record"  # its torch is not on the configured indexes
+    LOCKABLE = "lockable"  # no lock is committed
+    ELSEWHERE = "lockable elsewhere"  # needs more than the default index and archive
     UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
-    """What the repository holds of a cell that has a lock."""
+class CellRecord:
+    """The committed lock of a cell, and its reports."""
 
     locked: LockedCell
-    image: Digest | None  # that the lock gives today; None: only a build can tell
+    image: Digest | None  # that the lock predicts; None: it is known only after a build
     reports: tuple[SignedReport, ...] = ()  # of any image of its tag
 
     @property
     def present(self) -> tuple[SignedReport, ...]:
-        """The reports of the image that the lock gives today."""
-        return tuple(one for one in self.reports if self.image and one.report.image == self.image)
+        """The reports of the image of the lock."""
+        return tuple(signed for signed in self.reports if self.image and signed.report.image == self.image)
 
 
-def state(answer: Resolution, kept: Kept | None, policy: Policy, suite: Suite) -> State:
-    """What there is of the cell of *answer*; *kept* is None where it has no lock.
+def state(answer: Resolution, kept: CellRecord | None, policy: Policy, suite: Suite) -> State:
+    """The state of the cell of *answer*; *kept* is None if it has no lock.
 
-    A lock that uses an untrusted source counts as none.
+    A lock that uses an untrusted source is ignored.
     """
     if why_unavailable(answer):
         return State.UNAVAILABLE
@@ -69,7 +68,7 @@ def state(answer: Resolution, kept: Kept | None, policy: Policy, suite: Suite) -
 
 
 def why_unavailable(answer: Resolution) -> str:
-    """A sentence; empty: it can be had."""
+    """The reason; empty: the cell is available."""
     try:
         require_buildable(answer)
     except Unresolvable as error:
@@ -78,14 +77,14 @@ def why_unavailable(answer: Resolution) -> str:
 
 
 def saw_gpus(one: SignedReport) -> bool:
-    """Whether it tells of a run on GPUs."""
+    """Whether it is the report of a run on GPUs."""
     return bool(hosts.gpus(json.loads(one.report.host)))
 
 
 def cleared(
     reports: Sequence[SignedReport], policy: Policy, locked: LockedCell, suite: Suite, image: Digest
 ) -> bool:
-    """Whether the gate lets *image* through by *reports*."""
+    """Whether the gate clears *image* with *reports*."""
     try:
         clear(judge(reports, policy, locked, suite, image=image))
     except GateRefused:

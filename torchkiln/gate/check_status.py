@@ -1,7 +1,7 @@
-"""Witnesses, one check -> how the check stands: what the reports together say of it, and where it was seen.
+"""The status of one check according to all reports.
 
-A report is taken as what somebody states. What does not apply is computed again from the lock; what was
-skipped, was the host's fault or is absent was not passed; what is wrong in one report no other can make good.
+Reports are not trusted: whether a check applies is computed again from the lock. A check that was skipped,
+failed because of the host or is absent has not passed; a pass does not cancel a failure in another report.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ GPUS = {0: 0, 1: 1, 2: 2, 3: 1}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckStatus:
-    """One check of the suite, as the reports together tell of it."""
+    """The status of one check of the suite."""
 
     check: str
     tier: int
     required: bool
     outcome: Literal["passed", "not-applicable", "missing", "refused"]
-    measured: str  # the values that have a bound, as the first report tells them in which it passed
-    where: tuple[str, ...]  # names of the reports that say so
-    fact: str  # for which it does not apply; else empty
-    lacks: tuple[str, ...]  # why it is no proof, and which report says so
+    measured: str  # the values that have a bound, from the first report in which it passed
+    where: tuple[str, ...]  # names of the reports with this outcome
+    fact: str  # why it does not apply; else empty
+    lacks: tuple[str, ...]  # why it is not proved, with the report's name
     capabilities: tuple[str, ...]  # of the GPUs on which it passed or does not apply, "9.0"
 
 
 class _Word(NamedTuple):
-    """What one report's finding on one check is worth."""
+    """The evaluation of one report's finding on one check."""
 
     worth: Literal["passed", "left out", "open", "wrong"]
-    text: str  # the fact for which it is left out; else why it is no proof, and who says so
+    text: str  # the fact for which it does not apply; else why it is not proved, with the report's name
     signed_report: SignedReport
     finding: Finding
 
@@ -53,9 +53,9 @@ def check_status(
     *,
     required: bool,
 ) -> CheckStatus:
-    """How *check* of *suite* stands for a cell of which *facts* are true.
+    """The status of *check* of *suite*.
 
-    :param facts: what the lock says of the image, as `expected.facts_of` puts it.
+    :param facts: of the image, from the lock by `expected.facts_of`.
     """
     words = [
         _judged(check, finding, signed_report, suite, facts)
@@ -80,7 +80,7 @@ def check_status(
         ),
         ([], "missing"),
     )
-    lacks = [word.text for word in said] or ["no report tells of it: it did not run"]
+    lacks = [word.text for word in said] or ["no report has it: it did not run"]
     return CheckStatus(
         check=check.id,
         tier=check.tier,
@@ -114,31 +114,31 @@ def _judged(
 def _wrongs(
     check: SuiteCheck, finding: Finding, host: Mapping[str, Any], suite: Suite, facts: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Why *finding* speaks against the image, or against itself."""
+    """Why *finding* is a failure, or contradicts itself."""
     fact = suite.not_applicable(check.id, facts, hosts.capability(host))
     here, needed = len(hosts.gpus(host)), GPUS[check.tier]
     if finding.tier != check.tier:
-        yield f"told as a check of tier {finding.tier}, and is of tier {check.tier}"
+        yield f"reported as a check of tier {finding.tier}; it is of tier {check.tier}"
     if finding.outcome == "passed":
         yield from faults(finding)
         if fact:
-            yield f"passed, although {fact!r} says that it cannot apply"
+            yield f"passed, although it does not apply: {fact!r}"
         if here < needed:
-            yield f"passed where {here} GPUs were, and needs {needed}"
+            yield f"passed on a host with {here} GPUs; it needs {needed}"
     elif finding.outcome == "not-applicable":
         if fact != finding.message:
             yield f"left out for {finding.message!r}, but {f'the fact is {fact!r}' if fact else 'it applies'}"
     elif finding.outcome == "failed":
         yield f"failed: {_first(finding.message)}"
     else:
-        yield f"its outcome is {finding.outcome!r}, which is none"
+        yield f"unknown outcome {finding.outcome!r}"
 
 
 def _capability(signed_report: SignedReport) -> str:
-    """The lowest among its GPUs; empty: it has none."""
+    """The lowest compute capability of its GPUs; empty: no GPU."""
     found = hosts.capability(json.loads(signed_report.report.host))
     return ".".join(map(str, found)) if found else ""
 
 
 def _first(text: str) -> str:
-    return (text.splitlines() or ["no reason is told"])[0][:300]
+    return (text.splitlines() or ["no reason given"])[0][:300]

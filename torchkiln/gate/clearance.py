@@ -1,4 +1,4 @@
-"""ClearedImage -> what is said of it in public: by which policy, what was seen, and why in spite of what."""
+"""The statement of the gate's decision: policy, checks, reports and override; writes and reads it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def clearance(cleared: ClearedImage) -> Statement:
     said: dict[str, Any] = {
         "tool": __version__,
         "override": cleared.override,
-        # Its names are signed too: whoever finds no such statement knows that it was withheld.
+        # The names are signed too: if that statement is missing, it was withheld.
         "names": PUBLICATION,
         "missing": [{"what": what, "why": why} for what, why in judged.missing],
         "policy": {
@@ -101,33 +101,33 @@ def clearance(cleared: ClearedImage) -> Statement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What a clearance tells."""
+    """The content of a clearance."""
 
     suite: Digest
-    checks: tuple[SuiteCheck, ...]  # all that the suite held
+    checks: tuple[SuiteCheck, ...]  # all of the suite
     override: str | None
     missing: tuple[tuple[str, str], ...]
-    gpus: tuple[str, ...]  # of each report, "2 × NVIDIA H200"; empty: it had none
-    names_signed: bool = False  # a statement of its names goes with the image; older images have none
+    gpus: tuple[str, ...]  # of each report, "2 × NVIDIA H200"; empty: no GPU
+    names_signed: bool = False  # the image has a statement of its names; older images do not
 
 
 def prevailing(decisions: Sequence[Decision]) -> Decision | None:
-    """Of several decisions on one image the last that overrode nothing, else the last; None: of none."""
-    return next(reversed([one for one in decisions if not one.override] or list(decisions)), None)
+    """The last of several decisions that has no override, else the last; None if there is none."""
+    return next(reversed([found for found in decisions if not found.override] or list(decisions)), None)
 
 
 def decision_of(told: Statement, *, where: str) -> Decision:
-    """The inverse of `clearance`, of a statement that anybody may have written.
+    """The inverse of `clearance`, of an untrusted statement.
 
-    :raises VerificationFailed: it is no clearance.
+    :raises VerificationFailed: it is not a clearance.
     """
     if told.kind != CLEARANCE:
-        raise VerificationFailed(f"{where}: {told.kind!r} is no clearance")
+        raise VerificationFailed(f"{where}: {told.kind!r} is not a clearance")
     said = told.said
     if wrong := sentences(said, _SCHEMA, where):
         raise VerificationFailed("\n".join(wrong))
     if said["override"] == "" or (said["override"] is None and said["missing"]):
-        raise VerificationFailed(f"{where}: it clears an image of which something is missing")
+        raise VerificationFailed(f"{where}: it clears an image although checks are missing")
     return Decision(
         suite=parse_digest(said["suite"]),
         checks=tuple(SuiteCheck(id=one["check"], tier=one["tier"]) for one in said["checks"]),

@@ -1,7 +1,7 @@
-"""Witness, Policy, LockedCell -> ClearedImage: an image that may be published, or everything that is missing.
+"""The gate: clears an image for publication, or lists everything that is missing.
 
-The gate looks whether the policy's checks passed on exactly this image, by exactly this suite, and whether
-the raw values bear out what is stated.
+It checks that the policy's checks passed on exactly this image, with exactly this suite, and that the
+measured values support the stated outcomes.
 """
 
 from __future__ import annotations
@@ -34,49 +34,46 @@ _CLOCKS = timedelta(days=1)  # by which two machines may differ
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What the gate finds: every check of the suite, and all that the policy misses."""
+    """The gate's result: the status of every check of the suite, and what the policy misses."""
 
     tag: str
     image: Digest
-    suite: Digest  # by which the checks ran
-    policy: Policy  # as it is for this cell
+    suite: Digest
+    policy: Policy  # for this cell
     statuses: tuple[CheckStatus, ...]
     missing: tuple[tuple[str, str], ...]  # (what, why)
     signed_reports: tuple[SignedReport, ...]
 
     @property
     def passed(self) -> tuple[str, ...]:
-        """Ids of the demanded checks that passed."""
+        """Ids of the required checks that passed."""
         return tuple(one.check for one in self.statuses if one.required and one.outcome == "passed")
 
     @property
     def left_out(self) -> tuple[tuple[str, str], ...]:
-        """The demanded checks that do not apply, each with the fact for which."""
+        """The required checks that do not apply, each with the reason."""
         found = (one for one in self.statuses if one.required and one.outcome == "not-applicable")
         return tuple((one.check, one.fact) for one in found)
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Of the reports on the image, "2 × NVIDIA H200" each."""
+        """The GPUs in the reports of the image, "2 × NVIDIA H200" each."""
         ours = (one.report for one in self.signed_reports if one.report.image == self.image)
         return tuple(dict.fromkeys(filter(None, (hosts.kinds(json.loads(report.host)) for report in ours))))
 
     @property
     def signers(self) -> tuple[str, ...]:
-        """Fingerprints of trusted keys that signed every report; empty: none did."""
+        """Fingerprints of the trusted keys that signed every report."""
         signed = [set(signed_report.signers) for signed_report in self.signed_reports]
         return tuple(sorted(set.intersection(*signed))) if signed else ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClearedImage:
-    """An image that was proved as its policy demands. Only the gate makes one: having one is the permission.
-
-    It stands here and not among the nouns, for what makes it is this module's own.
-    """
+    """An image that may be published. Only this module can create one."""
 
     judged: Judgement
-    override: str | None  # why it may be published all the same; None: nothing is missing
+    override: str | None  # the reason of --override; None: nothing is missing
     by: InitVar[object]
 
     def __post_init__(self, by: object) -> None:
@@ -85,9 +82,9 @@ class ClearedImage:
 
 
 def clear(judged: Judgement) -> ClearedImage:
-    """Let an image through of which nothing is missing.
+    """Clear an image of which nothing is missing.
 
-    :raises GateRefused: something is; all of it, and the commands that would provide it.
+    :raises GateRefused: something is missing; the message lists all of it, the hint the commands.
     """
     if judged.missing:
         count = len(judged.missing)
@@ -101,13 +98,13 @@ def clear(judged: Judgement) -> ClearedImage:
 
 
 def override(judged: Judgement, reason: str) -> ClearedImage:
-    """Let an image through for *reason*, whatever is missing; that stays told, and so does the reason.
+    """Clear an image for *reason*, whatever is missing; both are recorded.
 
-    :raises ConfigError: it is none.
+    :raises ConfigError: the reason is empty.
     """
     if not reason.strip():
         raise ConfigError(
-            "--override needs a reason", hint='write for example --override "tested by hand on node 7"'
+            "--override requires a reason", hint='write for example --override "tested manually on node 7"'
         )
     return ClearedImage(judged=judged, override=reason.strip(), by=_CLEARANCE)
 
@@ -122,13 +119,13 @@ def judge(
     nonce: str | None = None,
     at: datetime | None = None,
 ) -> Judgement:
-    """Hold *signed_reports* against *policy*.
+    """Check *signed_reports* against *policy*.
 
-    Several reports complete each other (one GPU here, two there), and each must be sound: what failed in one
-    is not mended by another in which it passed.
+    Several reports complete each other (one GPU here, two there), and each must be valid: a failure in one is
+    not made good by a pass in another.
 
-    :param nonce: the word that every report must bear; None: none was given.
-    :param at: now; None: reports of any age will do.
+    :param nonce: that every report must have; None: any.
+    :param at: now; None: reports may have any age.
     """
     tag, policy = tag_of(locked.resolution), policy.of(locked.resolution)
     facts = facts_of(locked, {}, tag=tag, lock_digest=lock_digest(locked), manifest=image)
@@ -166,53 +163,53 @@ def judge(
 
 
 def _of_policy(policy: Policy, suite: Suite) -> Iterator[str]:
-    """Why nothing could satisfy *policy*."""
+    """Why *policy* cannot be satisfied."""
     known = {check.id for check in suite.checks}
     for name in policy.checks:
         if name not in known:
-            yield f"it demands the check {name}, which the suite does not have"
+            yield f"it requires the check {name}, which the suite does not have"
     if not any(check.tier in policy.tiers or check.id in policy.checks for check in suite.checks):
-        yield "it demands no check that the suite has, so it would prove nothing"
+        yield "it requires no check of the suite"
 
 
 def _of_image(signed_report: SignedReport, locked: LockedCell, image: Digest) -> Iterator[str]:
-    """Why a report does not tell of *image*."""
+    """Why a report is not of *image*."""
     report, tag = signed_report.report, tag_of(locked.resolution)
     if report.image is None:
-        yield "tells of an environment, not of an image"
+        yield "is a report of an environment, not of an image"
         return
     if report.image != image:
-        yield f"tells of another image: {report.image}, not {image}"
+        yield f"is a report of another image: {report.image}, not {image}"
     if report.tag != tag:
-        yield f"calls the image {report.tag}"
+        yield f"has the tag {report.tag}"
     if json.loads(report.host).get("image_json_sha256") != _image_json(locked):
-        yield "the image.json that was read inside is not the one that the lock gives"
+        yield "the image.json in the image differs from that of the lock"
 
 
 def _of_request(
     signed_report: SignedReport, policy: Policy, suite: Suite, nonce: str | None, at: datetime | None
 ) -> Iterator[str]:
-    """Why a report is not what was asked for, whatever its image."""
+    """Why a report does not meet *policy*, whatever its image."""
     report = signed_report.report
     if report.suite not in (suite.digest, *policy.suites):
         yield f"was made by another suite: {report.suite[:19]}, not {suite.digest[:19]}"
     if (again := verdict(report.findings)) != report.verdict:
-        yield f"states {report.verdict!r}, and its own values give {again!r}"
+        yield f"states {report.verdict!r}, but its values give {again!r}"
     if nonce is not None and report.nonce != nonce:
-        bears = f"the nonce {report.nonce}" if report.nonce else "no nonce"
-        yield f"answers another request: it bears {bears}"
+        found = f"has the nonce {report.nonce}" if report.nonce else "has no nonce"
+        yield f"nonce mismatch: it {found}"
     if at and _is_of_the_future(report.when, at):
-        yield f"says that it ran at {report.when}, which is in the future"
+        yield f"ran at {report.when}, which is in the future"
     elif at and policy.report_age and age_of(report, at) > timedelta(days=policy.report_age):
-        ran = f"ran at {report.when}" if report.when else "does not tell when it ran"
-        yield f"{ran}: the policy wants runs of the last {policy.report_age} days"
+        ran = f"ran at {report.when}" if report.when else "does not say when it ran"
+        yield f"{ran}: the policy requires runs of the last {policy.report_age} days"
     if not signed_report.signers and (policy.signed or not (signed_report.own or policy.strangers)):
-        trusted = "is signed by no trusted key" if signed_report.signed else "is not signed"
-        yield trusted if policy.signed else f"{trusted}, and no run of this machine's cache"
+        reason = "is not signed by a trusted key" if signed_report.signed else "is not signed"
+        yield reason if policy.signed else f"{reason}, and is not of a run in this machine's cache"
 
 
 def _is_of_the_future(when: str | None, at: datetime) -> bool:
-    """More than clocks differ."""
+    """Whether *when* is later than *at* by more than clocks differ."""
     try:
         return datetime.strptime(when or "", TIME).replace(tzinfo=timezone.utc) > at + _CLOCKS
     except ValueError:
@@ -220,7 +217,7 @@ def _is_of_the_future(when: str | None, at: datetime) -> bool:
 
 
 def _of_gpus(policy: Policy, required: Sequence[CheckStatus]) -> Iterator[tuple[str, str]]:
-    """On which of the demanded GPUs something was not seen, though it was seen elsewhere."""
+    """The required GPUs on which a check is not proved that is proved on others."""
     for capability in policy.gpus:
         lacking = [
             one.check
@@ -232,7 +229,7 @@ def _of_gpus(policy: Policy, required: Sequence[CheckStatus]) -> Iterator[tuple[
 
 
 def _commands(judged: Judgement) -> Iterator[str]:
-    """What would provide what is missing."""
+    """The commands that provide what is missing."""
     if judged.policy.signed or any(not one.signers and not one.own for one in judged.signed_reports):
         yield "name the key that signed a report: --trust PUBLIC.pem"
     wanted = [one.tier for one in judged.statuses if one.required]
@@ -246,6 +243,6 @@ def _commands(judged: Judgement) -> Iterator[str]:
 
 
 def _image_json(locked: LockedCell) -> str:
-    """Hex sha256 of the account that the image gives of itself."""
+    """SHA-256, hex, of the image's image.json."""
     files = plan(locked, (), aliases=(), lock_digest=lock_digest(locked)).overlay.files
     return next(hashlib.sha256(file.data).hexdigest() for file in files if file.path == IMAGE_JSON)

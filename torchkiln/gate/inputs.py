@@ -1,4 +1,4 @@
-"""An image of a layout, reports, keys → what the gate finds, as `gate` and `publish` ask it."""
+"""Reads reports and keys for the gate, and judges images of a layout with them."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from torchkiln.smoke.suite import Suite
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """What images are judged by, read once for all of them."""
+    """The inputs of the gate, read once for all images."""
 
     policy: Policy
     suite: Suite
     runs: KeptRuns  # this machine's own
-    keys: tuple[KeyInRole, ...] = ()  # that the policy trusts
-    named: tuple[KeyInRole, ...] = ()  # that the caller trusts too; a laboratory's makes signatures a demand
+    keys: tuple[KeyInRole, ...] = ()  # of the policy
+    named: tuple[KeyInRole, ...] = ()  # of the caller; a laboratory's makes signatures a requirement
     given: tuple[Path, ...] = ()  # reports, and folders of them; empty: this machine's own runs
     nonce: str | None = None
 
     @property
     def trusted(self) -> tuple[KeyInRole, ...]:
-        """Whose signatures count."""
+        """The trusted keys."""
         return (*self.keys, *self.named)
 
     def demand_keys(self, policy_file: Path) -> None:
-        """:raises ConfigError: the policy, of that file, demands signatures, and no key is trusted."""
+        """:raises ConfigError: the policy, of that file, requires signatures, and no key is trusted."""
         if self.policy.signed and not keys_for("laboratory", self.trusted):
             raise ConfigError(
-                f"the policy in {policy_file} demands signed reports, and no key is trusted",
+                f"the policy in {policy_file} requires signed reports, and no key is trusted",
                 hint="name the signer's public key: --trust PUBLIC.pem, "
                 "or `keys` in a file that --policy names",
             )
 
     def judge(self, image: ImageOnDisk, locked: LockedCell) -> Judgement:
-        """What the gate finds of *image*, at this moment.
+        """The gate's result for *image*, now.
 
-        :raises ConfigError: one of the given reports is none.
-        :raises VerificationFailed: a signature is bad.
+        :raises ConfigError: a given file is not a report.
+        :raises VerificationFailed: a signature is invalid.
         """
         policy = self.policy.of(locked.resolution)
         return judge(
@@ -75,16 +75,16 @@ class Inputs:
         ]
 
     def _read(self, path: Path, image: Digest) -> Iterator[SignedReport]:
-        """The report in the file *path*; of a folder, those that tell of *image*."""
+        """The report in the file *path*; of a folder, the reports of *image*."""
         keys = keys_for("laboratory", self.trusted)
         if not path.is_dir():
             yield attestation.read(path, keys)
             return
         for file in attestation.files(path):
             try:
-                there = attestation.filed(file)
-                told = there.signed_report().report.image
-            except KilnError:  # not each file in a folder is a report
+                filed = attestation.filed(file)
+                image_of_report = filed.signed_report().report.image
+            except KilnError:  # not every file in a folder is a report
                 continue
-            if told == image:
-                yield there.signed_report(keys)
+            if image_of_report == image:
+                yield filed.signed_report(keys)

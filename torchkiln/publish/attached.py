@@ -1,7 +1,7 @@
-"""An image in a registry → what goes with it, as far as it counts: what those said who are trusted.
+"""The statements attached to an image in a registry that a trusted key or identity signed.
 
-What a statement is follows from its signed content alone: annotations and artifact types of a registry's
-list are written by anybody who can write there.
+The kind of a statement follows from its signed content alone: anyone who can write to the registry can change
+annotations and artifact types.
 """
 
 from __future__ import annotations

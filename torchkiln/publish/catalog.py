@@ -1,4 +1,4 @@
-"""A repository → its tags for people: which image each is, where that was proved, what speaks against it."""
+"""Lists the images of a repository with their tags, the GPUs of their reports, and their faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A repository → its registry, asked as the user's Docker would ask it, through the network as pip goes."""
+"""Opens a registry with Docker's login and pip's network settings."""
 
 from __future__ import annotations
 

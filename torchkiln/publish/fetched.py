@@ -1,4 +1,4 @@
-"""Referrers of an image → the documents that they bring: several at a time, bounded in count and bytes."""
+"""Downloads the statements attached to an image, in parallel, with limits on their number and bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An image and its lock → the tags under which it is published. Pure."""
+"""The tags under which an image is published, from its lock. Pure."""
 
 from __future__ import annotations
 

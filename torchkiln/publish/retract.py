@@ -1,6 +1,6 @@
-"""An image that should not have been published → said so; its moving tags go back to the last good one.
+"""Retracts a published image, and moves its tags to the last good image.
 
-The digest and the dated tag stay: who runs that image must still be able to see what it is.
+The digest and the dated tag stay, so that users of the image can still see what it is.
 """
 
 from __future__ import annotations

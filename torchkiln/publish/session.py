@@ -1,6 +1,6 @@
-"""Images of a layout → published: gate, names, statements, registry; as `publish` does it.
+"""Publishes images of a layout: gate, tags, statements, registry.
 
-All that can be refused without the registry is refused before it is asked.
+Everything that can be refused without the registry is refused before the first request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checkout → which source runs: its commit, and whether its files are that commit's."""
+"""The commit of torchkiln's checkout, and whether its files differ from that commit."""
 
 from __future__ import annotations
 

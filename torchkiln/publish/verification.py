@@ -1,4 +1,4 @@
-"""A reference, or an image of a layout → everything that is wrong with it; as `verify` does it."""
+"""Verifies a published image, or an image of a layout, and lists all faults."""
 
 from __future__ import annotations
 
