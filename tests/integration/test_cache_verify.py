@@ -121,10 +121,10 @@ def break_root(scene: Scene) -> None:
     ("breaks", "told"),
     [
         (break_pack, "the hash of the pack does not match"),
-        (break_page, "x.json: not JSON"),
+        (break_page, "x.json: invalid JSON"),
         (break_record, "its record says 1 bytes"),
         (lose_blob, "refers to a missing blob"),
-        (break_root, "and it was unpacked as"),
+        (break_root, "unpacked were"),
     ],
 )
 def test_other_faults_are_found_and_mended(breaks: Callable[[Scene], None], told: str, scene: Scene) -> None:

@@ -268,8 +268,8 @@ def test_other_bytes_than_the_locked_ones(wheels: list[Path], tmp_path: Path) ->
 
     with pytest.raises(
         BadWheel,
-        match=f"^{torch.name}: the index serves another file than the lock names:"
-        " hash mismatch: the lock has sha256:[0-9a-f]{64}, the downloaded file has sha256:[0-9a-f]{64}$",
+        match=f"^{torch.name}: hash mismatch: the lock has sha256:[0-9a-f]{{64}},"
+        " the downloaded file has sha256:[0-9a-f]{64}$",
     ):
         build(cell, tmp_path / "cache", tmp_path / "layout", index)
     assert list((tmp_path / "cache").glob("wheels/*/torch*")) == []

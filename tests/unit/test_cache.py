@@ -124,7 +124,7 @@ def test_each_reason_is_told() -> None:
     assert why["old base"] == "locked by 2.6.0; the archive may no longer have its packages"
     assert why["torch.whl"] == "needed to make layers again, of 2.7.1 in dist"
     assert why["running"] == "a command runs in it"
-    assert why["fresh"] == "goes after 7 days without use"
+    assert why["fresh"] == "deleted after 7 days without use"
     assert why["dead.whl.part"] == why["tmp/x"] == "left behind by an ended process"
     assert why["nobody's"] == "not needed by any tag or lock"
     assert why["notes"] == "not created by torchkiln: never deleted"
