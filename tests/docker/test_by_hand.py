@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.scene import TAG, Scene
+from tests.docker.scene import NAME, TAG, Scene
 from tests.needs import give_up
 from tests.realpip import locked_pip
 from tests.standin.index_server import IndexServer
@@ -24,6 +24,7 @@ from torchkiln.util.places import ROOT
 pytestmark = pytest.mark.network  # pip's wheel, and where the cache has none, the base
 
 BASE = "torchkiln-test-base:by-hand"
+LIST = str(ROOT / "torchkiln/data/parity.yaml")
 SIBLING = "2.6.0-cuda12.1-cudnn9-runtime"
 CHANGED = "2.5.1-cuda12.1-cudnn9-runtime"
 EXTRA = tuple(f"extra-{number}" for number in range(8))  # with sympy and pip too many to mount each
@@ -128,7 +129,11 @@ def checkout(scene: Scene, index: IndexServer, tmp_path_factory: pytest.TempPath
     wheels = {}
     for (_, name, filename), data in index.files.items():
         (folder / "made" / filename).write_bytes(data)
-        wheels[name, filename.split("-")[1]] = locked_wheel(folder / "made" / filename)
+        wheel = wheels[name, filename.split("-")[1]] = locked_wheel(folder / "made" / filename)
+        place = store.wheel(wheel)
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.link(folder / "made" / filename, place)
     base = load_locked(scene.images, TAG).base
     for tag, torch, sympy in ((TAG, "1.0", "1.0"), (SIBLING, "2.0", "1.0"), (CHANGED, "1.0", "2.0")):
         versions = {
@@ -207,7 +212,7 @@ def test_the_printed_build_names_an_image_of_the_locked_wheels(
     checkout: Checkout, built: list[str], scene: Scene
 ) -> None:
     code = "import pip, torch; print(pip.__version__, torch.__file__)"
-    said = scene.docker("run", "--rm", "--entrypoint", "python", f"pytorch-cuda:{TAG}", "-c", code).split()
+    said = scene.docker("run", "--rm", "--entrypoint", "python", NAME, "-c", code).split()
 
     assert said == [locked_pip().version, "/opt/venv/lib/python3.11/site-packages/torch/__init__.py"]
     assert [step for step in built if step in STEPS] == list(STEPS)
@@ -235,3 +240,27 @@ def test_a_small_wheel_runs_the_steps_of_the_small_wheels(checkout: Checkout, bu
 
     assert sorted(cached) == ["apt-get", "torch", "triton", "useradd"]
     assert sorted(ran) == sorted(step for step in built if step not in cached)
+
+
+def test_a_stage_of_many_wheels_installs_what_the_embedded_engine_does(
+    checkout: Checkout, scene: Scene
+) -> None:
+    """By `build --engine docker`; test_parity.py holds a cell of few wheels to the same."""
+    cell = ("--torch", "2.7", "--cuda", "12.1", "--images", str(checkout.folder / "images"))
+    for arguments, name in (
+        (("--engine", "docker"), "many:theirs"),
+        (("--load", "--output", "many"), "many:ours"),
+    ):
+        ran = scene.command("build", *cell, *arguments)
+        assert ran.returncode == 0, ran.stderr
+        scene.docker("tag", NAME, name)
+
+    ran = scene.command(
+        "diff", "--files", "--exit-code", "--allow", LIST, "docker:many:theirs", "docker:many:ours"
+    )
+
+    assert ran.returncode == 0, ran.stdout
+    assert (
+        scene.docker("run", "--rm", "--entrypoint", "python", NAME, "-c", "import extra_7, sympy, torch")
+        == ""
+    )
