@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.docker.scene import NAME, TAG, Scene
-from tests.needs import give_up
 from tests.realpip import locked_pip
 from tests.standin.index_server import IndexServer
 from tests.unpublished import locked_wheel
@@ -176,7 +175,7 @@ def interpreter(version: str) -> str:
     programs = [f"python{version}", *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))]
     found = [program for program in programs if f"(python {version})" in pip_version(program)]
     if not found:
-        give_up(f"no Python {version} with pip: pyenv install {version}")
+        pytest.skip(f"no Python {version} with pip: pyenv install {version}")
     return found[0]
 
 
