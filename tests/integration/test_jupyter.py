@@ -17,6 +17,7 @@ from websockets.sync.client import connect
 
 from tests.engine.place import shared
 from tests.engine.registry import free_port
+from tests.needs import give_up
 from tests.workplace import Container, Workplace
 
 __all__ = ["shared"]
@@ -188,6 +189,8 @@ def as_a_browser(address: str) -> dict[str, str]:
 @contextmanager
 def nginx(folder: Path, port: int, host: str) -> Iterator[int]:
     """Debian's, in front of *port*, to which it says that it is *host*; the port on which it listens."""
+    if not Path("/usr/sbin/nginx").exists():
+        give_up("nginx is not installed: apt-get install nginx-light")
     own = free_port()
     settings = folder / "nginx.conf"
     settings.write_text(NGINX.format(folder=folder, own=own, port=port, host=host))
