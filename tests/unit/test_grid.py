@@ -79,20 +79,6 @@ def test_each_state_has_its_words() -> None:
     assert locked(now=seen(TOLD)) == f"built; not all checks ran, but passed, on {WHERE}"
 
 
-def test_a_mark_for_another_system_and_flavor() -> None:
-    """Bold where it was built; nothing where it cannot be had."""
-    ubuntu, devel = ("runtime", "ubuntu22.04"), ("devel", "debian12")
-
-    def marked(state: State, others: dict[tuple[str, str], State]) -> str:
-        return square("2.7.1", "11.8", state, others=others)
-
-    assert marked(State.ELSEWHERE, {ubuntu: State.ELSEWHERE}) == "native, lockable elsewhere ¹ ²"
-    assert (
-        marked(State.LOCKED, {ubuntu: State.ELSEWHERE, devel: State.BUILT}) == "**native** ² **³**<br>locked"
-    )
-    assert marked(State.UNAVAILABLE, {ubuntu: State.UNAVAILABLE}) == "unavailable"
-
-
 def test_an_earlier_image_is_called_so_and_nothing_of_it_is_said_of_the_present_one() -> None:
     """Whose wheels it had only where that is known."""
     ours = "an earlier image of this lock's wheels"
@@ -213,21 +199,6 @@ def test_the_whole_grid_with_the_same_reports_of_other_images(
     assert told.count("earlier image of this lock's wheels was proved on ") == proved > 0
     assert f" {LOCKS} locked, " in told
     assert f"; {proved} proved in an earlier image." in told
-
-
-def test_a_younger_run_without_gpus_does_not_hide_what_was_proved_before(
-    monkeypatch: pytest.MonkeyPatch, suite: Suite
-) -> None:
-    """In an earlier image still, which neither of the two reports is of."""
-    before = [as_of(one, BEFORE, suite) for one in PASSED]
-    later = [
-        replace(one, report=replace(one.report, image=IMAGE, host="{}", when="2999-01-01T00:00:00Z"))
-        for one in before
-    ]
-    monkeypatch.setattr(grid, "proofs", lambda folder: before)
-    monkeypatch.setattr(grid, "without_gpus", lambda folder: later)
-
-    assert f"; {len(RUNTIME)} proved in an earlier image." in grid.grid()
 
 
 def test_the_whole_grid_with_reports_of_other_images_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from itertools import pairwise
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.unit.test_sharing import DRAWN, Drawn, compressed, stacks, unpacked
-from tools.sharing_svg import COLOURS, GROUNDS, picture
+from tests.unit.test_sharing import DRAWN, Drawn, stacks
+from tools.sharing_svg import picture
 from torchkiln.compare.sharing import Level, Place, Stack, share
 from torchkiln.util.places import ROOT
 from torchkiln.util.sizes import size
 
 SVG = "{http://www.w3.org/2000/svg}"
-# Each layer is wide enough to be seen; 0 and 1 are shared everywhere, 3 stands on something else.
-IMAGES: list[list[Drawn]] = [[(3, 0), (4, 0)], [(3, 0), (2, 1), (4, 0)], [(3, 0), (2, 0), (4, 0)]]
 
 
 def drawn(images: list[list[Drawn]]) -> tuple[ET.Element, str]:
@@ -69,75 +66,12 @@ def _distinct(place: Place) -> int:
     )
 
 
-@given(DRAWN)
-def test_no_two_layers_of_a_row_lie_on_each_other(images: list[list[Drawn]]) -> None:
-    """But for what the thinnest have so as to be seen."""
-    rows: dict[float, list[tuple[float, float]]] = {}
-    for told in blocks(drawn(images)[0]).values():
-        for _, rects in told:
-            for x, y, width in rects:
-                rows.setdefault(y, []).append((x, x + width))
-    for row in rows.values():
-        row.sort()
-        assert all(end <= begin + 0.8 for (_, end), (begin, _) in pairwise(row))
-
-
 @given(st.lists(st.text(), min_size=1, max_size=3))
 @example(["\ufffe\uffff\ud800\x00\x1b]]>", "<&\"'>"])
 def test_whatever_it_is_called_it_stays_xml(names: list[str]) -> None:
     """A layout's tags and titles are what somebody else wrote."""
     levels = tuple(Level(title=name, blob=one.levels[0].blob) for name in names for one in stacks([[(1, 0)]]))
     ET.fromstring(picture(share([Stack(tag=name, levels=levels) for name in names])))
-
-
-def test_a_shared_layer_has_one_column_and_one_colour_in_a_panel() -> None:
-    told = blocks(drawn(IMAGES)[0])
-    registry, disk = told["layer 3"]
-
-    assert registry[0] == disk[0] == "c0"
-    for _, rects in (registry, disk):
-        assert len(rects) == 3
-        assert len({x for x, _, _ in rects}) == 1
-        assert len({y for _, y, _ in rects}) == 3
-
-
-def test_one_that_is_kept_once_more_keeps_its_colour_and_has_no_column() -> None:
-    """On a disk layer 4 has a column for the two images in which it stands on the same; once it is alone."""
-    registry, *disk = blocks(drawn(IMAGES)[0])["layer 4"]
-
-    assert {kind for kind, _ in (registry, *disk)} == {registry[0]}
-    assert [len(rects) for _, rects in (registry, *disk)] == [3, 2, 1]
-    assert disk[0][1][0][0] < disk[1][1][0][0]
-
-
-def test_what_one_image_has_alone_is_grey() -> None:
-    told = blocks(drawn([[(3, 0), (4, 0)], [(3, 0), (2, 0)]])[0])
-
-    assert [kind for kind, _ in told["layer 4"]] == ["own", "own"]
-
-
-def test_widths_are_to_scale() -> None:
-    """Within what stands between two layers."""
-    told = blocks(drawn(IMAGES)[0])
-    (three, (_, [*_, four])), sizes = (told["layer 3"][0], told["layer 4"][0]), (3, 4)
-    assert abs(four[2] / three[1][0][2] - compressed(4, 0) / compressed(3, 0)) < 0.1
-    three, (_, [*_, four]) = told["layer 3"][1], told["layer 4"][1]
-    assert abs(four[2] / three[1][0][2] - unpacked(sizes[1]) / unpacked(sizes[0])) < 0.1
-
-
-def test_colours_are_legible_on_both_grounds() -> None:
-    """Contrast of 3 or more, as WCAG asks of what is no text."""
-
-    def light(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        red, green, blue = (
-            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-        )
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05
-
-    for colour in COLOURS:
-        for ground in GROUNDS:
-            assert max(light(colour), light(ground)) / min(light(colour), light(ground)) >= 3
 
 
 def test_the_committed_picture_is_small_and_needs_nothing_from_elsewhere() -> None:
