@@ -236,9 +236,9 @@ def test_a_signal_ends_it_though_the_registry_is_silent(
         argv, env=desk.settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            assert proxy.stalled.wait(60)
+            assert proxy.stalled.wait(300)
             process.send_signal(number)
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=3000)
         finally:
             process.kill()
 
@@ -259,7 +259,7 @@ def test_a_killed_push_leaves_no_tag_and_is_gone_on_with(
     built = desk.build()
     argv = publishing(desk, proxy.host, name, "--jobs", "1")
     with subprocess.Popen(argv, env=desk.settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert proxy.stalled.wait(60)
+        assert proxy.stalled.wait(300)
         process.kill()
     assert registry.tags(name) == []
 
