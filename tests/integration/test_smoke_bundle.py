@@ -84,8 +84,8 @@ def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) ->
         bundle, copy, ignore=shutil.ignore_patterns("rootfs", "launch", "report.json", "report.dsse.json")
     )
     victim = copy / "checkout/smoke_tests/test_import.py"
-    assert started(copy, "--only", "nothing").returncode == 2  # whole, it comes to torchkiln's own words
     if harm == "changed":
+        assert started(copy, "--only", "nothing").returncode == 2  # whole, it comes to torchkiln's own words
         victim.write_text(victim.read_text() + "#")
     elif harm == "cut":
         victim = copy / "packages/click/core.py"

@@ -100,7 +100,7 @@ if __name__ == "__main__":
 def test_a_worker_that_is_just_starting_says_nothing_when_all_ends_at_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(STARTING)
-    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=3000)
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
     assert (found.returncode, found.stderr) == (
         130,
         "error: interrupted; what was complete is kept, the next run goes on from there\n",

@@ -113,7 +113,7 @@ class Stage:
     def run(self, worker: str, **options: Any) -> Any:
         """What came of it, and nothing has stayed."""
         process = self.start(worker, **options)
-        told = json.loads(process.communicate(timeout=3000)[0])
+        told = json.loads(process.communicate(timeout=300)[0])
         assert list(self.scratch.iterdir()) == []
         assert not running(str(self.suite))
         return told
