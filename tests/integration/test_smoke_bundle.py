@@ -45,6 +45,7 @@ def started(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.proof
 def test_it_tells_what_a_run_here_tells_and_signs_it(bundle: Path, scene: Scene, tmp_path: Path) -> None:
     """An image whose torch is none: the same findings, by the same suite, of the same digest."""
     key = Ed25519PrivateKey.generate()

@@ -182,8 +182,8 @@ def test_lower_and_layer_make_the_whole(lower: Leaves, more: Leaves) -> None:
     data = upper(below, whole)
     tree: dict[str, Thing] = {}
     wanted: dict[str, Thing] = {}
-    for layer in (tar_of(below), data):
-        grow(tree, io.BytesIO(layer))
+    for tar in (tar_of(below), data):
+        grow(tree, io.BytesIO(tar))
     grow(wanted, io.BytesIO(tar_of(whole)))
     assert tree == wanted
     assert data == upper(below, list(reversed(whole)))
