@@ -43,7 +43,7 @@ def private_archive(upstream: str, host: str, login: str, folder: Path) -> Itera
             if self.headers.get("Authorization") != wanted:
                 self._answer(401, b"", {"WWW-Authenticate": 'Basic realm="private"'})
                 return
-            found = requests.get(upstream + self.path, timeout=60)
+            found = requests.get(upstream + self.path, timeout=300)
             asked.append(self.path)
             kept = ("Last-Modified", "Content-Type")
             self._answer(

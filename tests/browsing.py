@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from tests.needs import give_up
 from tests.workplace import Container
 
-PATIENCE = 60_000  # milliseconds
+PATIENCE = 300_000  # milliseconds
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-proxy-server"]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.docker.scene import scene
@@ -17,11 +17,24 @@ from tests.workplace import workplace
 __all__ = ["crane", "engine", "podman", "registry", "scene", "second_engine", "workplace"]
 
 
-# What takes longest begins first.
+# What takes longest begins first, so that all processes end at about the same time.
 _FIRST = (
+    "tests/docker/",
     "tests/integration/test_campaign.py",
     "tests/integration/test_run_on_docker.py",
-    "tests/docker/",
+    "tests/integration/test_hostile_index.py",
+    "tests/integration/test_containers.py",
+    "tests/integration/test_registry.py",
+    "tests/unit/test_confused_statements.py",
+    "tests/integration/test_ssh.py",
+    "tests/integration/test_jupyter.py",
+    "tests/unit/test_layout_limits.py",
+    "tests/integration/test_smoke_bundle.py",
+    "tests/integration/test_publish.py",
+    "tests/unit/test_hostile_tar_bombs.py",
+    "tests/integration/",
+    "tests/unit/test_lock_beside.py",
+    "tests/unit/test_fuzz.py",
 )
 
 
@@ -54,6 +67,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return len(os.sched_getaffinity(0)) + 1 if config.option.numprocesses == "auto" else None
 
 
-# No test is judged by the clock: machines are slow, busy and shared.
-settings.register_profile("torchkiln", deadline=None)
-settings.load_profile("torchkiln")
+# No test is judged by the clock: machines are slow, busy and shared. `make test` draws few examples, the same
+# each time; `make proof` draws more, and others each time (--hypothesis-profile=long).
+_CALM = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
+settings.register_profile("short", max_examples=25, derandomize=True, **_CALM)
+settings.register_profile("long", max_examples=100, print_blob=True, **_CALM)
+settings.load_profile("short")

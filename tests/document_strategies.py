@@ -88,7 +88,7 @@ def json_bytes(document: Any) -> bytes:
     return json.dumps(document).encode("utf-8", "surrogatepass")
 
 
-FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def answer(read: Callable[[], Any]) -> Any:

@@ -293,7 +293,7 @@ def _end(far: http.client.HTTPConnection) -> None:
 
 @contextmanager
 def _upstream(host: str) -> Iterator[http.client.HTTPConnection]:
-    connection = http.client.HTTPConnection(host, timeout=60)
+    connection = http.client.HTTPConnection(host, timeout=300)
     try:
         yield connection
     finally:

@@ -81,7 +81,7 @@ def sshd(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 def says(greeting: bytes | None) -> Iterator[int]:
     """The port of one that greets whoever comes, and hangs up; None: it keeps silent."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(60)
+        server.settimeout(300)
         thread = threading.Thread(target=_greet, args=(server, greeting))
         thread.start()
         yield server.getsockname()[1]

@@ -39,4 +39,4 @@ class Client:
         """One session, to its end."""
         flags = ["-tt"] if terminal else []
         argv = ["ssh", *flags, *self.options(**more), f"{user}@127.0.0.1", *command]
-        return subprocess.run(argv, input=text, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(argv, input=text, capture_output=True, text=True, check=False, timeout=600)

@@ -141,6 +141,17 @@ def a_built_press(tmp_path_factory: pytest.TempPathFactory) -> Press:
 
 @pytest.fixture(name="scene", params=[True, False], ids=["referrers", "by a tag"])
 def a_scene(request: pytest.FixtureRequest, built: Press, tmp_path: Path) -> Iterator[Scene]:
+    """In a registry that lists referrers, and in one that does not."""
+    yield from _scenes(built, tmp_path, lists_referrers=request.param)
+
+
+@pytest.fixture(name="scene")
+def a_scene_with_referrers(built: Press, tmp_path: Path) -> Iterator[Scene]:
+    """Where it makes no difference to what is tested how the registry lists referrers."""
+    yield from _scenes(built, tmp_path, lists_referrers=True)
+
+
+def _scenes(built: Press, folder: Path, *, lists_referrers: bool) -> Iterator[Scene]:
     with RegistryServer() as server:
-        server.manners.lists_referrers = request.param
-        yield Scene(Press(folder=shutil.copytree(built.folder, tmp_path / "desk")), server)
+        server.manners.lists_referrers = lists_referrers
+        yield Scene(Press(folder=shutil.copytree(built.folder, folder / "desk")), server)

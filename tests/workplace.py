@@ -22,7 +22,7 @@ TAG = "2.6.0-cuda12.1-cudnn9-runtime"  # not 2.7.1, which tests/docker has in th
 IMAGE = f"pytorch-cuda:{TAG}"
 HEALTHCHECK = "/opt/torchkiln/healthcheck"
 _LEFT_OUT = re.compile("nvidia-.*|torch|torchaudio|torchvision|triton|sympy|networkx|mpmath")
-_PATIENCE, _LOOK = 60.0, 0.2  # seconds until a container must say what is waited for
+_PATIENCE, _LOOK = 300.0, 0.2  # seconds until a container must say what is waited for
 
 
 @dataclass(frozen=True, kw_only=True)

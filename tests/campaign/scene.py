@@ -34,7 +34,7 @@ from torchkiln.oci.encode import ENCODER, encode
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = "TORCHKILN_CAMPAIGN"  # its value is one run's; what carries it is a process of that run
-PATIENCE = 120.0  # seconds until a run counts as hanging
+PATIENCE = 600.0  # seconds until a run counts as hanging
 _MATRIX = """\
 torch: ["2.7.1"]
 cuda: ["12.1"]
@@ -288,7 +288,7 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, str]:
     return out, err
 
 
-def survivors(mark: str, folder: str, *, patience: float = 8.0) -> tuple[str, ...]:
+def survivors(mark: str, folder: str, *, patience: float = 60.0) -> tuple[str, ...]:
     """Processes of the run *mark* that still live after *patience* seconds; they are ended then.
 
     A worker looks once a second whether its parent lives. The base's Python has an empty environment and is

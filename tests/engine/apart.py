@@ -22,7 +22,7 @@ from tests.engine.podman import SETTINGS
 from tests.engine.root import NoEngine, home, made
 
 _ENGINES = ("docker.io", "containerd", "podman", "runc", "iptables", "ca-certificates", "tini")
-_PATIENCE, _LOOK = 60.0, 0.1  # seconds
+_PATIENCE, _LOOK = 300.0, 0.1  # seconds
 _CONTAINERD = ("containerd", "--root", "/srv/data", "--state", "/run/containerd", "-a", "/srv/sock/ctrd.sock")
 
 

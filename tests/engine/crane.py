@@ -38,7 +38,7 @@ class RunningCrane(RunningRegistry):
         """Manifests are in memory too, so they are asked for."""
         with contextlib.suppress(urllib.error.HTTPError):
             url = f"http://{self.host}/v2/{repository}/manifests/{digest}"
-            return bytes(urllib.request.urlopen(url, timeout=30).read())
+            return bytes(urllib.request.urlopen(url, timeout=300).read())
         return RunningRegistry.content(self, repository, digest)
 
     def tags(self, repository: str) -> list[str]:

@@ -105,8 +105,8 @@ def _answers() -> bool:
     """Whether the user's own engine will do."""
     asked = ["docker", "version", "--format", "{{.Server.Version}}"]
     try:
-        version = subprocess.run(asked, capture_output=True, text=True, timeout=20)
-        buildx = subprocess.run(["docker", "buildx", "version"], capture_output=True, timeout=20)
+        version = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+        buildx = subprocess.run(["docker", "buildx", "version"], capture_output=True, timeout=120)
     except (OSError, subprocess.TimeoutExpired):
         return False
     major = version.stdout.strip().partition(".")[0]

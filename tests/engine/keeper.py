@@ -27,7 +27,7 @@ DOCKERD = (
     *("dockerd", "--config-file", "/srv/daemon.json"),
     *("-H", "unix:///srv/sock/docker.sock", "--pidfile", "/run/docker.pid"),
 )
-_PATIENCE = 60.0  # seconds until dockerd must answer
+_PATIENCE = 300.0  # seconds until dockerd must answer
 _LOOK = 0.2
 _CGROUP = f"torchkiln-engine-{os.getpid()}"
 
@@ -116,7 +116,7 @@ def _await(daemon: subprocess.Popen[bytes], environ: dict[str, str], place: Path
 
 def _docker(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     whole = {name: value for name, value in os.environ.items() if name != "DOCKER_CONTEXT"} | environ
-    return subprocess.run(["docker", *arguments], env=whole, capture_output=True, text=True, timeout=60)
+    return subprocess.run(["docker", *arguments], env=whole, capture_output=True, text=True, timeout=300)
 
 
 def _tell(file: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-_PATIENCE = 60.0  # seconds until the kernel has ended all processes
+_PATIENCE = 300.0  # seconds until the kernel has ended all processes
 _LOOK = 0.2
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.engine.root import NoEngine
 
-_PATIENCE = 60  # seconds; the first start lays the storage out
+_PATIENCE = 300  # seconds; the first start lays the storage out
 # No more than root of this host has, whom a sandbox may give little. And by runc, which takes
 # the hybrid cgroups of older hosts; crun does not.
 SETTINGS = """

@@ -20,7 +20,7 @@ import pytest
 from tests.engine.root import NoEngine, ensure, home
 from tests.needs import give_up
 
-_PATIENCE = 30.0  # seconds until it must answer
+_PATIENCE = 300.0  # seconds until it must answer
 _LOOK = 0.05
 _CONFIG = """\
 version: 0.1

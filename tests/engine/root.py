@@ -84,6 +84,6 @@ def runnable(root: Path, name: str, target: Path) -> Path:
 
 def _runs(program: Path) -> bool:
     try:
-        return subprocess.run([program, "version"], capture_output=True, timeout=60).returncode in (0, 1)
+        return subprocess.run([program, "version"], capture_output=True, timeout=300).returncode in (0, 1)
     except OSError:
         return False

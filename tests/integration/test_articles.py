@@ -52,7 +52,7 @@ def on_a_terminal(line: str, environ: Mapping[str, str], typed: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     return done.stdout
 
@@ -76,7 +76,7 @@ def running(workplace: Workplace, name: str, work: Path, tmp_path: Path) -> Iter
     )
     container = Container(name=name, environ=workplace.environ)
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while container.docker("inspect", name, check=False).returncode:
             assert time.monotonic() < end
             time.sleep(0.05)
@@ -93,7 +93,7 @@ def test_jupyter_and_ssh_on_a_terminal(running: tuple[Container, Path], work: Pa
     container.says(READY)
     container.serves()
     url = f"http://127.0.0.1:{container.port(8888)}/api/contents/train.py?token={token}"
-    assert requests.get(url, timeout=30, proxies=DIRECT).status_code == 200
+    assert requests.get(url, timeout=300, proxies=DIRECT).status_code == 200
 
     client = Client(container=container, key=private)
     client.ssh(terminal=True, user="user", text="nohup python train.py &\nsleep 1; exit\n")

@@ -22,7 +22,7 @@ from sigstore_models.bundle.v1 import Bundle
 
 from tests.keyless_scene import Desk, Job, job, new_desk
 from tests.keys import ED, P256, STRANGER, public_pem
-from tests.sigstore_js import complaint
+from tests.node_tools import complaint
 from tests.standin.registry_server import RegistryServer, Repository
 from tests.standin.sigstore_server import IDENTITY, ISSUER
 

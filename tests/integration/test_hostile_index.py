@@ -254,7 +254,7 @@ def test_a_hostile_index_costs_a_sentence(kind: str, tmp_path: Path) -> None:
     """The sentence names page or file, never credentials; exit code 4 or 6, under 400 MiB."""
     answer, why = KINDS[kind]
     with HostileIndex(answer) as index:
-        found = lock_from(index.url, tmp_path / "cache")
+        found = lock_from(index.url, tmp_path / "cache", patience=4 if kind.startswith("slow") else 300)
 
     assert re.search(why, found.message), found
     assert (found.kind, found.code) in (("BuildFailed", 6), ("Unresolvable", 4))

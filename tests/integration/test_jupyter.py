@@ -17,6 +17,7 @@ from websockets.sync.client import connect
 
 from tests.engine.place import shared
 from tests.engine.registry import free_port
+from tests.needs import give_up
 from tests.workplace import Container, Workplace
 
 __all__ = ["shared"]
@@ -42,7 +43,7 @@ def asked(container: Container, path: str, token: str | None = None) -> requests
     session = requests.Session()
     session.trust_env = False  # no proxy stands before 127.0.0.1
     url = f"http://127.0.0.1:{container.port(8888)}{path}"
-    return session.get(url, headers=headers, timeout=30, allow_redirects=False)
+    return session.get(url, headers=headers, timeout=300, allow_redirects=False)
 
 
 def test_the_token_of_the_log_opens(container: Container) -> None:
@@ -124,7 +125,7 @@ def test_behind_a_reverse_proxy(workplace: Workplace, tmp_path: Path, passes_hos
             assert printed(base, headers, "import sys; print(sys.prefix)") == "/opt/venv\n"
             stranger = {**headers, "Origin": "http://evil.example"}
             url = f"http://{base}/api/kernels"
-            assert requests.post(url, headers=stranger, timeout=30, proxies=DIRECT).status_code == 404
+            assert requests.post(url, headers=stranger, timeout=300, proxies=DIRECT).status_code == 404
 
 
 def test_tensorboard_when_it_is_asked_for(workplace: Workplace) -> None:
@@ -140,7 +141,7 @@ def test_tensorboard_when_it_is_asked_for(workplace: Workplace) -> None:
     with workplace.started(*options) as found:
         found.serves(r"TensorBoard \S+ at http")
         url = f"http://127.0.0.1:{found.port(6006)}/data/environment"
-        assert requests.get(url, timeout=30, proxies=DIRECT).json()["data_location"] == "/workspace/runs"
+        assert requests.get(url, timeout=300, proxies=DIRECT).json()["data_location"] == "/workspace/runs"
         assert "jupyter" not in found.inside("ps", "-eo", "args=")
 
 
@@ -149,7 +150,7 @@ def test_another_port(workplace: Workplace) -> None:
         token = found.says(r"127\.0\.0\.1:9999/lab\?token=(\w+)")[1]
         found.serves()
         url = f"http://127.0.0.1:{found.port(9999)}/api/status?token={token}"
-        assert requests.get(url, timeout=30, proxies=DIRECT).status_code == 200
+        assert requests.get(url, timeout=300, proxies=DIRECT).status_code == 200
 
 
 def test_a_kernel_runs_the_images_python(container: Container) -> None:
@@ -164,13 +165,13 @@ def test_a_terminal_is_a_bash(container: Container) -> None:
     """Jupyter's own choice would be sh."""
     headers = {"Authorization": f"token {container.says(TOKEN)[1]}"}
     base = f"127.0.0.1:{container.port(8888)}"
-    made = requests.post(f"http://{base}/api/terminals", headers=headers, timeout=60, proxies=DIRECT)
+    made = requests.post(f"http://{base}/api/terminals", headers=headers, timeout=300, proxies=DIRECT)
     url = f"ws://{base}/terminals/websocket/{made.json()['name']}"
     said = ""
-    with connect(url, additional_headers=headers, proxy=None, open_timeout=60) as socket:
+    with connect(url, additional_headers=headers, proxy=None, open_timeout=300) as socket:
         socket.send(json.dumps(["stdin", "echo $0-$((40 + 2)) $USER\r"]))
         while "-42 root" not in said:
-            kind, *more = json.loads(socket.recv(timeout=60))
+            kind, *more = json.loads(socket.recv(timeout=300))
             said += more[0] if kind == "stdout" else ""
     assert "bash-42 root" in said
 
@@ -179,7 +180,7 @@ def as_a_browser(address: str) -> dict[str, str]:
     """Headers of one that has opened *address*: cookies, for a token in a header excuses any origin."""
     with requests.Session() as session:
         session.trust_env = False
-        assert session.get(address, timeout=30).status_code == 200
+        assert session.get(address, timeout=300).status_code == 200
         cookies = {cookie.name: str(cookie.value) for cookie in session.cookies}
     told = "; ".join(f"{name}={value}" for name, value in cookies.items())
     return {"Cookie": told, "X-XSRFToken": cookies["_xsrf"]}
@@ -188,13 +189,15 @@ def as_a_browser(address: str) -> dict[str, str]:
 @contextmanager
 def nginx(folder: Path, port: int, host: str) -> Iterator[int]:
     """Debian's, in front of *port*, to which it says that it is *host*; the port on which it listens."""
+    if not Path("/usr/sbin/nginx").exists():
+        give_up("nginx is not installed: apt-get install nginx-light")
     own = free_port()
     settings = folder / "nginx.conf"
     settings.write_text(NGINX.format(folder=folder, own=own, port=port, host=host))
     argv = ["/usr/sbin/nginx", "-c", str(settings), "-e", str(folder / "error.log")]
     with subprocess.Popen(argv) as process:
         try:
-            end = time.monotonic() + 20
+            end = time.monotonic() + 300
             while not listens(own):
                 assert time.monotonic() < end
                 assert process.poll() is None, (folder / "error.log").read_text()
@@ -234,7 +237,7 @@ http {{
 
 def printed(base: str, headers: dict[str, str], code: str) -> str:
     """What a new kernel of the server at *base* says to *code*, by Jupyter's messaging protocol 5.3."""
-    made = requests.post(f"http://{base}/api/kernels", headers=headers, timeout=60, proxies=DIRECT)
+    made = requests.post(f"http://{base}/api/kernels", headers=headers, timeout=300, proxies=DIRECT)
     assert made.status_code == 201, made.text
     message = {
         "header": {
@@ -252,10 +255,10 @@ def printed(base: str, headers: dict[str, str], code: str) -> str:
     }
     said = ""
     url = f"ws://{base}/api/kernels/{made.json()['id']}/channels"
-    with connect(url, additional_headers=headers, proxy=None, open_timeout=60) as socket:
+    with connect(url, additional_headers=headers, proxy=None, open_timeout=300) as socket:
         socket.send(json.dumps(message))
         while True:
-            answer = json.loads(socket.recv(timeout=60))
+            answer = json.loads(socket.recv(timeout=300))
             if answer["parent_header"].get("msg_id") != message["header"]["msg_id"]:  # type: ignore[index]
                 continue
             if answer["msg_type"] == "stream":

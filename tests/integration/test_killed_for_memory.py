@@ -40,7 +40,7 @@ def test_a_kill_is_counted(cgroup: Path) -> None:
     before = killed_for_memory()
     code = f"open({str(cgroup / 'cgroup.procs')!r}, 'w').write('0'); bytearray({8 * _LIMIT})"
     done = subprocess.run([sys.executable, "-c", code], check=False)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 300
     while killed_for_memory() == before and time.monotonic() < end:
         time.sleep(0.05)
 

@@ -30,7 +30,7 @@ def asked(registry: RunningRegistry, path: str) -> Any:
     """What the registry answers, as a program asks that is not ours."""
     kinds = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json"
     request = urllib.request.Request(f"http://{registry.host}/v2/{path}", headers={"Accept": kinds})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         return json.loads(answer.read())
 
 

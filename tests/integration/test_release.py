@@ -90,7 +90,7 @@ def gated(desk: Press, image: str, *keys: str) -> subprocess.CompletedProcess[st
 
 def tags(registry: RunningRegistry, name: str) -> set[str]:
     """As the registry lists them, but for those under which referrers hang."""
-    with urllib.request.urlopen(f"http://{registry.host}/v2/{name}/tags/list", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://{registry.host}/v2/{name}/tags/list", timeout=300) as answer:
         return {name for name in json.loads(answer.read())["tags"] if not name.startswith("sha256-")}
 
 

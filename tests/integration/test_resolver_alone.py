@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -134,18 +134,22 @@ def locked(server: IndexServer, cache: Path, **more: str) -> list[str]:
     return [f"{wheel.name} {wheel.version} {wheel.index.value}" for wheel in found]
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("left_out", ["uv.toml", "pyproject.toml"])
 def test_a_planted_file_changes_nothing(
-    file: str, server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    left_out: str, server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In each folder above the resolver's, in the user's home, and in the current folder."""
+    """All together, in each folder above the resolver's, in the user's home, and in the current folder.
+
+    Where there is a uv.toml, uv reads no settings from a pyproject.toml: one of the two is left out.
+    """
     monkeypatch.setenv("HOME", str(tmp_path / "tmp" / "home"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "tmp" / "home"))
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "tmp"))
     for place in PLACES:
-        FILES[file](tmp_path / place)
+        for file in FILES.keys() - {left_out}:
+            FILES[file](tmp_path / place)
     monkeypatch.chdir(tmp_path / "tmp" / "home")
 
     assert locked(server, tmp_path / "tmp" / "home" / "cache") == SOUND
@@ -196,17 +200,23 @@ ENVIRONMENT = {
 }
 
 
-@pytest.mark.parametrize("variable", ENVIRONMENT)
+# What would switch off others, were it heeded.
+QUIET = ("UV_NO_CONFIG", "UV_NO_SOURCES", "UV_SYSTEM_PYTHON", "UV_MANAGED_PYTHON", "UV_PYTHON", "VIRTUAL_ENV")
+
+
+@pytest.mark.parametrize("variables", [ENVIRONMENT.keys() - set(QUIET), QUIET], ids=["most", "quiet"])
 def test_a_variable_of_the_environment_changes_nothing(
-    variable: str, server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variables: Collection[str], server: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not one of uv's or pip's; a proxy is for our session, to which the test's index is no stranger."""
     for file in ("uv.toml", "constraints.txt", "requirements.txt", ".env", ".venv", "sitecustomize.py"):
         FILES[file](tmp_path)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setenv(variable, ENVIRONMENT[variable].format(tmp_path))
+    values = {name: ENVIRONMENT[name].format(tmp_path) for name in variables}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
 
-    assert locked(server, tmp_path / "cache", **{variable: ENVIRONMENT[variable].format(tmp_path)}) == SOUND
+    assert locked(server, tmp_path / "cache", **values) == SOUND
     assert not (tmp_path / "RUN").exists()
 
 

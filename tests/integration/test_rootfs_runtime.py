@@ -139,7 +139,10 @@ def test_input_goes_in_and_much_output_comes_out(image: Path) -> None:
 
 def test_the_time_limit_ends_everything_and_keeps_what_was_said(image: Path) -> None:
     mark = f"9{os.getpid()}.5"
-    got = sh(image, f"echo said; sleep {mark} & (sleep {mark} & sleep {mark}); sleep {mark}", timeout_s=1.0)
+    script = f"echo said; sleep {mark} & (sleep {mark} & sleep {mark}); sleep {mark}"
+    for seconds in (1.0, 10.0, 100.0):  # a busy machine takes longer to come to the first word
+        if (got := sh(image, script, timeout_s=seconds)).stdout:
+            break
 
     assert (got.timed_out, got.stdout) == (True, b"said\n")
     assert running(mark) == []
@@ -301,11 +304,11 @@ def running(mark: str) -> list[list[str]]:
 
 
 def eventually(true: object) -> None:
-    for _ in range(600):
+    for _ in range(6000):
         if true():  # type: ignore[operator]
             return
         time.sleep(0.05)
-    pytest.fail("it did not come to pass in 30 s")
+    pytest.fail("it did not come to pass in 300 s")
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def typed(container: Container, lines: str, *options: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     return done.stdout
 

@@ -45,6 +45,7 @@ def started(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.proof
 def test_it_tells_what_a_run_here_tells_and_signs_it(bundle: Path, scene: Scene, tmp_path: Path) -> None:
     """An image whose torch is none: the same findings, by the same suite, of the same digest."""
     key = Ed25519PrivateKey.generate()
@@ -84,8 +85,8 @@ def test_a_damaged_bundle_is_refused(bundle: Path, tmp_path: Path, harm: str) ->
         bundle, copy, ignore=shutil.ignore_patterns("rootfs", "launch", "report.json", "report.dsse.json")
     )
     victim = copy / "checkout/smoke_tests/test_import.py"
-    assert started(copy, "--only", "nothing").returncode == 2  # whole, it comes to torchkiln's own words
     if harm == "changed":
+        assert started(copy, "--only", "nothing").returncode == 2  # whole, it comes to torchkiln's own words
         victim.write_text(victim.read_text() + "#")
     elif harm == "cut":
         victim = copy / "packages/click/core.py"

@@ -128,7 +128,7 @@ def _put(registry: RunningRegistry, tag: str, index: bytes) -> None:
         method="PUT",
         headers={"Content-Type": INDEX_TYPE},
     )
-    urllib.request.urlopen(asked, timeout=30).close()
+    urllib.request.urlopen(asked, timeout=300).close()
 
 
 def _taken(bring: _Bring, offer: Offer, tag: str, place: Path) -> frozenset[str]:

@@ -183,7 +183,7 @@ print(json.dumps([*told, own() + highest[0]]))
 """
 
 
-def lock_from(url: str, cache: Path, *, patience: float = 4.0) -> Outcome:
+def lock_from(url: str, cache: Path, *, patience: float = 300) -> Outcome:
     """What a lock of the project `demo` comes to, in a process of its own.
 
     :param patience: seconds that a page may take.

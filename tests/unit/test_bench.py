@@ -1,19 +1,13 @@
 """The pure parts of bench/: what is worked out of samples, processes and shapes, and how it is told."""
 
 import json
-import xml.etree.ElementTree as ET
-import zipfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from bench import markdown, report
+from bench import report
 from bench.fetch import streams
-from bench.generated import WheelShape, named, write_wheel
-from bench.growth import GrowthPoint, measured, table
-from bench.meters import ProcessSample, Watch, parse_pss, parse_stat, stage_seconds, tree_of
-from bench.plot import Bar, bars, number
+from bench.meters import ProcessSample, Watch, parse_pss, parse_stat, stage_seconds
 from bench.results import (
     Figure,
     Outcome,
@@ -21,14 +15,10 @@ from bench.results import (
     Side,
     addresses_in,
     fastest,
-    outcome_from_json,
     outcome_json,
     per_round,
 )
 from bench.rows_json import rows_json
-from bench.sides import Contender, alternate
-from tests.unpublished import locked_wheel
-from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
 
 
@@ -90,19 +80,6 @@ def test_ratios_are_those_of_each_rounds_pair() -> None:
     assert per_round((sample(3.0),), (sample(2.0), sample(1.0))) == (1.5,)
 
 
-def test_one_after_the_other_adds_time_and_keeps_the_larger_peak() -> None:
-    both = sample(1.0, bytes=3, stages=(("a", 1.0),)) + sample(
-        2.0, peak=300 << 20, bytes=4, stages=(("b", 2.0),)
-    )
-
-    assert (both.wall, both.core, both.peak, both.bytes) == (3.0, 4.0, 300 << 20, 7)
-    assert dict(both.stages) == {"a": 1.0, "b": 2.0}
-
-
-def test_an_outcome_survives_its_json() -> None:
-    assert outcome_from_json(json.loads(json.dumps(outcome_json(OUTCOME)))) == OUTCOME
-
-
 def test_addresses_and_paths_are_found() -> None:
     """The picture's name space is nobody's address."""
     assert addresses_in('xmlns="http://www.w3.org/2000/svg"', ["/srv/kim"]) == []
@@ -110,29 +87,6 @@ def test_addresses_and_paths_are_found() -> None:
         "ftp://",
         "/srv/kim",
     ]
-
-
-def test_sides_alternate_and_a_slow_one_stops_early() -> None:
-    ran: list[str] = []
-
-    def way(name: str, rounds: int | None = None) -> Contender:
-        return Contender(name=name, what="", run=lambda: ran.append(name) or sample(1.0), rounds=rounds)  # type: ignore[func-returns-value]
-
-    found = alternate((way("a"), way("b", 1), way("c")), 3, lambda _: None)
-
-    assert ran == ["a", "b", "c", "a", "c", "a", "c"]
-    assert {name: len(side.samples) for name, side in found.items()} == {"a": 3, "b": 1, "c": 3}
-
-
-def test_a_long_point_of_a_growth_curve_is_measured_once() -> None:
-    points = [
-        GrowthPoint(labels=("1",), bytes=2_000_000, run=lambda: sample(1.0)),
-        GrowthPoint(labels=("1000",), bytes=2_000_000, run=lambda: sample(100.0)),
-    ]
-    rows = table(("wheels",), points, measured(points, 3, lambda _: None))
-
-    assert [row[:4] for row in rows[1:]] == [("1", "3", "1.00", "2.00"), ("1000", "1", "100", "0.02")]
-    assert len({len(row) for row in rows}) == 1
 
 
 # --- meters ---------------------------------------------------------------------------------------
@@ -149,10 +103,6 @@ def test_a_stat_line_is_read_whatever_the_process_is_called() -> None:
 def test_pss_is_read_and_absent_is_nothing() -> None:
     assert parse_pss("ab-cd ---p [rollup]\nRss:  9 kB\nPss:  5 kB\nPss_Dirty: 3 kB\n") == 5120
     assert parse_pss("") == 0
-
-
-def test_a_tree_holds_all_that_descend() -> None:
-    assert tree_of(2, {2: 1, 3: 2, 4: 3, 5: 1, 6: 5}) == {2, 3, 4}
 
 
 def test_stages_are_told_by_process_and_thread() -> None:
@@ -180,24 +130,6 @@ def test_our_build_tells_how_many_connections_it_has() -> None:
     assert streams() > 0
 
 
-# --- generated wheels -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("words", [0.0, 0.5, 1.0])
-def test_a_generated_wheel_is_a_sound_zip_of_about_its_size(words: float, tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    made = write_wheel(named("thing"), WheelShape(size=300_000, words=words, modules=3), store)
-
-    with zipfile.ZipFile(store.wheel(made)) as archive:
-        assert archive.testzip() is None
-        names = archive.namelist()
-        record = archive.read("thing-1.0.dist-info/RECORD").decode().splitlines()
-    assert locked_wheel(store.wheel(made)) == made
-    assert [line.split(",")[0] for line in record] == names
-    assert 280_000 < made.size < 330_000
-    assert sum(name.endswith(".py") for name in names) == 3
-
-
 # --- report and picture ---------------------------------------------------------------------------
 
 
@@ -219,40 +151,6 @@ def test_rows_for_the_readme_have_its_form() -> None:
 
     assert first.keys() == known.keys()
     assert first == {"what": "a | b", "value": "1.20 × (1.10 to 1.60)", "how": "`python -m bench cold`"}
-
-
-def test_the_picture_is_sound_and_nothing_leaves_it() -> None:
-    """Every bar starts at the axis and ends within the picture; whiskers only where rounds differ."""
-    rows = [
-        Bar(label="a < b", value=1.2, low=1.1, high=1.6, unit="×", target=1.3, met=True),
-        Bar(label="rate", value=190.0, low=190.0, high=190.0, unit="MB/s", target=400.0, met=False),
-        Bar(label="plain", value=2.0, low=1.0, high=3.0, unit="×"),
-    ]
-    root = ET.fromstring(bars("title", "legend", rows))
-    width = float(root.attrib["width"])
-    rectangles = [one.attrib for one in root.findall(".//{*}rect") if one.attrib["class"] != "ground"]
-
-    assert [one["class"] for one in rectangles] == ["met", "missed", "plain"]
-    assert all(float(one["x"]) + float(one["width"]) < width for one in rectangles)
-    assert len(root.findall(".//{*}path")) == 2
-    assert all(float(one.attrib["x2"]) < width for one in root.findall(".//{*}line"))
-
-
-def test_the_picture_of_a_document_has_a_bar_a_figure() -> None:
-    root = ET.fromstring(report.picture(DOCUMENT))
-
-    assert sum(1 for _ in root.findall(".//{*}rect")) == 1 + len(OUTCOME.figures)
-
-
-@pytest.mark.parametrize(
-    ("value", "told"), [(1.234, "1.23"), (12.34, "12.3"), (123.4, "123"), (1234.5, "1,234")]
-)
-def test_numbers_have_three_figures(value: float, told: str) -> None:
-    assert number(value) == told
-
-
-def test_a_bar_in_a_cell_ends_no_cell() -> None:
-    assert markdown.table(["a", "b"], [["1|2", "3"]]) == "| a | b |\n| --- | --- |\n| 1\\|2 | 3 |\n"
 
 
 def test_rows_of_json_are_lines_and_read_back_as_the_same_value() -> None:

@@ -22,7 +22,7 @@ WORK = """
 import sys, time
 import torchkiln.cli as cli
 def wait():
-    for _ in range(3000):
+    for _ in range(15000):
         time.sleep(0.02)
 def work(**_):
     try:
@@ -54,7 +54,7 @@ def ended_by(*signals: signal.Signals) -> tuple[int, str, str]:
         for number in signals:
             said += process.stdout.readline()
             process.send_signal(number)
-        code = process.wait(60)
+        code = process.wait(300)
         return code, said + process.stdout.read(), process.stderr.read()
 
 
@@ -100,7 +100,7 @@ if __name__ == "__main__":
 def test_a_worker_that_is_just_starting_says_nothing_when_all_ends_at_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(STARTING)
-    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
     assert (found.returncode, found.stderr) == (
         130,
         "error: interrupted; completed work is kept, the next run continues from there\n",
@@ -149,6 +149,6 @@ def test_a_worker_whose_parent_died_before_it_looked_ends() -> None:
     """Its parent is then another process, which lives on."""
     with subprocess.Popen([sys.executable, "-c", ORPHAN, "0"], stdin=subprocess.PIPE) as process:
         try:
-            assert process.wait(60) == 1
+            assert process.wait(300) == 1
         finally:
             process.kill()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.keys import ED, P256, STRANGER
-from tests.published import KIND, Scene, a_built_press, a_scene
+from tests.published import KIND, Scene, a_built_press, a_scene_with_referrers
 from tests.reports import OTHER, TAG
 from torchkiln.attest.dsse import fingerprint, pae, seal
 from torchkiln.attest.provenance import PROVENANCE, provenance
@@ -20,7 +20,7 @@ from torchkiln.attest.statement import PAYLOAD_TYPE, payload, statement
 from torchkiln.gate.clearance import CLEARANCE
 from torchkiln.smoke.attestation import attest
 
-__all__ = ["a_built_press", "a_scene"]
+__all__ = ["a_built_press", "a_scene_with_referrers"]
 
 SIGNATURE = "https://sigstore.dev/cosign/sign/v1"
 SMOKE = "urn:torchkiln:smoke-report:2"

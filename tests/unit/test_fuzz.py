@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz import documents_target, layer_target, pages_target, tar_target, zip_target
@@ -33,35 +33,30 @@ def test_where_the_fuzzers_start_from(target: object, scratch: Path) -> None:
     assert found & {"taken", "written"}
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.binary(max_size=300))
 def test_any_program_of_lies(scratch: Path, data: bytes) -> None:
     """A refusal, or the tree that `zipfile` sees."""
     zip_target.judge(zip_target.program(Decisions(data), scratch), scratch)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.binary(max_size=400))
 def test_any_order_of_files(scratch: Path, data: bytes) -> None:
     """A collision, or the tree that was asked for, to gzip and to tarfile."""
     layer_target.check(data, scratch)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.binary(max_size=300))
 def test_any_tar_of_lies(scratch: Path, data: bytes) -> None:
     """A refusal, or the tree that Python's tarfile sees, and nothing outside of it."""
     tar_target.check(data, scratch)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.binary(max_size=200))
 def test_any_changed_document(data: bytes) -> None:
     """A refusal in a sentence, or the value that other readers of JSON see."""
     documents_target.judge(documents_target.program(Decisions(data)))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.binary(max_size=200))
 def test_any_page_of_an_index(scratch: Path, data: bytes) -> None:
     """A refusal in a sentence, or the files that pypi_simple finds on it."""

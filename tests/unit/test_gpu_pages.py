@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from bench.lines import Series, decades, linear, lines, size, sizes
-from bench.results import addresses_in
 from tools import gpu_mutants, gpu_pages
 from tools.gpu_pictures import all_reduces, pictures
 from tools.gpu_runs import Run, runs, slowest_rank
@@ -147,37 +141,6 @@ def written(docs: Path) -> str:
     return (docs / "gpu-proof.md").read_text()
 
 
-def test_the_pages_of_this_repository_are_fresh() -> None:
-    check = [sys.executable, str(ROOT / "tools" / "gpu_pages.py"), "--check"]
-    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_report_becomes_a_page_and_pictures(docs: Path) -> None:
-    """Once written it is fresh; a part that is touched is not."""
-    assert set(gpu_pages.stale(docs)) == {
-        "gpu-proof.md",
-        "gpu-busbw.svg",
-        *(f"gpu-{what}-two.svg" for what in ("speed", "memory", "losses")),
-    }
-    page = written(docs)
-    assert gpu_pages.stale(docs) == {}
-
-    (docs / "gpu-proof.md").write_text(page.replace("333", "999").replace("| 4.40 |", "| 9.40 |"))
-    assert list(gpu_pages.stale(docs)) == ["gpu-proof.md"]
-
-
-def test_what_no_report_gives_any_more_goes(docs: Path) -> None:
-    fresh = written(docs)
-    (docs / "proofs" / "two.json").unlink()
-
-    assert [made for name, made in gpu_pages.stale(docs).items() if name.endswith(".svg")] == [None] * 4
-    assert "No report of such a run" in written(docs)
-    assert not list(docs.glob("*.svg"))
-    assert fresh != written(docs)
-
-
 def test_the_page_tells_device_driver_torch_and_every_figure(docs: Path) -> None:
     page = written(docs)
 
@@ -263,16 +226,6 @@ def test_files_that_disagree_or_tell_of_no_gpu_make_no_record() -> None:
         gpu_mutants.record([failed.replace(b'gpus" value', b'cpus" value')])
 
 
-def test_links_of_the_page_lead_to_what_is_written(docs: Path) -> None:
-    page = written(docs)
-    targets = re.findall(r"\]\(([^)]+)\)", page)
-
-    assert {target for target in targets if target.endswith(".svg")} == {
-        path.name for path in docs.glob("*.svg")
-    }
-    assert "proofs/two.json" in targets
-
-
 def test_a_check_that_failed_gives_no_picture_and_no_figure() -> None:
     failed = run_of(CUDA, finding("benchmark", 3, BENCHMARK, BOUNDS, "failed", "speed_128: too slow"))
 
@@ -281,91 +234,6 @@ def test_a_check_that_failed_gives_no_picture_and_no_figure() -> None:
     assert "| 3 | `benchmark` | failed, 12 s |" in gpu_pages.checks_part([failed])
 
 
-def test_a_gate_that_is_missed_is_drawn_so() -> None:
-    """Whatever a finding says of itself, colours follow the values."""
-    slow = run_of(finding("benchmark", 3, BENCHMARK | {"speed_128": 1.4}, BOUNDS))
-    kinds = re.findall(r'<rect class="(\w+)"', pictures([slow])["gpu-speed-two.svg"])
-
-    assert kinds == ["ground", "plain", "plain", "missed", "plain", "plain", "plain", "met", "plain"]
-
-
 def test_the_slowest_rank_counts() -> None:
     assert slowest_rank(BUSBW) == {1024: 0.05, 1048576: 50.0, 1073741824: 330.0}
     assert [line.label for _, line in all_reduces([WHOLE, run_of(CUDA)])] == ["2 × H200, NVLink"]
-
-
-def test_only_reports_of_machines_with_gpus_are_read(docs: Path) -> None:
-    assert [run.name for run in runs(docs / "proofs")] == ["two"]
-    assert runs(docs / "proofs")[0].report.findings == WHOLE.report.findings
-
-
-@pytest.mark.parametrize("name", sorted(pictures([WHOLE])))
-def test_a_picture_is_sound_readable_on_either_ground_and_says_what_ran(name: str) -> None:
-    """It has a ground of its own, colours for the light and the dark, and asks nobody for anything."""
-    picture = pictures([WHOLE])[name]
-    root = ET.fromstring(picture)
-    told = " ".join(text for text in root.itertext())
-
-    assert root.find("{*}rect").attrib["class"] == "ground"  # type: ignore[union-attr]
-    assert picture.count("prefers-color-scheme: dark") >= 1
-    assert "torch 2.11.0+cu130" in told
-    assert "580.10" in told
-    assert addresses_in(picture, [str(ROOT)]) == []
-
-
-def test_long_names_stay_within_the_pictures() -> None:
-    """By what renderers were seen to take for a character; the legends are set smaller."""
-    gpus = [{"name": "NVIDIA H100 80GB HBM3", "capability": [9, 0], "memory": 80 * GIB}] * 8
-    long = run_of(*WHOLE.report.findings, driver=DRIVER | {"driver": "580.105.08", "gpus": gpus})
-    for picture in pictures([long]).values():
-        for text in ET.fromstring(picture).findall(".//{*}text[@x]"):
-            if text.attrib.get("text-anchor", "start") == "start":
-                each = {"soft": 6.2, "title": 9}.get(text.attrib.get("class", ""), 6.6)
-                assert float(text.attrib["x"]) + each * len(text.text or "") < 900, text.text
-
-
-def test_every_series_has_its_own_line_colours_and_dashes() -> None:
-    series = [Series(label=f"line {at}", points=((1.0, 1.0 + at), (10.0, 2.0 + at))) for at in range(5)]
-    picture = lines("title", "legend", linear("x", [10]), linear("y", [6]), series)
-
-    assert len(set(re.findall(r"\.s\d \{ stroke: #\w+; stroke-dasharray: ([^}]+?) }", picture))) == 5
-    assert len(set(re.findall(r"\.s\d \{ stroke: (#\w+)", picture))) == 10  # five by day, five by night
-    assert picture.index("line 4:") < picture.index("line 0:")  # named in the order of the last values
-
-
-def test_points_lie_where_their_axes_say() -> None:
-    """Ends at the corners of the plot, a middle by its logarithm."""
-    series = [Series(label="a", points=((1, 1.0), (1024, 10.0), (1048576, 100.0)))]
-    x, y = sizes("bytes", [1, 1048576]), decades("GB/s", [1.0, 100.0])
-    root = ET.fromstring(lines("t", "l", x, y, series))
-    circles = [(float(one.attrib["cx"]), float(one.attrib["cy"])) for one in root.findall(".//{*}circle")]
-
-    assert circles[1][0] == pytest.approx((circles[0][0] + circles[2][0]) / 2, abs=0.2)
-    assert circles[1][1] == pytest.approx((circles[0][1] + circles[2][1]) / 2, abs=0.2)
-    assert circles[0][1] > circles[2][1]  # up is more
-
-
-@pytest.mark.parametrize(
-    ("axis", "ticks"),
-    [
-        (linear("", [200]), ["0", "50", "100", "150", "200"]),
-        (linear("", [2.2]), ["0", "0.5", "1", "1.5", "2"]),
-        (decades("", [0.05, 333]), ["0.01", "0.1", "1", "10", "100", "1,000"]),
-        (decades("", [1.0, 1.0]), ["1", "10"]),
-        (sizes("", [1024, 1 << 30]), ["1 KiB", "16 KiB", "256 KiB", "4 MiB", "64 MiB", "1 GiB"]),
-    ],
-)
-def test_ticks_are_round_and_within_the_axis(axis: Any, ticks: list[str]) -> None:
-    assert [name for _, name in axis.ticks] == ticks
-    assert all(axis.low <= value <= axis.high * (1 + 1e-9) for value, _ in axis.ticks)
-
-
-def test_sizes_are_told_in_their_unit() -> None:
-    assert [size(count) for count in (1, 1000, 1024, 1536, 1 << 30, 1 << 50)] == [
-        "1 B",
-        "1000 B",
-        "1 KiB",
-        "1.5 KiB",
-        "1 GiB",
-        "1024 TiB",
-    ]

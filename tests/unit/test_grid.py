@@ -195,21 +195,6 @@ def test_the_whole_grid_with_the_same_reports_of_other_images(
     assert f"; {proved} proved in an earlier image." in told
 
 
-def test_a_younger_run_without_gpus_does_not_hide_what_was_proved_before(
-    monkeypatch: pytest.MonkeyPatch, suite: Suite
-) -> None:
-    """In an earlier image still, which neither of the two reports is of."""
-    before = [as_of(one, BEFORE, suite) for one in PASSED]
-    later = [
-        replace(one, report=replace(one.report, image=IMAGE, host="{}", when="2999-01-01T00:00:00Z"))
-        for one in before
-    ]
-    monkeypatch.setattr(grid, "proofs", lambda folder: before)
-    monkeypatch.setattr(grid, "without_gpus", lambda folder: later)
-
-    assert f"; {len(RUNTIME)} proved in an earlier image." in grid.grid()
-
-
 def test_the_whole_grid_with_reports_of_other_images_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     before = [
         replace(

@@ -99,7 +99,7 @@ def test_a_lock_is_as_it_was_written_or_is_refused(data: bytes) -> None:
 
 
 @given(document=mutated(json.loads(LOCK)))
-@settings(FEW, max_examples=30)
+@FEW
 def test_a_seal_that_fits_makes_nothing_true(document: dict[str, Any]) -> None:
     """Sealed again by somebody who knows how: the schema holds, and what is taken comes back the same."""
     try:

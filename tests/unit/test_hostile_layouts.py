@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated
@@ -48,7 +48,7 @@ INDEX: dict[Path, bytes] = {}
 
 
 @given(data=st.data(), what=st.sampled_from(("index", "manifest", "config")))
-@settings(FEW, max_examples=100)
+@FEW
 def test_a_layout_with_one_thing_changed_is_read_or_told(
     layout: Layout, data: st.DataObject, what: str
 ) -> None:
@@ -85,7 +85,7 @@ COMMANDS = (
 
 
 @given(data=st.data(), what=st.sampled_from(("index", "manifest", "config")), argv=st.sampled_from(COMMANDS))
-@settings(FEW, max_examples=60)
+@FEW
 def test_a_user_reads_a_sentence_whatever_is_changed_in_a_layout(
     layout: Layout, data: st.DataObject, what: str, argv: tuple[str, ...]
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import requests
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.document_strategies import json_bytes, mutated, spoiled
@@ -154,13 +154,11 @@ FILES = json.loads(js(entry(size=5, yanked="no", **{"upload-time": "2024-01-01T0
 
 
 @given(body=mutated(FILES).map(json_bytes) | spoiled(js(entry()).body) | st.binary(max_size=80))
-@settings(max_examples=150)
 def test_any_json_is_read_or_told(body: bytes) -> None:
     told(Page(url=HERE, json=True, body=body))
 
 
 @given(body=spoiled(html(GOOD).body) | st.binary(max_size=80).map(lambda data: data + SHA.encode()))
-@settings(max_examples=150)
 def test_any_html_is_read_or_told(body: bytes) -> None:
     told(Page(url=HERE, json=False, body=body))
 

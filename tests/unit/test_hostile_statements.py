@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.document_strategies import FEW, VALUES, answer, json_bytes, mutated, spoiled
@@ -32,8 +32,6 @@ from torchkiln.smoke.attestation import PREDICATE, report_of
 
 __all__ = ["a_built_press"]
 
-# What a publication gives has its time in it: an example that was kept from another run would not fit.
-FRESH = settings(FEW, database=None)
 KINDS = (PROVENANCE, CLEARANCE, PREDICATE, SPDX, CYCLONEDX, RETRACTION)
 
 
@@ -73,7 +71,7 @@ def read(told: Statement) -> object:
 
 
 @given(data=st.data(), kind=st.sampled_from(KINDS))
-@settings(FRESH, max_examples=150)
+@FEW
 def test_a_statement_with_one_thing_changed_is_read_or_told(
     bundles: dict[str, bytes], data: st.DataObject, kind: str
 ) -> None:
@@ -85,7 +83,7 @@ def test_a_statement_with_one_thing_changed_is_read_or_told(
 
 
 @given(data=st.data(), kind=st.sampled_from(KINDS))
-@settings(FRESH, max_examples=100)
+@FEW
 def test_a_predicate_with_one_thing_changed_is_read_or_told(
     bundles: dict[str, bytes], data: st.DataObject, kind: str
 ) -> None:
@@ -98,7 +96,7 @@ def test_a_predicate_with_one_thing_changed_is_read_or_told(
 
 
 @given(data=st.data())
-@settings(FRESH, max_examples=100)
+@FEW
 def test_a_bundle_with_one_thing_changed_is_read_or_told(
     bundles: dict[str, bytes], data: st.DataObject
 ) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +90,28 @@ def _sparse(path: Path) -> None:
         file.truncate(1 << 30)
 
 
+@pytest.fixture(scope="module")
+def arranged(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder with the layout of that name, which all commands read."""
+
+    @cache
+    def arrange(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("layouts")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            LAYOUTS[name]()
+        return folder / "layout"
+
+    return arrange
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_memory_for_a_layout(
-    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, command: str, arranged: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Read or refused, and no traceback."""
-    monkeypatch.chdir(tmp_path)
-    LAYOUTS[name]()
+    shutil.copytree(arranged(name), tmp_path / "layout", copy_function=os.link)
     done = run(*COMMANDS[command], folder=tmp_path)
 
     assert done.peak < LIMIT

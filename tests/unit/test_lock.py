@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gridcase import FACTS, MATRIX, answer
@@ -156,7 +156,6 @@ def test_an_unavailable_cell_is_not_locked() -> None:
         lock(resolution("2.0.1"), Shelf(), ON, TODAY)
 
 
-@settings(max_examples=30)
 @given(
     names=st.lists(st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,4})?", fullmatch=True), unique=True),
     layers=st.lists(st.from_regex(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{0,20}", fullmatch=True)),

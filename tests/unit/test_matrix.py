@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gridcase import FACTS, MATRIX, ROOT
@@ -164,7 +164,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300)
 @given(changes=st.dictionaries(st.sampled_from([*SCHEMA["properties"], "cudda"]), VALUES, max_size=3))
 def test_our_check_and_jsonschema_refuse_the_same(changes: dict[str, Any]):
     data = yaml.safe_load(GOOD) | changes
@@ -179,7 +178,6 @@ def test_any_text_ends_in_a_matrix_or_in_a_told_fault(text: str):
         load(text, FACTS)
 
 
-@settings(max_examples=200)
 @given(
     at=st.integers(0, len(GOOD) - 1),
     with_=st.sampled_from(["", "x", "{", "[", ":", "&a ", "\n", "- ", '"', "#"]),

@@ -40,21 +40,6 @@ def test_what_is_left_out_says_why() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "pytest.skip()",
-        "@pytest.mark.skip\ndef test(): pass",
-        "pytest.mark.skipif(True)",
-        "pytest.importorskip('x')",
-        "pytest.mark.xfail(reason='x')",
-        "@pytest.mark.xfail\ndef test(): pass",
-    ],
-)
-def test_what_does_not_is_noticed(source: str) -> None:
-    assert list(unexplained(source)) == [1]
-
-
 def test_nothing_is_left_out_for_want_of_an_engine_where_one_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHKILN_NEEDS_ENGINE", raising=False)
     with pytest.raises(pytest.skip.Exception, match="no dockerd"):

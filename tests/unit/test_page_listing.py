@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pypi_simple import ProjectPage
 
@@ -43,7 +43,6 @@ def _links(draw: st.DrawFn) -> str:
 @given(
     links=st.lists(_links(), max_size=6), noise=st.sampled_from(["", "<br/>", "<!-- <a href='x'>x</a> -->"])
 )
-@settings(max_examples=200)
 def test_html_is_read_as_another_library_reads_it(links: list[str], noise: str) -> None:
     """pypi_simple parses the whole page into a tree; what both find must be the same, in order."""
     page = html(*(link + noise for link in links))
@@ -71,7 +70,6 @@ def test_html_is_read_as_another_library_reads_it(links: list[str], noise: str) 
         max_size=5,
     )
 )
-@settings(max_examples=200)
 def test_json_is_read_as_another_library_reads_it(files: list[dict[str, Any]]) -> None:
     page = js(*files)
     theirs = ProjectPage.from_json_data(json.loads(page.body), HERE).packages
@@ -92,7 +90,6 @@ def test_json_is_read_as_another_library_reads_it(files: list[dict[str, Any]]) -
     | st.text()
     | st.lists(st.integers(), max_size=2),
 )
-@settings(max_examples=300)
 def test_a_wrong_type_anywhere_is_read_or_refused(key: str, value: Any) -> None:
     """Never another exception than ours; what is read has the right types."""
     body = json.dumps({"meta": {"api-version": "1.1"}, "name": "numpy", "files": [entry(**{key: value})]})

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.keys import P256, STRANGER
-from tests.published import Scene, a_built_press, a_scene
+from tests.published import Scene, a_built_press, a_scene_with_referrers
 from tests.reports import TAG
 from torchkiln.attest.publication import PUBLICATION, publication
 from torchkiln.attest.signers import ByKey
@@ -18,7 +18,7 @@ from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.tags import misfit
 from torchkiln.util.places import ROOT
 
-__all__ = ["a_built_press", "a_scene"]
+__all__ = ["a_built_press", "a_scene_with_referrers"]
 
 DATED = f"{TAG}-20261122"
 ALIAS = "2.7-cuda12.1-runtime"

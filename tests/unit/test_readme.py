@@ -8,19 +8,7 @@ import pytest
 
 from tools import readme
 
-TOLD = (
-    ("JUPYTER_PORT", "8888", "where it listens"),
-    ("PIP_CONSTRAINT, UV_CONSTRAINT", "the guard", "set them empty"),
-)
 PART = "before\n<!-- generated: switches -->\n{}<!-- end -->\nbehind\n"
-
-
-def test_switches_become_a_row_each() -> None:
-    """Two names in one row stay two names."""
-    assert readme.switches(TOLD).splitlines()[2:] == [
-        "| `JUPYTER_PORT` | 8888 | where it listens |",
-        "| `PIP_CONSTRAINT`, `UV_CONSTRAINT` | the guard | set them empty |",
-    ]
 
 
 def test_the_switches_are_those_of_the_image() -> None:

@@ -305,7 +305,7 @@ def test_one_that_fails_ends_the_others(proxy: FaultProxy, built: ImageOnDisk) -
     proxy.faults = [Fault("stall", "PATCH"), Fault("status", "PATCH", status=403, times=1000)]
 
     with ThreadPoolExecutor(1, "test") as pool:
-        error = pool.submit(push_to, proxy.host, "team/app", built).exception(timeout=60)
+        error = pool.submit(push_to, proxy.host, "team/app", built).exception(timeout=300)
 
     assert isinstance(error, RegistryError)
     assert "access denied" in error.message

@@ -113,7 +113,7 @@ class Stage:
     def run(self, worker: str, **options: Any) -> Any:
         """What came of it, and nothing has stayed."""
         process = self.start(worker, **options)
-        told = json.loads(process.communicate(timeout=60)[0])
+        told = json.loads(process.communicate(timeout=300)[0])
         assert list(self.scratch.iterdir()) == []
         assert not running(str(self.suite))
         return told
@@ -136,13 +136,13 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 def test_values_come_back_in_order_of_the_ranks(stage: Stage) -> None:
     """Whoever ends first; arguments arrive, and as many ranks start as torch sees GPUs."""
-    told = stage.run("greet", limit=30, words="hello", seconds=0.2)
+    told = stage.run("greet", limit=300, words="hello", seconds=0.2)
     assert [one["rank"] for one in told] == [0, 1, 2]
     assert told[0] == {"rank": 0, "world": 3, "words": "hello", "env": None}
 
 
 def test_each_ending_is_told_to_who_asks(stage: Stage) -> None:
-    told = stage.run("greet", call="rank_endings", limit=30, world=2, words="x", env={"KILN_TEST": "set"})
+    told = stage.run("greet", call="rank_endings", limit=300, world=2, words="x", env={"KILN_TEST": "set"})
     assert [(rank, code, output) for rank, code, _, output, _ in told] == [
         (0, 0, "x from 0\n"),
         (1, 0, "x from 1\n"),
@@ -170,26 +170,31 @@ def test_a_rank_that_raises_is_told_with_its_words(stage: Stage) -> None:
 
 @pytest.mark.parametrize("worker", ["hang", "hang_stubbornly"])
 def test_a_rank_that_hangs_is_named_and_ends_at_the_limit(worker: str, stage: Stage) -> None:
-    told = stage.run(worker, limit=3)["refused"]
+    for limit in (3, 30, 300):  # a busy machine takes longer to end the others
+        if "rank 0" not in (told := stage.run(worker, limit=limit)["refused"]):
+            break
     assert told.startswith("rank 2 had not ended after ")
     assert "rank 0" not in told
     assert ("in wait_for_the_others" in told) is (worker == "hang")
 
 
 def test_where_a_rank_hangs_it_is_told_as_stopped_and_the_others_keep_their_values(stage: Stage) -> None:
-    told = stage.run("hang", call="rank_endings", limit=3)
+    for limit in (3, 30, 300):
+        told = stage.run("hang", call="rank_endings", limit=limit)
+        if told[0][1] == told[1][1] == 0:
+            break
     assert [(code, values) for _, code, _, _, values in told] == [(0, 0), (0, 1), (None, None)]
     assert told[2][2] >= 3
 
 
 def test_a_rank_that_leaves_without_a_result_has_failed(stage: Stage) -> None:
-    assert stage.run("leave", limit=30)["refused"].startswith("rank 1 ended without a result")
+    assert stage.run("leave", limit=300)["refused"].startswith("rank 1 ended without a result")
 
 
 def test_ranks_go_with_the_check_that_started_them(stage: Stage, tmp_path: Path) -> None:
     """Killed so that it cannot end them itself."""
     process = stage.start("sit", limit=600, folder=str(tmp_path))
-    patience = time.monotonic() + 30
+    patience = time.monotonic() + 300
     while len(list(tmp_path.iterdir())) < 3 and time.monotonic() < patience:
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)

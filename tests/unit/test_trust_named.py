@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.keys import ED, P256, STRANGER, pem, public_pem
-from tests.published import Scene, a_built_press, a_scene
+from tests.published import Scene, a_built_press, a_scene_with_referrers
 from tests.reports import TAG, found
 from torchkiln.attest.provenance import PROVENANCE
 from torchkiln.attest.signers import ByKey
@@ -18,7 +18,7 @@ from torchkiln.errors import GateRefused, VerificationFailed
 from torchkiln.smoke.attestation import attest
 from torchkiln.util.places import ROOT
 
-__all__ = ["a_built_press", "a_scene"]
+__all__ = ["a_built_press", "a_scene_with_referrers"]
 
 OURS = (ROOT / "matrix.yaml").read_text()
 WEAK = OURS.replace("tiers: [0, 1] ", "tiers: [0]").replace("checks: [nccl-all-reduce]", "checks: []")

@@ -182,8 +182,8 @@ def test_lower_and_layer_make_the_whole(lower: Leaves, more: Leaves) -> None:
     data = upper(below, whole)
     tree: dict[str, TreeEntry] = {}
     wanted: dict[str, TreeEntry] = {}
-    for layer in (tar_of(below), data):
-        apply_layer(tree, io.BytesIO(layer))
+    for tar in (tar_of(below), data):
+        apply_layer(tree, io.BytesIO(tar))
     apply_layer(wanted, io.BytesIO(tar_of(whole)))
     assert tree == wanted
     assert data == upper(below, list(reversed(whole)))

@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchkiln.errors import ConfigError
@@ -128,7 +128,6 @@ LINES = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(text=st.lists(LINES, max_size=12).map("\n".join))
 def test_lines_in_any_order_are_a_list_or_a_told_refusal(text: str) -> None:
     """Never another exception, and never an entry without an end within a year."""

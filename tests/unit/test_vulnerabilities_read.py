@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.document_strategies import mutated
@@ -223,7 +223,6 @@ def test_all_faults_are_told() -> None:
     assert refusal(told).count("the key 'Severity' is missing") == 2
 
 
-@settings(max_examples=300, deadline=None)
 @given(told=st.sampled_from(TOOLS).flatmap(lambda tool: mutated(DOCUMENTS[tool]())))
 def test_a_spoiled_document_is_a_scan_or_a_told_refusal(told: Any) -> None:
     """Never another exception; and our check of the form refuses what jsonschema's does."""

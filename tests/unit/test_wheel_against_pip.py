@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from tests.agreement import agree
 from tests.layers import Item, layer_of, tree_of_folder, tree_of_layer
@@ -155,7 +155,6 @@ def test_each_kind_of_wheel(kind: str, pip: RealPip, tmp_path: Path) -> None:
     agree(write_wheel(FIXED[kind], tmp_path / "wheels"), pip, tmp_path / "root")
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(spec=wheel_specs())
 def test_any_wheel(pip: RealPip, tmp_path_factory: pytest.TempPathFactory, spec: WheelSpec) -> None:
     """And the turns together, as hypothesis draws them."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.inside import needs_sshd, sshd
@@ -85,7 +85,6 @@ def test_what_is_handed_on_can_be_read_again(environ: Mapping[str, str]) -> None
 
 
 @needs_sshd
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(environ=ENVIRONMENTS)
 @example(environ={"A": 'a "word" \\ and $more\\', "B": "'", "C": "#", "D": "", "E": " = ", "F": '\\"'})
 def test_sshd_reads_it_so(host_key: Path, environ: Mapping[str, str]) -> None:

