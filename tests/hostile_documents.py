@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.oci_samples import Member, tar_of
+from tests.oci_samples import Member, build, tar_of
 from tests.scans import by_trivy
-from tests.validated import build
 from torchkiln.cli import main
 from torchkiln.util.places import ROOT
 

@@ -1,7 +1,8 @@
-"""What the package inside images is given in tests: an image, a driver and a machine with nothing wrong."""
+"""The package inside images in tests: an image, a driver, a machine, mounts, and where the doctor looks."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -9,16 +10,16 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.mounts import run
 from torchkiln.util.places import ROOTFS
+from workplace import checks
 from workplace.driver import Driver, Gpu
-from workplace.image import Image
+from workplace.image import Image, load
 from workplace.machine import Machine
 
 PACKAGE = ROOTFS / "opt/torchkiln/workplace"
@@ -97,3 +98,87 @@ def _greet(server: socket.socket, greeting: bytes | None) -> None:
             connection.recv(1)  # until the guest has gone
         else:
             connection.sendall(greeting)
+
+
+# What `docker run` would have put there, or not.
+_DEV = """
+mkdir "$1"; mount --rbind /dev "$1"; mount -t tmpfs dev /dev; mkdir /dev/shm
+for name in null zero random urandom; do touch /dev/$name; mount --bind "$1/$name" /dev/$name; done
+for name in $2; do touch "/dev/$name"; done
+mount -t tmpfs -o "size=$3" shm /dev/shm
+shift 3; exec "$@"
+"""
+_RUN = 'mount -t tmpfs run /run; mkdir -m 0755 /run/sshd; exec "$@"'
+_UNSHARE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+
+
+def dev(tmp_path: Path, *nodes: str, shm: str = "1g") -> list[str]:
+    """A /dev with these *nodes* and so much shared memory."""
+    words = [*_UNSHARE, "sh", "-ec", _DEV, "sh", str(tmp_path / "dev"), " ".join(nodes), shm]
+    _try(words)
+    (tmp_path / "dev").rmdir()
+    return words
+
+
+def run() -> list[str]:
+    """A /run that holds the empty folder sshd, which root's sshd asks for, and nothing else."""
+    words = [*_UNSHARE, "sh", "-ec", _RUN, "sh"]
+    _try(words)
+    return words
+
+
+def _try(words: Sequence[str]) -> None:
+    done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no mount namespace here: {done.stderr.strip()}")
+
+
+class Place:
+    """Where the doctor looks, below one folder: a sound image's parts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.site = folder / "venv/python3.11/site-packages"
+        self.facts = folder / "image.json"
+        self.run = folder / "run"
+        self.system = folder / "system"
+        (self.site / "nvidia/cudnn/lib").mkdir(parents=True)
+        (self.site / "nvidia/cudnn/lib/libcudnn.so.9").write_text("")
+        for name, version in (("torch", "2.7.1"), ("nvidia_nccl_cu12", "2.26.2")):
+            self.install(name, version)
+        wheels = [{"name": name, "version": version} for name, version in image().wheels]
+        self.facts.write_text(json.dumps(asdict(image()) | {"wheels": wheels}))
+        self.run.mkdir()
+        (self.system / "sys/class/net").mkdir(parents=True)
+        for card in ("lo", "eth0"):
+            (self.system / "sys/class/net" / card).write_text("")
+
+    def install(self, name: str, version: str) -> None:
+        """As pip notes it."""
+        folder = self.site / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    def program(self, name: str, script: str) -> None:
+        """The only program of that PATH."""
+        (self.folder / "bin").mkdir(exist_ok=True)
+        place = self.folder / "bin" / name
+        place.write_text(f"#!/bin/sh\n{script}\n")
+        place.chmod(0o755)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    found = Place(tmp_path)
+
+    def path(*parts: str | Path) -> Path:
+        """What is the machine's own, from the folder `system`."""
+        whole = Path(*parts)
+        return found.system / whole.relative_to("/") if whole.parts[1] in ("dev", "sys") else whole
+
+    monkeypatch.setattr(checks, "SITES", found.site.parents[1])
+    monkeypatch.setattr(checks, "FACTS", found.facts)
+    monkeypatch.setattr(checks, "Path", path)
+    monkeypatch.setattr(checks, "runtime_folder", lambda: found.run)
+    monkeypatch.setattr(load, "__defaults__", (found.facts,))
+    return found

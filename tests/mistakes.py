@@ -21,8 +21,8 @@ import yaml
 
 from tests.hostile_documents import Case, Said, locked, provoke
 from tests.keys import ED, STRANGER, pem, public_pem
+from tests.oci_samples import build
 from tests.scans import by_trivy
-from tests.validated import build
 from torchkiln.util.places import ROOT
 
 FILE = Path(__file__).with_name("mistakes.yaml")

@@ -1,4 +1,4 @@
-"""Small plans and layers for the tests of images; made with Python's tarfile and gzip, never with ours."""
+"""Small plans, layers and layouts for the tests of images, made with Python's tarfile and gzip."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer
 from torchkiln.model.lock import LockedBase, LockedCell
 from torchkiln.model.plan import Healthcheck, ImageConfig, ImagePlan, OverlayLayer
+from torchkiln.oci.layout import Layout, open_layout, write_image
+from torchkiln.oci.validate.validate import validate
 from torchkiln.util.files import write_atomic
 
 EPOCH = 1_750_000_000
@@ -142,3 +144,21 @@ def plan(
         epoch=EPOCH,
         recipe=1,
     )
+
+
+BASE = files(etc__motd=b"hello\n", opt__venv__bin__python=b"#!")
+OWN = (Member(name="opt/venv/x.py", data=b"x = 1\n"),)
+
+
+def build(folder: Path, *tars: bytes, pack: Callable[[bytes], bytes] = members_of, tag: str = "a") -> Layout:
+    """A layout of the base and *tars* on it."""
+    store = BlobFolder(folder / "store")
+    layers = [store.layer("base", tar_of(BASE))]
+    layers += [store.layer(f"layer {number}", tar, pack=pack) for number, tar in enumerate(tars)]
+    write_image(folder / "layout", plan(tag), layers, store.path)
+    return open_layout(folder / "layout")
+
+
+def words(layout: Layout, ref: str | None = None) -> list[str]:
+    """The faults as a user reads them."""
+    return [str(fault) for fault in validate(layout.path, ref)]

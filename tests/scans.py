@@ -1,21 +1,18 @@
-"""One small image, and what each scanner says of it, in the scanner's own form.
-
-Trivy's document was written by Trivy 0.59.1, which looked at this very image with the database of
-`tests/trivy_database.py` (`tests/integration/test_scan_by_trivy.py` does it again where there is a trivy).
-Grype's is put together by its source, grype/presenter/models at 4562c55 (2026-07), and by the documents of
-Grype 0.61 to 0.66 that lie in its repository below grype/presenter/explain/testdata; no Grype ran here.
-
-The faults are real (Debian's tracker, GitHub's advisories): their names, packages, and what mends them.
-"""
+"""One small image, what each scanner says of it, and `torchkiln scan` in a folder of a test's own."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
 from tests.oci_samples import BlobFolder, Member, files, members_of, plan, tar_of
+from torchkiln.cli.scan import scan
 from torchkiln.oci.layout import ImageOnDisk, Layout, open_layout, write_image
 from torchkiln.util.places import ROOT
 
@@ -205,3 +202,39 @@ def stand_in(folder: Path, tool: str, does: str = "scan") -> Path:
     )
     program.chmod(0o755)
     return program
+
+
+def today() -> date:
+    return datetime.now(timezone.utc).date()
+
+
+def ask(layout: Layout, *more: str, target: str = "a") -> Any:
+    return CliRunner().invoke(scan, [target, "--output", str(layout.path), *more])
+
+
+def reported(told: dict[str, Any]) -> tuple[str, str]:
+    Path("scan.json").write_text(json.dumps(told))
+    return ("--report", "scan.json")
+
+
+def calls() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path("bin/calls.jsonl").read_text().splitlines()]
+
+
+def allow(*entries: dict[str, str], name: str = "vulnerabilities.yaml") -> str:
+    Path(name).write_text(json.dumps(entries))
+    return name
+
+
+def entry(name: str, days: int = 30, **more: str) -> dict[str, str]:
+    return {"id": name, "reason": "nobody can reach it", "until": str(today() + timedelta(days=days)), **more}
+
+
+def is_gone(pid: str) -> bool:
+    """Whether the process has ended or does so soon; whoever inherited it may be slow to bury it."""
+    stat = Path("/proc", pid, "stat")
+    for _ in range(100):
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX":
+            return True
+        time.sleep(0.05)
+    return False

@@ -1,4 +1,4 @@
-"""Every disturbance, many instants → a log and its page, for people who run `python -m tests.campaign`."""
+"""The campaign in full, for `python -m tests.campaign`: every disturbance, its log and its page."""
 
 from __future__ import annotations
 
@@ -10,15 +10,103 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.campaign import host, network
 from tests.campaign.instants import IMPATIENT, draw
-from tests.campaign.page import cut_inside, page
 from tests.campaign.scene import ROOT, Scene
 from tests.campaign.trials import Record, Reference, provoke_all
+
+if TYPE_CHECKING:
+    from tests.campaign.trials import Record
+
+_CUTS = {
+    "write": "a write to a file",
+    "read": "a download (a read of the socket, or a wheel half downloaded)",
+    "rename": "a rename",
+    "link": "a hard link",
+    "unlink": "a deletion",
+    "sync": "a flush to the disk",
+}
+_HEAD = """# Interrupted builds
+
+This page and its log (`docs/campaign.json`, not committed) are written by this command:
+
+    .venv/bin/python -m tests.campaign --seed {seed} --instants {instants} --log docs/campaign.json
+
+It runs `build.py`, as a user does, on a small cell of its own (wheels, base, lock and index are generated),
+and disturbs it. A library preloaded into the build counts its writes, socket reads, renames, links, deletions
+and flushes, and sends a signal at a random one: before it, after it, or with half of a write done. Other
+signals are sent by the clock. Then a checker that shares no code with torchkiln hashes every blob, compares
+every wheel and `.part` file with the true file, follows every record and tag, inflates every layer, and looks
+for processes that outlived the build. Then the build is run again: it must succeed, give the digest of an
+undisturbed build, leave nothing behind, and download no byte of a wheel that was in the cache. `make test`
+runs a short form.
+
+Seed {seed}, {instants} instants, {seconds} s, Python {python}{mounts}. **{verdict}**
+
+"""
+
+
+def cut_inside(records: Iterable[Record]) -> dict[str, int]:
+    """How many of *records* were cut with an operation of each kind under way."""
+    counts = Counter(
+        op for record in records for op in {*record.flying, *(("read",) if record.halves else ())}
+    )
+    return {_CUTS[op]: counts[op] for op in _CUTS}
+
+
+def page(log: Mapping[str, Any]) -> str:
+    """Markdown."""
+    verdict = f"{len(log['wrong'])} faults: see the log." if log["wrong"] else "No fault was found."
+    mounts = "" if log["mounts"] else "; without the faults that need a mount, which needs root"
+    text = _HEAD.format(**{**log, "verdict": verdict, "mounts": mounts})
+    text += "## Counts\n\n" + _table(("what", "number"), ((k, f"{v:,}") for k, v in log["counts"].items()))
+    text += "\nOperations under way in the runs that a signal hit (several at a time are possible):\n\n"
+    text += _table(("operation", "runs"), log["cut inside"].items())
+    hits = [record for record in log["records"] if record["group"] == "instant" and not record["late"]]
+    text += "\n## Signals\n\n" + _table(
+        ("signal", "cache before", "runs", "exit codes", "left work in progress"), _signals(hits)
+    )
+    text += (
+        "\nA negative code is the signal's own: the process could not handle it, or did not handle it yet.\n"
+        "A shell shows -2 as 130 and -15 as 143. The messages:\n\n"
+    )
+    text += "".join(f"    {line}\n" for line in _sentences(hits))
+    for group, title in (("network", "Network and index"), ("host", "The machine")):
+        rows = [record for record in log["records"] if record["group"] == group]
+        text += f"\n## {title}\n\n" + _table(("fault", "exit code", "message"), (_told(row) for row in rows))
+    return text
+
+
+def _signals(hits: list[dict[str, Any]]) -> Iterable[tuple[object, ...]]:
+    for name, start in sorted({(record["name"], record["start"]) for record in hits}):
+        found = [record for record in hits if (record["name"], record["start"]) == (name, start)]
+        codes = Counter(record["code"] for record in found)
+        told = ", ".join(f"{code} ({count}×)" for code, count in sorted(codes.items()))
+        yield name, start, len(found), told, sum(record["leftovers"] > 0 for record in found)
+
+
+def _sentences(hits: list[dict[str, Any]]) -> list[str]:
+    counts = Counter(record["sentence"] for record in hits if record["sentence"].startswith("error: "))
+    lines: list[str] = []
+    for sentence, _ in counts.most_common():
+        lines += [*sentence.splitlines(), ""]
+    return lines[:-1]
+
+
+def _told(record: dict[str, Any]) -> tuple[object, ...]:
+    said = record["sentence"] if record["code"] else "(none: the build succeeds)"
+    lines = [line.replace("|", "\\|").replace("<", "&lt;") for line in said.splitlines()]
+    return record["name"], record["code"], "<br>".join(lines)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[Iterable[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(str(cell) for cell in row) + " |\n" for row in lines)
 
 
 def main() -> int:

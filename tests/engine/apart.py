@@ -17,9 +17,8 @@ from pathlib import Path
 
 from tests.engine.crane import OLD_TOO, SUITE
 from tests.engine.keeper import DOCKERD
-from tests.engine.namespaces import start, stop
 from tests.engine.podman import SETTINGS
-from tests.engine.root import NoEngine, home, made
+from tests.engine.root import NoEngine, home, made, start, stop
 
 _ENGINES = ("docker.io", "containerd", "podman", "runc", "iptables", "ca-certificates", "tini")
 _PATIENCE, _LOOK = 300.0, 0.1  # seconds

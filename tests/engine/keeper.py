@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.engine.namespaces import start, stop
 from tests.engine.network import Network, network, sweep
-from tests.engine.root import NoEngine, client, ensure, home
+from tests.engine.root import NoEngine, client, ensure, home, start, stop
 
 DOCKERD = (
     *("dockerd", "--config-file", "/srv/daemon.json"),

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from tests.agreement import source_of
 from tests.fuzz.oracle import SITE, installed
 from tests.fuzz.source import Decisions
 from tests.hostile import SPEC
@@ -22,6 +21,7 @@ from tests.hostile.names import NAMES
 from tests.hostile.zips import ZIPS
 from tests.layers import SCHEME, Item, tree_of_layer
 from tests.rawzip import Raw, deflated, entry, read, write
+from tests.realpip import source_of
 from tests.wheels import File, WheelSpec, write_wheel
 from torchkiln.errors import BadWheel
 from torchkiln.model.recipe import WHEEL_EPOCH

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import requests
 
+from tests.clients import READY, Client
 from tests.engine.place import shared
-from tests.openssh import READY, Client
 from tests.workplace import HEALTHCHECK, IMAGE, Container, Workplace, key
 
 __all__ = ["shared"]

@@ -1,13 +1,14 @@
-"""The facts against the package index itself: the default index that this host's pip is set to.
-
-Nothing of a wheel but its directory and METADATA is fetched, by range requests.
-"""
+"""The facts against the package index itself: the default index that this host's pip is set to."""
 
 from __future__ import annotations
 
+import io
 import os
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
+from email.parser import Parser
 
 import pytest
 import requests
@@ -17,8 +18,7 @@ from packaging.version import Version
 from pypi_simple import DistributionPackage, PyPISimple
 
 from tests.gridcase import FACTS, MATRIX
-from tests.remotewheel import metadata
-from torchkiln.index.session import Session
+from torchkiln.index.session import IndexSession
 from torchkiln.index.settings import index_settings
 from torchkiln.matrix.facts import Release
 
@@ -31,7 +31,7 @@ Pages = dict[str, list[DistributionPackage]]
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[requests.Session]:
-    with Session(index_settings(os.environ)) as opened:
+    with IndexSession(index_settings(os.environ)) as opened:
         yield opened
 
 
@@ -128,3 +128,55 @@ def test_the_matrix_names_the_newest_patch_of_each_minor(pages: Pages):
     for torch in MATRIX.torch:
         minor = Version(torch).release[:2]
         assert max(version for version in served if version.release[:2] == minor) == Version(torch)
+
+
+BLOCK = 1 << 20  # bytes; torch's zip directory takes about one
+
+
+class RemoteFile(io.RawIOBase):
+    """A seekable file behind HTTP, read in whole blocks, each once."""
+
+    def __init__(self, session: requests.Session, url: str) -> None:
+        self.session, self.url, self.at = session, url, 0
+        self.blocks: dict[int, bytes] = {}
+        answer = session.get(url, headers={"Range": "bytes=0-0"})
+        assert answer.status_code == 206, f"the index answers a range with {answer.status_code}"
+        self.size = int(answer.headers["Content-Range"].rpartition("/")[2])
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
+        return self.at
+
+    def read(self, count: int = -1) -> bytes:
+        end = self.size if count < 0 else min(self.at + count, self.size)
+        parts = []
+        while self.at < end:
+            number, offset = divmod(self.at, BLOCK)
+            part = self._block(number)[offset : offset + end - self.at]
+            parts.append(part)
+            self.at += len(part)
+        return b"".join(parts)
+
+    def _block(self, number: int) -> bytes:
+        if number not in self.blocks:
+            first, last = number * BLOCK, min((number + 1) * BLOCK, self.size) - 1
+            answer = self.session.get(self.url, headers={"Range": f"bytes={first}-{last}"})
+            assert answer.status_code == 206
+            self.blocks[number] = answer.content
+        return self.blocks[number]
+
+
+def metadata(session: requests.Session, url: str) -> Message:
+    """The METADATA of the wheel at *url*."""
+    with zipfile.ZipFile(RemoteFile(session, url)) as wheel:  # type: ignore[arg-type]
+        name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(wheel.read(name).decode())

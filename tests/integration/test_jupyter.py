@@ -1,4 +1,4 @@
-"""Jupyter in a container: who gets in, and that a kernel runs the image's Python."""
+"""Jupyter in a container: who gets in, by HTTP and by a browser, and which Python a kernel runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import requests
+from playwright.sync_api import expect
 from websockets.sync.client import connect
 
+from tests.clients import PATIENCE, browsing, output
 from tests.engine.place import shared
 from tests.engine.registry import free_port
 from tests.needs import give_up
@@ -267,3 +269,33 @@ def printed(base: str, headers: dict[str, str], code: str) -> str:
                 raise AssertionError(answer["content"])
             if answer["msg_type"] == "status" and answer["content"]["execution_state"] == "idle":
                 return said
+
+
+@pytest.fixture(scope="module")
+def browser_container(workplace: Workplace) -> Iterator[Container]:
+    with workplace.started("--publish", "127.0.0.1::8888") as found:
+        found.serves()
+        yield found
+
+
+def test_a_notebook_from_the_printed_address(browser_container: Container) -> None:
+    """The address of the log; a new notebook; a cell and what it says. Nobody else is asked anything."""
+    with browsing() as (page, asked):
+        said = output(browser_container, page, "import numpy, sys; print(sys.prefix, numpy.arange(5).sum())")
+        page.wait_for_timeout(2000)  # an invitation to news comes late
+        invitations = page.get_by_text("Jupyter news").count()
+
+    assert said == "/opt/venv 10"
+    assert (asked, invitations) == ({"127.0.0.1"}, 0)
+
+
+@pytest.mark.parametrize("token", ["", "?token=" + "0" * 48])
+def test_a_wrong_token_sees_the_login_alone(browser_container: Container, token: str) -> None:
+    """Neither by the address nor typed in."""
+    with browsing() as (page, _):
+        page.goto(f"http://127.0.0.1:{browser_container.port(8888)}/lab{token}")
+        page.get_by_label("Password or token").fill("0" * 48)
+        page.get_by_role("button", name="Log in", exact=True).click()
+
+        expect(page.get_by_text("Invalid credentials")).to_be_visible(timeout=PATIENCE)
+        assert page.locator(".jp-Launcher").count() == 0

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients import READY, Client, sessions
 from tests.engine.place import shared
 from tests.engine.registry import free_port
-from tests.openssh import READY, Client
-from tests.sessions import sessions
 from tests.workplace import Workplace, key
 
 __all__ = ["shared"]

@@ -1,24 +1,18 @@
-"""What real engines make of zstd layers, and which form they take from an index that holds both.
-
-A small image, its layers once gzip and once zstd, in a real registry behind a proxy that sees what is
-fetched. One layer repeats itself 50 MiB further on, so that the window is used in full.
-
-docs/layer-formats.md has what is asserted here as a table.
-"""
+"""What real engines do with zstd layers, and which form they take from an index that holds both."""
 
 from __future__ import annotations
 
 import io
 import json
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.both_forms import index_of
 from tests.cells import noise
 from tests.engine import apart
 from tests.engine.apart import Apart, new_engines, old_engines
@@ -28,10 +22,45 @@ from tests.faultproxy import FaultProxy
 from tests.needs import give_up
 from tests.pushing import push_to
 from tests.roots import LayerBlob, entry, layer, minimal_layout, tiny_layers
-from torchkiln.oci.compression import GZIP
+from torchkiln.model.platform import LINUX_AMD64
+from torchkiln.oci.compression import GZIP, ZSTD
+from torchkiln.oci.image import (
+    MANIFEST_TYPE,
+    canonical_json,
+    descriptor,
+    digest_of,
+)
 from torchkiln.oci.layout import INDEX_TYPE, ImageOnDisk, open_layout
 from torchkiln.oci.zstd import compress
 from torchkiln.util.places import ROOT
+
+_PREFERRED = "io.github.containers.compression.zstd"  # containers/image's mark: only the text "true" counts
+
+
+def index_of(manifests: Sequence[bytes]) -> bytes:
+    """The index over *manifests*: those without zstd first, else in their order.
+
+    :raises ValueError: they are not of one image, whose config they would share.
+    """
+    parsed = [(json.loads(manifest), manifest) for manifest in manifests]
+    if len({manifest["config"]["digest"] for manifest, _ in parsed}) != 1:
+        raise ValueError("an index holds one image in several forms, and these have not one config")
+    entries = [_entry(document, data) for document, data in parsed]
+    return canonical_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": INDEX_TYPE,
+            "manifests": sorted(entries, key=lambda entry: "annotations" in entry),
+        }
+    )
+
+
+def _entry(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
+    entry = {**descriptor(MANIFEST_TYPE, digest_of(data), len(data)), "platform": LINUX_AMD64.oci}
+    if any(layer["mediaType"] == ZSTD.media_type for layer in manifest["layers"]):
+        entry["annotations"] = {_PREFERRED: "true"}
+    return entry
+
 
 # Ten engines out of three Debian roots, which are fetched where they are not there: too long for `make test`.
 pytestmark = [pytest.mark.network, pytest.mark.proof]

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.browsing import browsing, output
+from tests.clients import READY, Client, browsing, output, sessions
 from tests.engine.place import shared
-from tests.openssh import READY, Client
 from tests.outward import outward
 from tests.proof.conftest import NAME, TAG, let_go
-from tests.sessions import sessions
 from tests.workplace import Container, Workplace, key
 from torchkiln.util.places import ROOT
 

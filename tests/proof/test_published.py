@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.engine.registry import RunningRegistry
 from tests.keys import pem, public_pem
 from tests.proof.conftest import TAG
-from tests.proof.test_kept_reports import kept
+from tests.proof.test_reproducible import kept
 from tools.kept import PROOFS
 from torchkiln.smoke.attestation import PREDICATE
 from torchkiln.util.places import ROOT

@@ -1,9 +1,12 @@
-"""The same lock, twice, in two folders with cold caches: the same image."""
+"""The same lock twice gives the same image; tier 0 passes in it; kept reports are of it or an earlier one."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ import pytest
 
 import torchkiln
 from tests.proof.conftest import TAG, build
+from tools.kept import PROOFS, proofs
 from torchkiln import CellName, Project
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.report import SignedReport
 from torchkiln.store.root import cache_root
 from torchkiln.store.store import Store
 from torchkiln.util.places import ROOT
@@ -84,3 +89,61 @@ def test_the_validator_finds_no_fault(image: dict[str, Any]) -> None:
     from torchkiln.oci.validate.validate import validate
 
     assert validate(Path(image["layout"]), TAG) == ()
+
+
+TIER_0 = {"import", "claims", "linkage", "lock", "archs", "cpu-train", "compile-cpu"}
+
+
+def test_tier_0_passes_inside(image: dict[str, Any], tmp_path: Path) -> None:
+    """Every check runs and passes, on this digest."""
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(ROOT / "build.py"), "smoke", "--force", "--output", image["layout"]]
+    done = subprocess.run(
+        [*command, "--report", str(report), image["ref"]], cwd=ROOT, capture_output=True, text=True
+    )
+    shutil.rmtree(cache_root() / "rootfs" / image["digest"].removeprefix("sha256:"), ignore_errors=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(report.read_bytes())
+    assert told["image"] == image["digest"]
+    outcomes = {check["id"]: check["outcome"] for check in told["checks"]}
+    assert outcomes == dict.fromkeys(sorted(TIER_0), "passed")
+
+
+def kept(image: dict[str, Any], *, current: bool) -> list[SignedReport]:
+    """The reports of its tag: of this very image, or of earlier ones."""
+    return [
+        one
+        for one in proofs(PROOFS)
+        if one.report.tag == TAG and (one.report.image == image["digest"]) is current
+    ]
+
+
+def gate(image: dict[str, Any], reports: Sequence[SignedReport]) -> subprocess.CompletedProcess[str]:
+    """With *reports*, by the keys that are kept."""
+    words = [word for one in reports for word in ("--report", str(PROOFS / one.name))]
+    words += [word for key in sorted(PROOFS.glob("*.pub.pem")) for word in ("--trust", str(key))]
+    argv = [sys.executable, str(ROOT / "build.py"), "gate", image["ref"], "--output", image["layout"], *words]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_gate_clears_the_fresh_build_with_the_reports_of_it(image: dict[str, Any]) -> None:
+    """By their keys; a skip while there is none."""
+    reports = kept(image, current=True)
+    if not reports:
+        pytest.skip(f"no report of {image['digest']}, which a build gives: to be made again on GPUs")
+
+    done = gate(image, reports)
+    assert (done.returncode, done.stdout.strip()) == (0, image["digest"]), done.stderr
+
+
+def test_reports_of_an_earlier_image_never_clear_the_fresh_build(image: dict[str, Any]) -> None:
+    """Each by its own, and all together; whichever it is, is named."""
+    reports = kept(image, current=False)
+    if not reports:
+        pytest.skip("every report that is kept is of this image")
+
+    for handed in (reports, *([one] for one in reports)):
+        done = gate(image, handed)
+        assert (done.returncode, done.stdout) == (7, ""), done.stderr
+        for one in handed:
+            assert f"{one.name}: is a report of another image: {one.report.image}" in done.stderr

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.smoke_mutants.here import skip_unless_it_applies
 from tests.smoke_mutants.mutant import broken, check, needs_gpus, needs_torch
-from tests.smoke_mutants.pretended import SCALER, anywhere, broken_by
+from tests.smoke_mutants.pretended import SCALER, anywhere, broken_by, skip_unless_it_applies
 
 NO_AUTOCAST = """
 import torch

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs_gcc
-from tests.smoke_mutants.here import skip_unless_it_applies
 from tests.smoke_mutants.mutant import broken, check, needs_gpus, needs_torch, without_gpu
-from tests.smoke_mutants.pretended import PRETEND
-from tests.smoke_mutants.shared_objects import without_library
+from tests.smoke_mutants.pretended import PRETEND, skip_unless_it_applies, without_library
 
 
 @needs_gpus(1)

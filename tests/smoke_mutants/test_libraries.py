@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs_gcc
-from tests.smoke_mutants.here import skip_unless_it_applies
 from tests.smoke_mutants.mutant import broken, check, environment, needs_gpus, needs_torch, without_gpu
-from tests.smoke_mutants.pretended import PRETEND, anywhere, broken_by
-from tests.smoke_mutants.shared_objects import another_cudnn, without_library
+from tests.smoke_mutants.pretended import (
+    PRETEND,
+    another_cudnn,
+    anywhere,
+    broken_by,
+    skip_unless_it_applies,
+    without_library,
+)
 
 
 @needs_gpus(1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs_gcc
-from tests.smoke_mutants.shared_objects import another_cudnn, without_library
+from tests.smoke_mutants.pretended import another_cudnn, without_library
 
 pytestmark = needs_gcc
 ASKED = (

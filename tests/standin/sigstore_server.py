@@ -23,9 +23,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from tests.standin.sigstore_ca import HOST, Authority, spki
+from tests.standin.sigstore_ca import HOST, Authority, Timestamper, spki
 from tests.standin.sigstore_log import NAME, Log, b64
-from tests.standin.timestamper import Timestamper
 
 ISSUER = "https://token.actions.githubusercontent.com"
 WORKFLOW = "team/app/.github/workflows/publish.yml@refs/heads/main"

@@ -1,17 +1,20 @@
-"""What mmdebstrap is told, and what our hooks do to a root."""
+"""How mmdebstrap is called, which secrets apt is given, and which cause is reported when it fails."""
 
 from __future__ import annotations
 
 import dataclasses
 import subprocess
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
+from torchkiln.base.complaint import complaint
 from torchkiln.base.mmdebstrap import build, command
 from torchkiln.base.recipe import EPOCH, recipe
 from torchkiln.base.sources import variables
-from torchkiln.errors import ConfigError, ToolMissing
+from torchkiln.docker.secrets import apt_secrets
+from torchkiln.errors import BuildFailed, ConfigError, ToolMissing
 from torchkiln.store.store import Store
 
 MIRROR, SECURITY_MIRROR, KEYRING = variables(recipe("debian12"))
@@ -140,3 +143,187 @@ def test_a_missing_tool_is_named_with_the_way_to_get_it(
     with pytest.raises(ToolMissing, match=r"keyring of the archive of ubuntu22\.04 not found") as caught:
         build(ours, Store(tmp_path / "cache"), environ={})
     assert "ubuntu-keyring" in caught.value.hint
+
+
+SILENT = """\
+Ign:1 http://archive.test/debian bookworm InRelease
+Err:1 http://archive.test/debian bookworm InRelease
+  Temporary failure resolving 'archive.test'
+Reading package lists...
+E: Failed to fetch http://archive.test/debian/dists/bookworm/InRelease  {why}
+E: Failed to fetch http://archive.test/debian/dists/bookworm-updates/InRelease  {why}
+E: Failed to fetch http://user:word@security.test/security/dists/bookworm-security/InRelease  {why}
+E: Some index files failed to download. They have been ignored, or old ones used instead.
+E: apt-get update --error-on=any -oAPT::Status-Fd=<$fd> -oDpkg::Use-Pty=false failed
+I: main() received signal PIPE: waiting for setup...
+I: removing tempdir /tmp/torchkiln-base-9b5a9390/mmdebstrap.R0dNytWCbW...
+E: mmdebstrap failed to run
+"""
+
+
+def told(lines: str) -> BuildFailed:
+    return complaint(
+        25,
+        dedent(lines).splitlines(),
+        os_name="debian12",
+        scratch="/var/tmp",
+        elsewhere="another one",
+        keys="its keys",
+    )
+
+
+def test_an_archive_that_gives_no_answer_is_named_once_with_what_to_look_at() -> None:
+    for why in (
+        "Temporary failure resolving 'archive.test'",
+        "Could not connect to 127.0.0.1:9 (127.0.0.1). - connect (111: Connection refused)",
+        "Could not connect to archive.test:80 (192.0.2.1), connection timed out",
+        "Unable to connect to 127.0.0.1:9",
+        "Cannot initiate the connection to archive.test:80 (2001:db8::1). "
+        "- connect (101: Network is unreachable)",
+        "Connection failed",
+        "Error reading from server. Remote end closed connection [IP: 192.0.2.1 80]",
+        "Invalid response from proxy: HTTP/1.1 407 Proxy Authentication Required",
+    ):
+        error = told(SILENT.format(why=why))
+
+        assert error.message.splitlines() == [
+            "the archive of debian12 cannot be reached:",
+            f"  http://archive.test/debian: {why}",
+            f"  http://security.test/security: {why}",
+        ]
+        assert error.hint == (
+            "check the network and the proxy (http_proxy, or apt's configuration); another one"
+        )
+
+
+def test_an_answer_is_not_taken_for_silence() -> None:
+    error = told(SILENT.format(why="404  Not Found [IP: 192.0.2.1 80]"))
+
+    assert error.message.startswith(
+        "mmdebstrap failed with exit status 25:\n  E: Failed to fetch http://arch"
+    )
+    assert error.hint == "another one"
+
+
+def test_a_full_disk_is_not_taken_for_a_bad_signature() -> None:
+    error = told("""\
+        W: GPG error: http://security.test/debian-security bookworm-security InRelease: At least one
+        E: The repository 'http://security.test/debian-security bookworm-security InRelease' is not signed.
+        E: Write error - write (28: No space left on device)
+        E: The package lists or status file could not be parsed or opened.
+        E: mmdebstrap failed to run
+        """)
+
+    assert error.message == "no space left on device: /var/tmp, where the base of debian12 is built"
+    assert "TMPDIR" in error.hint
+
+
+def test_the_lines_that_tell_stand_and_those_that_only_sigh_do_not() -> None:
+    error = told("""\
+        Setting up passwd (1:4.13+dfsg1-1+deb12u1) ...
+        dpkg: error processing package passwd (--install):
+        E: Sub-process env returned an error code (1)
+        E: apt-get --yes install failed
+        I: main() received signal PIPE: waiting for setup...
+        E: mmdebstrap failed to run
+        """)
+
+    assert error.message.splitlines() == [
+        "mmdebstrap failed with exit status 25:",
+        "  dpkg: error processing package passwd (--install):",
+        "  E: Sub-process env returned an error code (1)",
+    ]
+    assert told("Killed\n").message.endswith("exit status 25:\n  Killed")
+    assert told("").message.endswith("exit status 25:\n  no output")
+
+
+UNSIGNED = """\
+W: http://archive.test/ubuntu/dists/jammy-updates/InRelease: Key is stored in legacy trusted.gpg keyring
+W: GPG error: http://u:p@archive.test/ubuntu jammy InRelease: {why}
+E: The repository 'http://u:p@archive.test/ubuntu jammy InRelease' is not signed.
+E: The repository 'http://archive.test/ubuntu jammy-security Release' is not signed.
+E: apt-get update --error-on=any -oAPT::Status-Fd=<$fd> -oDpkg::Use-Pty=false failed
+E: mmdebstrap failed to run
+"""
+
+
+def test_an_archive_that_is_not_signed_by_its_keys_is_told_with_the_reason() -> None:
+    """Of each suite; one without any signature has no reason of its own."""
+    for why in (
+        "The following signatures couldn't be verified because the public key is not available: "
+        "NO_PUBKEY B7B9DA27CE5EF82E",
+        "The following signatures were invalid: BADSIG B7B9DA27CE5EF82E the stand-in's key",
+    ):
+        error = told(UNSIGNED.format(why=why))
+
+        assert error.message.splitlines() == [
+            "the signature of the archive of debian12 cannot be verified:",
+            f"  http://archive.test/ubuntu jammy: {why}",
+            "  http://archive.test/ubuntu jammy-security: it has no signature",
+        ]
+        assert error.hint == "its keys; another one"
+
+
+DEBIAN, UBUNTU = recipe("debian12"), recipe("ubuntu22.04")
+MIRROR_SECRETS, SECURITY_MIRROR_SECRETS, _ = variables(DEBIAN)
+
+
+def test_nothing_is_told_where_nothing_is_set() -> None:
+    assert apt_secrets(DEBIAN, {"HOME": "/root", "http_proxy": ""}, None) == {}
+
+
+def test_mirrors_proxy_and_bundle(tmp_path: Path) -> None:
+    bundle = tmp_path / "ca.pem"
+    bundle.write_bytes(b"PEM")
+    environ = {
+        MIRROR_SECRETS: "https://u:p@mirror:8443/debian",
+        SECURITY_MIRROR_SECRETS: "http://mirror/security",
+        "https_proxy": "http://u:p@proxy:3128",
+        "HTTP_PROXY": "http://proxy:3128",
+    }
+
+    assert apt_secrets(DEBIAN, environ, bundle) == {
+        "apt-sources": (
+            b"deb https://u:p@mirror:8443/debian bookworm main\n"
+            b"deb https://u:p@mirror:8443/debian bookworm-updates main\n"
+            b"deb http://mirror/security bookworm-security main\n"
+        ),
+        "apt-ca": b"PEM",
+        "apt-config": (
+            b'Dir::Etc::SourceList "/run/secrets/apt-sources";\n'
+            b'Dir::Etc::SourceParts "-";\n'
+            b'Acquire::https::CAInfo "/run/secrets/apt-ca";\n'
+            b'Acquire::http::Proxy "http://proxy:3128";\n'
+            b'Acquire::https::Proxy "http://u:p@proxy:3128";\n'
+        ),
+    }
+
+
+def test_the_suite_and_components_are_the_systems() -> None:
+    told = apt_secrets(UBUNTU, {"TORCHKILN_UBUNTU_MIRROR": "untrusted+http://mirror/ubuntu"}, None)
+
+    assert apt_secrets(UBUNTU, {MIRROR_SECRETS: "http://mirror/debian"}, None) == {}
+    assert told["apt-sources"].splitlines()[1] == b"deb http://mirror/ubuntu jammy-updates main universe"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {MIRROR_SECRETS: "file:///srv/secret"},
+        {MIRROR_SECRETS: "http://mirror/secret\ndeb http://other x y"},
+        {MIRROR_SECRETS: 'http://secret";APT::Update::Pre-Invoke {"sh"};'},
+        {"http_proxy": "secret proxy"},
+        {SECURITY_MIRROR_SECRETS: "http://secret"},
+    ],
+)
+def test_what_apt_could_not_take_is_refused_without_being_repeated(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        apt_secrets(DEBIAN, environ, None)
+
+    assert next(iter(environ)) in refused.value.message
+    assert "secret" not in refused.value.message
+
+
+def test_a_bundle_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the CA bundle"):
+        apt_secrets(DEBIAN, {}, tmp_path / "none.pem")

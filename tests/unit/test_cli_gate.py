@@ -12,10 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests.keys import ED, P256, public_pem
-from tests.oci_samples import BlobFolder, plan, tar_of
+from tests.oci_samples import BASE, BlobFolder, plan, tar_of
 from tests.reports import TAG, TIERS, found, report
 from tests.smoke_suites import suite_with
-from tests.validated import BASE
 from torchkiln.attest.dsse import fingerprint
 from torchkiln.cli.gate import gate
 from torchkiln.errors import ConfigError, GateRefused, Stale, VerificationFailed

@@ -10,8 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.scanning import allow, ask, entry, reported, today
-from tests.scans import DOCUMENTS, by_grype, by_trivy, stand_in, two_images
+from tests.scans import (
+    DOCUMENTS,
+    allow,
+    ask,
+    by_grype,
+    by_trivy,
+    entry,
+    reported,
+    stand_in,
+    today,
+    two_images,
+)
 from torchkiln.errors import ConfigError, GateRefused, VerificationFailed
 from torchkiln.oci.archive import link_image
 from torchkiln.oci.layout import ImageOnDisk, Layout

@@ -20,7 +20,7 @@ from torchkiln.errors import BuildFailed, KilnError
 from torchkiln.index.listing import Page, listing
 from torchkiln.index.pages import MOST, Pages
 from torchkiln.index.read_page import found_on, wheels_on
-from torchkiln.index.session import Session
+from torchkiln.index.session import IndexSession
 from torchkiln.index.settings import IndexSettings
 from torchkiln.model.cell import Source
 from torchkiln.store.store import Store
@@ -255,7 +255,7 @@ def test_a_redirect_out_of_https_is_not_followed(target: str) -> None:
     answer = requests.Response()
     answer.status_code, answer.url, answer.headers["Location"] = 302, HERE, target
     with pytest.raises(UnsafeRedirect) as caught:
-        Session(settings_of(HERE)).get_redirect_target(answer)
+        IndexSession(settings_of(HERE)).get_redirect_target(answer)
 
     assert "secret" not in str(caught.value)
 
@@ -264,4 +264,4 @@ def test_a_redirect_within_https_is_followed() -> None:
     answer = requests.Response()
     answer.status_code, answer.url, answer.headers["Location"] = 301, HERE, "/other/"
 
-    assert Session(settings_of(HERE)).get_redirect_target(answer) == "/other/"
+    assert IndexSession(settings_of(HERE)).get_redirect_target(answer) == "/other/"

@@ -1,16 +1,18 @@
-"""Wheels that are not as they must be are refused, by name and reason; nothing is kept of them."""
+"""Wheels that are not as they must be: refused by name and reason, or taken as real pip takes them."""
 
 import io
 import json
 import multiprocessing
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.hostile import KINDS, REFUSED, SPEC, TAKEN, Kind, making
+from tests.hostile import KINDS, REFUSED, SPEC, TAKEN, Kind, making, table
 from tests.layers import add, layer_of, sha256
+from tests.realpip import RealPip, agree, pip_folder
 from tests.unpublished import locked_wheel
 from tests.wheels import File, write_wheel
 from torchkiln.build import worker
@@ -200,3 +202,28 @@ def test_all_of_them_in_little_memory(honest: Path, tmp_path: Path) -> None:
     assert [bool(reason) for reason, _ in answers[1:]] == [bool(kind.reason) for kind in KINDS.values()]
     grown = {kind: peak - peaks["honest"] for kind, peak in peaks.items()}
     assert max(grown.values()) < 64 * 1024, f"KiB: {grown}"
+
+
+@pytest.fixture(scope="module")
+def pip(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPip]:
+    running = RealPip(pip_folder(tmp_path_factory.mktemp("pip")))
+    yield running
+    running.close()
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("kind", TAKEN)
+def test_what_is_taken_is_what_pip_installs(kind: str, pip: RealPip, tmp_path: Path) -> None:
+    """Every path, type, mode and byte."""
+    honest = write_wheel(SPEC, tmp_path / "honest")
+    agree(TAKEN[kind].write(honest, tmp_path / "wheels"), pip, tmp_path / "root")
+
+
+def test_the_page_tells_what_is_told() -> None:
+    """`make golden` writes it anew; there pip is asked again too."""
+    text = table.PAGE.read_text()
+    pips = {name: theirs for name, (_, theirs) in table.rows(text).items()}
+    ours = table.told()
+
+    assert [name for name in KINDS if table._cell(name) not in pips] == []
+    assert text == table.page(ours, {name: pips[table._cell(name)] for name in KINDS})

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.oci_samples import Member, digest, files, members_of, tar_of
-from tests.validated import BASE, OWN, build, words
+from tests.oci_samples import BASE, OWN, Member, build, digest, files, members_of, tar_of, words
 from torchkiln.oci.validate import layer as inspect_module
 from torchkiln.oci.validate import validate as module
 from torchkiln.oci.validate.layer import GZIP_TYPE, inspect_layer

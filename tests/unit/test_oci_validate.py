@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.oci_samples import Member, digest, files, members_of, tar_of
-from tests.validated import OWN, build, words
+from tests.oci_samples import OWN, Member, build, digest, files, members_of, tar_of, words
 from torchkiln.oci.layout import Layout
 from torchkiln.oci.validate import validate as module
 from torchkiln.oci.validate.layer import TAR_TYPE

@@ -1,16 +1,26 @@
-"""Layers one over the other make the tree that an engine makes of them."""
+"""Tar headers against the standard library's, layers as blobs, and the tree that layers make."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
+import os
+import random
 import tarfile
+from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tests.roots import entry, tar_of
+from torchkiln.errors import ToolMissing
 from torchkiln.model.contents import TreeEntry
+from torchkiln.oci import encode as module
+from torchkiln.oci.encode import MEMBER, encode, encode_bytes
 from torchkiln.oci.read_tar import DAMAGED, apply_layer, layer_contents
+from torchkiln.oci.tar import header, parents
 
 Entry = tuple[tarfile.TarInfo, bytes]
 FOLDER = tarfile.DIRTYPE
@@ -129,3 +139,102 @@ def test_one_layer_by_itself() -> None:
     assert (found.files, found.bytes) == (3, 3)
     assert found.texts == {"d/e/y": "y"}
     assert found.deleted == ("d/old", "d/e/")
+
+
+PART = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=40)
+PATHS = st.one_of(
+    st.lists(PART, min_size=1, max_size=5).map("/".join),
+    st.text("ab/c.", min_size=1, max_size=130).filter(lambda path: path.strip("/") == path),
+)
+
+
+@given(
+    path=PATHS,
+    mode=st.sampled_from([0o644, 0o755, 0o4755, 0o1777]),
+    size=st.one_of(st.integers(0, 2**20), st.integers(8**11 - 2, 8**11 + 2)),
+    mtime=st.integers(0, 8**11 - 1),
+    directory=st.booleans(),
+)
+@example(path="a" * 99, mode=0o644, size=1, mtime=1, directory=True)
+@example(path="a" * 100, mode=0o644, size=1, mtime=1, directory=False)
+@example(path="ü", mode=0o644, size=8**11, mtime=1, directory=False)
+def test_as_the_standard_library_writes_it(
+    path: str, mode: int, size: int, mtime: int, directory: bool
+) -> None:
+    """Short, long, not ASCII, too large for the plain field: whichever way was taken."""
+    size = 0 if directory else size
+    info = tarfile.TarInfo(path + "/" if directory else path)
+    info.type = tarfile.DIRTYPE if directory else tarfile.REGTYPE
+    info.mode, info.size, info.mtime = mode, size, mtime
+
+    ours = header(path, mode=mode, size=size, mtime=mtime, directory=directory)
+    assert ours == info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+
+
+@pytest.mark.parametrize(
+    ("path", "above"), [("a", []), ("a/b", ["a"]), ("a/b/c.py", ["a", "a/b"]), ("ä/ö/ü", ["ä", "ä/ö"])]
+)
+def test_parents(path: str, above: list[str]) -> None:
+    """Outermost first."""
+    assert parents(path) == above
+
+
+PINNED = "ead8a9358bfe68acd157fb918a7efc334b486c1f31bc5361d608091f769dc0e2"
+
+
+def noise(length: int) -> bytes:
+    return random.Random(7).randbytes(length // 2) + b"torch" * (length // 10)
+
+
+@given(st.binary(max_size=5000), st.integers(1, 700))
+def test_the_blob_inflates_to_the_tar_and_tells_the_truth_about_both(data: bytes, member: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MEMBER", member)
+        blob, encoded = encode_bytes(data)
+
+    assert gzip.decompress(blob) == data
+    assert encoded.digest == f"sha256:{hashlib.sha256(blob).hexdigest()}"
+    assert encoded.diff_id == f"sha256:{hashlib.sha256(data).hexdigest()}"
+    assert (encoded.size, encoded.unpacked) == (len(blob), len(data))
+
+
+def test_the_bytes_are_pinned() -> None:
+    """When this fails, every base and overlay gets another digest: not by accident."""
+    blob, _ = encode_bytes(noise(300_000))
+
+    assert hashlib.sha256(blob).hexdigest() == PINNED
+
+
+def test_no_core_count_shows_in_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = noise(2 * MEMBER + 12345)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    alone = encode_bytes(data)[0]
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+
+    assert encode_bytes(data)[0] == alone
+
+
+def test_headers_name_no_file_no_time_and_no_system() -> None:
+    blob, _ = encode_bytes(b"x" * 10)
+
+    assert blob[:10] == bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255])
+
+
+def test_a_stream_that_hands_over_little_at_a_time_gives_the_same(tmp_path: Path) -> None:
+    """A pipe's reads end where its writer paused."""
+
+    class Dribble(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return super().read(min(size or 1, 70_001))
+
+    data = noise(MEMBER + 5)
+
+    assert encode(Dribble(data), tmp_path / "blob") == encode_bytes(data)[1]
+    assert (tmp_path / "blob").read_bytes() == encode_bytes(data)[0]
+
+
+def test_another_version_of_the_encoder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.deflate, "__version__", "0.8.0")
+
+    with pytest.raises(ToolMissing, match=r"deflate 0\.9\.0 is required, but 0\.8\.0 is installed"):
+        encode_bytes(b"")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scanning import ask, calls, is_gone
-from tests.scans import DOCUMENTS, stand_in, two_images
+from tests.scans import DOCUMENTS, ask, calls, is_gone, stand_in, two_images
 from torchkiln.errors import GateRefused, ToolMissing, VerificationFailed
 from torchkiln.oci.layout import Layout
 

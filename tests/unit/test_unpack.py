@@ -1,19 +1,26 @@
-"""Layers → a root: whole or not at all, and never outside it."""
+"""Layers become a root, and the layer that makes one tree of another."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.roots import entry, layer, tar_of
 from tests.zstd_frames import program
-from torchkiln.errors import KilnError, VerificationFailed
+from torchkiln.errors import BuildFailed, KilnError, VerificationFailed
+from torchkiln.model.contents import TreeEntry
 from torchkiln.model.digest import Digest
+from torchkiln.oci.read_tar import apply_layer
 from torchkiln.oci.unpack import LayerBlob, unpack, unpacked_root
+from torchkiln.oci.upper import write_upper
+from torchkiln.oci.validate.tar import TarInspector
 from torchkiln.store.store import Store
 
 NOWHERE = Digest("sha256:" + "0" * 64)
@@ -154,3 +161,176 @@ def test_other_users_do_not_reach_an_unpacked_image(tmp_path: Path) -> None:
 
     assert (root / "su").stat().st_mode & 0o7777 == 0o4755
     assert root.parent.stat().st_mode & 0o777 == 0o700
+
+
+Entry = tuple[tarfile.TarInfo, bytes]
+FOLDER, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+EPOCH = 1_600_000_000
+
+
+def upper(lower: list[Entry], whole: list[Entry]) -> bytes:
+    """The tar of the layer between two trees."""
+    out = io.BytesIO()
+    write_upper(io.BytesIO(tar_of(lower)), io.BytesIO(tar_of(whole)), out, mtime=EPOCH)
+    return out.getvalue()
+
+
+def members(data: bytes) -> list[tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return tar.getmembers()
+
+
+BASE = [
+    entry("./", kind=FOLDER),
+    entry("./etc/", kind=FOLDER),
+    entry("./etc/a", b"1"),
+    entry("./usr/", kind=FOLDER),
+    entry("./usr/bin/", kind=FOLDER),
+    entry("./usr/bin/cc", kind=LINK, to="gcc-12"),
+    entry("./usr/bin/perl", b"perl"),
+    entry("./usr/bin/perl5", kind=HARD, to="./usr/bin/perl"),
+]
+
+
+def test_only_what_is_new_or_changed_goes_in_with_the_folders_above_it() -> None:
+    data = upper(
+        BASE,
+        [
+            *BASE[:2],
+            entry("./etc/a", b"2"),
+            *BASE[3:5],
+            entry("./usr/bin/cc", kind=LINK, to="gcc-11"),
+            *BASE[6:],
+            entry("./usr/bin/cmake", b"cmake", mode=0o4751),
+        ],
+    )
+
+    assert [(one.name, one.mode, one.mtime) for one in members(data)] == [
+        ("etc", 0o755, EPOCH),
+        ("etc/a", 0o755, EPOCH),
+        ("usr", 0o755, EPOCH),
+        ("usr/bin", 0o755, EPOCH),
+        ("usr/bin/cc", 0o777, EPOCH),
+        ("usr/bin/cmake", 0o4751, EPOCH),
+    ]
+    inspector = TarInspector()
+    inspector.inspect([data])
+    assert (inspector.faults(), inspector.paths.missing_parents()) == ((), [])
+
+
+def test_times_alone_are_no_difference_and_older_ones_stay() -> None:
+    later = [(info.replace(mtime=info.mtime + 5, deep=False), data) for info, data in BASE]
+    assert upper(BASE, later) == upper(BASE, BASE) == b"\0" * 1024
+
+    old, _ = entry("./etc/b", b"b")
+    old.mtime = 7
+    assert [one.mtime for one in members(upper(BASE, [*BASE, (old, b"b")]))] == [EPOCH, 7]
+
+
+@pytest.mark.parametrize("change", ["mode", "uid", "gid", "xattr"])
+def test_what_belongs_to_a_file_is_a_difference(change: str) -> None:
+    info, data = entry("./etc/a", b"1")
+    if change == "xattr":
+        info.pax_headers = {"SCHILY.xattr.user.x": "1"}
+    else:
+        setattr(info, change, 0o640 if change == "mode" else 33)
+
+    (_, found) = members(upper(BASE, [*BASE, (info, data)]))
+    for name in ("mode", "uid", "gid"):
+        assert getattr(found, name) == getattr(info, name)
+    assert found.pax_headers.get("SCHILY.xattr.user.x") == info.pax_headers.get("SCHILY.xattr.user.x")
+
+
+def test_a_hard_link_becomes_a_file_for_the_other_may_lie_below() -> None:
+    data = upper(BASE, [*BASE, entry("./usr/bin/perl6", kind=HARD, to="./usr/bin/perl")])
+
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        found = tar.extractfile("usr/bin/perl6")
+        assert found is not None
+        assert found.read() == b"perl"
+        assert tar.getmember("usr/bin/perl6").isreg()
+
+
+LONG = "x" * 90
+
+
+@pytest.mark.parametrize(
+    "name", [f"./{LONG}/{LONG}/{LONG}", "./etc/grüße", "./etc/\udcff\udcfe", "./etc/a b\n"]
+)
+def test_names_of_any_length_and_script_come_through(name: str) -> None:
+    found = members(upper(BASE, [*BASE, entry(name, b"x")]))[-1]
+    assert found.name == name.removeprefix("./")
+
+
+@pytest.mark.parametrize(
+    ("whole", "words"),
+    [
+        (BASE[:-1], "usr/bin/perl5 was deleted"),
+        ([*BASE, entry("./etc/null", kind=tarfile.CHRTYPE)], "etc/null is a device"),
+        ([*BASE, entry("./etc/p", kind=tarfile.FIFOTYPE)], "etc/p is a pipe"),
+        ([*BASE, entry("../x", b"x")], "'../x': the name contains '..'"),
+        ([*BASE, entry("./etc/../../x", b"x")], "the name contains '..'"),
+        ([*BASE, entry("./etc/.wh.a")], "etc/.wh.a is a whiteout: it would delete files of other layers"),
+        ([*BASE, entry("./etc/.wh..wh..opq")], "is a whiteout: it would delete files of other layers"),
+        ([*BASE, entry("./usr/bin", b"x")], "usr/bin was a folder and is a file"),
+        ([*BASE, entry("./etc/a", kind=FOLDER)], "etc/a was a file and is a folder"),
+        ([*BASE, entry("./usr/bin/cc/x", b"x")], "usr/bin/cc/x is below usr/bin/cc, which is a link"),
+        ([*BASE, entry("./etc/b", kind=HARD, to="nowhere")], "is a hard link to nowhere"),
+    ],
+)
+def test_what_no_layer_may_do_is_named(whole: list[Entry], words: str) -> None:
+    with pytest.raises(BuildFailed) as caught:
+        upper(BASE, whole)
+    assert words in caught.value.message
+
+
+def test_a_damaged_tar_is_told() -> None:
+    with pytest.raises(BuildFailed, match="cannot be read"):
+        write_upper(io.BytesIO(tar_of(BASE)), io.BytesIO(tar_of(BASE)[:2000]), io.BytesIO(), mtime=EPOCH)
+    with pytest.raises(BuildFailed, match="cannot be read"):
+        write_upper(io.BytesIO(b"no tar" * 200), io.BytesIO(tar_of(BASE)), io.BytesIO(), mtime=EPOCH)
+
+
+NAMES = st.sampled_from(["a", "b", "a-b", "etc", "ü", "x" * 80])
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+LEAVES = st.one_of(
+    st.tuples(st.just(tarfile.REGTYPE), st.binary(max_size=600), st.sampled_from([0o644, 0o4755])),
+    st.tuples(st.just(LINK), st.sampled_from([b"a", b"../b"]), st.just(0o777)),
+)
+
+
+Leaves = dict[str, tuple[bytes, bytes, int]]  # path -> kind, content or target, mode
+
+
+def entries(leaves: Leaves) -> list[Entry]:
+    """A tree with these leaves: each folder above one first; what would lie below a leaf is left out."""
+    paths = [path for path in leaves if not any(path.startswith(f"{other}/") for other in leaves)]
+    folders = {"/".join(path.split("/")[:n]) for path in paths for n in range(1, path.count("/") + 1)}
+    found = [entry(f"./{folder}", kind=FOLDER) for folder in sorted(folders)]
+    for path in sorted(paths):
+        kind, data, mode = leaves[path]
+        to = data.decode() if kind == LINK else ""
+        found.append(entry(f"./{path}", b"" if to else data, kind=kind, to=to, mode=mode))
+    return found
+
+
+@given(st.dictionaries(PATHS, LEAVES, max_size=5), st.dictionaries(PATHS, LEAVES, max_size=5))
+def test_lower_and_layer_make_the_whole(lower: Leaves, more: Leaves) -> None:
+    """Or it is refused, because something would go; never a layer that makes another tree."""
+    below, whole = entries(lower), entries({**lower, **more})
+    kinds = [
+        {info.name.removeprefix("./").rstrip("/"): info.isdir() for info, _ in tree}
+        for tree in (below, whole)
+    ]
+    if any(kinds[1].get(path) != folder for path, folder in kinds[0].items()):
+        with pytest.raises(BuildFailed, match=r"was deleted| and is a "):
+            upper(below, whole)
+        return
+    data = upper(below, whole)
+    tree: dict[str, TreeEntry] = {}
+    wanted: dict[str, TreeEntry] = {}
+    for tar in (tar_of(below), data):
+        apply_layer(tree, io.BytesIO(tar))
+    apply_layer(wanted, io.BytesIO(tar_of(whole)))
+    assert tree == wanted
+    assert data == upper(below, list(reversed(whole)))

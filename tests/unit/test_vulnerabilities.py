@@ -1,15 +1,19 @@
-"""The judgement: what is refused, what is allowed until when, and whether a scan tells of this image."""
+"""The judgement of vulnerabilities, and the list of allowed ones."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import date, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from torchkiln.errors import VerificationFailed
+from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.model.digest import Digest
+from torchkiln.sbom.allowances import load, read
 from torchkiln.sbom.vulnerabilities import (
     AllowedVulnerability,
     Scan,
@@ -171,3 +175,127 @@ def test_a_scan_that_says_nothing_of_this_image_is_refused(changes: dict[str, An
     with pytest.raises(VerificationFailed, match=says) as refused:
         confirm(replace(scan(), **changes), manifest=MANIFEST, config=CONFIG)
     assert refused.value.hint
+
+
+GOOD = """\
+# what may be for a while
+- id: CVE-2023-45853
+  package: zlib1g
+  reason: minizip is in no package of ours; Debian mends it in the next release
+  until: 2027-03-31
+- id: GHSA-q2x7-8rv6-6q7h
+  reason: nothing of ours renders templates of strangers
+  until: 2026-12-24
+"""
+
+
+def test_the_list_as_it_is_meant() -> None:
+    assert load(GOOD, name="list.yaml", on=DAY) == (
+        AllowedVulnerability(
+            id="CVE-2023-45853",
+            package="zlib1g",
+            reason="minizip is in no package of ours; Debian mends it in the next release",
+            until=date(2027, 3, 31),
+            where="list.yaml:2",
+        ),
+        AllowedVulnerability(
+            id="GHSA-q2x7-8rv6-6q7h",
+            package=None,
+            reason="nothing of ours renders templates of strangers",
+            until=date(2026, 12, 24),
+            where="list.yaml:6",
+        ),
+    )
+
+
+def test_an_empty_list_is_one() -> None:
+    assert load("[]", name="list.yaml", on=DAY) == ()
+
+
+def _entry(**changes: str | None) -> str:
+    values = {"id": "CVE-1-2", "reason": "nobody can reach it", "until": "2026-12-24"} | changes
+    return "- " + "\n  ".join(f"{key}: {value}" for key, value in values.items() if value is not None) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "list.yaml:1: the file is empty"),
+        ("id: CVE-1-2", "list.yaml:1: must be a list, not a mapping"),
+        ("- CVE-1-2", "list.yaml:1: [0]: must be a mapping"),
+        (_entry(reason=None), "list.yaml:1: [0]: the key 'reason' is missing"),
+        (_entry(until=None), "list.yaml:1: [0]: the key 'until' is missing"),
+        (_entry(id=None), "list.yaml:1: [0]: the key 'id' is missing"),
+        (_entry(reason="''"), "list.yaml:2: [0].reason: '' has 0 characters; at least 10 are allowed"),
+        (_entry(reason="'          .'"), "list.yaml:2: [0].reason: is too short"),
+        (_entry(until="soon"), "list.yaml:3: [0].until: 'soon' is not the last day"),
+        (_entry(until="2027-02-29"), "list.yaml:3: [0].until: '2027-02-29' is not a valid date"),
+        (_entry(until="2027-11-24"), "list.yaml:3: [0].until: 2027-11-24 is more than a year ahead"),
+        (_entry(until="never"), "list.yaml:3: [0].until: 'never' is not the last day"),
+        (_entry(id="'*'"), "list.yaml:1: [0].id: '*' is not the id of a vulnerability"),
+        (_entry(id="libfoo"), "list.yaml:1: [0].id: 'libfoo' is not the id of a vulnerability"),
+        (_entry(package="'*'"), "list.yaml:4: [0].package: '*' is not the name of a package"),
+        (_entry(packages="zlib1g"), "list.yaml:4: [0].packages: unknown key; nearest valid: package"),
+        (
+            _entry() + _entry(reason="said another way"),
+            "list.yaml:4: [1]: CVE-1-2: duplicate entry, first at list.yaml:1",
+        ),
+        ("- id: &a CVE-1-2\n", "list.yaml:1: anchors and aliases"),
+        ("- id: [\n", "list.yaml:2: not valid YAML"),
+    ],
+)
+def test_what_is_no_list_is_refused_with_its_line(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(text, name="list.yaml", on=DAY)
+    assert says in refused.value.message
+    assert refused.value.hint == "fix list.yaml; see docs/scan.md for the format"
+
+
+def test_a_year_ahead_is_the_most() -> None:
+    assert load(_entry(until="2027-11-23"), name="x", on=DAY)[0].until == date(2027, 11, 23)
+
+
+def test_an_expired_entry_is_no_fault_of_the_file() -> None:
+    """Else the day on which one expires would refuse every image, also those without that fault."""
+    assert load(_entry(until="2020-01-01"), name="x", on=DAY)[0].until == date(2020, 1, 1)
+
+
+def test_one_fault_in_two_packages_are_two_entries() -> None:
+    assert len(load(_entry(package="zlib1g") + _entry(package="zlib1g-dev"), name="x", on=DAY)) == 2
+
+
+def test_all_faults_are_told() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(_entry(until="2027-02-29") + _entry(until="2030-01-01"), name="x", on=DAY)
+    assert [line.partition(": ")[0] for line in refused.value.message.splitlines()] == ["x:3", "x:6", "x:4"]
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text(GOOD)
+    assert len(read(tmp_path / "list.yaml", on=DAY)) == 2
+
+
+@pytest.mark.parametrize("made", ["missing", "folder", "bytes"])
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, made: str) -> None:
+    path = tmp_path / "list.yaml"
+    if made == "folder":
+        path.mkdir()
+    elif made == "bytes":
+        path.write_bytes(b"- id: \xff\n")
+    with pytest.raises(ConfigError, match=str(path)):
+        read(path, on=DAY)
+
+
+LINES = st.sampled_from(
+    [*GOOD.splitlines(), "- id: *a", "  until: 9999-99-99", "  until: 1", "[", "- - -", "é\x85"]
+)
+
+
+@given(text=st.lists(LINES, max_size=12).map("\n".join))
+def test_lines_in_any_order_are_a_list_or_a_told_refusal(text: str) -> None:
+    """Never another exception, and never an entry without an end within a year."""
+    try:
+        found = load(text, name="x", on=DAY)
+    except ConfigError:
+        return
+    assert all(entry.reason and entry.until <= date(2027, 11, 23) for entry in found)

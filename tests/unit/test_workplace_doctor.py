@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.examined import Place, place
-from tests.inside import HOPPER, driver, image, machine, says
+from tests.inside import HOPPER, Place, driver, image, machine, place, says
 from tests.needs import needs_gcc
 from workplace import checks, health
 from workplace.checks import Line

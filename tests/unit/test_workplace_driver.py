@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from tests import inside
 from tests.fake_driver import fake_driver, has_libcuda
-from tests.mounts import dev
+from tests.inside import dev
 from tests.needs import needs_gcc
 from workplace import driver as module
 from workplace.driver import Driver, Gpu, ask, too_old, unserved

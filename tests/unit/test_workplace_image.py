@@ -1,20 +1,172 @@
-"""What an image knows of itself, and whether its torch holds code for a GPU."""
+"""What an image knows of itself, and what a container says of it at its start."""
 
 from __future__ import annotations
 
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.inside import PACKAGE
+from tests.fake_driver import fake_driver
+from tests.inside import HOPPER, PACKAGE, driver, image, machine
+from tests.needs import needs_gcc
 from tests.planned import LOCK_DIGEST, locked
 from tests.smoke_suites import SUITE
 from torchkiln.matrix.facts import load as facts
 from torchkiln.matrix.gpu_archs import how_served
 from torchkiln.plan.plan import IMAGE_JSON, plan
+from workplace import driver as module
+from workplace import greeting, helping, report
+from workplace.driver import Gpu
 from workplace.image import load, serves
+from workplace.machine import SMALL_SHM
+from workplace.settings import SWITCHES
+
+VOLTA = Gpu(name="Tesla V100", capability=(7, 0), memory=16 << 30)
+# What is wrong, and words that its warning must hold. Each is given alone, and all at once.
+WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
+    "fault": (
+        {"fault": "CUDA does not start", "remedy": "restart the host"},
+        {},
+        ("start", "restart the host"),
+    ),
+    "old": ({"version": "470.57.02"}, {}, ("470.57.02", "525.60.13", "12.6", "update")),
+    "unserved": ({"gpus": (VOLTA, VOLTA, HOPPER)}, {}, ("Tesla V100", "7.0", "sm_80 sm_90", "another torch")),
+    "shm": ({}, {"shm": SMALL_SHM}, ("/dev/shm", "64 MiB", "--shm-size")),
+    "no shm": ({}, {"shm": 0}, ("/dev/shm", "0 MiB", "--shm-size")),
+    "closed": ({}, {"closed": ("/workspace", "/root")}, ("/workspace, /root", "uid")),
+}
+
+
+def warned(in_driver: dict[str, Any], in_machine: dict[str, Any]) -> list[str]:
+    """The warnings of a container with these troubles."""
+    return list(report.warnings(image(), driver(**in_driver), machine(**in_machine)))
+
+
+def test_where_nothing_is_wrong_nothing_is_said() -> None:
+    assert warned({}, {}) == []
+    assert warned({}, {"shm": SMALL_SHM + 1}) == []
+    assert warned({"version": "525.60.13"}, {}) == []  # the oldest that will do
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_each_trouble_is_one_warning(what: str) -> None:
+    """Two GPUs of one kind are one trouble."""
+    in_driver, in_machine, words = WRONG[what]
+    (told,) = warned(in_driver, in_machine)
+
+    assert [word for word in words if word not in told] == []
+    assert "NVIDIA H100" not in told
+
+
+def test_no_trouble_hides_another() -> None:
+    told = warned(
+        {name: value for found, _, _ in WRONG.values() for name, value in found.items()},
+        {name: value for _, found, _ in WRONG.values() for name, value in found.items()},
+    )
+    assert len(told) == 5  # /dev/shm has but one size
+
+
+def test_a_container_without_a_gpu_is_told_once() -> None:
+    """No driver, no version: neither is too old."""
+    nothing = {"version": "", "cuda": "", "gpus": (), "passed": False, "fault": "no GPU", "remedy": "--gpus"}
+    assert warned(nothing, {}) == ["no GPU: --gpus"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ((), "none"),
+        ((HOPPER,), "NVIDIA H100"),
+        ((HOPPER, HOPPER), "2 × NVIDIA H100"),
+        ((HOPPER, VOLTA, HOPPER), "2 × NVIDIA H100, Tesla V100"),
+    ],
+)
+def test_gpus_are_counted_by_kind(gpus: tuple[Gpu, ...], expected: str) -> None:
+    assert report.gpus(driver(gpus=gpus)) == f"{expected}, driver 580.159.04 (CUDA 13.0)"
+
+
+def test_what_the_driver_did_not_tell_is_not_invented() -> None:
+    assert report.gpus(driver(version="")) == "NVIDIA H100, driver unknown (CUDA 13.0)"
+    assert report.gpus(driver(version="", cuda="", gpus=())) == "none"
+
+
+def test_facts_tell_what_there_is() -> None:
+    gpus, rest = report.facts(driver(), machine(limited=True, cores=1.5, writable=()))
+    _, one = report.facts(driver(), machine(cores=1.0))
+
+    assert "NVIDIA H100" in gpus
+    for words in ("1.5 cores", "64.0 GiB", "limited", "8.0 GiB", "no folder"):
+        assert words in rest
+    assert "1 core," in one
+    assert "limited" not in one
+    assert "/workspace, /tmp" in one
+
+
+def test_what_is_said_goes_to_stderr_with_our_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the log of services it can be told from theirs."""
+    report.say("one", "two")
+
+    assert capsys.readouterr() == ("", "torchkiln: one\ntorchkiln: two\n")
+
+
+@needs_gcc
+def test_the_report_is_of_this_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
+    monkeypatch.setenv("FAKE_CAPABILITY", "70")
+    report.machine(image())
+    told = capsys.readouterr().err.splitlines()
+
+    assert "Fake H100, driver 580.159.04" in told[0]
+    assert [line for line in told if "warning: Fake H100" in line and "7.0" in line]
+
+
+@needs_gcc
+def test_a_shell_begins_with_what_the_image_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build facts, GPUs, and what is wrong with them."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
+    monkeypatch.setenv("FAKE_DRIVER", "470.57.02")
+    first, gpus, *rest = greeting.text(image()).splitlines()
+
+    for words in ("2.7.1+cu126", "12.1", "12.6", "9.5.1.17", "2.26.2", "3.11.2"):
+        assert words in first
+    assert "Fake H100, driver 470.57.02" in gpus
+    assert any(line.startswith("warning: ") and "525.60.13" in line for line in rest)
+    assert "help" in rest[-1]
+
+
+@needs_gcc
+def test_a_shell_does_not_wait_for_a_slow_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so, and begins. Who wants to know more asks the doctor, who waits longer."""
+    assert greeting.DRIVER_TIMEOUT < module.LIMIT
+    monkeypatch.setattr(greeting, "DRIVER_TIMEOUT", 0.3)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
+    monkeypatch.setenv("FAKE_INIT", "late2")
+
+    assert "warning: the NVIDIA driver did not answer" in greeting.text(image())
+
+
+def test_help_tells_every_switch_with_its_default() -> None:
+    told = helping.text(image())
+    rows = [line for line in told.splitlines() if line.startswith("  ")]
+
+    for names, default, _ in SWITCHES:
+        row = next(number for number, line in enumerate(rows) if line.startswith(f"  {names} "))
+        assert f"[{default}]" in " ".join(rows[row : row + 2]) or not default
+    assert "2.7.1-cuda12.1-cudnn9-runtime" in told
+    assert "525.60.13" in told
+
+
+def test_help_is_no_wider_than_a_terminal() -> None:
+    """The table of switches, which is as long as their meanings."""
+    table = helping.text(image()).partition("NAME=VALUE")[2].partition("\n\n")[0]
+
+    assert max(map(len, table.splitlines())) <= helping.WIDTH
+
 
 BUILDS = sorted({build.archs for release in facts().releases.values() for build in release.variants})
 SERIES = sorted({arch.partition("_")[2] for archs in BUILDS for arch in archs}, key=int)

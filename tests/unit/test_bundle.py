@@ -1,17 +1,22 @@
-"""A bundle is whole or not there: what is read is compared with its digest, in each of the three forms."""
+"""What a bundle of checks carries, and that it is written whole or not at all."""
 
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from torchkiln.errors import VerificationFailed
 from torchkiln.smoke.bundle.contents import BundleFile
 from torchkiln.smoke.bundle.write import write_folder, write_parts, write_tar
+from torchkiln.util.places import ROOT
 
 FORMS: dict[str, Callable[[Sequence[BundleFile], Path], None]] = {
     "folder": write_folder,
@@ -59,3 +64,32 @@ def test_bytes_that_are_not_their_digest_are_refused_too(form: str, tmp_path: Pa
     run, *others = carried(tmp_path)
     with pytest.raises(VerificationFailed, match="run"):
         FORMS[form]([replace(run, source=b"exit()\n\n"), *others], tmp_path / "bundle")
+
+
+REQUIREMENTS = ROOT / "torchkiln/smoke/bundle/requirements.txt"
+
+IMPORTED = """
+import sys, torchkiln.cli.smoke, torchkiln.smoke.session
+print("\\n".join({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def pinned() -> set[str]:
+    lines = REQUIREMENTS.read_text().splitlines()
+    names = (line.rstrip(" \\") for line in lines if line and not line.startswith((" ", "#")))
+    return {Requirement(name).name for name in names}
+
+
+def test_every_package_that_smoke_imports_is_carried() -> None:
+    """A bundle runs on a machine without packages: one that is missing there stops it at its first line."""
+    ran = subprocess.run(
+        [sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True, cwd=Path(ROOT)
+    )
+    known = packages_distributions()
+    imported = {
+        known[name][0].lower().replace("_", "-").replace(".", "-")
+        for name in ran.stdout.split()
+        if name in known
+    }
+    assert {"click", "msgspec"} <= imported
+    assert imported - {"torchkiln", "setuptools"} <= pinned()  # setuptools loads itself, from a .pth file

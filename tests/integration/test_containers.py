@@ -1,0 +1,313 @@
+"""Containers: how they start and stop, other users, and what pip and uv may do in them."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.clients import READY, Client
+from tests.engine.place import shared
+from tests.outward import outward
+from tests.workplace import HEALTHCHECK, TAG, Workplace, key
+from torchkiln.util.places import ROOTFS
+
+__all__ = ["shared"]
+
+pytestmark = pytest.mark.network  # wheels, and where the cache has none, the base
+
+KEEP = ("sh", "-c", "echo up; exec sleep 600")
+
+
+def test_a_command_runs_in_place_of_the_services(workplace: Workplace) -> None:
+    ran = workplace.run("-e", "MINE=1", command=["sh", "-c", "echo $MINE $VIRTUAL_ENV; pwd; exit 42"])
+
+    assert (ran.returncode, ran.stdout) == (42, "1 /opt/venv\n/workspace\n")
+    assert "Jupyter" not in ran.stderr
+
+
+@pytest.mark.parametrize(("command", "code"), [("nowhere", 127), ("/etc/passwd", 126)])
+def test_what_cannot_run_has_the_shells_codes(workplace: Workplace, command: str, code: int) -> None:
+    ran = workplace.run(command=[command])
+
+    assert ran.returncode == code
+    assert command in ran.stderr
+
+
+def test_a_signal_reaches_the_command(workplace: Workplace) -> None:
+    """Its own answer is the container's code."""
+    loop = "trap 'echo told; exit 7' TERM; echo up; while :; do sleep 0.1; done"
+    with workplace.started(command=["bash", "-c", loop]) as container:
+        container.says("up")
+        container.docker("stop", "--time", "20", container.name)
+
+        assert container.code() == 7
+        assert "told" in container.logs()
+
+
+def test_orphans_are_reaped(workplace: Workplace) -> None:
+    """PID 1 is tini: what a shell leaves behind does not stay as a zombie."""
+    with workplace.started(command=KEEP) as container:
+        container.says("up")
+        container.inside("sh", "-c", "(sleep 0 & exec sleep 0.2) & exit 0")
+        end = time.monotonic() + 300
+        while "Z" in container.inside("ps", "-eo", "stat="):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert container.inside("ps", "-p", "1", "-o", "comm=") == "tini\n"
+
+
+def test_services_end_when_they_are_told_to(workplace: Workplace, tmp_path: Path) -> None:
+    """All of them, within the two seconds after which the engine here would kill them; with 0."""
+    options = ("-e", f"SSH_PUBLIC_KEY={key(tmp_path)[1]}", "-e", "TENSORBOARD_LOGDIR=/workspace")
+    with workplace.started(*options) as container:
+        container.says("is running at")
+        container.says(READY)
+        container.docker("stop", "--time", "2", container.name)
+
+        assert container.code() == 0
+        assert "error" not in container.logs().lower()
+
+
+def test_a_service_that_dies_is_started_again(workplace: Workplace) -> None:
+    """With the same token; and when that does not help, the container ends with what killed it."""
+    kill = ("pkill", "-KILL", "-f", "jupyter-lab")
+    with workplace.started() as container:
+        for times in range(1, 3):
+            container.says(rf"(?s)(is running at.*){{{times}}}")
+            container.inside(*kill)
+            container.says(rf"(?s)(jupyter was killed by SIGKILL.*restarting it.*){{{times}}}")
+        container.says(r"(?s)(is running at.*){3}")
+        tokens = set(re.findall(r"token=(\w{32,})", container.logs()))
+        assert len(tokens) == 1
+        container.inside(*kill)
+
+        assert container.code() == 137
+        assert "3 times within 60 s: the container exits" in container.logs()
+
+
+def test_a_service_that_dies_ends_the_container_if_asked_to(workplace: Workplace) -> None:
+    with workplace.started("-e", "TORCHKILN_RESTART=no") as container:
+        container.says("is running at")
+        container.inside("pkill", "-KILL", "-f", "jupyter-lab")
+
+        assert container.code() == 137
+        assert "jupyter was killed by SIGKILL" in container.logs()
+
+
+def test_what_cannot_be_meant_starts_nothing(workplace: Workplace) -> None:
+    """All of it is named; a port of Kubernetes' own is none of ours."""
+    wrong = {
+        "JUPYTER_PORT": "99999",
+        "SSH": "perhaps",
+        "JUPYTER_BASE_URL": "http://x",
+        "SSH_PORT": "tcp://10.0.0.1:22",
+    }
+    ran = workplace.run(*(word for name, value in wrong.items() for word in ("-e", f"{name}={value}")))
+
+    assert ran.returncode == 2
+    for name in (
+        "JUPYTER_PORT='99999'",
+        "SSH='perhaps'",
+        "JUPYTER_BASE_URL='http://x'",
+        "nothing was started",
+    ):
+        assert name in ran.stderr
+    assert "SSH_PORT" not in ran.stderr
+    assert "running" not in ran.stderr
+
+
+def test_the_start_says_what_it_found(workplace: Workplace) -> None:
+    """How to get in, what the machine is, and warnings that a person can act on."""
+    with workplace.started("--memory", "900m", "--shm-size", "64m") as container:
+        for said in (
+            rf"torchkiln: {TAG}: torch 2\.6\.0\+cu124",
+            r"Jupyter: http://127\.0\.0\.1:8888/lab\?token=\w{32,}",
+            r"SSH: off: no public key \(-e SSH_PUBLIC_KEY=",
+            r"GPUs: none",
+            r"900 MiB of memory \(limited\), /dev/shm 64 MiB; uid 0 can write to /workspace, /root, /tmp",
+            r"warning: no GPU was passed to this container: add --gpus all",
+            r"warning: /dev/shm has 64 MiB.*--shm-size=8g",
+        ):
+            container.says(said)
+
+
+def test_help_names_every_switch(workplace: Workplace) -> None:
+    ran = workplace.run(command=["help"])
+
+    assert ran.returncode == 0
+    names = {word for line in ran.stdout.splitlines() for word in re.findall(r"^  ([A-Z_]{2,})", line)}
+    assert {"JUPYTER_TOKEN", "SSH_PUBLIC_KEY", "SSH_HOST_KEYS", "TENSORBOARD_LOGDIR", "TZ"} <= names
+
+
+def test_health_is_whether_jupyter_answers(workplace: Workplace) -> None:
+    with workplace.started("--health-interval", "1s", "--health-start-period", "60s") as container:
+        container.serves()
+        container.inside("pkill", "-STOP", "-f", "jupyter-lab")
+
+        done = container.docker("exec", container.name, HEALTHCHECK, check=False)
+        assert (done.returncode, done.stderr) == (1, "jupyter: port 8888: timed out\n")
+
+
+def test_a_command_is_healthy_whatever_it_does(workplace: Workplace) -> None:
+    with workplace.started(command=KEEP) as container:
+        container.says("up")
+        container.inside(HEALTHCHECK)
+
+
+def test_a_read_only_root_is_enough(workplace: Workplace) -> None:
+    """With tmpfs where the services write."""
+    with workplace.started(
+        "--read-only", "--tmpfs", "/run", "--tmpfs", "/tmp", "--tmpfs", "/root"
+    ) as container:
+        container.serves()
+
+
+REFUSED = "torchkiln: if this conflicts with torch"
+FREE = ("-e", "PIP_CONSTRAINT=", "-e", "UV_CONSTRAINT=")
+PROGRAMS = {"pip": ["pip", "install", "--dry-run"], "uv": ["uv", "pip", "install", "--dry-run"]}
+
+
+@pytest.fixture
+def options(workplace: Workplace, shared: Path) -> list[str]:
+    """The slim image has no torch to guard, so numpy, as it is there, takes its place; and a way outward."""
+    ran = workplace.run(command=["python", "-c", "import numpy; print(numpy.__version__)"])
+    (shared / "constraints.txt").write_text(f"numpy=={ran.stdout.strip()}\n")
+    return [*outward(shared), "--volume", f"{shared / 'constraints.txt'}:/etc/torchkiln/constraints.txt:ro"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_was_proved_is_not_replaced(workplace: Workplace, options: list[str], program: str) -> None:
+    """Neither asked for nor dragged along; and the message names the way out, which is one."""
+    command = [*PROGRAMS[program], "numpy==2.3.0"]
+    refused = workplace.run(*options, command=command)
+    assert refused.returncode != 0
+    assert REFUSED in refused.stderr
+    assert "PIP_CONSTRAINT= UV_CONSTRAINT= pip install" in refused.stderr
+
+    free = workplace.run(*options, *FREE, command=command)
+    assert free.returncode == 0, free.stderr
+    assert "2.3.0" in free.stdout + free.stderr
+
+
+def test_the_advice_leaves_the_images_own_alone(workplace: Workplace, options: list[str]) -> None:
+    """An environment beside it has the other version; here nothing has changed."""
+    advice = "python -m venv ~/other && PIP_CONSTRAINT= ~/other/bin/pip install"
+    assert f"{advice} ...\n" in (ROOTFS / "opt/torchkiln/guard").read_text()
+    other = f"{advice} -q numpy==2.3.0"
+    shown = "-c 'import numpy; print(numpy.__version__)'"
+    ran = workplace.run(
+        *options, command=["sh", "-c", f"{other} && ~/other/bin/python {shown}; python {shown}"]
+    )
+
+    theirs, ours = ran.stdout.split()
+    assert (theirs, ours != theirs) == ("2.3.0", True)
+
+
+def test_an_interactive_shell_explains_it_too(workplace: Workplace, options: list[str]) -> None:
+    """And a package that asks for nothing of torch is installed."""
+    installed = "pip install -q iniconfig; python -c 'import iniconfig'; exit $?"
+    lines = f"pip install -q numpy==2.3.0; echo code $?; {installed}\n"
+    with workplace.started(*options, command=["sleep", "600"]) as container:
+        done = container.docker(
+            "exec", "--interactive", container.name, "bash", "-i", text=lines, check=False
+        )
+
+    assert (done.returncode, "code 1\n" in done.stdout) == (0, True), done.stderr
+    assert done.stderr.count(REFUSED) == 1
+
+
+def test_who_may_not_write_to_the_venv_installs_for_himself(workplace: Workplace, options: list[str]) -> None:
+    """Into his own site, and finds his programs; what the image has cannot be shadowed from there."""
+    shown = "python -c 'import tabulate; print(tabulate.__file__)'"
+    script = (
+        f"pip install -q tabulate && command -v tabulate && {shown};"
+        "pip install -q --force-reinstall --no-deps pygments || echo refused"
+    )
+    ran = workplace.run(*options, "--user", "12345:12345", command=["sh", "-c", script])
+
+    assert ran.stdout.splitlines() == [
+        "/tmp/home-12345/.local/bin/tabulate",
+        "/tmp/home-12345/.local/lib/python3.11/site-packages/tabulate/__init__.py",
+        "refused",
+    ], ran.stderr
+
+
+NOBODY_KNOWS = ("--user", "12345:12345")
+# What Kubernetes demands of a pod under the restricted standard; the seccomp profile is the engine's own.
+RESTRICTED = (*NOBODY_KNOWS, "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+SEALED = (*RESTRICTED, "--read-only", "--tmpfs", "/tmp")
+
+IDS = ["unknown", "restricted", "sealed", "known"]
+
+
+@pytest.mark.parametrize("options", [NOBODY_KNOWS, RESTRICTED, SEALED], ids=IDS[:3])
+def test_jupyter_runs_as_anybody(workplace: Workplace, options: tuple[str, ...]) -> None:
+    with workplace.started(*options) as container:
+        container.serves()
+        assert container.inside("ps", "-o", "uid=", "-C", "jupyter-lab").split() == ["12345"]
+        assert container.inside("sh", "-c", "cd /workspace && touch mine && stat -c %u mine") == "12345\n"
+
+
+def test_what_is_made_in_a_bound_workspace_is_the_users(workplace: Workplace, shared: Path) -> None:
+    """And not root's, whom nobody on the host could ask to delete it."""
+    os.chown(shared, 12345, 12345)
+    code = "import numpy; numpy.save('made.npy', numpy.arange(3))"
+    ran = workplace.run(*NOBODY_KNOWS, "--volume", f"{shared}:/workspace", command=["python", "-c", code])
+
+    assert ran.returncode == 0, ran.stderr
+    found = (shared / "made.npy").stat()
+    assert (found.st_uid, found.st_gid) == (12345, 12345)
+
+
+@pytest.mark.parametrize("options", [NOBODY_KNOWS, RESTRICTED, SEALED, ("--user", "user")], ids=IDS)
+def test_everybody_has_a_name_and_a_home(workplace: Workplace, options: tuple[str, ...]) -> None:
+    """What torch.compile, git, ssh and pip ask for; and a cache that can be written."""
+    code = (
+        "import getpass, os, pathlib, pwd; home = pathlib.Path.home(); (home / '.cache').mkdir();"
+        "print(getpass.getuser(), pwd.getpwuid(os.getuid()).pw_dir == str(home), os.environ['LOGNAME'])"
+    )
+    ran = workplace.run(
+        *options, command=["sh", "-c", f'whoami; python -c "{code}"; git config --global a.b c']
+    )
+
+    assert (ran.returncode, ran.stdout) == (0, "user\nuser True user\n"), ran.stderr
+
+
+@pytest.mark.parametrize("inside", [2222, 22])
+def test_ssh_without_root(workplace: Workplace, tmp_path: Path, inside: int) -> None:
+    """On a high port; and on 22, where the engine lets everybody listen there: `-p 2222:22` as for root."""
+    private, public = key(tmp_path)
+    options = (*SEALED, "--publish", f"127.0.0.1::{inside}", "-e", f"SSH_PUBLIC_KEY={public}", "-e", "MINE=1")
+    with workplace.started(*options) as container:
+        container.says(READY)
+        container.serves()
+        client = Client(container=container, key=private, inside=inside)
+        done = client.ssh("whoami; id -u; echo $MINE; python -c 'import numpy'", user="user")
+        assert (done.returncode, done.stdout) == (0, "user\n12345\n1\n"), done.stderr
+        assert client.ssh("true", user="root").returncode == 255
+
+
+def test_a_home_in_a_trap_is_not_taken(workplace: Workplace) -> None:
+    """Somebody else was first in /tmp: a link where we would make our folder."""
+    trap = "ln -s /workspace /tmp/home-12345; ln -s /workspace /tmp/names-12345"
+    with workplace.started(command=["sh", "-c", f"{trap}; echo up; exec sleep 600"]) as container:
+        container.says("up")
+        ran = container.docker(
+            "exec", "--user", "12345", container.name, "/opt/torchkiln/entrypoint", "sh", "-c", "echo $HOME"
+        )
+        assert ran.stdout == "/\n"
+        assert container.inside("ls", "/workspace") == ""
+
+
+def test_nobody_else_may_write_the_image(workplace: Workplace) -> None:
+    """No folder or file of the image is open to a user who is not root, but those that are everybody's."""
+    looked = (
+        "find / -xdev -writable -not -type l -not -path '/proc/*' -not -path '/dev/*' -not -path '/tmp/*'"
+    )
+    ran = workplace.run(*NOBODY_KNOWS, command=["sh", "-c", f"{looked} 2>/dev/null"])
+
+    assert set(ran.stdout.split()) <= {"/tmp", "/var/tmp", "/workspace", "/run/lock", "/var/lock"}, ran.stdout

@@ -1,0 +1,226 @@
+"""The package inside images as a program: commands, the doctor, and the machine that it sees."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests import inside
+from tests.fake_driver import fake_driver
+from tests.inside import PACKAGE, Place, dev, place
+from tests.needs import needs_gcc
+from workplace import doctor, machine
+from workplace.machine import look, size, writable
+
+__all__ = ["place"]
+
+HAS = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+CORES = len(os.sched_getaffinity(0))
+LOOK = "import dataclasses, json, workplace.machine as m; print(json.dumps(dataclasses.asdict(m.look())))"
+
+
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+@pytest.mark.parametrize(
+    ("told", "limit"),
+    [("268435456\n", 1 << 28), ("max\n", None), ("9223372036854771712\n", None), ("", None)],
+)
+def test_memory_is_the_limit_or_the_hosts(name: str, told: str, limit: int | None, tmp_path: Path) -> None:
+    """What the first generation says where there is no limit is a number too."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(told)
+
+    assert machine._memory(tmp_path) == ((limit, True) if limit else (HAS, False))
+
+
+@pytest.mark.parametrize(
+    ("told", "cores"),
+    [("50000 100000\n", 0.5), ("max 100000\n", CORES), ("99900000 100000\n", CORES), ("", CORES)],
+)
+def test_cores_are_the_quota_or_those_that_may_be_used(told: str, cores: float, tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text(told)
+
+    assert machine._cores(tmp_path) == cores
+
+
+def test_without_cgroups_there_are_no_limits(tmp_path: Path) -> None:
+    assert machine._memory(tmp_path) == (HAS, False)
+    assert machine._cores(tmp_path) == CORES
+
+
+def test_shared_memory_is_measured(tmp_path: Path) -> None:
+    """A /dev/shm of 64 MiB, as engines give it."""
+    found = json.loads(inside.python(LOOK, before=dev(tmp_path, shm="64m")))
+
+    assert found["shm"] == machine.SMALL_SHM
+
+
+def test_a_shared_memory_that_nobody_may_use_is_none(tmp_path: Path) -> None:
+    assert machine._shm(tmp_path / "absent") == 0
+
+
+def test_folders_are_told_by_whether_a_file_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each once, in the order of work, home, /tmp."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "absent"))
+    found = look()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    at_home = look()
+
+    assert (found.writable, found.closed) == ((str(tmp_path), "/tmp"), (str(tmp_path / "absent"),))
+    assert (at_home.writable, at_home.closed) == ((str(tmp_path), "/tmp"), ())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_system_that_is_read_only_is_closed_to_root_too() -> None:
+    """access(2) would say yes."""
+    assert not writable("/proc/self")
+
+
+@given(st.integers(0, 1 << 50))
+@example(1 << 30)
+@example((1 << 30) - 1)
+def test_sizes_are_told_as_people_say_them(count: int) -> None:
+    """Within a tenth of a GiB, or one MiB."""
+    number, unit = size(count).split()
+    one = {"MiB": 1 << 20, "GiB": 1 << 30}[unit]
+
+    assert abs(float(number) * one - count) <= (one if unit == "MiB" else 0.05 * one + 1)
+    assert (unit == "GiB") is (count >= 1 << 30)
+
+
+ORDER = (
+    *("image", "driver", "GPUs", "/dev/shm", "memory", "NCCL", "cuDNN", "torch", "compiler"),
+    *("files", "user", "services", "time"),
+)
+_SHOWN = re.compile(r"(ok|warning|problem) +(\S+(?: \S+)*?) +(.*)")
+
+
+@pytest.fixture
+def fake(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that works."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_driver()))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@needs_gcc
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("answers", "broken", "last"),
+    [
+        ({}, 0, "no problems"),
+        ({"FAKE_DRIVER": "470.57.02"}, 1, "1 problem"),
+        ({"FAKE_DRIVER": "470.57.02", "FAKE_CAPABILITY": "70"}, 2, "2 problems"),
+        ({"FAKE_INIT": "999"}, 1, "1 problem"),
+    ],
+)
+def test_problems_are_the_exit_code(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    answers: dict[str, str],
+    broken: int,
+    last: str,
+) -> None:
+    """Warnings are none: this machine's /dev/shm may be small. Text and JSON tell the same."""
+    for name, value in answers.items():
+        monkeypatch.setenv(name, value)
+    codes = (doctor.main([]), doctor.main(["--json"]))
+    said = capsys.readouterr()
+    text, _, rest = said.out.partition("{")
+    told = json.loads("{" + rest)
+
+    assert codes == (int(bool(broken)),) * 2
+    assert said.err == ""
+    assert text.splitlines()[-1] == last
+    assert told["image"] == "2.7.1-cuda12.1-cudnn9-runtime"
+    assert told["problems"] == broken == [one["state"] for one in told["lines"]].count("problem")
+    same_moment = [one for one in shown(text) if one["about"] != "time"]
+    assert same_moment == [one for one in told["lines"] if one["about"] != "time"]
+    assert tuple(one["about"] for one in told["lines"]) == ORDER
+
+
+def shown(text: str) -> list[dict[str, str]]:
+    """What the doctor's text tells, a matter each."""
+    found: list[dict[str, str]] = []
+    for row in text.partition("\n\n")[0].splitlines():
+        if line := _SHOWN.fullmatch(row):
+            found.append({"about": line[2], "state": line[1], "found": line[3], "remedy": ""})
+        else:
+            found[-1]["remedy"] = row.strip()
+    return found
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_wrong_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["--jsn"])
+
+    assert ended.value.code == 2
+    assert "--jsn" in capsys.readouterr().err
+
+
+@needs_gcc
+@pytest.mark.usefixtures("fake")
+def test_nothing_is_left_behind(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """By who was to look only."""
+    before = {path: stat.S_IMODE(path.stat().st_mode) for path in place.folder.rglob("*")}
+    doctor.main([])
+
+    assert {path: stat.S_IMODE(path.stat().st_mode) for path in place.folder.rglob("*")} == before
+
+
+MODULES = sorted(PACKAGE.glob("*.py"))
+
+
+def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """It run, with nothing but *environ*."""
+    argv = [sys.executable, "-IB", str(PACKAGE), *words]
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+
+
+def test_wrong_settings_start_nothing() -> None:
+    """All of them are told, a line each, and how to learn the right ones; the token is not."""
+    token = "two words that are nobody's business"
+    done = command("services", JUPYTER_PORT="http", SSH="perhaps", JUPYTER_TOKEN=token)
+    lines = done.stderr.splitlines()
+
+    assert (done.returncode, done.stdout) == (2, "")
+    for number, name in enumerate(("JUPYTER_TOKEN", "JUPYTER_PORT", "SSH")):
+        assert lines[number].startswith(f"torchkiln: {name}")
+    assert "help" in lines[-1]
+    assert len(lines) == 4
+    assert "business" not in done.stderr
+
+
+def test_without_a_word_it_is_services() -> None:
+    assert command(SSH="perhaps").stderr == command("services", SSH="perhaps").stderr
+
+
+@pytest.mark.parametrize("word", ["", "servces", "--help"])
+def test_a_word_that_is_no_command(word: str) -> None:
+    done = command(word)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert repr(word) in done.stderr
+    assert "help" in done.stderr
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
+def test_it_needs_nothing_but_python(module: Path) -> None:
+    """The base's, not the venv's: it says what is wrong with that one."""
+    tree = ast.parse(module.read_text())
+    named = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    named |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+
+    assert {name.partition(".")[0] for name in named} <= {*sys.stdlib_module_names, "workplace"}
