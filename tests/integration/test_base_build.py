@@ -174,7 +174,7 @@ for module in list(sys.modules.values()):
     if getattr(module, "__file__", None): print(module.__file__)
 for entry in sys.path: print(entry)
 """
-    root = "/usr" if python.inside else str(python.python.root)
+    root = "/usr" if python.sandboxed else str(python.python.root)
     assert {path for path in said(python, code) if not path.startswith(root)} == set()
 
 

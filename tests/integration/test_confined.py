@@ -57,7 +57,7 @@ def test_it_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed):
         compiler.finish()
 
-    told = compiler._said.decode()
+    told = compiler._stderr.decode()
     assert told.count("open=-1/") == len(tried)
     assert told.startswith(f"open=-1/{errno.ENOENT}\nopen=-1/{errno.EROFS}\nopen=-1/{errno.EROFS}\n")
     assert "mkdir=-1/38" in told
@@ -82,7 +82,7 @@ def test_it_reads_nothing_of_the_host(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed):
         compiler.finish()
 
-    told = compiler._said.decode()
+    told = compiler._stderr.decode()
     assert told.count(f"open=-1/{errno.ENOENT}") == len(paths)
     assert "canary-5b1f" not in told
     assert [line for line in told.splitlines() if line.startswith("PATH")] == []
@@ -312,7 +312,7 @@ def test_the_filter_holds_without_namespaces(tmp_path: Path) -> None:
     compiler = Compiler(hostile(body, tmp_path, inside=False).argv(), tmp_path / "made")
     with pytest.raises(BuildFailed):
         compiler.finish()
-    assert compiler._said.decode().startswith("fork=-1/38\nsocket=-1/38\n")
+    assert compiler._stderr.decode().startswith("fork=-1/38\nsocket=-1/38\n")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become somebody else")

@@ -173,7 +173,7 @@ def test_the_cause_is_told_even_if_it_comes_last(
 ) -> None:
     """Whoever was called off may end before the one at fault does: that is no answer yet."""
     others: list[Cancelled] = []
-    made = Scheduler._made
+    made = Scheduler._make
 
     def slow_to_fail(self: Scheduler, slot: int, job: Job, out: Path) -> Blob:
         try:
@@ -188,7 +188,7 @@ def test_the_cause_is_told_even_if_it_comes_last(
             others.append(error)
             raise
 
-    monkeypatch.setattr(Scheduler, "_made", slow_to_fail)
+    monkeypatch.setattr(Scheduler, "_make", slow_to_fail)
     lost = FakeIndex(wheels, piece=200, pause=0.01, broken={"sympy-1.0-py3-none-any.whl": "no sympy"})
     with pytest.raises(BuildFailed, match=r"^no sympy$"):
         build(planned_cell(wheels), tmp_path / "cache", tmp_path / "layout", lost)
