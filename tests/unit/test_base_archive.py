@@ -77,7 +77,7 @@ def test_an_index_tells_the_file_of_the_very_version(tmp_path: Path) -> None:
 
 
 def test_an_index_that_is_none_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BuildFailed, match="security_Packages cannot be read: line 1: no field"):
+    with pytest.raises(BuildFailed, match="security_Packages cannot be read: line 1: not a field"):
         read_lists(lists(tmp_path / "lists", main="", security="<html>\n"), BASE.packages)
 
 
@@ -171,7 +171,7 @@ def test_paragraphs() -> None:
 
     assert list(paragraphs(["A: 1", "A: 2"], repeated=frozenset("a"))) == [{"a": "2"}]
     assert list(paragraphs(text.split("\n"))) == [{"a": "1", "b": "2\nthree\n."}, {"c": ""}]
-    faults = {"x\n": "line 1: no field", "A: 1\na: 2": "line 2: .* twice", " x": "none before"}
+    faults = {"x\n": "line 1: not a field", "A: 1\na: 2": "line 2: .* twice", " x": "none before"}
     for wrong, told in faults.items():
         with pytest.raises(ValueError, match=told):
             list(paragraphs(wrong.split("\n")))

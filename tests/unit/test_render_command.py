@@ -51,7 +51,7 @@ def test_check_names_every_stale_file_at_once(images: Path) -> None:
     assert caught.value.message.splitlines() == [
         f"{folder}/Dockerfile: stale",
         f"{folder}/image.json: missing",
-        f"{folder}/constraints.txt: no longer made",
+        f"{folder}/constraints.txt: no longer generated",
         f"{folder}/requirements/99-gone.txt: no longer generated",
     ]
     assert caught.value.exit_code == 5

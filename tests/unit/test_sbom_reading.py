@@ -119,7 +119,7 @@ def test_texts_of_a_layer_are_bounded(tmp_path: Path, cache: Path, monkeypatch: 
     """A small layer may unpack to many of them."""
     monkeypatch.setattr("torchkiln.oci.read_tar._TEXTS_LIMIT", 1000)
 
-    with pytest.raises(VerificationFailed, match="its texts have more than"):
+    with pytest.raises(VerificationFailed, match="the text files have more than"):
         sboms.read(sboms.image(tmp_path / "a"), cache)
 
 

@@ -83,7 +83,7 @@ def test_a_service_that_dies_is_started_again_until_it_is_no_accident(tmp_path: 
     assert (tmp_path / "starts").read_text().count("\n") == MOST
     assert len(said) == MOST
     assert all("one" in line and "status 7" in line for line in said)
-    assert ["container ends" in line for line in said] == [False] * (MOST - 1) + [True]
+    assert ["container exits" in line for line in said] == [False] * (MOST - 1) + [True]
 
 
 def test_without_restart_the_first_death_is_the_last(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_deaths_far_apart_are_accidents_each(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(SystemExit):
         supervise([service("exit 7")], restart=True, say=say)
-    assert not [line for line in said if "container ends" in line]
+    assert not [line for line in said if "container exits" in line]
 
 
 @pytest.mark.parametrize("script", [STAYS, STUBBORN])
