@@ -171,7 +171,11 @@ def test_paragraphs() -> None:
 
     assert list(paragraphs(["A: 1", "A: 2"], repeated=frozenset("a"))) == [{"a": "2"}]
     assert list(paragraphs(text.split("\n"))) == [{"a": "1", "b": "2\nthree\n."}, {"c": ""}]
-    faults = {"x\n": "line 1: not a field", "A: 1\na: 2": "line 2: duplicate field", " x": "line 1: continuation line"}
+    faults = {
+        "x\n": "line 1: not a field",
+        "A: 1\na: 2": "line 2: duplicate field",
+        " x": "line 1: continuation line",
+    }
     for wrong, told in faults.items():
         with pytest.raises(ValueError, match=told):
             list(paragraphs(wrong.split("\n")))
