@@ -123,7 +123,10 @@ def test_a_dated_tag_never_moves(registry: RunningRegistry, desk: Press, name: s
     refused = desk.publish(to, "--report", desk.signed(desk.report(second)), "--dated", DAY)
 
     assert isinstance(refused.exception, RegistryError)
-    assert f"{TAG}-{DAY} is {first.manifest} already, and such a tag never moves" in refused.exception.message
+    assert (
+        f"{TAG}-{DAY} already exists as {first.manifest}; a dated tag never moves"
+        in refused.exception.message
+    )
     assert asked(registry, f"{name}/manifests/{TAG}")["config"]["digest"] == first.config_digest
 
 

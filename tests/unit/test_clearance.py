@@ -24,7 +24,7 @@ def test_it_is_read_as_it_was_written() -> None:
     assert found.gpus == ("2 × NVIDIA H200",)
 
     found = decision_of(clearance(OVERRIDDEN), where="x")
-    assert (found.override, found.missing) == ("for CPUs only", OVERRIDDEN.judged.missing)
+    assert (found.override, found.missing) == ("for CPUs only", OVERRIDDEN.result.missing)
     assert found.missing
 
 

@@ -25,7 +25,7 @@ def test_only_the_gate_makes_a_cleared_image() -> None:
     with pytest.raises(ValueError, match="by"):
         replace(image, override="because")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        image.judged = replace(image.judged, image=OTHER)  # type: ignore[misc]
+        image.result = replace(image.result, image=OTHER)  # type: ignore[misc]
 
 
 def makers(tree: ast.AST) -> set[str]:

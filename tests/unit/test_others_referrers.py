@@ -50,7 +50,7 @@ def test_what_other_tools_put_beside_it(scene: Scene, other: str) -> None:
     count = scene.counted()
     scene.beside(OTHERS[other][0], *OTHERS[other][1])
 
-    assert scene.counted() == f"{count}; 1 by others, which do not count"
+    assert scene.counted() == f"{count}; 1 by others ignored"
     assert scene.verify("--full").exit_code == 0
 
 
@@ -62,7 +62,7 @@ def test_it_stays_when_more_is_published(scene: Scene) -> None:
     scene.publish(report=scene.desk.signed(scene.desk.report(scene.image, when="2026-11-22T18:00:00Z")))
 
     assert {before, after} <= set(scene.there.manifests)
-    assert scene.counted().endswith("; 2 by others, which do not count")
+    assert scene.counted().endswith("; 2 by others ignored")
 
 
 def test_what_goes_with_another_image_and_stands_on_the_list(scene: Scene) -> None:

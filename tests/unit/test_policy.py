@@ -154,7 +154,7 @@ def test_what_is_missing_can_be_overridden_and_stays_told() -> None:
     image = override(judged, "  tested by hand on node 7 ")
 
     assert image.override == "tested by hand on node 7"
-    assert image.judged.missing == (("cuda", "no report has it: it did not run"),)
+    assert image.result.missing == (("cuda", "no report has it: it did not run"),)
     with pytest.raises(ConfigError, match="requires a reason"):
         override(judged, " ")
 

@@ -15,7 +15,7 @@ from tests.reports import TAG
 from tests.standin.registry_server import RegistryServer
 from torchkiln.model.digest import Digest
 from torchkiln.publish import session as module
-from torchkiln.publish.publish import PublishedImage, ReadyImage, publish
+from torchkiln.publish.publish import PreparedImage, PublishedImage, publish
 
 NAME = "team/app"
 
@@ -59,7 +59,7 @@ def test_another_image_than_the_one_that_was_cleared(
 ) -> None:
     """The layout's image is another one when it is to be sent: somebody built meanwhile."""
 
-    def late(ready: ReadyImage, *more: Any) -> PublishedImage:
+    def late(ready: PreparedImage, *more: Any) -> PublishedImage:
         other = replace(ready.image, manifest=Digest("sha256:" + "5" * 64))
         return publish(replace(ready, image=other), *more)
 
