@@ -296,6 +296,8 @@ def test_a_private_key_that_others_may_read_signs_nothing(tmp_path: Path, mode: 
     assert keys.private_key(key)
     key.chmod(mode)
 
-    with pytest.raises(ConfigError, match=f"are too open \\(mode {mode:04o}\\)") as refused:
+    with pytest.raises(
+        ConfigError, match=f"permissions {mode:04o} for the private key are too open"
+    ) as refused:
         keys.private_key(key)
     assert refused.value.hint.startswith(f"run: chmod 600 {key}")

@@ -41,7 +41,7 @@ def test_what_overrode_nothing_prevails() -> None:
 @pytest.mark.parametrize("key", ["suite", "checks", "override", "missing", "reports"])
 def test_what_is_none(key: str) -> None:
     told = clearance(CLEARED)
-    said = {name: value for name, value in told.said.items() if name != key}
+    said = {name: value for name, value in told.content.items() if name != key}
     for wrong in (replace(told, predicate=json.dumps(said)), replace(told, kind="urn:x")):
         with pytest.raises(VerificationFailed, match="x: "):
             decision_of(wrong, where="x")

@@ -177,7 +177,7 @@ def test_two_provenances_that_name_different_locks(scene: Scene, recipe: int | N
     scene.publish()
     told = provenance(other_lock(scene), scene.image.manifest, source=None, builder="urn:x")
     if recipe is not None:  # an older one's layers are not computed again
-        said = told.said
+        said = told.content
         said["buildDefinition"]["internalParameters"]["recipe"] = recipe
         told = replace(told, predicate=json.dumps(said))
     artifact = ByKey(P256).sign(told)
@@ -231,7 +231,7 @@ def test_a_statement_of_a_sibling_replayed(scene: Scene, kind: str) -> None:
     done = scene.desk.run("verify", f"{scene.target}@{first.manifest}", *words)
 
     assert getattr(done.exception, "exit_code", None) == 12
-    assert "not of this image" in str(done.exception)
+    assert "not this image" in str(done.exception)
 
 
 def test_a_report_of_another_lock(scene: Scene) -> None:
@@ -297,7 +297,7 @@ def test_a_suite_with_fewer_checks_does_not_lower_the_policy(scene: Scene) -> No
     scene.publish()
     decided(scene, suite="sha256:" + "0" * 64, checks=[{"check": "import", "tier": 0}])
 
-    assert "it demands the check nccl-all-reduce, which the suite does not have" in scene.refused()
+    assert "it requires the check nccl-all-reduce, which the suite does not have" in scene.refused()
 
 
 def test_a_suite_by_a_stranger_s_decision(scene: Scene) -> None:

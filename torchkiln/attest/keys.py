@@ -38,7 +38,7 @@ def private_key(path: Path) -> PrivateKey:
     if mode & 0o077:
         raise ConfigError(
             f"{path}: permissions {stat.S_IMODE(mode):04o} for the private key are too open",
-            hint=f"chmod 600 {path}; if another user could have read it, generate a new key",
+            hint=f"run: chmod 600 {path}; if another user could have read it, generate a new key",
         )
     passphrase = os.environ.pop(dsse.PASSPHRASE, "")
     return dsse.private_key(data, passphrase or None, where=str(path))

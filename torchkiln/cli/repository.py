@@ -146,10 +146,9 @@ def retract(
         when = datetime.now(timezone.utc).strftime(TIME)
         result = retract_image(reading, reading.require(name), signer, trust, grid, reason=reason, when=when)
     for move in result.moved:
-        action = "deleted" if move.gone else "not moved"
-        console.say(
-            f"{move.tag}: {f'moved to {move.to}' if move.to else f'{action}: no good image is left for it'}"
-        )
+        without = "deleted" if move.gone else "not moved"
+        outcome = f"moved to {move.to}" if move.to else f"{without}: no good image is left for it"
+        console.say(f"{move.tag}: {outcome}")
     if as_json:
         moved = [{"tag": move.tag, "to": move.to, "gone": move.gone} for move in result.moved]
         click.echo(json.dumps({"digest": result.digest, "statement": result.statement, "moved": moved}))
