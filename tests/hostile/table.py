@@ -32,8 +32,8 @@ The third column is the result of the locks' pip on the same file. pip accepts {
 refused kinds: it reads zips with the lenient `zipfile`, and does not compare files with RECORD. They are
 refused on purpose: their content differs from their metadata, or other tools read them differently.
 
-`tests/hostile/` makes the wheels; `tests/unit/test_hostile_wheels.py` and `test_hostile_wheels_against_pip.py`
-compare torchkiln with this page. The first also reads all of them in one process whose address space is
+`tests/hostile/` makes the wheels. `tests/unit/test_hostile_wheels.py` and
+`test_hostile_wheels_against_pip.py` compare torchkiln with this page. The first also reads all of them in one process whose address space is
 limited to 128 MiB more than a valid wheel needs.
 
 ## Bounds
@@ -54,7 +54,7 @@ in Pillow's wheel has 224.
 """
 
 
-def told() -> dict[str, str]:
+def messages() -> dict[str, str]:
     """Kind → the reason in torchkiln's message; TAKES if the wheel is accepted."""
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -69,7 +69,7 @@ def told() -> dict[str, str]:
     return found
 
 
-def pips() -> dict[str, str]:
+def pip_results() -> dict[str, str]:
     """Kind → the result of pip."""
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -79,9 +79,7 @@ def pips() -> dict[str, str]:
             folder = Path(scratch) / str(number)
             wheel = kind.write(honest, folder / "wheels")
             code, output = pip.attempt([wheel], folder / "root", f"bad==1.0 --hash=sha256:{sha256(wheel)}\n")
-            found[name] = (
-                TAKES if code == 0 else "traceback" if "Traceback" in output else "refused"
-            )
+            found[name] = TAKES if code == 0 else "traceback" if "Traceback" in output else "refused"
         pip.close()
     return found
 
@@ -122,7 +120,7 @@ def _fuzzing() -> list[str]:
         return []
     lines = [
         "## Fuzzing\n",
-        "Written by `python -m tests.fuzz zip --seconds 660 --record docs/fuzz.json` (atheris, on a busy machine).\n",
+        "`python -m tests.fuzz zip --seconds 660 --record docs/fuzz.json` (atheris, on a busy machine).\n",
     ]
     lines += ["| target | seed | seconds | runs | features | corpus | crashes |", "|" + " --- |" * 7]
     for target, run in json.loads(FUZZ.read_text()).items():
@@ -132,4 +130,4 @@ def _fuzzing() -> list[str]:
 
 
 if __name__ == "__main__":
-    write_atomic(PAGE, page(told(), pips()).encode())
+    write_atomic(PAGE, page(messages(), pip_results()).encode())

@@ -167,7 +167,7 @@ def test_without_a_key_it_is_not_built(scene: Scene) -> None:
 
 
 def test_untrusted_is_for_rebuild(scene: Scene) -> None:
-    assert "--untrusted is for --rebuild alone" in told(scene.verify("--untrusted"), 2)
+    assert "--untrusted requires --rebuild" in told(scene.verify("--untrusted"), 2)
 
 
 def test_a_key_that_did_not_sign_it(scene: Scene) -> None:

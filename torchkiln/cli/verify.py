@@ -53,7 +53,7 @@ def verify(
     verified, and --json prints "trusted": false.
     """
     if untrusted and not rebuild:
-        raise ConfigError("--untrusted needs --rebuild", hint="add --rebuild, or leave out --untrusted")
+        raise ConfigError("--untrusted requires --rebuild", hint="add --rebuild, or leave out --untrusted")
     folder, ref = split_target(target)
     if folder.is_dir():
         _layout(target, folder, ref, as_json)

@@ -245,7 +245,7 @@ def _commands(result: GateResult) -> Iterator[str]:
     where = f" on a host with {GPUS[tier]} GPU{'s' if GPUS[tier] > 1 else ''}" if GPUS[tier] else ""
     where += f" of capability {', then '.join(gpus)}" if gpus else ""
     key = " --key KEY.pem" if result.policy.signed else ""
-    yield f"run what is missing{where}: torchkiln smoke {result.tag} --tier {tier} --report FILE{key}"
+    yield f"run the missing checks{where}: torchkiln smoke {result.tag} --tier {tier} --report FILE{key}"
 
 
 def _image_json(locked: LockedCell) -> str:

@@ -1,4 +1,4 @@
-"""Reads reports and keys for the gate, and judges images of a layout with them."""
+"""Reads reports and keys for the gate, and checks images of a layout against the policy."""
 
 from __future__ import annotations
 

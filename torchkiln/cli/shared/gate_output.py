@@ -1,4 +1,4 @@
-"""Makes the gate's inputs from the options of `gate` and `publish`, and prints its judgement."""
+"""Makes the gate's inputs from the options of `gate` and `publish`, and prints its result."""
 
 from __future__ import annotations
 
