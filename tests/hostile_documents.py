@@ -93,13 +93,8 @@ def page_of(said: Mapping[str, Said]) -> str:
     ]
     for case in CASES:
         found = said[case.name]
-        lines += [
-            "",
-            f"## {case.name}",
-            "",
-            f"`torchkiln {' '.join(case.argv)}` exits with code {found.code}:",
-            "",
-        ]
+        command = f"`torchkiln {' '.join(case.argv)}` exits with code {found.code}:"
+        lines += ["", f"## {case.name}", "", command, ""]
         lines += ["    " + line for line in re.sub(r"[0-9a-f]{64}", "…", found.err).splitlines()]
     return "\n".join(lines) + "\n"
 

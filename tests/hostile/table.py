@@ -33,8 +33,8 @@ refused kinds: it reads zips with the lenient `zipfile`, and does not compare fi
 refused on purpose: their content differs from their metadata, or other tools read them differently.
 
 `tests/hostile/` makes the wheels. `tests/unit/test_hostile_wheels.py` and
-`test_hostile_wheels_against_pip.py` compare torchkiln with this page. The first also reads all of them in one process whose address space is
-limited to 128 MiB more than a valid wheel needs.
+`test_hostile_wheels_against_pip.py` compare torchkiln with this page. The first also reads all of them in one
+process whose address space is limited to 128 MiB more than a valid wheel needs.
 
 ## Bounds
 
