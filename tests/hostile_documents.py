@@ -1,4 +1,4 @@
-"""Documents that are not as they should be, each with the command that meets it: what a user then reads."""
+"""Malformed and malicious documents, each with the command that reads it and the message."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ ESCAPE = "\x1b]0;owned\x07"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One way to be wrong: `arrange` puts it into the current folder, `argv` meets it and ends with `code`."""
+    """`arrange` writes the document into the current folder; the command `argv` fails with `code`."""
 
     name: str
     arrange: Callable[[], object]
     argv: tuple[str, ...]
     code: int
-    says: str  # a piece of the message
+    says: str  # a part of the message
 
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """How a run ended, and what stood on its two streams."""
+    """The exit code and output of a run."""
 
     code: int
     out: str
@@ -59,7 +59,7 @@ class Said:
 def provoke(case: Case, folder: Path) -> Said:
     """Arrange *case* in the empty *folder* and run its command there, as a user would."""
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # Text over bytes, as a process has them: `run` hands on the bytes of a container.
+    # Text over bytes, as in a process: `run` passes on the bytes of a container.
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     code, before = 0, Path.cwd()
     os.chdir(folder)
@@ -83,21 +83,22 @@ def provoke(case: Case, folder: Path) -> Said:
 
 
 def page_of(said: Mapping[str, Said]) -> str:
-    """docs/hostile-documents.md: what each case says, by its name."""
+    """docs/hostile-documents.md: the message of each case, by its name."""
     lines = [
-        "# What is said to documents that are not as they should be",
+        "# Messages for malformed and malicious documents",
         "",
-        "Written by `make golden` from `tests/hostile_documents.py`: each was provoked through the command line. Hashes are left",
-        "out. Code 2 is bad configuration, 5 a generated file that is stale, 6 a failed build, 12 a failed verification.",
+        "Written by `make golden`, which runs each case of `tests/hostile_documents.py` on the command line. Hashes are left",
+        "out. Exit code 2: invalid configuration; 5: a generated file is stale; 6: the build failed; 12: verification failed.",
     ]
     for case in CASES:
         found = said[case.name]
-        lines += ["", f"## {case.name}", "", f"`torchkiln {' '.join(case.argv)}` ends with {found.code}:", ""]
+        command = f"`torchkiln {' '.join(case.argv)}` exits with code {found.code}:"
+        lines += ["", f"## {case.name}", "", command, ""]
         lines += ["    " + line for line in re.sub(r"[0-9a-f]{64}", "…", found.err).splitlines()]
     return "\n".join(lines) + "\n"
 
 
-# --- what is arranged -----------------------------------------------------------------------------
+# --- the arranged files -----------------------------------------------------------------------------
 
 
 def matrix(text: str | bytes) -> Callable[[], object]:

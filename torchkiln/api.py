@@ -106,14 +106,14 @@ def build(
     from torchkiln.build.build import build as build_locked
     from torchkiln.build.environment import Environment
     from torchkiln.build.prerequisites import BaseSources
-    from torchkiln.index.lazy import LateIndex
+    from torchkiln.index.lazy import LazyIndex
     from torchkiln.model.progress import Silent
     from torchkiln.oci.owned import demand_own_layout
 
     demand_own_layout(project.layout)
     folder, store = _folder(project), _store(project)
     locked = folder.fresh(_cell(cell, folder), os.environ)
-    environment = Environment(store=store, fetcher=LateIndex(store), observer=Silent(), say=project.say)
+    environment = Environment(store=store, fetcher=LazyIndex(store), observer=Silent(), say=project.say)
     options = BuildOptions(sources=BaseSources(locked_only=locked_only), layer_format=layer_format)
     return build_locked(
         locked, folder.matrix, folder.facts, project.layout.absolute(), environment, options=options
@@ -144,9 +144,9 @@ def publish(
     """
     from torchkiln.attest.keys import private_key
     from torchkiln.attest.signers import ByKey, Unsigned
-    from torchkiln.gate.inputs import Inputs
+    from torchkiln.gate.inputs import GateInputs
     from torchkiln.oci.owned import demand_own_layout
-    from torchkiln.publish.session import PublishSession, Target, Unheard
+    from torchkiln.publish.session import PublishSession, PublishTarget, SilentPublishListener
     from torchkiln.registry.reference import parse_repository
     from torchkiln.smoke.history import KeptRuns
     from torchkiln.smoke.suite import load_suite
@@ -154,7 +154,7 @@ def publish(
     demand_own_layout(project.layout)
     folder, store = _folder(project), _store(project)
     policy = folder.matrix.policy
-    inputs = Inputs(
+    inputs = GateInputs(
         policy=policy,
         suite=load_suite(project.suite),
         runs=KeptRuns(store=store),
@@ -172,11 +172,11 @@ def publish(
         facts=folder.facts,
         store=store,
         inputs=inputs,
-        sealer=ByKey(private_key(signing_key)) if signing_key else Unsigned(),
+        signer=ByKey(private_key(signing_key)) if signing_key else Unsigned(),
         environ=os.environ,
-        listener=Unheard(project.say),
+        listener=SilentPublishListener(project.say),
     )
-    target = Target(
+    target = PublishTarget(
         repository=parse_repository(repository),
         day=f"{datetime.now(timezone.utc):%Y%m%d}",
         override=override,

@@ -1,6 +1,6 @@
-"""The kinds -> docs/hostile-wheels.md: what ours tells of each, and what pip does with the same file.
+"""Writes docs/hostile-wheels.md: the message of torchkiln for each kind, and the result of pip.
 
-`python -m tests.hostile.table` (part of `make golden`) really runs pip on each of them.
+`python -m tests.hostile.table` (part of `make golden`) runs pip on each kind.
 """
 
 from __future__ import annotations
@@ -19,28 +19,26 @@ from torchkiln.util.places import ROOT
 
 PAGE = ROOT / "docs" / "hostile-wheels.md"
 FUZZ = ROOT / "docs" / "fuzz.json"
-TAKES = "taken"
+TAKES = "accepted"
 
 HEAD = """# Hostile wheels
 
-A wheel comes from elsewhere, and a build reads it before anybody else has. Below are {all} kinds of wheels
-that are not as they should be. Each is made of one honest wheel by one change. {refused} are refused: the
-build ends with exit code 6, names the wheel and the reason, and leaves no layer, no wheel and no image
-behind. {taken} are odd but have one meaning: they are taken, and a test sees that the layer holds what pip
-installs.
+Wheels are untrusted input. Below are {all} kinds of malformed or malicious wheels, each made from a valid
+wheel by one change. {refused} are refused: the build fails with exit code 6, the message names the wheel and
+the reason, and no layer, wheel or image is left. {taken} are unusual but unambiguous: they are accepted, and
+a test compares the layer with the files that pip installs.
 
-The third column is what the pip of the locks does with the same file, seen by running it. Of the {refused}
-that we refuse pip takes {stricter}: it reads zips as `zipfile` does, which forgives much, and does not
-compare files with RECORD. Where pip takes what we refuse, that is meant: such a wheel either lies about its
-bytes, or would mean something else to another reader.
+The third column is the result of the locks' pip on the same file. pip accepts {stricter} of the {refused}
+refused kinds: it reads zips with the lenient `zipfile`, and does not compare files with RECORD. They are
+refused on purpose: their content differs from their metadata, or other tools read them differently.
 
-`tests/hostile/` makes them, `tests/unit/test_hostile_wheels.py` and `test_hostile_wheels_against_pip.py`
-hold ours to this page. The first also reads all of them in one process that may have 128 MiB of addresses
-more than an honest wheel took.
+`tests/hostile/` makes the wheels. `tests/unit/test_hostile_wheels.py` and
+`test_hostile_wheels_against_pip.py` compare torchkiln with this page. The first also reads all of them in one
+process whose address space is limited to 128 MiB more than a valid wheel needs.
 
 ## Bounds
 
-| what | at most | the largest among torch 2.7.1's 127 wheels |
+| what | limit | largest of torch 2.7.1's 127 wheels |
 | --- | --- | --- |
 | entries of a wheel | 200,000 | 11,010 |
 | bytes of its directory | 32 MiB | 1.4 MB |
@@ -51,13 +49,13 @@ more than an honest wheel took.
 | a Python source | 16 MiB | 1.2 MB |
 | scripts of up to 1 MiB, together | 64 MiB | - |
 
-The sizes in the directory are binding: what inflates to more is cut off there. One entry alone may have a
-high ratio: a library in Pillow's wheel has 224.
+Decompression stops at the size in the zip's directory. The ratio of a single entry is not limited: a library
+in Pillow's wheel has 224.
 """
 
 
-def told() -> dict[str, str]:
-    """Kind → the reason that ours gives; TAKES if none."""
+def messages() -> dict[str, str]:
+    """Kind → the reason in torchkiln's message; TAKES if the wheel is accepted."""
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         honest = write_wheel(SPEC, Path(scratch) / "honest")
@@ -71,8 +69,8 @@ def told() -> dict[str, str]:
     return found
 
 
-def pips() -> dict[str, str]:
-    """Kind → what pip does with it."""
+def pip_results() -> dict[str, str]:
+    """Kind → the result of pip."""
     found = {}
     with tempfile.TemporaryDirectory() as scratch:
         honest = write_wheel(SPEC, Path(scratch) / "honest")
@@ -80,10 +78,8 @@ def pips() -> dict[str, str]:
         for number, (name, kind) in enumerate(KINDS.items()):
             folder = Path(scratch) / str(number)
             wheel = kind.write(honest, folder / "wheels")
-            code, talk = pip.attempt([wheel], folder / "root", f"bad==1.0 --hash=sha256:{sha256(wheel)}\n")
-            found[name] = (
-                TAKES if code == 0 else "stops with a traceback" if "Traceback" in talk else "refused"
-            )
+            code, output = pip.attempt([wheel], folder / "root", f"bad==1.0 --hash=sha256:{sha256(wheel)}\n")
+            found[name] = TAKES if code == 0 else "traceback" if "Traceback" in output else "refused"
         pip.close()
     return found
 
@@ -94,20 +90,20 @@ def page(ours: dict[str, str], theirs: dict[str, str]) -> str:
     taken = len(KINDS) - len(REFUSED)
     text = [HEAD.format(all=len(KINDS), refused=len(REFUSED), taken=taken, stricter=stricter)]
     for group, kinds in GROUPS.items():
-        text += [f"## {group}\n", "| kind | ours | pip |", "| --- | --- | --- |"]
+        text += [f"## {group}\n", "| kind | torchkiln | pip |", "| --- | --- | --- |"]
         text += [f"| {_cell(name)} | {_cell(ours[name])} | {theirs[name]} |" for name in kinds]
         text.append("")
     return "\n".join([*text, *_fuzzing()])
 
 
 def rows(text: str) -> dict[str, tuple[str, str]]:
-    """Kind → (ours, pip's) as the document *text* tells them."""
+    """Kind → (torchkiln's result, pip's) in the document *text*."""
     cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return {row[0]: (row[1], row[2]) for row in cells if len(row) == 3}
 
 
 def _cell(text: str) -> str:
-    """*text* so that a table may hold it, short and plain."""
+    """*text*, shortened and escaped for a table."""
     short = text if len(text) <= 150 else text[:147] + "..."
     return (
         short.replace("\\", "\\\\")
@@ -134,4 +130,4 @@ def _fuzzing() -> list[str]:
 
 
 if __name__ == "__main__":
-    write_atomic(PAGE, page(told(), pips()).encode())
+    write_atomic(PAGE, page(messages(), pip_results()).encode())

@@ -80,7 +80,7 @@ def test_build(scene: Press) -> None:
     with (
         small_scale(wheels),
         patch.object(LockFolder, "fresh", lambda *_: locked),
-        patch.object(lazy, "LateIndex", lambda _store: FakeIndex(wheels)),
+        patch.object(lazy, "LazyIndex", lambda _store: FakeIndex(wheels)),
     ):
         run(BUILD, names)
     [entry] = json.loads((scene.layout / "index.json").read_text())["manifests"]

@@ -124,7 +124,10 @@ def test_a_dated_tag_never_moves(registry: RunningRegistry, desk: Press, name: s
     refused = desk.publish(to, "--report", desk.signed(desk.report(second)), "--dated", DAY)
 
     assert isinstance(refused.exception, RegistryError)
-    assert f"{TAG}-{DAY} is {first.manifest} already, and such a tag never moves" in refused.exception.message
+    assert (
+        f"{TAG}-{DAY} already exists as {first.manifest}; a dated tag never moves"
+        in refused.exception.message
+    )
     assert asked(registry, f"{name}/manifests/{TAG}")["config"]["digest"] == first.config_digest
 
 
@@ -298,7 +301,7 @@ def test_slips(registry: RunningRegistry, desk: Press, name: str) -> None:
     for words, told in (
         ((f"{repository}:v9", "--reason", "x"), "v9: manifest unknown"),
         ((repository, "--reason", "x"), "no tag and no digest"),
-        ((f"{repository}:v2.7", "--reason", " "), "--reason must not be empty"),
+        ((f"{repository}:v2.7", "--reason", " "), "retract requires a reason"),
     ):
         done = desk.run("retract", *words)
         assert getattr(done.exception, "exit_code", None) == 2, done.exception

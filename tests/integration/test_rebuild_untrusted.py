@@ -30,7 +30,7 @@ from torchkiln.model.progress import Silent
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.layout import LayerOnDisk
-from torchkiln.publish.rebuild import _taken
+from torchkiln.publish.rebuild import _layer_blob
 from torchkiln.runtimes import sandbox
 from torchkiln.store.store import Store
 
@@ -163,11 +163,11 @@ def test_its_byte_code_goes_into_no_later_build(scene: Scene) -> None:
 def test_without_a_key_it_is_not_built(scene: Scene) -> None:
     """Said before a registry is asked: there is none."""
     done = scene.desk.run("verify", "127.0.0.1:9/team/app:v1", "--rebuild")
-    assert told(done, 2).startswith("--rebuild runs the Python of the image, and no key or identity")
+    assert told(done, 2).startswith("--rebuild runs Python from the image, and no trusted key or identity")
 
 
 def test_untrusted_is_for_rebuild(scene: Scene) -> None:
-    assert "--untrusted is for --rebuild alone" in told(scene.verify("--untrusted"), 2)
+    assert "--untrusted requires --rebuild" in told(scene.verify("--untrusted"), 2)
 
 
 def test_a_key_that_did_not_sign_it(scene: Scene) -> None:
@@ -175,7 +175,7 @@ def test_a_key_that_did_not_sign_it(scene: Scene) -> None:
     stranger = scene.desk.write(public_pem(STRANGER), "stranger.pem")
     for more in ((), ("--untrusted",)):
         message = told(scene.verify("--rebuild", *more, keys=("--key", stranger)), 12)
-        assert "rebuild: not built: verification failed before (signatures" in message
+        assert "rebuild: not rebuilt: verification failed (signatures" in message
         assert "harm was done" not in message
 
 
@@ -186,7 +186,7 @@ def test_a_damaged_layer_is_seen_before(scene: Scene) -> None:
     data[len(data) // 2] ^= 1
     scene.there.blobs[layer.digest] = bytes(data)
     message = told(scene.verify("--rebuild", "--untrusted", "--full"), 12)
-    assert "rebuild: not built: verification failed before (layers)" in message
+    assert "rebuild: not rebuilt: verification failed (layers)" in message
 
 
 def test_a_host_without_namespaces(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_an_image_is_built_again_in_its_own_form(scene: Scene, form: LayerFormat
     with interpreter():
         done = scene.desk.run("verify", ref, *scene.desk.keys, "--suite", str(scene.desk.suite), "--rebuild")
     assert done.exit_code == 0, done.exception
-    assert f"built again from its lock: {scene.image.manifest}" in done.stderr
+    assert f"rebuilt from its lock: {scene.image.manifest}" in done.stderr
     assert not base.exists()
 
 
@@ -231,7 +231,11 @@ class Served:
 
 @pytest.mark.parametrize(
     ("size", "unpacked", "said"),
-    [(1000, 1 << 20, "unpacks to more than its lock says"), (9 << 30, 1, "8 GiB"), (1, 9 << 30, "8 GiB")],
+    [
+        (1000, 1 << 20, "unpacked size exceeds that in"),
+        (9 << 30, 1, "8 GiB"),
+        (1, 9 << 30, "8 GiB"),
+    ],
 )
 def test_a_base_that_is_too_large(tmp_path: Path, size: int, unpacked: int, said: str) -> None:
     """A small layer does not fill the disk, whatever a manifest and a lock say of it."""
@@ -242,5 +246,5 @@ def test_a_base_that_is_too_large(tmp_path: Path, size: int, unpacked: int, said
     lock = replace(cells.planned_cell([]).locked.base, digest=digest_of(b"other"), unpacked=unpacked)
     own = Store(tmp_path / "own")
     with pytest.raises(ValueError, match=said):
-        _taken(bomb, layer, lock, own, tmp_path, Silent())  # type: ignore[arg-type]
+        _layer_blob(bomb, layer, lock, own, tmp_path, Silent())  # type: ignore[arg-type]
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 4 << 20

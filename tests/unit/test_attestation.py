@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from tests.keys import ED, KEYS, P256, SECRET, STRANGER, pem, public_pem
 from tests.reports import IMAGE, OTHER, TAG, report
 from torchkiln.attest import keys
-from torchkiln.attest.dsse import PASSPHRASE, fingerprint, seal
+from torchkiln.attest.dsse import PASSPHRASE, fingerprint, sign
 from torchkiln.cli.shared import reports
 from torchkiln.cli.smoke import smoke
 from torchkiln.errors import ConfigError, KilnError, VerificationFailed
@@ -151,7 +151,7 @@ def test_a_good_signature_on_something_else_is_refused(
 ) -> None:
     """What the key's holder signed for other purposes is no report of ours."""
     statement = json.loads(base64.b64decode(json.loads(attest(report(), ED))["payload"])) | change
-    file = written(tmp_path, seal(payload_type, json.dumps(statement).encode(), ED))
+    file = written(tmp_path, sign(payload_type, json.dumps(statement).encode(), ED))
 
     with pytest.raises(KilnError, match=re.escape(why)):
         read(file, [ED.public_key()])
@@ -161,7 +161,7 @@ def test_a_payload_with_a_key_twice_is_refused(tmp_path: Path) -> None:
     """Two readers could take it for two things, signed or not."""
     payload = base64.b64decode(json.loads(attest(report(), ED))["payload"])
     twice = payload.replace(b'"verdict":"pass"', b'"verdict":"fail","verdict":"pass"')
-    file = written(tmp_path, seal(PAYLOAD_TYPE, twice, ED))
+    file = written(tmp_path, sign(PAYLOAD_TYPE, twice, ED))
 
     with pytest.raises(VerificationFailed, match="duplicate key 'verdict'"):
         read(file, [ED.public_key()])

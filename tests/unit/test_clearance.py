@@ -28,7 +28,7 @@ def test_only_the_gate_makes_a_cleared_image() -> None:
     with pytest.raises(ValueError, match="by"):
         replace(image, override="because")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        image.judged = replace(image.judged, image=OTHER)  # type: ignore[misc]
+        image.result = replace(image.result, image=OTHER)  # type: ignore[misc]
 
 
 def makers(tree: ast.AST) -> set[str]:
@@ -93,7 +93,7 @@ def test_it_is_read_as_it_was_written() -> None:
     assert found.gpus == ("2 × NVIDIA H200",)
 
     found = decision_of(clearance(OVERRIDDEN), where="x")
-    assert (found.override, found.missing) == ("for CPUs only", OVERRIDDEN.judged.missing)
+    assert (found.override, found.missing) == ("for CPUs only", OVERRIDDEN.result.missing)
     assert found.missing
 
 
@@ -110,7 +110,7 @@ def test_what_overrode_nothing_prevails() -> None:
 @pytest.mark.parametrize("key", ["suite", "checks", "override", "missing", "reports"])
 def test_what_is_none(key: str) -> None:
     told = clearance(CLEARED)
-    said = {name: value for name, value in told.said.items() if name != key}
+    said = {name: value for name, value in told.content.items() if name != key}
     for wrong in (replace(told, predicate=json.dumps(said)), replace(told, kind="urn:x")):
         with pytest.raises(VerificationFailed, match="x: "):
             decision_of(wrong, where="x")

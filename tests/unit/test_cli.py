@@ -23,7 +23,7 @@ from torchkiln.cli import COMMANDS, Commands, torchkiln
 from torchkiln.cli.verify import split_target, verify
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.index import download
-from torchkiln.index.lazy import LateIndex
+from torchkiln.index.lazy import LazyIndex
 from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.store.store import Store
@@ -134,7 +134,7 @@ def test_the_index_is_opened_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any
         return Index()
 
     monkeypatch.setattr(download, "open_downloads", slowly)
-    index = LateIndex(Store(tmp_path))
+    index = LazyIndex(Store(tmp_path))
     wheel = LockedWheel(name="x", version="1", filename="x", sha256="0", size=1, index=Source.DEFAULT)
 
     def want() -> None:

@@ -84,7 +84,8 @@ def test_a_refusal_tells_all_and_prints_nothing(scene: Scene) -> None:
     assert isinstance(done.exception, GateRefused)
     assert done.exception.exit_code == 7
     assert (
-        "is not cleared: 1 thing is missing\n  cuda: skipped: host: x (report.json)" in done.exception.message
+        "is not cleared: 1 requirement is not met\n  cuda: skipped: host: x (report.json)"
+        in done.exception.message
     )
     assert done.exception.hint
     assert done.stdout == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from tests.keys import ED, P256, STRANGER
 from tests.published import KIND, Scene, a_built_press, a_scene_with_referrers
 from tests.reports import OTHER, TAG
-from torchkiln.attest.dsse import fingerprint, pae, seal
+from torchkiln.attest.dsse import fingerprint, pae, sign
 from torchkiln.attest.provenance import PROVENANCE, provenance
 from torchkiln.attest.signers import ByKey, bundled
 from torchkiln.attest.statement import PAYLOAD_TYPE, payload, statement
@@ -33,7 +34,7 @@ def document(scene: Scene, kind: str) -> dict[str, Any]:
 
 def resealed(told: bytes, *, as_type: str = PAYLOAD_TYPE, key: Any = P256, kind: str = SIGNATURE) -> bytes:
     """Any bytes, signed."""
-    return bundled(seal(as_type, told, key), fingerprint(key.public_key()), kind).data
+    return bundled(sign(as_type, told, key), fingerprint(key.public_key()), kind).data
 
 
 def twice(told: dict[str, Any], key: str, value: Any) -> bytes:
@@ -83,7 +84,7 @@ def test_a_statement_of_another_form(scene: Scene, form: str, kind: str) -> None
     scene.replace(kind, resealed(lie, kind=kind))
 
     told = scene.refused()
-    assert "no trusted key signed it" in told or "that counts" in told or "not of this image" in told, told
+    assert re.search("not signed by a trusted key|no trusted|not this image", told), told
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_a_payload_that_was_signed_as_something_else(scene: Scene, as_type: str)
     told = json.dumps(document(scene, SIGNATURE)).encode()
     scene.replace(SIGNATURE, resealed(told, as_type=as_type))
 
-    assert "no trusted key signed it" in scene.refused()
+    assert "not signed by a trusted key" in scene.refused()
 
 
 def test_a_payload_type_that_was_written_anew(scene: Scene) -> None:
@@ -104,7 +105,7 @@ def test_a_payload_type_that_was_written_anew(scene: Scene) -> None:
     bundle["dsseEnvelope"]["payloadType"] = PAYLOAD_TYPE
     scene.replace(SIGNATURE, json.dumps(bundle).encode())
 
-    assert "no trusted key signed it" in scene.refused()
+    assert "not signed by a trusted key" in scene.refused()
 
 
 def test_a_signature_of_the_payload_alone(scene: Scene) -> None:
@@ -120,7 +121,7 @@ def test_a_signature_of_the_payload_alone(scene: Scene) -> None:
     bundle["dsseEnvelope"]["signatures"] = [{"sig": base64.b64encode(sig).decode()}]
     scene.replace(SIGNATURE, json.dumps(bundle).encode())
 
-    assert "no trusted key signed it" in scene.refused()
+    assert "not signed by a trusted key" in scene.refused()
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -129,7 +130,7 @@ def test_several_signatures(scene: Scene, order: int) -> None:
     scene.publish()
     told = json.dumps(document(scene, SIGNATURE)).encode()
     bundle = json.loads(resealed(told))
-    stranger = json.loads(seal(PAYLOAD_TYPE, told, STRANGER))["signatures"]
+    stranger = json.loads(sign(PAYLOAD_TYPE, told, STRANGER))["signatures"]
     nonsense = {"sig": base64.b64encode(b"\0" * 64).decode(), "keyid": fingerprint(ED.public_key())}
     bundle["dsseEnvelope"]["signatures"] = [
         *bundle["dsseEnvelope"]["signatures"],
@@ -141,7 +142,7 @@ def test_several_signatures(scene: Scene, order: int) -> None:
 
     bundle["dsseEnvelope"]["signatures"] = [*stranger, *stranger]
     scene.replace(SIGNATURE, json.dumps(bundle).encode())
-    assert "no trusted key signed it" in scene.refused()
+    assert "not signed by a trusted key" in scene.refused()
 
 
 def test_seventeen_signatures(scene: Scene) -> None:
@@ -150,7 +151,7 @@ def test_seventeen_signatures(scene: Scene) -> None:
     bundle["dsseEnvelope"]["signatures"] *= 17
     scene.replace(SIGNATURE, json.dumps(bundle).encode())
 
-    assert "no trusted key signed it" in scene.refused()
+    assert "not signed by a trusted key" in scene.refused()
 
 
 def test_no_signature(scene: Scene) -> None:
@@ -159,7 +160,7 @@ def test_no_signature(scene: Scene) -> None:
     bundle["dsseEnvelope"]["signatures"] = []
     scene.replace(SIGNATURE, json.dumps(bundle).encode())
 
-    assert "no trusted key signed it" in scene.refused()
+    assert "not signed by a trusted key" in scene.refused()
 
 
 def other_lock(scene: Scene) -> Any:
@@ -176,13 +177,13 @@ def test_two_provenances_that_name_different_locks(scene: Scene, recipe: int | N
     scene.publish()
     told = provenance(other_lock(scene), scene.image.manifest, source=None, builder="urn:x")
     if recipe is not None:  # an older one's layers are not computed again
-        said = told.said
+        said = told.content
         said["buildDefinition"]["internalParameters"]["recipe"] = recipe
         told = replace(told, predicate=json.dumps(said))
-    sealed = ByKey(P256).seal(told)
-    scene.beside(sealed.kind, sealed.data)
+    artifact = ByKey(P256).sign(told)
+    scene.beside(artifact.kind, artifact.data)
 
-    assert "provenance: 2 of them name different locks" in scene.refused()
+    assert "provenance: 2 statements have different locks" in scene.refused()
 
 
 def test_two_provenances_of_one_lock(scene: Scene) -> None:
@@ -193,8 +194,8 @@ def test_two_provenances_of_one_lock(scene: Scene) -> None:
     scene.publish()
     locked = load_locked(scene.desk.folder / "images", TAG)
     source = SourceRevision(revision="a" * 40, changed=False)
-    sealed = ByKey(P256).seal(provenance(locked, scene.image.manifest, source=source, builder="urn:y"))
-    scene.beside(sealed.kind, sealed.data)
+    artifact = ByKey(P256).sign(provenance(locked, scene.image.manifest, source=source, builder="urn:y"))
+    scene.beside(artifact.kind, artifact.data)
 
     assert scene.verify().exit_code == 0
 
@@ -204,7 +205,7 @@ def test_a_provenance_whose_lock_is_not_what_its_digest_says(scene: Scene) -> No
     said = document(scene, PROVENANCE)["predicate"]
     lock = next(one for one in said["buildDefinition"]["resolvedDependencies"] if one["name"] == "lock.json")
     lock["content"] = base64.b64encode(base64.b64decode(lock["content"]) + b"\n").decode()
-    scene.replace(PROVENANCE, ByKey(P256).seal(statement(TAG, scene.image.manifest, PROVENANCE, said)).data)
+    scene.replace(PROVENANCE, ByKey(P256).sign(statement(TAG, scene.image.manifest, PROVENANCE, said)).data)
 
     assert "checksum mismatch of the lock in it" in scene.refused()
 
@@ -230,7 +231,7 @@ def test_a_statement_of_a_sibling_replayed(scene: Scene, kind: str) -> None:
     done = scene.desk.run("verify", f"{scene.target}@{first.manifest}", *words)
 
     assert getattr(done.exception, "exit_code", None) == 12
-    assert "not of this image" in str(done.exception)
+    assert "not this image" in str(done.exception)
 
 
 def test_a_report_of_another_lock(scene: Scene) -> None:
@@ -266,14 +267,14 @@ def test_a_report_of_the_future(scene: Scene, when: str) -> None:
 def decided(scene: Scene, **change: Any) -> None:
     """The gate's decision with other words, signed by the publisher."""
     said = document(scene, CLEARANCE)["predicate"] | change
-    scene.replace(CLEARANCE, ByKey(P256).seal(statement(TAG, scene.image.manifest, CLEARANCE, said)).data)
+    scene.replace(CLEARANCE, ByKey(P256).sign(statement(TAG, scene.image.manifest, CLEARANCE, said)).data)
 
 
 def test_a_decision_that_overrides(scene: Scene) -> None:
     scene.publish()
     decided(scene, override="because")
 
-    assert "published in spite of the gate: because" in scene.refused()
+    assert "published with --override: because" in scene.refused()
 
 
 @pytest.mark.parametrize("override", [None, ""])
@@ -296,18 +297,18 @@ def test_a_suite_with_fewer_checks_does_not_lower_the_policy(scene: Scene) -> No
     scene.publish()
     decided(scene, suite="sha256:" + "0" * 64, checks=[{"check": "import", "tier": 0}])
 
-    assert "nccl-all-reduce, which the suite does not have" in scene.refused()
+    assert "it requires the check nccl-all-reduce, which the suite does not have" in scene.refused()
 
 
 def test_a_suite_by_a_stranger_s_decision(scene: Scene) -> None:
     scene.publish()
     said = document(scene, CLEARANCE)["predicate"] | {"suite": "sha256:" + "0" * 64, "checks": []}
-    sealed = ByKey(STRANGER).seal(statement(TAG, scene.image.manifest, CLEARANCE, said))
-    scene.beside(sealed.kind, sealed.data)
+    artifact = ByKey(STRANGER).sign(statement(TAG, scene.image.manifest, CLEARANCE, said))
+    scene.beside(artifact.kind, artifact.data)
 
     assert scene.verify().exit_code == 0
-    scene.replace(CLEARANCE, sealed.data)
-    assert "no decision of the gate is there that counts" in scene.refused()
+    scene.replace(CLEARANCE, artifact.data)
+    assert "no trusted decision of the gate found" in scene.refused()
 
 
 def test_a_statement_that_nobody_signed_beside_signed_ones(scene: Scene) -> None:
@@ -316,13 +317,13 @@ def test_a_statement_that_nobody_signed_beside_signed_ones(scene: Scene) -> None
     told = statement(TAG, scene.image.manifest, PROVENANCE, {"buildDefinition": {}})
     scene.beside(PAYLOAD_TYPE, payload(told))
 
-    assert scene.counted().endswith("; 1 by others, which do not count")
+    assert scene.counted().endswith("; 1 by others ignored")
 
 
 def test_a_statement_of_another_image_by_a_stranger_is_no_fault(scene: Scene) -> None:
     """Else whoever can write there could make any image fail."""
     scene.publish()
-    sealed = ByKey(STRANGER).seal(statement(TAG, OTHER, SIGNATURE, {}))
-    scene.beside(sealed.kind, sealed.data)
+    artifact = ByKey(STRANGER).sign(statement(TAG, OTHER, SIGNATURE, {}))
+    scene.beside(artifact.kind, artifact.data)
 
-    assert scene.counted().endswith("; 1 by others, which do not count")
+    assert scene.counted().endswith("; 1 by others ignored")

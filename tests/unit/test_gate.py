@@ -61,7 +61,7 @@ def missing(*reports: SmokeReport, **options: Any) -> list[tuple[str, str]]:
 
 
 def test_what_passed_is_cleared_and_named_by_its_digest() -> None:
-    image = cleared(report()).judged
+    image = cleared(report()).result
 
     assert (image.tag, image.image, image.suite, image.signers) == (TAG, IMAGE, SUITE.digest, ())
     assert image.passed == ("import", "compile-cpu", "cuda", "bf16", "nccl-all-reduce")
@@ -160,7 +160,7 @@ def test_what_does_not_apply_is_computed_again_from_the_lock() -> None:
     tag = "2.0.1-cuda11.7-cudnn8-runtime"
     old = replace(left_out, tag=tag, host=json.dumps(host(gpu(), gpu(), tag=tag)))
 
-    assert cleared(old, locked=OLD).judged.left_out == (("compile-cpu", "no-compile-on-3.11"),)
+    assert cleared(old, locked=OLD).result.left_out == (("compile-cpu", "no-compile-on-3.11"),)
     assert missing(left_out) == [
         ("compile-cpu", "left out for 'no-compile-on-3.11', but it applies (0.json)")
     ]
@@ -179,7 +179,7 @@ def test_what_does_not_apply_to_a_gpu_depends_on_the_gpu_that_was_there() -> Non
     old_gpus = json.dumps(host(gpu("Tesla V100", (7, 0)), gpu("Tesla V100", (7, 0))))
     left_out = report(found("bf16", "not-applicable", "bf16-needs-8.0"), host=old_gpus)
 
-    assert cleared(left_out).judged.left_out == (("bf16", "bf16-needs-8.0"),)
+    assert cleared(left_out).result.left_out == (("bf16", "bf16-needs-8.0"),)
     assert missing(report(host=old_gpus)) == [
         ("bf16", "passed, although it does not apply: 'bf16-needs-8.0' (0.json)")
     ]
@@ -253,7 +253,7 @@ def test_a_policy_can_demand_signatures() -> None:
 
     assert answer(
         signed_report(report(), "a", "k1", "k2"), signed_report(report(), "b", "k2")
-    ).judged.signers == ("k2",)
+    ).result.signers == ("k2",)
     with pytest.raises(GateRefused, match="a: is not signed"):
         answer(signed_report(report(), "a"))
     with pytest.raises(GateRefused, match="b: is not signed"):
@@ -283,7 +283,7 @@ def two_gpus(*others: Finding) -> SmokeReport:
 def test_reports_complete_each_other() -> None:
     assert [name for name, _ in missing(one_gpu())] == ["nccl-all-reduce"]
     assert [name for name, _ in missing(two_gpus())] == ["import", "compile-cpu", "cuda", "bf16"]
-    assert "nccl-all-reduce" in cleared(one_gpu(), two_gpus()).judged.passed
+    assert "nccl-all-reduce" in cleared(one_gpu(), two_gpus()).result.passed
 
 
 def test_each_report_must_be_of_this_image_and_suite() -> None:

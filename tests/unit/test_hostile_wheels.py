@@ -223,7 +223,7 @@ def test_the_page_tells_what_is_told() -> None:
     """`make golden` writes it anew; there pip is asked again too."""
     text = table.PAGE.read_text()
     pips = {name: theirs for name, (_, theirs) in table.rows(text).items()}
-    ours = table.told()
+    ours = table.messages()
 
     assert [name for name in KINDS if table._cell(name) not in pips] == []
     assert text == table.page(ours, {name: pips[table._cell(name)] for name in KINDS})

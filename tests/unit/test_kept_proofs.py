@@ -102,7 +102,7 @@ def test_the_gate_clears_the_present_image_with_reports_of_it_and_no_other(tag: 
     locked = locked_of(tag)
     assert {0, 1} <= set(policy.tiers)
 
-    assert clear(judge(signed_reports, policy, locked, SUITE, image=image)).judged.image == image
+    assert clear(judge(signed_reports, policy, locked, SUITE, image=image)).result.image == image
     sibling = Digest("sha256:" + "5b" * 32)
     with pytest.raises(GateRefused, match="not cleared"):
         clear(judge(signed_reports, policy, locked, SUITE, image=sibling))

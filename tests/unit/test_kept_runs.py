@@ -15,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests import reports
-from torchkiln.attest.dsse import seal
+from torchkiln.attest.dsse import sign
 from torchkiln.attest.machine_key import signed, verified
 from torchkiln.cli.shared.smoke_output import SmokeLines
 from torchkiln.errors import ConfigError
@@ -80,7 +80,7 @@ def test_looking_makes_no_key(tmp_path: Path) -> None:
 
 
 def _envelope(key: Ed25519PrivateKey, payload: bytes, kind: str = TYPE) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(seal(kind, payload, key))
+    told: dict[str, Any] = json.loads(sign(kind, payload, key))
     return told
 
 

@@ -154,7 +154,7 @@ def test_what_is_missing_can_be_overridden_and_stays_told() -> None:
     image = override(judged, "  tested by hand on node 7 ")
 
     assert image.override == "tested by hand on node 7"
-    assert image.judged.missing == (("cuda", "no report has it: it did not run"),)
+    assert image.result.missing == (("cuda", "no report has it: it did not run"),)
     with pytest.raises(ConfigError, match="requires a reason"):
         override(judged, " ")
 
@@ -162,7 +162,7 @@ def test_what_is_missing_can_be_overridden_and_stays_told() -> None:
 @pytest.mark.parametrize(
     ("names", "command"),
     [
-        (["import"], f"run what is missing: torchkiln smoke {TAG} --tier 0 --report FILE"),
+        (["import"], f"run the missing checks: torchkiln smoke {TAG} --tier 0 --report FILE"),
         (["import", "cuda"], f"on a host with 1 GPU: torchkiln smoke {TAG} --tier 1 --report FILE"),
         (["nccl-all-reduce"], f"on a host with 2 GPUs: torchkiln smoke {TAG} --tier 2 --report FILE"),
     ],

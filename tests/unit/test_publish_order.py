@@ -17,7 +17,7 @@ from tests.reports import TAG
 from tests.standin.registry_server import RegistryServer
 from torchkiln.model.digest import Digest
 from torchkiln.publish import session as module
-from torchkiln.publish.publish import PublishedImage, ReadyImage, publish
+from torchkiln.publish.publish import PreparedImage, PublishedImage, publish
 
 __all__ = ["a_built_press", "a_scene"]
 
@@ -63,7 +63,7 @@ def test_another_image_than_the_one_that_was_cleared(
 ) -> None:
     """The layout's image is another one when it is to be sent: somebody built meanwhile."""
 
-    def late(ready: ReadyImage, *more: Any) -> PublishedImage:
+    def late(ready: PreparedImage, *more: Any) -> PublishedImage:
         other = replace(ready.image, manifest=Digest("sha256:" + "5" * 64))
         return publish(replace(ready, image=other), *more)
 
@@ -115,7 +115,7 @@ def test_what_other_tools_put_beside_it(scene: Scene, other: str) -> None:
     count = scene.counted()
     scene.beside(OTHERS[other][0], *OTHERS[other][1])
 
-    assert scene.counted() == f"{count}; 1 by others, which do not count"
+    assert scene.counted() == f"{count}; 1 by others ignored"
     assert scene.verify("--full").exit_code == 0
 
 
@@ -127,7 +127,7 @@ def test_it_stays_when_more_is_published(scene: Scene) -> None:
     scene.publish(report=scene.desk.signed(scene.desk.report(scene.image, when="2026-11-22T18:00:00Z")))
 
     assert {before, after} <= set(scene.there.manifests)
-    assert scene.counted().endswith("; 2 by others, which do not count")
+    assert scene.counted().endswith("; 2 by others ignored")
 
 
 def test_what_goes_with_another_image_and_stands_on_the_list(scene: Scene) -> None:

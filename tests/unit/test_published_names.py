@@ -126,13 +126,13 @@ def test_names_that_nobody_signed_who_is_trusted(scene: Scene, who: str) -> None
     scene.publish()
     told = publication(TAG, scene.image.manifest, ["stable"])
     if who == "a stranger":
-        sealed = ByKey(STRANGER).seal(told)
-        scene.beside(sealed.kind, sealed.data)
+        artifact = ByKey(STRANGER).sign(told)
+        scene.beside(artifact.kind, artifact.data)
     else:
         from torchkiln.attest.signers import Unsigned
 
-        sealed = Unsigned().seal(told)
-        scene.beside(sealed.kind, sealed.data)
+        artifact = Unsigned().sign(told)
+        scene.beside(artifact.kind, artifact.data)
     moved(scene, "stable")
 
     assert asked(scene, "stable")[0] == 12
@@ -142,8 +142,8 @@ def test_a_publisher_s_slip_is_no_excuse(scene: Scene) -> None:
     """A signed list of names that has another cell's: what the lock says decides."""
     scene.publish()
     name = "2.6.0-cuda12.1-cudnn9-runtime"
-    sealed = ByKey(P256).seal(publication(TAG, scene.image.manifest, [name]))
-    scene.beside(sealed.kind, sealed.data)
+    artifact = ByKey(P256).sign(publication(TAG, scene.image.manifest, [name]))
+    scene.beside(artifact.kind, artifact.data)
     moved(scene, name)
 
     code, told = asked(scene, name)
@@ -156,9 +156,9 @@ def older(scene: Scene) -> None:
     scene.publish()
     said = json.loads(json.dumps(_payload(scene, CLEARANCE)))
     del said["predicate"]["names"]
-    sealed = ByKey(P256).seal(statement(TAG, scene.image.manifest, CLEARANCE, said["predicate"]))
+    artifact = ByKey(P256).sign(statement(TAG, scene.image.manifest, CLEARANCE, said["predicate"]))
     scene.lose(PUBLICATION)
-    scene.replace(CLEARANCE, sealed.data)
+    scene.replace(CLEARANCE, artifact.data)
 
 
 def _payload(scene: Scene, kind: str) -> dict[str, object]:

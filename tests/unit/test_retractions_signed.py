@@ -29,8 +29,8 @@ def retracted(scene: Scene, by: Any, *, kind: str | None = RETRACTION, reason: s
     :param kind: what its annotation says; None: it has none.
     """
     told = retraction(TAG, scene.image.manifest, reason=reason, when=WHEN)
-    sealed = (ByKey(by) if by else Unsigned()).seal(told)
-    scene.beside(sealed.kind, sealed.data, annotations={KIND: kind} if kind else {})
+    artifact = (ByKey(by) if by else Unsigned()).sign(told)
+    scene.beside(artifact.kind, artifact.data, annotations={KIND: kind} if kind else {})
 
 
 def again(scene: Scene, *more: str) -> Any:
@@ -53,14 +53,14 @@ def test_one_by_nobody_who_is_trusted_is_shown_and_does_not_count(scene: Scene, 
 
     seen = scene.verify()
     assert seen.exit_code == 0, seen.exception
-    assert "no trusted key signed it, does not count: says a stranger" in seen.stderr
+    assert "ignored, not signed by a trusted key: says a stranger" in seen.stderr
     done = again(scene)
     assert done.exit_code == 0, done.exception
-    assert "a retraction that no trusted key signed does not count: says a stranger" in done.stderr
+    assert "retraction ignored, not signed by a trusted key: says a stranger" in done.stderr
     one = listed(scene)
     assert (one["good"], one["retracted"]) == (True, "")
     assert one["untrusted_retractions"] == ["says a stranger"]
-    assert "does not count" in scene.desk.run("catalog", scene.target, *scene.desk.keys).stdout
+    assert "retraction ignored" in scene.desk.run("catalog", scene.target, *scene.desk.keys).stdout
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_what_is_called_a_retraction_and_is_none(scene: Scene) -> None:
     """Another tool's document, and a signed statement of something else, under that annotation."""
     scene.publish()
     scene.beside("application/spdx+json", b"{}", annotations={KIND: RETRACTION})
-    sealed = ByKey(P256).seal(publication(TAG, scene.image.manifest, [TAG]))
-    scene.beside(sealed.kind, sealed.data, annotations={KIND: RETRACTION})
+    artifact = ByKey(P256).sign(publication(TAG, scene.image.manifest, [TAG]))
+    scene.beside(artifact.kind, artifact.data, annotations={KIND: RETRACTION})
 
     assert scene.verify().exit_code == 0
     assert again(scene).exit_code == 0
@@ -105,17 +105,17 @@ def test_a_laboratory_retracts_nothing(scene: Scene) -> None:
     seen = scene.verify(keys=keys)
 
     assert seen.exit_code == 0, seen.exception
-    assert "no trusted key signed it, does not count: crashes" in seen.stderr
+    assert "ignored, not signed by a trusted key: crashes" in seen.stderr
 
 
 def test_one_of_another_image(scene: Scene) -> None:
     """Signed by the publisher, put beside this one."""
     scene.publish()
     other = retraction(TAG, "sha256:" + "5" * 64, reason="crashes", when=WHEN)  # type: ignore[arg-type]
-    sealed = ByKey(P256).seal(other)
-    scene.beside(sealed.kind, sealed.data)
+    artifact = ByKey(P256).sign(other)
+    scene.beside(artifact.kind, artifact.data)
 
-    assert "tells of sha256:5555" in scene.refused()
+    assert "its subject is sha256:5555" in scene.refused()
     assert again(scene).exit_code == 0
 
 
@@ -124,11 +124,11 @@ def test_one_without_a_reason(scene: Scene, reason: str) -> None:
     """`catalog` took an empty reason for none."""
     scene.publish()
     said = {"reason": reason, "when": WHEN}
-    sealed = ByKey(P256).seal(statement(TAG, scene.image.manifest, RETRACTION, said))
-    scene.beside(sealed.kind, sealed.data)
+    artifact = ByKey(P256).sign(statement(TAG, scene.image.manifest, RETRACTION, said))
+    scene.beside(artifact.kind, artifact.data)
 
     assert "retracted at" in scene.refused()
-    assert (listed(scene)["good"], listed(scene)["retracted"]) == (False, "no reason is told")
+    assert (listed(scene)["good"], listed(scene)["retracted"]) == (False, "no reason given")
 
 
 @pytest.mark.parametrize("when", ["2026-11-22T17:05:16Z", "2999-01-01T00:00:00Z", "yesterday", ""])
@@ -136,8 +136,8 @@ def test_its_time_decides_nothing(scene: Scene, when: str) -> None:
     """Nor do decisions that are put there afterwards: who trusts it must not use the image."""
     scene.publish()
     told = retraction(TAG, scene.image.manifest, reason="crashes", when=when)
-    sealed = ByKey(P256).seal(told)
-    scene.beside(sealed.kind, sealed.data)
+    artifact = ByKey(P256).sign(told)
+    scene.beside(artifact.kind, artifact.data)
     assert again(scene, "--override", "tested by hand").exit_code == 0
 
     assert "retracted at" in scene.refused()
@@ -147,8 +147,8 @@ def test_one_of_a_version_that_is_not_known_here(scene: Scene) -> None:
     """It holds: whoever signed it knew better."""
     scene.publish()
     told = statement(TAG, scene.image.manifest, "urn:torchkiln:retraction:2", {"because": "crashes"})
-    sealed = ByKey(P256).seal(told)
-    scene.beside(sealed.kind, sealed.data)
+    artifact = ByKey(P256).sign(told)
+    scene.beside(artifact.kind, artifact.data)
 
     assert "retracted at" in scene.refused()
     assert isinstance(again(scene).exception, GateRefused)
@@ -213,9 +213,9 @@ def test_a_tag_that_retract_moves_is_signed_for(scene: Scene) -> None:
     scene.image = scene.desk.build("2")
     newer = scene.desk.signed(scene.desk.report(scene.image))
     assert scene.desk.publish(scene.target, "--report", newer, "--dated", "20261123").exit_code == 0
-    sealed = ByKey(P256).seal(publication(TAG, first.manifest, [f"{TAG}-20261120"]))
+    artifact = ByKey(P256).sign(publication(TAG, first.manifest, [f"{TAG}-20261120"]))
     scene.image = first
-    scene.beside(sealed.kind, sealed.data)
+    scene.beside(artifact.kind, artifact.data)
     scene.there.manifests[f"{TAG}-20261120"] = scene.there.manifests[first.manifest]
     trusted = [word.replace("--key", "--trust") for word in scene.desk.keys]
     key = ("--key", str(scene.desk.folder / "publisher.pem"), *trusted, "--reason", "crashes")

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from tests.keys import ED, KEYS, P256, SECRET, pem, public_pem
 from tests.reports import report
-from torchkiln.attest.dsse import PASSPHRASE, decode, fingerprint, pae, private_key, public_key, seal, verify
+from torchkiln.attest.dsse import PASSPHRASE, decode, fingerprint, pae, private_key, public_key, sign, verify
 from torchkiln.errors import ConfigError, VerificationFailed
 from torchkiln.smoke.attestation import attest
 from torchkiln.util.places import ROOT
@@ -111,7 +111,7 @@ def test_published_vectors(kind: str, payload: str, encoded: str, sig: str) -> N
 
     assert pae(kind, body).hex() == encoded
     assert verify(decode(json.dumps(envelope).encode(), where="x"), [known], where="x")
-    made = json.loads(seal(kind, body, key))["signatures"][0]["sig"]
+    made = json.loads(sign(kind, body, key))["signatures"][0]["sig"]
     assert made.translate(str.maketrans("+/", "-_")) == sig.translate(str.maketrans("+/", "-_"))
 
 

@@ -12,7 +12,7 @@ from tests.press import Press, account_of, press
 from tests.reports import TAG, TIERS, host, said
 from torchkiln.errors import ConfigError, GateRefused
 from torchkiln.gate.gate import clear
-from torchkiln.gate.inputs import Inputs
+from torchkiln.gate.inputs import GateInputs
 from torchkiln.matrix import facts, matrix
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.lock import LockedCell
@@ -91,9 +91,9 @@ class Bench:
             **more,  # type: ignore[arg-type]
         )
 
-    def inputs(self, *given: Path) -> Inputs:
+    def inputs(self, *given: Path) -> GateInputs:
         """By a policy that demands tier 0."""
-        return Inputs(
+        return GateInputs(
             policy=Policy(tiers=(0,), checks=()),
             suite=load_suite(self.press.suite),
             runs=KeptRuns(store=self.press.store, listener=SilentSmokeListener()),
@@ -140,7 +140,7 @@ def test_a_library_caller_runs_the_suite_and_asks_the_gate(bench: Bench) -> None
     assert all(not bind.writable for bind in command.binds)
 
     cleared = clear(bench.inputs().judge(bench.image, bench.locked))
-    assert cleared.judged.image == bench.image.manifest
+    assert cleared.result.image == bench.image.manifest
 
 
 def test_the_same_request_is_answered_by_the_run_that_is_kept(bench: Bench) -> None:
@@ -170,7 +170,7 @@ def test_a_report_of_elsewhere_counts_by_its_signature_alone(bench: Bench) -> No
     with pytest.raises(GateRefused, match="is not signed"):
         clear(bench.inputs(reports).judge(bench.image, bench.locked))
     desk.keep(desk.report(bench.image))
-    assert clear(bench.inputs(reports).judge(bench.image, bench.locked)).judged.image == bench.image.manifest
+    assert clear(bench.inputs(reports).judge(bench.image, bench.locked)).result.image == bench.image.manifest
 
 
 def test_a_check_that_the_suite_has_not_is_refused_at_once(bench: Bench) -> None:

@@ -56,7 +56,7 @@ def test_verify_trusts_no_key_of_the_current_folder(scene: Scene, hostile: Path)
     told = json.loads(looked.stdout)
     assert (told["verified"], told["trusted"]) == (False, False)
     assert "matrix.yaml: its keys not used; to use this file, add --policy matrix.yaml" in looked.stderr
-    assert "no trusted key signed it" in scene.refused()
+    assert "not signed by a trusted key" in scene.refused()
 
 
 @pytest.mark.parametrize("option", ["--policy"])
@@ -187,12 +187,12 @@ def test_each_key_in_its_role(scene: Scene) -> None:
 
 
 KINDS = {
-    "the signature": ("https://sigstore.dev/cosign/sign/v1", "no trusted key signed it"),
-    "provenance": (PROVENANCE, "provenance: none is there that counts"),
-    "the decision": ("urn:torchkiln:clearance:1", "no decision of the gate is there that counts"),
+    "the signature": ("https://sigstore.dev/cosign/sign/v1", "not signed by a trusted key"),
+    "provenance": (PROVENANCE, "provenance: no trusted provenance found"),
+    "the decision": ("urn:torchkiln:clearance:1", "no trusted decision of the gate found"),
     "names": ("urn:torchkiln:publication:1", "the statement of its names is missing"),
-    "SPDX": ("https://spdx.dev/Document", "no SPDX is there that counts"),
-    "CycloneDX": ("https://cyclonedx.org/bom", "no CycloneDX is there that counts"),
+    "SPDX": ("https://spdx.dev/Document", "no trusted SPDX document found"),
+    "CycloneDX": ("https://cyclonedx.org/bom", "no trusted CycloneDX document found"),
 }
 
 
@@ -200,7 +200,7 @@ KINDS = {
 def test_a_laboratory_speaks_for_no_publisher(scene: Scene, what: str) -> None:
     kind, why = KINDS[what]
     scene.publish()
-    scene.replace(kind, ByKey(ED).seal(said(scene, kind)).data)
+    scene.replace(kind, ByKey(ED).sign(said(scene, kind)).data)
 
     assert scene.verify().exit_code == 0  # bare keys count in both roles
     done = scene.verify(keys=roles(scene))
@@ -261,7 +261,7 @@ def test_a_key_whose_time_is_over(scene: Scene, until: str) -> None:
     done = scene.verify("--policy", policy, keys=())
 
     assert isinstance(done.exception, VerificationFailed)
-    assert "no trusted key signed it" in done.exception.message
+    assert "not signed by a trusted key" in done.exception.message
     assert f"the key expired on {until}" in done.stderr
 
 

@@ -75,8 +75,8 @@ def pae(payload_type: str, payload: bytes) -> bytes:
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
-def seal(payload_type: str, payload: bytes, key: PrivateKey) -> bytes:
-    """An envelope, as a file, with one signature."""
+def sign(payload_type: str, payload: bytes, key: PrivateKey) -> bytes:
+    """The envelope, as a file, with one signature."""
     signed = pae(payload_type, payload)
     signature = (
         key.sign(signed) if isinstance(key, Ed25519PrivateKey) else key.sign(signed, ec.ECDSA(SHA256()))
@@ -99,13 +99,15 @@ def decode(data: bytes, *, where: str) -> Envelope:
     """
     hint = "`smoke --report FILE --key KEY` writes a signed report"
     try:
-        told = json_of(data)
-        if wrong := sentences(told, _ENVELOPE, where):
+        document = json_of(data)
+        if wrong := sentences(document, _ENVELOPE, where):
             raise VerificationFailed("\n".join(wrong), hint=hint)
         return Envelope(
-            payload_type=told["payloadType"],
-            payload=_bytes(told["payload"]),
-            signatures=tuple((one.get("keyid", ""), _bytes(one["sig"])) for one in told["signatures"]),
+            payload_type=document["payloadType"],
+            payload=_bytes(document["payload"]),
+            signatures=tuple(
+                (signature.get("keyid", ""), _bytes(signature["sig"])) for signature in document["signatures"]
+            ),
         )
     except ValueError as error:
         raise VerificationFailed(f"{where}: not a DSSE envelope: {error}", hint=hint) from None

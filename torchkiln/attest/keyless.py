@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import requests
 
-from torchkiln.attest.signers import Signer, in_bundle
+from torchkiln.attest.signers import SignerIdentity, in_bundle
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE, certificate
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
 from torchkiln.errors import ConfigError, KilnError, ToolMissing, VerificationFailed
@@ -37,7 +37,7 @@ _SECRETS = re.compile(r", body=.*(?=\))|eyJ[\w-]+\.[\w-]+\.[\w-]*", re.DOTALL)
 class Keyless:
     """Signs as the CI job that this process is part of."""
 
-    signer: Signer
+    signer: SignerIdentity
 
     @classmethod
     def of_this_job(cls) -> Keyless:
@@ -48,9 +48,9 @@ class Keyless:
         """
         with _translated_errors():
             token = _token()
-            return cls(Signer(identity=_identity(token), issuer=token.issuer))
+            return cls(SignerIdentity(identity=_identity(token), issuer=token.issuer))
 
-    def seal(self, told: Statement) -> Artifact:
+    def sign(self, statement: Statement) -> Artifact:
         """Sign with a new token, and record it in the log.
 
         GitHub's tokens are valid for five minutes, and a push may take an hour.
@@ -61,20 +61,20 @@ class Keyless:
 
             context = SigningContext.from_trust_config(_trust())
             with context.signer(_token()) as signer:
-                bundle = signer.sign_dsse(dsse.Statement(payload(told)))
-        return in_bundle(bundle.to_json().encode(), told.kind)
+                bundle = signer.sign_dsse(dsse.Statement(payload(statement)))
+        return in_bundle(bundle.to_json().encode(), statement.kind)
 
-    def sealed(self, told: Statement, artifact: bytes, kind: str) -> bool:
-        """Whether the same job's identity signed it."""
+    def matches(self, statement: Statement, artifact: bytes, kind: str) -> bool:
+        """Whether *artifact* is *statement*, signed by the same identity."""
         if kind != BUNDLE_TYPE:
             return False
         try:
-            return parse(verified(artifact, self.signer, where=""), where="") == told
+            return parse(verified(artifact, self.signer, where=""), where="") == statement
         except VerificationFailed:
             return False
 
 
-def verified(bundle: bytes, signer: Signer, *, where: str) -> bytes:
+def verified(bundle: bytes, signer: SignerIdentity, *, where: str) -> bytes:
     """The statement in *bundle*, if *signer* signed it and the log has it.
 
     :raises VerificationFailed: the signature is not valid.
@@ -92,14 +92,14 @@ def verified(bundle: bytes, signer: Signer, *, where: str) -> bytes:
         except Exception as error:  # the bundle is not trusted, and the library raises errors of many kinds
             raise VerificationFailed(
                 f"{where}: no valid signature of {signer.identity}: {_text(error)}",
-                hint="do not use the image; ask its publisher",
+                hint="do not use the image, and report it to its publisher",
             ) from None
     if kind != PAYLOAD_TYPE:
         raise VerificationFailed(f"{where}: payload type {kind[:80]!r}, not {PAYLOAD_TYPE}")
     return found
 
 
-def names(bundle: bytes, signer: Signer, *, where: str) -> bool:
+def names(bundle: bytes, signer: SignerIdentity, *, where: str) -> bool:
     """Whether the certificate in *bundle* names *signer*; it is not verified.
 
     :raises ToolMissing: `sigstore` is not installed.

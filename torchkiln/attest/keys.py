@@ -47,8 +47,8 @@ def private_key(path: Path) -> PrivateKey:
 def public_keys(named: Sequence[NamedKey]) -> list[KeyInRole]:
     """The keys in the files, each read once."""
     return [
-        KeyInRole(key=dsse.public_key(_pem(one.path)[0], where=str(one.path)), roles=one.roles)
-        for one in named
+        KeyInRole(key=dsse.public_key(_pem(file.path)[0], where=str(file.path)), roles=file.roles)
+        for file in named
     ]
 
 
@@ -61,8 +61,8 @@ def policy_keys(
     :param today: an ISO date.
     :raises ConfigError: a file does not exist, or is not a key.
     """
-    expired = tuple(one for one in policy.keys if one.until and one.until < today)
-    valid = [NamedKey(path=folder / one.file, roles=one.roles) for one in policy.keys if one not in expired]
+    expired = tuple(key for key in policy.keys if key.until and key.until < today)
+    valid = [NamedKey(path=folder / key.file, roles=key.roles) for key in policy.keys if key not in expired]
     return tuple(public_keys(valid)), expired
 
 

@@ -32,7 +32,7 @@ def signed(store: Store, payload_type: str, payload: bytes) -> dict[str, Any]:
     :raises OSError: it cannot be written.
     """
     key = _read(_path(store)) or _make(store)
-    envelope: dict[str, Any] = json.loads(dsse.seal(payload_type, payload, key))
+    envelope: dict[str, Any] = json.loads(dsse.sign(payload_type, payload, key))
     return envelope
 
 

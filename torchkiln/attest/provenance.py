@@ -78,7 +78,7 @@ def provenance(
     :param builder: a URL or a URN.
     """
     cell, lock = locked.resolution.cell, to_json(locked)
-    said = {
+    predicate = {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
             "externalParameters": {
@@ -127,20 +127,20 @@ def provenance(
         },
         "runDetails": {"builder": {"id": builder, "version": {"torchkiln": __version__}}},
     }
-    return statement(tag_of(locked.resolution), image, PROVENANCE, said)
+    return statement(tag_of(locked.resolution), image, PROVENANCE, predicate)
 
 
-def origin(told: Statement, *, where: str) -> Origin:
+def origin(statement: Statement, *, where: str) -> Origin:
     """The inverse of `provenance`, of an untrusted statement.
 
     :raises VerificationFailed: it is not a provenance of torchkiln, or its lock is damaged.
     :raises Stale: the format of its lock is not supported.
     """
     hint = "it was made by another tool, or damaged"
-    if wrong := sentences(told.said, _SCHEMA, where):
+    if wrong := sentences(statement.content, _SCHEMA, where):
         raise VerificationFailed("\n".join(wrong), hint=hint)
-    definition, details = told.said["buildDefinition"], told.said["runDetails"]
-    named = {one.get("name"): one for one in definition["resolvedDependencies"]}
+    definition, details = statement.content["buildDefinition"], statement.content["runDetails"]
+    named = {item.get("name"): item for item in definition["resolvedDependencies"]}
     try:
         lock = base64.b64decode(named[_LOCK]["content"], validate=True)
         if hashlib.sha256(lock).hexdigest() != named[_LOCK]["digest"]["sha256"]:

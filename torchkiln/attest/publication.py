@@ -31,17 +31,17 @@ _SCHEMA: dict[str, Any] = {
 
 def publication(tag: str, image: Digest, names: Iterable[str]) -> Statement:
     """That *image*, called *tag*, was published under *names*; the same names give the same bytes."""
-    said = {"tool": __version__, "names": sorted(set(names))}
-    return statement(tag, image, PUBLICATION, said)
+    predicate = {"tool": __version__, "names": sorted(set(names))}
+    return statement(tag, image, PUBLICATION, predicate)
 
 
-def published_names(told: Statement, *, where: str) -> frozenset[str]:
+def published_names(statement: Statement, *, where: str) -> frozenset[str]:
     """The inverse of `publication`, of an untrusted statement.
 
     :raises VerificationFailed: it is not a publication.
     """
-    if told.kind != PUBLICATION:
-        raise VerificationFailed(f"{where}: {told.kind!r} is not a statement of names")
-    if wrong := sentences(told.said, _SCHEMA, where):
+    if statement.kind != PUBLICATION:
+        raise VerificationFailed(f"{where}: {statement.kind!r} is not a statement of names")
+    if wrong := sentences(statement.content, _SCHEMA, where):
         raise VerificationFailed("\n".join(wrong))
-    return frozenset(told.said["names"])
+    return frozenset(statement.content["names"])

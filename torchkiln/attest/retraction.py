@@ -42,12 +42,12 @@ def demand_reason(reason: str) -> None:
         raise ConfigError("retract requires a reason", hint='--reason "cuDNN 9.5 crashes on H200"')
 
 
-def reason_of(told: Statement, *, where: str) -> tuple[str, str]:
+def reason_of(statement: Statement, *, where: str) -> tuple[str, str]:
     """Why and when the image was retracted.
 
     :raises VerificationFailed: it is not a retraction.
     """
-    if told.kind != RETRACTION or (wrong := sentences(told.said, _SCHEMA, where)):
-        said = "\n".join(wrong) if told.kind == RETRACTION else f"{where}: not a retraction"
-        raise VerificationFailed(said)
-    return told.said["reason"], told.said["when"]
+    if statement.kind != RETRACTION or (wrong := sentences(statement.content, _SCHEMA, where)):
+        message = "\n".join(wrong) if statement.kind == RETRACTION else f"{where}: not a retraction"
+        raise VerificationFailed(message)
+    return statement.content["reason"], statement.content["when"]

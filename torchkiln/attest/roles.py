@@ -35,7 +35,7 @@ def role_of(kind: str) -> Role:
 
 def keys_for(role: Role, keys: Iterable[KeyInRole]) -> tuple[PublicKey, ...]:
     """The keys whose signatures count in that *role*."""
-    return tuple(one.key for one in keys if role in one.roles)
+    return tuple(trusted.key for trusted in keys if role in trusted.roles)
 
 
 def role_named(text: str) -> tuple[tuple[Role, ...], str]:

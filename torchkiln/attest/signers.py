@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torchkiln.attest import sigstore_bundle
-from torchkiln.attest.dsse import PrivateKey, decode, fingerprint, seal, verify
+from torchkiln.attest import dsse, sigstore_bundle
+from torchkiln.attest.dsse import PrivateKey, fingerprint
 from torchkiln.attest.roles import KeyInRole, keys_for, role_of
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload
@@ -27,7 +27,7 @@ _PLAIN_KIND = "in-toto.io/predicate-type"  # BuildKit's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Signer:
+class SignerIdentity:
     """The identity of a keyless signer, as in certificates."""
 
     identity: str  # "https://git.example/team/repo/.github/workflows/publish.yml@refs/heads/main"
@@ -35,14 +35,14 @@ class Signer:
     roles: tuple[Role, ...] = ROLES  # in which it is trusted
 
 
-class Sealer(Protocol):
+class Signer(Protocol):
     """Signs statements, or passes them on unsigned."""
 
-    def seal(self, told: Statement) -> Artifact:
+    def sign(self, statement: Statement) -> Artifact:
         """The artifact of a statement."""
 
-    def sealed(self, told: Statement, artifact: bytes, kind: str) -> bool:
-        """Whether *artifact*, of that *kind*, is this statement by the same signer."""
+    def matches(self, statement: Statement, artifact: bytes, kind: str) -> bool:
+        """Whether *artifact*, of the media type *kind*, is *statement* by the same signer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +51,32 @@ class ByKey:
 
     key: PrivateKey
 
-    def seal(self, told: Statement) -> Artifact:
+    def sign(self, statement: Statement) -> Artifact:
         """Sign the statement."""
-        envelope = seal(PAYLOAD_TYPE, payload(told), self.key)
-        return bundled(envelope, fingerprint(self.key.public_key()), told.kind)
+        envelope = dsse.sign(PAYLOAD_TYPE, payload(statement), self.key)
+        return bundled(envelope, fingerprint(self.key.public_key()), statement.kind)
 
-    def sealed(self, told: Statement, artifact: bytes, kind: str) -> bool:
-        """Whether this key signed it: ECDSA signatures of a statement differ, so bytes are not compared."""
+    def matches(self, statement: Statement, artifact: bytes, kind: str) -> bool:
+        """Whether it is *statement*, signed by this key. Bytes may differ: ECDSA signatures are random."""
         try:
             found = opened(artifact, kind, [KeyInRole(key=self.key.public_key())], where="")
         except VerificationFailed:
             return False
-        return found.statement == told and bool(found.signers)
+        return found.statement == statement and bool(found.signers)
 
 
 class Unsigned:
     """No signature."""
 
-    def seal(self, told: Statement) -> Artifact:
+    def sign(self, statement: Statement) -> Artifact:
         """The statement itself."""
-        return Artifact(kind=PAYLOAD_TYPE, data=payload(told), annotations=((_PLAIN_KIND, told.kind),))
+        return Artifact(
+            kind=PAYLOAD_TYPE, data=payload(statement), annotations=((_PLAIN_KIND, statement.kind),)
+        )
 
-    def sealed(self, told: Statement, artifact: bytes, kind: str) -> bool:
+    def matches(self, statement: Statement, artifact: bytes, kind: str) -> bool:
         """Whether the bytes are the same."""
-        return kind == PAYLOAD_TYPE and artifact == payload(told)
+        return kind == PAYLOAD_TYPE and artifact == payload(statement)
 
 
 def bundled(envelope: bytes, signer: str | None, kind: str) -> Artifact:
@@ -92,14 +94,14 @@ def of_signed_report(signed_report: SignedReport) -> Artifact | None:
     """The report as it was signed; None: it is not signed."""
     if signed_report.envelope is None:
         return None
-    told = decode(signed_report.envelope, where=signed_report.name)
-    kind = parse(told.payload, where=signed_report.name).kind
+    envelope = dsse.decode(signed_report.envelope, where=signed_report.name)
+    kind = parse(envelope.payload, where=signed_report.name).kind
     signer = signed_report.signers[0] if signed_report.signers else None
     return bundled(signed_report.envelope, signer, kind)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
+class OpenedStatement:
     """A statement from a registry."""
 
     statement: Statement
@@ -109,38 +111,38 @@ class Opened:
     other_role: bool = False  # a trusted key signed it, but not one for statements of this kind
 
 
-def opened(data: bytes, kind: str, trusted: Sequence[KeyInRole], *, where: str) -> Opened:
+def opened(data: bytes, kind: str, trusted: Sequence[KeyInRole], *, where: str) -> OpenedStatement:
     """The statement in the artifact *data* of that *kind*, and which of *trusted* signed it, if any.
 
     A key is trusted only for statements of its roles.
 
-    :raises Foreign: it is not a statement in a supported format.
+    :raises UnknownFormat: it is not a statement in a supported format.
     :raises VerificationFailed: it names one of *trusted* as its signer, and the signature is invalid.
     """
     try:
         if kind == PAYLOAD_TYPE:
-            told = parse(data, where=where)
-            return Opened(statement=told, signed=False, signers=(), envelope=None)
+            statement = parse(data, where=where)
+            return OpenedStatement(statement=statement, signed=False, signers=(), envelope=None)
         envelope, _ = sigstore_bundle.unwrap(data, where=where)
-        found = decode(envelope, where=where)
+        found = dsse.decode(envelope, where=where)
         if found.payload_type != PAYLOAD_TYPE:
             raise UnknownFormat(f"{where}: payload type {found.payload_type[:80]!r}, not {PAYLOAD_TYPE}")
-        told = parse(found.payload, where=where)
+        statement = parse(found.payload, where=where)
     except VerificationFailed as error:
         raise UnknownFormat(error.message, hint=error.hint) from None
     signers: tuple[str, ...] = ()
     if trusted:
-        named = {keyid for keyid, _ in found.signatures} & {one.fingerprint for one in trusted}
+        named = {keyid for keyid, _ in found.signatures} & {key.fingerprint for key in trusted}
         try:
-            signers = verify(found, [one.key for one in trusted], where=where)
+            signers = dsse.verify(found, [key.key for key in trusted], where=where)
         except VerificationFailed:
             if named:  # it names a trusted key, and the signature is invalid
                 raise
-    counted = {fingerprint(key) for key in keys_for(role_of(told.kind), trusted)}
-    return Opened(
-        statement=told,
+    counted = {fingerprint(key) for key in keys_for(role_of(statement.kind), trusted)}
+    return OpenedStatement(
+        statement=statement,
         signed=True,
-        signers=tuple(one for one in signers if one in counted),
+        signers=tuple(signer for signer in signers if signer in counted),
         envelope=envelope,
         other_role=bool(signers) and counted.isdisjoint(signers),
     )

@@ -66,7 +66,8 @@ def unwrap(bundle: bytes, *, where: str) -> tuple[bytes, bool]:
     signatures = envelope.get("signatures")
     if name and isinstance(signatures, list):
         envelope["signatures"] = [
-            {"keyid": name, **one} if isinstance(one, dict) else one for one in signatures
+            {"keyid": name, **signature} if isinstance(signature, dict) else signature
+            for signature in signatures
         ]
     return json.dumps(envelope).encode(), "certificate" in material
 

@@ -54,24 +54,26 @@ class Statement:
     predicate: str
 
     @property
-    def said(self) -> Any:
+    def content(self) -> Any:
         """The predicate as plain values."""
         return json.loads(self.predicate)
 
 
-def statement(name: str, image: Digest, kind: str, said: Any) -> Statement:
-    """The statement with the predicate *said*, plain values; the same values give the same text."""
-    return Statement(name=name, image=image, kind=kind, predicate=json.dumps(said, separators=(",", ":")))
+def statement(name: str, image: Digest, kind: str, predicate: Any) -> Statement:
+    """The statement with *predicate*, plain values; the same values give the same text."""
+    return Statement(
+        name=name, image=image, kind=kind, predicate=json.dumps(predicate, separators=(",", ":"))
+    )
 
 
-def payload(told: Statement) -> bytes:
+def payload(statement: Statement) -> bytes:
     """The bytes that are signed."""
     document = {
         "_type": TYPE,
         # An empty name too: sigstore's Python library requires one.
-        "subject": [{"name": told.name, "digest": {"sha256": told.image.partition(":")[2]}}],
-        "predicateType": told.kind,
-        "predicate": told.said,
+        "subject": [{"name": statement.name, "digest": {"sha256": statement.image.partition(":")[2]}}],
+        "predicateType": statement.kind,
+        "predicate": statement.content,
     }
     return json.dumps(document, separators=(",", ":")).encode()
 

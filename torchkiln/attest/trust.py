@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torchkiln.attest import sigstore_bundle
 from torchkiln.attest.roles import KeyInRole, role_of
-from torchkiln.attest.signers import ByKey, Opened, Sealer, Signer, opened
+from torchkiln.attest.signers import ByKey, OpenedStatement, Signer, SignerIdentity, opened
 from torchkiln.attest.sigstore_bundle import BUNDLE_TYPE
 from torchkiln.attest.statement import parse
 from torchkiln.errors import VerificationFailed
@@ -17,17 +17,17 @@ class Trust:
     """The trusted keys, and the trusted keyless signer."""
 
     keys: tuple[KeyInRole, ...] = ()
-    signer: Signer | None = None
+    signer: SignerIdentity | None = None
 
     @property
-    def looks(self) -> bool:
+    def verifies(self) -> bool:
         """Whether there is a key or a signer; otherwise signatures are not verified."""
         return bool(self.keys or self.signer)
 
-    def open(self, data: bytes, kind: str, *, where: str) -> Opened:
+    def open(self, data: bytes, kind: str, *, where: str) -> OpenedStatement:
         """`opened`, also for keyless signatures.
 
-        :raises Foreign: it is not a statement in a supported format.
+        :raises UnknownFormat: it is not a statement in a supported format.
         :raises VerificationFailed: its signature is invalid.
         """
         found = opened(data, kind, self.keys, where=where)
@@ -36,23 +36,23 @@ class Trust:
         from torchkiln.attest.keyless import names, verified
 
         try:
-            said = verified(data, self.signer, where=where)
+            verified_payload = verified(data, self.signer, where=where)
         except VerificationFailed:
             if names(data, self.signer, where=where):  # of the trusted job, but the signature is invalid
                 raise
             return found
-        statement = parse(said, where=where)
+        statement = parse(verified_payload, where=where)
         if role_of(statement.kind) not in self.signer.roles:
             return replace(found, statement=statement, signers=(), other_role=True)
         return replace(found, statement=statement, signers=(self.signer.identity,), other_role=False)
 
 
-def with_sealer(trust: Trust, sealer: Sealer) -> Trust:
-    """*trust* with *sealer* as a publisher: a publisher trusts its own earlier statements."""
-    if isinstance(sealer, ByKey):
-        own = KeyInRole(key=sealer.key.public_key(), roles=("publisher",))
+def with_signer(trust: Trust, signer: Signer) -> Trust:
+    """*trust* with *signer* as a publisher: a publisher trusts its own earlier statements."""
+    if isinstance(signer, ByKey):
+        own = KeyInRole(key=signer.key.public_key(), roles=("publisher",))
         return replace(trust, keys=(*trust.keys, own))
-    job = getattr(sealer, "signer", None)  # of `Keyless`, whose package may be missing
-    if trust.signer is None and isinstance(job, Signer):
+    job = getattr(signer, "signer", None)  # of `Keyless`, whose package may be missing
+    if trust.signer is None and isinstance(job, SignerIdentity):
         return replace(trust, signer=replace(job, roles=("publisher",)))
     return trust

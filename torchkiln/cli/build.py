@@ -15,7 +15,7 @@ from torchkiln.cli.shared.context import BuildContext
 from torchkiln.cli.shared.options import images_folder, json_option, layout_option, quiet_option
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.errors import KilnError
-from torchkiln.index.lazy import LateIndex
+from torchkiln.index.lazy import LazyIndex
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LAYER_FORMATS, LayerFormat
 from torchkiln.store.root import cache_root
 
@@ -206,7 +206,7 @@ class _EmbeddedBuilder:
                 self.layout,
                 Environment(
                     store=store,
-                    fetcher=LateIndex(store),
+                    fetcher=LazyIndex(store),
                     observer=observer,
                     say=context.say,
                     on_layer=ahead.take,

@@ -15,7 +15,7 @@ from torchkiln.cli.shared.reports import trust
 from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.trust_options import active_policy, policy_option
 from torchkiln.errors import ConfigError
-from torchkiln.gate.gate import Judgement, clear
+from torchkiln.gate.gate import GateResult, clear
 from torchkiln.smoke.session import image_and_lock
 
 
@@ -53,32 +53,32 @@ def gate(
     active = active_policy(policy_file, chosen.matrix_file, chosen.grid()[0])
     inputs = inputs_of(active, suite_folder, reports=report_files, trust=trust_files, nonce=nonce)
     found, _, locked = image_and_lock(tag or chosen.tag("gate"), output, images)
-    judged = inputs.judge(found, locked)
-    show(judged)
+    result = inputs.judge(found, locked)
+    show(result)
     if as_json:
-        click.echo(json.dumps(_json(judged), indent=2))
-    clear(judged)
-    left_out = [f"{check} ({fact})" for check, fact in judged.left_out]
+        click.echo(json.dumps(_json(result), indent=2))
+    clear(result)
+    left_out = [f"{check} ({fact})" for check, fact in result.left_out]
     also = f"; not applicable: {', '.join(left_out)}" if left_out else ""
-    click.echo(f"gate: {judged.tag}: {len(judged.passed)} checks passed{also}", err=True)
+    click.echo(f"gate: {result.tag}: {len(result.passed)} checks passed{also}", err=True)
     if not as_json:
-        click.echo(judged.image)
+        click.echo(result.image)
 
 
-def _json(judged: Judgement) -> dict[str, Any]:
+def _json(result: GateResult) -> dict[str, Any]:
     """The object that `gate --json` prints."""
     cleared = {
-        "tag": judged.tag,
-        "digest": judged.image,
-        "suite": judged.suite,
-        "passed": list(judged.passed),
-        "not_applicable": dict(judged.left_out),
-        "signers": list(judged.signers),
+        "tag": result.tag,
+        "digest": result.image,
+        "suite": result.suite,
+        "passed": list(result.passed),
+        "not_applicable": dict(result.left_out),
+        "signers": list(result.signers),
     }
     return {
-        "image": judged.image,
-        "cleared": None if judged.missing else cleared,
-        "missing": [{"what": what, "why": why} for what, why in judged.missing],
+        "image": result.image,
+        "cleared": None if result.missing else cleared,
+        "missing": [{"what": what, "why": why} for what, why in result.missing],
         "checks": [
             {
                 "check": status.check,
@@ -90,6 +90,6 @@ def _json(judged: Judgement) -> dict[str, Any]:
                 "fact": status.fact,
                 "lacks": list(status.lacks),
             }
-            for status in judged.statuses
+            for status in result.statuses
         ],
     }

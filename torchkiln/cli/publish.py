@@ -27,10 +27,10 @@ from torchkiln.cli.shared.selection import CellOptions, selection
 from torchkiln.cli.shared.signing_options import signer_of, signing_options
 from torchkiln.cli.shared.trust_options import active_policy, policy_option
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.gate.gate import ClearedImage, Judgement
+from torchkiln.gate.gate import ClearedImage, GateResult
 from torchkiln.model.progress import Observer
 from torchkiln.publish.publish import PublishedImage
-from torchkiln.publish.session import PublishSession, Target
+from torchkiln.publish.session import PublishSession, PublishTarget
 from torchkiln.registry.reference import parse_repository
 
 
@@ -110,7 +110,7 @@ def publish(
     matrix, facts = chosen.grid()
     active = active_policy(policy_file, chosen.matrix_file, matrix)
     inputs = inputs_of(active, suite_folder, reports=report_files, trust=trust_files)
-    sealer = signer_of(key_file, keyless, demanded=inputs.policy.signed)
+    signer = signer_of(key_file, keyless, demanded=inputs.policy.signed)
     session = PublishSession(
         layout=output,
         images=images,
@@ -118,11 +118,11 @@ def publish(
         facts=facts,
         store=console.open_cache(),
         inputs=inputs,
-        sealer=sealer,
+        signer=signer,
         environ=os.environ,
         listener=_PublishOutput(quiet=quiet, as_json=as_json),
     )
-    to = Target(
+    to = PublishTarget(
         repository=repository,
         day=dated or f"{datetime.now(timezone.utc):%Y%m%d}",
         names=names,
@@ -142,12 +142,12 @@ class _PublishOutput:
     quiet: bool
     as_json: bool
 
-    def judged(self, judged: Judgement) -> None:
+    def checked(self, result: GateResult) -> None:
         if not self.quiet:
-            show(judged)
+            show(result)
 
     def overridden(self, cleared: ClearedImage) -> None:
-        missing = cleared.judged.missing
+        missing = cleared.result.missing
         lines = "\n".join(f"  {what}: {why}" for what, why in missing) or "  nothing is missing"
         console.say(f"warning: publishing with --override: {cleared.override}\n{lines}")
 

@@ -11,7 +11,7 @@ import click
 
 from torchkiln.attest.keys import NamedKey
 from torchkiln.attest.retraction import demand_reason
-from torchkiln.attest.trust import with_sealer
+from torchkiln.attest.trust import with_signer
 from torchkiln.cli.shared import console
 from torchkiln.cli.shared.options import json_option, matrix_option, plain_http_option
 from torchkiln.cli.shared.signing_options import signer_of, signing_options
@@ -20,10 +20,10 @@ from torchkiln.cli.shared.trust_options import active_policy, policy_option, tru
 from torchkiln.errors import ConfigError, RegistryError, printable
 from torchkiln.matrix import facts, matrix
 from torchkiln.publish.attached import NOT_VERIFIED
-from torchkiln.publish.catalog import Listed
-from torchkiln.publish.catalog import catalog as listed_in
+from torchkiln.publish.catalog import CatalogEntry
+from torchkiln.publish.catalog import catalog as list_images
 from torchkiln.publish.connect import open_registry
-from torchkiln.publish.retract import retract as done
+from torchkiln.publish.retract import retract as retract_image
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import parse_reference, parse_repository
 from torchkiln.smoke.reuse import TIME
@@ -52,12 +52,12 @@ def catalog(
     trust = trust_of(active, keys, identity, issuer)
     with open_registry(repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
-        listed = listed_in(RepositoryReader(registry, repository), trust)
+        images = list_images(RepositoryReader(registry, repository), trust)
     if as_json:
         document = {
             "repository": str(repository),
-            "signatures": "looked at" if trust.looks else "not looked at",
-            "trusted": trust.looks,
+            "signatures": "looked at" if trust.verifies else "not looked at",
+            "trusted": trust.verifies,
             "images": [
                 {
                     "digest": image.digest,
@@ -67,35 +67,35 @@ def catalog(
                     "good": image.good,
                     "override": image.override,
                     "retracted": image.retracted,
-                    "untrusted_retractions": list(image.unheeded),
+                    "untrusted_retractions": list(image.untrusted_retractions),
                     "misnamed": list(image.misnamed),
                     "faults": list(image.faults),
                 }
-                for image in listed
+                for image in images
             ],
         }
         click.echo(json.dumps(document, indent=2))
         return
-    if not trust.looks:
+    if not trust.verifies:
         console.say(NOT_VERIFIED)
-    table(("TAGS", "DIGEST", "TESTED ON", "WARNINGS"), [_row(image) for image in listed])
+    table(("TAGS", "DIGEST", "TESTED ON", "WARNINGS"), [_row(image) for image in images])
 
 
-def _row(image: Listed) -> list[str]:
+def _row(image: CatalogEntry) -> list[str]:
     gpus = ", ".join(image.gpus) or "-"
     return [printable(text) for text in (" ".join(image.tags), image.digest[:19], gpus, _warnings(image))]
 
 
-def _warnings(image: Listed) -> str:
+def _warnings(image: CatalogEntry) -> str:
     warnings = [f"retracted: {image.retracted}"] if image.retracted else []
     warnings += [f"published with --override: {image.override}"] if image.override else []
     warnings += [f"not published as {tag}: the tag was moved" for tag in image.misnamed]
     warnings += [
-        f"retraction does not count, no trusted key signed it: {reason}" for reason in image.unheeded
+        f"retraction ignored, not signed by a trusted key: {reason}" for reason in image.untrusted_retractions
     ]
     warnings += image.faults
     if not image.cleared and not image.override:
-        warnings.append("no decision of the gate")
+        warnings.append("no trusted decision of the gate")
     return "; ".join(warnings)
 
 
@@ -136,24 +136,25 @@ def retract(
     grid = matrix.read(matrix_file, facts.load())
     demand_reason(reason)
     active = active_policy(policy_file, matrix_file, grid)
-    sealer = signer_of(key_file, keyless, demanded=active.policy.signed)
-    trust = with_sealer(trust_of(active, keys, identity, issuer), sealer)
-    if not trust.looks:
+    signer = signer_of(key_file, keyless, demanded=active.policy.signed)
+    trust = with_signer(trust_of(active, keys, identity, issuer), signer)
+    if not trust.verifies:
         console.say(f"{NOT_VERIFIED}; the images that tags move to are not verified either")
     with open_registry(reference.repository, os.environ, plain_http=plain_http) as registry:
         registry.check()
         reading = RepositoryReader(registry, reference.repository)
         when = datetime.now(timezone.utc).strftime(TIME)
-        found = done(reading, reading.require(name), sealer, trust, grid, reason=reason, when=when)
-    for move in found.moved:
-        lost = "deleted" if move.gone else "not moved"
-        console.say(f"{move.tag}: {f'now {move.to}' if move.to else f'{lost}: no good image is left for it'}")
+        result = retract_image(reading, reading.require(name), signer, trust, grid, reason=reason, when=when)
+    for move in result.moved:
+        without = "deleted" if move.gone else "not moved"
+        outcome = f"moved to {move.to}" if move.to else f"{without}: no good image is left for it"
+        console.say(f"{move.tag}: {outcome}")
     if as_json:
-        moved = [{"tag": move.tag, "to": move.to, "gone": move.gone} for move in found.moved]
-        click.echo(json.dumps({"digest": found.digest, "statement": found.statement, "moved": moved}))
+        moved = [{"tag": move.tag, "to": move.to, "gone": move.gone} for move in result.moved]
+        click.echo(json.dumps({"digest": result.digest, "statement": result.statement, "moved": moved}))
     else:
-        click.echo(found.digest)
-    if stuck := [move.tag for move in found.moved if not (move.to or move.gone)]:
+        click.echo(result.digest)
+    if stuck := [move.tag for move in result.moved if not (move.to or move.gone)]:
         raise RegistryError(
             f"{reference.repository}: still tagged, although retracted: {', '.join(stuck)}",
             hint="no good image is left, and this registry has no API to delete tags: delete them there",

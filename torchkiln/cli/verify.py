@@ -53,7 +53,7 @@ def verify(
     verified, and --json prints "trusted": false.
     """
     if untrusted and not rebuild:
-        raise ConfigError("--untrusted needs --rebuild", hint="add --rebuild, or leave out --untrusted")
+        raise ConfigError("--untrusted requires --rebuild", hint="add --rebuild, or leave out --untrusted")
     folder, ref = split_target(target)
     if folder.is_dir():
         _layout(target, folder, ref, as_json)
@@ -80,27 +80,27 @@ def verify(
             observer=observer,
             say=console.say,
         )
-        found = session.run(reference, registry, depth)
-    _print(found, as_json=as_json, quiet=quiet)
-    found.demand_good()
+        result = session.run(reference, registry, depth)
+    _print(result, as_json=as_json, quiet=quiet)
+    result.demand_good()
     if not as_json:
-        click.echo(f"{found.digest} {found.reference}")
+        click.echo(f"{result.digest} {result.reference}")
 
 
-def _print(found: Verified, *, as_json: bool, quiet: bool) -> None:
+def _print(result: Verified, *, as_json: bool, quiet: bool) -> None:
     if as_json:
         document = {
-            "reference": str(found.reference),
-            "digest": found.digest,
-            "verified": found.verified,
-            "trusted": found.trusted,
+            "reference": str(result.reference),
+            "digest": result.digest,
+            "verified": result.verified,
+            "trusted": result.trusted,
             "points": [
-                {"what": point.what, "good": point.good, "text": point.text} for point in found.points
+                {"what": point.what, "good": point.good, "text": point.text} for point in result.points
             ],
         }
         click.echo(json.dumps(document, indent=2))
     elif not quiet:
-        for point in found.points:
+        for point in result.points:
             mark, what = "ok" if point.good else "BAD", point.what
             for line in printable(point.text).splitlines() or [""]:
                 click.echo(f"{mark:<4}{what:<12}{line}", err=True)
@@ -111,8 +111,8 @@ def _layout(target: str, folder: Path, ref: str | None, as_json: bool) -> None:
     names, faults = verify_layout(folder, ref)
     if as_json:
         images = [{"ref": name, "digest": digest} for name, digest in names.items()]
-        listed = [{"where": fault.where, "what": fault.what} for fault in faults]
-        click.echo(json.dumps({"layout": str(folder), "images": images, "faults": listed}, indent=2))
+        details = [{"where": fault.where, "what": fault.what} for fault in faults]
+        click.echo(json.dumps({"layout": str(folder), "images": images, "faults": details}, indent=2))
     else:
         for name, digest in names.items():
             click.echo(f"{digest} {name}")

@@ -51,19 +51,19 @@ class CellRecord:
         return tuple(signed for signed in self.reports if self.image and signed.report.image == self.image)
 
 
-def state(answer: Resolution, kept: CellRecord | None, policy: Policy, suite: Suite) -> State:
-    """The state of the cell of *answer*; *kept* is None if it has no lock.
+def state(answer: Resolution, record: CellRecord | None, policy: Policy, suite: Suite) -> State:
+    """The state of the cell of *answer*; *record* is None if it has no lock.
 
     A lock that uses an untrusted source is ignored.
     """
     if why_unavailable(answer):
         return State.UNAVAILABLE
-    if kept is None or is_untrusted(kept.locked):
+    if record is None or is_untrusted(record.locked):
         return State.ELSEWHERE if needs(answer) else State.LOCKABLE
-    if not kept.present or kept.image is None:
-        return State.RECORDED if kept.locked.by_record else State.LOCKED
-    on_gpus = [one for one in kept.present if saw_gpus(one)]
-    proved = cleared(on_gpus, policy, kept.locked, suite, kept.image)
+    if not record.present or record.image is None:
+        return State.RECORDED if record.locked.by_record else State.LOCKED
+    on_gpus = [signed_report for signed_report in record.present if saw_gpus(signed_report)]
+    proved = cleared(on_gpus, policy, record.locked, suite, record.image)
     return State.PROVED if proved else State.BUILT
 
 
@@ -76,9 +76,9 @@ def why_unavailable(answer: Resolution) -> str:
     return ""
 
 
-def saw_gpus(one: SignedReport) -> bool:
+def saw_gpus(signed_report: SignedReport) -> bool:
     """Whether it is the report of a run on GPUs."""
-    return bool(hosts.gpus(json.loads(one.report.host)))
+    return bool(hosts.gpus(json.loads(signed_report.report.host)))
 
 
 def cleared(

@@ -36,10 +36,10 @@ class CheckStatus:
     capabilities: tuple[str, ...]  # of the GPUs on which it passed or does not apply, "9.0"
 
 
-class _Word(NamedTuple):
+class _Evaluation(NamedTuple):
     """The evaluation of one report's finding on one check."""
 
-    worth: Literal["passed", "left out", "open", "wrong"]
+    category: Literal["passed", "left out", "open", "wrong"]
     text: str  # the fact for which it does not apply; else why it is not proved, with the report's name
     signed_report: SignedReport
     finding: Finding
@@ -57,17 +57,17 @@ def check_status(
 
     :param facts: of the image, from the lock by `expected.facts_of`.
     """
-    words = [
-        _judged(check, finding, signed_report, suite, facts)
+    evaluations = [
+        _evaluate(check, finding, signed_report, suite, facts)
         for signed_report in signed_reports
         for finding in signed_report.report.findings
         if finding.id == check.id
     ]
-    wrong = [word for word in words if word.worth == "wrong"]
-    passed = [word for word in words if word.worth == "passed"]
-    left_out = [word for word in words if word.worth == "left out"]
-    open_ = [word for word in words if word.worth == "open"]
-    said, outcome = next(
+    wrong = [evaluation for evaluation in evaluations if evaluation.category == "wrong"]
+    passed = [evaluation for evaluation in evaluations if evaluation.category == "passed"]
+    left_out = [evaluation for evaluation in evaluations if evaluation.category == "left out"]
+    open_ = [evaluation for evaluation in evaluations if evaluation.category == "open"]
+    decisive, outcome = next(
         (
             (found, named)
             for found, named in (
@@ -80,35 +80,37 @@ def check_status(
         ),
         ([], "missing"),
     )
-    lacks = [word.text for word in said] or ["no report has it: it did not run"]
+    lacks = [evaluation.text for evaluation in decisive] or ["no report has it: it did not run"]
     return CheckStatus(
         check=check.id,
         tier=check.tier,
         required=required,
         outcome=outcome,  # type: ignore[arg-type]
-        measured=values(said[0].finding) if outcome == "passed" else "",
-        where=tuple(word.signed_report.name for word in said),
+        measured=values(decisive[0].finding) if outcome == "passed" else "",
+        where=tuple(evaluation.signed_report.name for evaluation in decisive),
         fact=left_out[0].text if outcome == "not-applicable" else "",
         lacks=tuple(lacks) if outcome in ("refused", "missing") else (),
-        capabilities=tuple(sorted({_capability(word.signed_report) for word in (*passed, *left_out)} - {""})),
+        capabilities=tuple(
+            sorted({_capability(evaluation.signed_report) for evaluation in (*passed, *left_out)} - {""})
+        ),
     )
 
 
-def _judged(
+def _evaluate(
     check: SuiteCheck, finding: Finding, signed_report: SignedReport, suite: Suite, facts: Mapping[str, Any]
-) -> _Word:
+) -> _Evaluation:
     host = json.loads(signed_report.report.host)
     if finding.outcome == "skipped":
-        return _Word(
+        return _Evaluation(
             "open", f"skipped: {_first(finding.message)} ({signed_report.name})", signed_report, finding
         )
     if fault := host_fault(finding):
-        return _Word("open", f"inconclusive: {fault} ({signed_report.name})", signed_report, finding)
+        return _Evaluation("open", f"inconclusive: {fault} ({signed_report.name})", signed_report, finding)
     if wrong := list(_wrongs(check, finding, host, suite, facts)):
-        return _Word("wrong", f"{'; '.join(wrong)} ({signed_report.name})", signed_report, finding)
+        return _Evaluation("wrong", f"{'; '.join(wrong)} ({signed_report.name})", signed_report, finding)
     if finding.outcome == "passed":
-        return _Word("passed", "", signed_report, finding)
-    return _Word("left out", finding.message, signed_report, finding)
+        return _Evaluation("passed", "", signed_report, finding)
+    return _Evaluation("left out", finding.message, signed_report, finding)
 
 
 def _wrongs(

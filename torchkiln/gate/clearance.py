@@ -60,30 +60,30 @@ _SCHEMA: dict[str, Any] = {
 
 def clearance(cleared: ClearedImage) -> Statement:
     """The gate's decision; the same decision gives the same bytes."""
-    judged = cleared.judged
-    said: dict[str, Any] = {
+    result = cleared.result
+    predicate: dict[str, Any] = {
         "tool": __version__,
         "override": cleared.override,
         # The names are signed too: if that statement is missing, it was withheld.
         "names": PUBLICATION,
-        "missing": [{"what": what, "why": why} for what, why in judged.missing],
+        "missing": [{"what": what, "why": why} for what, why in result.missing],
         "policy": {
-            "tiers": list(judged.policy.tiers),
-            "checks": list(judged.policy.checks),
-            "gpus": list(judged.policy.gpus),
-            "signed": judged.policy.signed,
-            "report_age": judged.policy.report_age,
+            "tiers": list(result.policy.tiers),
+            "checks": list(result.policy.checks),
+            "gpus": list(result.policy.gpus),
+            "signed": result.policy.signed,
+            "report_age": result.policy.report_age,
         },
-        "suite": judged.suite,
+        "suite": result.suite,
         "checks": [
             {
-                "check": one.check,
-                "tier": one.tier,
-                "demanded": one.required,
-                "outcome": one.outcome,
-                "fact": one.fact,
+                "check": status.check,
+                "tier": status.tier,
+                "demanded": status.required,
+                "outcome": status.outcome,
+                "fact": status.fact,
             }
-            for one in judged.statuses
+            for status in result.statuses
         ],
         "reports": [
             {
@@ -92,11 +92,11 @@ def clearance(cleared: ClearedImage) -> Statement:
                 "gpus": hosts.kinds(json.loads(signed_report.report.host)),
                 "sha256": hashlib.sha256(payload(statement_of(signed_report.report))).hexdigest(),
             }
-            for signed_report in judged.signed_reports
-            if signed_report.report.image == judged.image
+            for signed_report in result.signed_reports
+            if signed_report.report.image == result.image
         ],
     }
-    return statement(judged.tag, judged.image, CLEARANCE, said)
+    return statement(result.tag, result.image, CLEARANCE, predicate)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,23 +116,23 @@ def prevailing(decisions: Sequence[Decision]) -> Decision | None:
     return next(reversed([found for found in decisions if not found.override] or list(decisions)), None)
 
 
-def decision_of(told: Statement, *, where: str) -> Decision:
+def decision_of(statement: Statement, *, where: str) -> Decision:
     """The inverse of `clearance`, of an untrusted statement.
 
     :raises VerificationFailed: it is not a clearance.
     """
-    if told.kind != CLEARANCE:
-        raise VerificationFailed(f"{where}: {told.kind!r} is not a clearance")
-    said = told.said
-    if wrong := sentences(said, _SCHEMA, where):
+    if statement.kind != CLEARANCE:
+        raise VerificationFailed(f"{where}: {statement.kind!r} is not a clearance")
+    content = statement.content
+    if wrong := sentences(content, _SCHEMA, where):
         raise VerificationFailed("\n".join(wrong))
-    if said["override"] == "" or (said["override"] is None and said["missing"]):
+    if content["override"] == "" or (content["override"] is None and content["missing"]):
         raise VerificationFailed(f"{where}: it clears an image although checks are missing")
     return Decision(
-        suite=parse_digest(said["suite"]),
-        checks=tuple(SuiteCheck(id=one["check"], tier=one["tier"]) for one in said["checks"]),
-        override=said["override"],
-        missing=tuple((one["what"], one["why"]) for one in said["missing"]),
-        gpus=tuple(one["gpus"] for one in said["reports"]),
-        names_signed="names" in said,
+        suite=parse_digest(content["suite"]),
+        checks=tuple(SuiteCheck(id=check["check"], tier=check["tier"]) for check in content["checks"]),
+        override=content["override"],
+        missing=tuple((item["what"], item["why"]) for item in content["missing"]),
+        gpus=tuple(report["gpus"] for report in content["reports"]),
+        names_signed="names" in content,
     )

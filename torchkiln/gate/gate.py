@@ -33,7 +33,7 @@ _CLOCKS = timedelta(days=1)  # by which two machines may differ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
+class GateResult:
     """The gate's result: the status of every check of the suite, and what the policy misses."""
 
     tag: str
@@ -47,19 +47,25 @@ class Judgement:
     @property
     def passed(self) -> tuple[str, ...]:
         """Ids of the required checks that passed."""
-        return tuple(one.check for one in self.statuses if one.required and one.outcome == "passed")
+        return tuple(
+            status.check for status in self.statuses if status.required and status.outcome == "passed"
+        )
 
     @property
     def left_out(self) -> tuple[tuple[str, str], ...]:
         """The required checks that do not apply, each with the reason."""
-        found = (one for one in self.statuses if one.required and one.outcome == "not-applicable")
-        return tuple((one.check, one.fact) for one in found)
+        return tuple(
+            (status.check, status.fact)
+            for status in self.statuses
+            if status.required and status.outcome == "not-applicable"
+        )
 
     @property
     def gpus(self) -> tuple[str, ...]:
         """The GPUs in the reports of the image, "2 × NVIDIA H200" each."""
-        ours = (one.report for one in self.signed_reports if one.report.image == self.image)
-        return tuple(dict.fromkeys(filter(None, (hosts.kinds(json.loads(report.host)) for report in ours))))
+        reports = (signed.report for signed in self.signed_reports if signed.report.image == self.image)
+        gpus = (hosts.kinds(json.loads(report.host)) for report in reports)
+        return tuple(dict.fromkeys(filter(None, gpus)))
 
     @property
     def signers(self) -> tuple[str, ...]:
@@ -72,7 +78,7 @@ class Judgement:
 class ClearedImage:
     """An image that may be published. Only this module can create one."""
 
-    judged: Judgement
+    result: GateResult
     override: str | None  # the reason of --override; None: nothing is missing
     by: InitVar[object]
 
@@ -81,24 +87,24 @@ class ClearedImage:
             raise TypeError("only the gate clears an image")
 
 
-def clear(judged: Judgement) -> ClearedImage:
-    """Clear an image of which nothing is missing.
+def clear(result: GateResult) -> ClearedImage:
+    """Clear an image that meets all requirements.
 
     :raises GateRefused: something is missing; the message lists all of it, the hint the commands.
     """
-    if judged.missing:
-        count = len(judged.missing)
+    if result.missing:
+        count = len(result.missing)
         raise GateRefused(
-            f"{judged.tag} ({judged.image[:19]}) is not cleared: "
-            f"{'1 thing is' if count == 1 else f'{count} things are'} missing",
-            missing=judged.missing,
-            hint="\n".join(_commands(judged)),
+            f"{result.tag} ({result.image[:19]}) is not cleared: "
+            f"{count} {'requirement is' if count == 1 else 'requirements are'} not met",
+            missing=result.missing,
+            hint="\n".join(_commands(result)),
         )
-    return ClearedImage(judged=judged, override=None, by=_CLEARANCE)
+    return ClearedImage(result=result, override=None, by=_CLEARANCE)
 
 
-def override(judged: Judgement, reason: str) -> ClearedImage:
-    """Clear an image for *reason*, whatever is missing; both are recorded.
+def override(result: GateResult, reason: str) -> ClearedImage:
+    """Clear an image for *reason*, although requirements are not met; both are recorded.
 
     :raises ConfigError: the reason is empty.
     """
@@ -106,7 +112,7 @@ def override(judged: Judgement, reason: str) -> ClearedImage:
         raise ConfigError(
             "--override requires a reason", hint='write for example --override "tested manually on node 7"'
         )
-    return ClearedImage(judged=judged, override=reason.strip(), by=_CLEARANCE)
+    return ClearedImage(result=result, override=reason.strip(), by=_CLEARANCE)
 
 
 def judge(
@@ -118,7 +124,7 @@ def judge(
     image: Digest,
     nonce: str | None = None,
     at: datetime | None = None,
-) -> Judgement:
+) -> GateResult:
     """Check *signed_reports* against *policy*.
 
     Several reports complete each other (one GPU here, two there), and each must be valid: a failure in one is
@@ -143,15 +149,15 @@ def judge(
     if is_untrusted(locked):
         missing.append(("lock", f"{USES}: lock it again with sources that you trust"))
     for signed_report in signed_reports:
-        told = [
+        faults = [
             *_of_image(signed_report, locked, image),
             *_of_request(signed_report, policy, suite, nonce, at),
         ]
-        missing += [(signed_report.name, text) for text in told]
-    required = [one for one in statuses if one.required]
-    missing += [(one.check, text) for one in required for text in one.lacks]
+        missing += [(signed_report.name, text) for text in faults]
+    required = [status for status in statuses if status.required]
+    missing += [(status.check, text) for status in required for text in status.lacks]
     missing += _of_gpus(policy, required)
-    return Judgement(
+    return GateResult(
         tag=tag,
         image=image,
         suite=suite.digest,
@@ -220,26 +226,26 @@ def _of_gpus(policy: Policy, required: Sequence[CheckStatus]) -> Iterator[tuple[
     """The required GPUs on which a check is not proved that is proved on others."""
     for capability in policy.gpus:
         lacking = [
-            one.check
-            for one in required
-            if GPUS[one.tier] and not one.lacks and capability not in one.capabilities
+            status.check
+            for status in required
+            if GPUS[status.tier] and not status.lacks and capability not in status.capabilities
         ]
         if lacking:
             yield f"GPU {capability}", f"no report on such GPUs proves {', '.join(lacking)}"
 
 
-def _commands(judged: Judgement) -> Iterator[str]:
+def _commands(result: GateResult) -> Iterator[str]:
     """The commands that provide what is missing."""
-    if judged.policy.signed or any(not one.signers and not one.own for one in judged.signed_reports):
+    if result.policy.signed or any(not (signed.signers or signed.own) for signed in result.signed_reports):
         yield "name the key that signed a report: --trust PUBLIC.pem"
-    wanted = [one.tier for one in judged.statuses if one.required]
-    gpus = [name.removeprefix("GPU ") for name, _ in judged.missing if name.startswith("GPU ")]
-    lacking = [one.tier for one in judged.statuses if one.required and one.lacks]
-    tier = max(lacking or wanted, default=0)
+    required = [status.tier for status in result.statuses if status.required]
+    gpus = [name.removeprefix("GPU ") for name, _ in result.missing if name.startswith("GPU ")]
+    lacking = [status.tier for status in result.statuses if status.required and status.lacks]
+    tier = max(lacking or required, default=0)
     where = f" on a host with {GPUS[tier]} GPU{'s' if GPUS[tier] > 1 else ''}" if GPUS[tier] else ""
     where += f" of capability {', then '.join(gpus)}" if gpus else ""
-    key = " --key KEY.pem" if judged.policy.signed else ""
-    yield f"run what is missing{where}: torchkiln smoke {judged.tag} --tier {tier} --report FILE{key}"
+    key = " --key KEY.pem" if result.policy.signed else ""
+    yield f"run the missing checks{where}: torchkiln smoke {result.tag} --tier {tier} --report FILE{key}"
 
 
 def _image_json(locked: LockedCell) -> str:

@@ -1,4 +1,4 @@
-"""Reads reports and keys for the gate, and judges images of a layout with them."""
+"""Reads reports and keys for the gate, and checks images of a layout against the policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchkiln.attest.roles import KeyInRole, keys_for
 from torchkiln.errors import ConfigError, KilnError
-from torchkiln.gate.gate import Judgement, judge
+from torchkiln.gate.gate import GateResult, judge
 from torchkiln.matrix.policy import Policy
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedCell
@@ -21,7 +21,7 @@ from torchkiln.smoke.suite import Suite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Inputs:
+class GateInputs:
     """The inputs of the gate, read once for all images."""
 
     policy: Policy
@@ -46,7 +46,7 @@ class Inputs:
                 "or `keys` in a file that --policy names",
             )
 
-    def judge(self, image: ImageOnDisk, locked: LockedCell) -> Judgement:
+    def judge(self, image: ImageOnDisk, locked: LockedCell) -> GateResult:
         """The gate's result for *image*, now.
 
         :raises ConfigError: a given file is not a report.

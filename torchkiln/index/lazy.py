@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torchkiln.store.store import Store
 
 
-class LateIndex:
-    """The package index, opened when the first wheel is needed: most builds need none."""
+class LazyIndex:
+    """A package index that is opened for the first wheel: most builds download none."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

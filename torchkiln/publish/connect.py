@@ -14,12 +14,14 @@ from torchkiln.util.http.session import Network
 def open_registry(
     repository: Repository, environ: Mapping[str, str], *, plain_http: bool = False
 ) -> Registry:
-    """With Docker's login; certificates and proxy as *environ* and pip's configuration name them.
+    """Open the registry; Docker's login, and certificates and proxy from *environ* and pip's configuration.
 
-    :raises ConfigError: one of these settings is not valid.
+    :raises ConfigError: a setting is invalid.
     """
     network = Network()
     if not plain_http and not is_local(repository.host):
-        found = index_settings(environ)
-        network = Network(ca_bundle=found.ca_bundle, client_cert=found.client_cert, proxy=found.proxy)
+        settings = index_settings(environ)
+        network = Network(
+            ca_bundle=settings.ca_bundle, client_cert=settings.client_cert, proxy=settings.proxy
+        )
     return Registry(repository.host, find_login(repository, environ), network, plain_http=plain_http)

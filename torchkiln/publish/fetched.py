@@ -18,73 +18,75 @@ _ALL = 32 << 20  # bytes of all statements of one image; those of a publication 
 A = TypeVar("A")
 B = TypeVar("B")
 
-#: A referrer with what it brings, or with what is wrong with it.
-Looked = tuple[Referrer, Payload | VerificationFailed]
+#: A referrer with the descriptor of its document, or with the fault of its manifest.
+Described = tuple[Referrer, Payload | VerificationFailed]
 
 
-def looked(reading: RepositoryReader, wanted: Sequence[Referrer], image: Digest) -> list[Looked]:
-    """What each of *wanted* brings to *image*, by its manifest.
+def read_manifests(
+    reading: RepositoryReader, referrers: Sequence[Referrer], image: Digest
+) -> list[Described]:
+    """Read the manifests of the *referrers* of *image*.
 
-    :raises VerificationFailed: all together are more than anybody publishes.
-    :raises RegistryError: the registry refuses, or cannot be reached.
+    :raises VerificationFailed: the documents have too many bytes in total.
+    :raises RegistryError: a request failed.
     """
 
-    def look(one: Referrer) -> Payload | VerificationFailed:
+    def describe(referrer: Referrer) -> Payload | VerificationFailed:
         try:
-            return payload_of(reading, one, image, FORMS)
+            return payload_of(reading, referrer, image, FORMS)
         except VerificationFailed as error:
             return error
 
-    found = list(zip(wanted, _each(reading, look, wanted), strict=True))
-    if (total := sum(map(_size, found))) > _ALL:
+    described = list(zip(referrers, _map(reading, describe, referrers), strict=True))
+    if (total := sum(map(_size, described))) > _ALL:
         raise VerificationFailed(
-            f"{reading.repository}: {image[:19]}: the statements that are listed with this image have "
-            f"{total} bytes together, and at most {_ALL} are read, so none was",
-            hint="somebody has filled the repository: delete what does not belong there",
+            f"{reading.repository}: {image[:19]}: the statements attached to the image have {total} bytes in "
+            f"total, more than the limit of {_ALL}; none was read",
+            hint="delete the referrers that do not belong to the image",
         )
-    return found
+    return described
 
 
-def fetched(
-    reading: RepositoryReader, found: Sequence[Looked]
+def download(
+    reading: RepositoryReader, described: Sequence[Described]
 ) -> Iterator[tuple[Referrer, tuple[bytes, str] | VerificationFailed]]:
-    """The documents with their media types, in order. At no time are more bytes held than one may have.
+    """The documents with their media types, in order; holds at most `LIMIT` bytes at a time.
 
-    :raises RegistryError: the registry refuses, or cannot be reached.
+    :raises RegistryError: a request failed.
     """
 
-    def fetch(one: Looked) -> tuple[bytes, str] | VerificationFailed:
-        brings = one[1]
-        if isinstance(brings, VerificationFailed):
-            return brings
+    def fetch(entry: Described) -> tuple[bytes, str] | VerificationFailed:
+        payload = entry[1]
+        if isinstance(payload, VerificationFailed):
+            return payload
         try:
-            return reading.small(brings.digest, min(brings.size, LIMIT)), brings.media_type
+            return reading.small(payload.digest, min(payload.size, LIMIT)), payload.media_type
         except VerificationFailed as error:
             return error
 
-    for some in _batches(found):
-        for (referrer, _), got in zip(some, _each(reading, fetch, some), strict=True):
-            yield referrer, got
+    for batch in _batches(described):
+        for (referrer, _), document in zip(batch, _map(reading, fetch, batch), strict=True):
+            yield referrer, document
 
 
-def _each(reading: RepositoryReader, step: Callable[[A], B], of: Sequence[A]) -> list[B]:
+def _map(reading: RepositoryReader, function: Callable[[A], B], values: Sequence[A]) -> list[B]:
     with ThreadPoolExecutor(_JOBS, "referrers") as pool:
         try:
-            return list(pool.map(step, of))
-        except BaseException:  # a failure, or Ctrl-C: the other threads would wait for their time-outs
+            return list(pool.map(function, values))
+        except BaseException:  # a failure, or Ctrl-C: otherwise the other threads run until their time-outs
             reading.registry.stop()
             raise
 
 
-def _batches(found: Sequence[Looked]) -> Iterator[list[Looked]]:
-    batch: list[Looked] = []
-    for one in found:
-        if sum(map(_size, (*batch, one))) > LIMIT or len(batch) == 4 * _JOBS:
+def _batches(described: Sequence[Described]) -> Iterator[list[Described]]:
+    batch: list[Described] = []
+    for entry in described:
+        if sum(map(_size, (*batch, entry))) > LIMIT or len(batch) == 4 * _JOBS:
             yield batch
             batch = []
-        batch.append(one)
+        batch.append(entry)
     yield batch
 
 
-def _size(one: Looked) -> int:
-    return 0 if isinstance(one[1], VerificationFailed) else one[1].size
+def _size(entry: Described) -> int:
+    return 0 if isinstance(entry[1], VerificationFailed) else entry[1].size

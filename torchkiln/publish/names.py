@@ -17,8 +17,8 @@ from torchkiln.registry.referrers import LIST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Names:
-    """What an image is to be called."""
+class ImageTags:
+    """The tags of an image."""
 
     dated: str | None  # set once and never moved
     moving: tuple[str, ...]
@@ -36,53 +36,55 @@ def names_of(
     facts: Facts,
     *,
     day: str,
-    asked: Sequence[str] = (),
-) -> Names:
-    """As they follow from the lock; of those that were *asked* for, none that is another image's.
+    requested: Sequence[str] = (),
+) -> ImageTags:
+    """The tags that follow from the lock, or only those *requested*.
 
-    :raises ConfigError: one is not a tag, must not move, or reads as another image's.
+    :raises ConfigError: a tag is invalid, must not move, or is that of another image.
     """
     form = tag_suffix(image.layer_format)
     own = f"{tag_of(locked.resolution)}{form}"
-    if asked:
-        found = Names(dated=None, moving=tuple(asked))
+    if requested:
+        tags = ImageTags(dated=None, moving=tuple(requested))
     else:
-        aliases = (f"{name}{form}" for name in aliases_of(locked.resolution, matrix, facts))
-        found = Names(dated=dated(own, day), moving=(own, *aliases))
-    demand_movable(found)
-    for name in found.moving:
-        if why := misfit(name, own, matrix):
+        aliases = (f"{alias}{form}" for alias in aliases_of(locked.resolution, matrix, facts))
+        tags = ImageTags(dated=dated(own, day), moving=(own, *aliases))
+    demand_movable(tags)
+    for tag in tags.moving:
+        if why := misfit(tag, own, matrix):
             raise ConfigError(
-                f"{name} is another image's name: {why}",
-                hint="choose one that reads as no other image's: --tag trial",
+                f"{tag} is another image's name: {why}",
+                hint="choose a name without versions, for example --tag trial",
             )
-    return found
+    return tags
 
 
-def demand_movable(names: Names) -> None:
-    """That each of *names* is a tag, and that those which move are none that must not.
+def demand_movable(tags: ImageTags) -> None:
+    """Check that all *tags* are valid, and that the moving ones may move.
 
-    :raises ConfigError: one is none, is dated, or lists what goes with an image.
+    :raises ConfigError: one is invalid; a moving one is dated, or the tag of a referrer list.
     """
-    for tag in names.all:
+    for tag in tags.all:
         parse_tag(tag)
-    for tag in names.moving:
+    for tag in tags.moving:
         if undated(tag):
             raise ConfigError(
-                f"{tag} ends in a day: a dated tag is set once and never moves",
-                hint="publish without --tag: the dated tag is set with the others; --dated names the day",
+                f"{tag} is a dated tag: it is set once and never moves",
+                hint="publish without --tag: it also sets a dated tag; --dated DAY chooses its suffix",
             )
         if LIST.fullmatch(tag):
-            raise ConfigError(f"{tag}: such tags are for lists of what goes with an image")
+            raise ConfigError(f"{tag}: reserved for the list of an image's referrers")
 
 
 def demand_same(ref: str, tag: str, locked: LockedCell) -> None:
-    """That the image is what it was asked for by, and its lock is of the same cell.
+    """Check that the image *ref* and its lock are of the cell *tag*.
 
-    :raises ConfigError: the layout, or the folder of locks, has another one under that name.
+    :raises ConfigError: the layout or the folder of locks has another cell under that name.
     """
-    asked, _ = split_format(ref)
-    if parse_name(asked) and asked != tag:
+    name, _ = split_format(ref)
+    if parse_name(name) and name != tag:
         raise ConfigError(f"{ref}: the layout has {tag} under this name", hint="build the image again")
     if (cell := tag_of(locked.resolution)) != tag:
-        raise ConfigError(f"{tag}: its lock is of {cell}", hint="git checkout -- images; or lock it again")
+        raise ConfigError(
+            f"{tag}: its lock is for {cell}", hint="run: git checkout -- images; or lock it again"
+        )

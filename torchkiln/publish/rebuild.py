@@ -1,8 +1,8 @@
-"""An image in a registry and its lock → the same image, built again here: is it the same digest?
+"""Rebuilds a published image from its lock, and compares the digests.
 
-The image is a stranger's, whoever signed it: the Python of its lowest layer runs in a sandbox or not at all.
-The build has a cache of its own, which is deleted. Wheels and bases that are here already are lent to it;
-nothing comes back, for what that Python compiles would otherwise go into later builds.
+The image is not trusted, whatever its signature: the Python of its lowest layer runs only in a sandbox. The
+build has an empty cache of its own, which is deleted afterwards. Wheels and bases are linked into it from the
+user's cache; nothing is copied back, because that Python could have written it.
 """
 
 from __future__ import annotations
@@ -34,52 +34,54 @@ from torchkiln.registry.reading import RepositoryReader
 from torchkiln.store.store import Store
 from torchkiln.util.files import remove_tree
 
-_MOST_LAYER = 8 << 30  # bytes of a base or of tools, packed or not; ours have half a gigabyte
+_LAYER_LIMIT = 8 << 30  # bytes of a base or of tools, packed or not; usual ones have half a gigabyte
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BuildMeans:
-    """What a build needs beside the lock."""
+class RebuildContext:
+    """The inputs of a rebuild apart from image and lock."""
 
     matrix: Matrix
     facts: Facts
     store: Store
-    index: Callable[[Store], Fetcher]  # where wheels come from that a cache has not
+    index: Callable[[Store], Fetcher]  # downloads the wheels that the cache lacks
     observer: Observer
     say: Callable[[str], None] = lambda _: None
 
 
-def rebuilt(
+def rebuild(
     reading: RepositoryReader,
     image: ImageOnDisk,
     locked: LockedCell,
-    means: BuildMeans,
+    context: RebuildContext,
 ) -> Point:
-    """Build *locked* on the image's own lowest layer, with its own layer of tools, and compare the digests.
+    """Build *locked* on the image's own base and tools layers, and compare the digests.
 
-    Where such a layer is in another form than the lock has it, it is compressed anew by the lock's encoder.
+    A layer in another format than the lock's is compressed again by the lock's encoder.
 
-    :raises ToolMissing: this host can make no sandbox.
-    :raises RegistryError: the registry refuses, or cannot be reached.
+    :raises ToolMissing: this host does not support the sandbox.
+    :raises RegistryError: a request failed.
     """
     require_sandbox()
     base = image.layers[0]
     if base.diff_id != locked.base.diff_id:
-        return _bad(
-            f"its lowest layer is {base.diff_id[:19]}, and the lock's base {locked.base.diff_id[:19]}"
-        )
-    tools = next((one for one in image.layers if locked.tools and one.diff_id == locked.tools.diff_id), None)
+        return _bad(f"its base layer is {base.diff_id[:19]}, but {locked.base.diff_id[:19]} in the lock")
+    tools = next(
+        (layer for layer in image.layers if locked.tools and layer.diff_id == locked.tools.diff_id), None
+    )
     if locked.tools and tools is None:
-        return _bad(f"none of its layers is {locked.tools.diff_id[:19]}, the lock's tools")
-    with _own(means.store) as (own, folder):
-        _lend(locked, means.store, own)
+        return _bad(f"no layer is {locked.tools.diff_id[:19]}, the tools in the lock")
+    with _empty_cache(context.store) as (own, folder):
+        _link_files(locked, context.store, own)
         try:
             blobs = [
-                _taken(reading, layer, artefact, own, folder, means.observer) if layer and artefact else None
+                _layer_blob(reading, layer, artefact, own, folder, context.observer)
+                if layer and artefact
+                else None
                 for layer, artefact in ((base, locked.base), (tools, locked.tools))
             ]
         except (OSError, EOFError, ValueError) as error:
-            return _bad(f"one of its layers cannot be read: {error}")
+            return _bad(f"cannot read a layer: {error}")
         options = build.BuildOptions(
             sources=BaseSources(base_file=blobs[0], tools_file=blobs[1], locked_only=True),
             layer_format=format_of([base.media_type]),
@@ -88,10 +90,12 @@ def rebuilt(
         try:
             built = build.build(
                 locked,
-                means.matrix,
-                means.facts,
+                context.matrix,
+                context.facts,
                 folder / "layout",
-                Environment(store=own, fetcher=means.index(own), observer=means.observer, say=means.say),
+                Environment(
+                    store=own, fetcher=context.index(own), observer=context.observer, say=context.say
+                ),
                 options=options,
             ).image
         except ToolMissing:
@@ -99,12 +103,12 @@ def rebuilt(
         except KilnError as error:
             return _bad(error.message)
     if built.manifest == image.manifest:
-        return Point(what="rebuild", good=True, text=f"built again from its lock: {built.manifest}")
+        return Point(what="rebuild", good=True, text=f"rebuilt from its lock: {built.manifest}")
     if built.config == image.config_digest:
         return Point(
-            what="rebuild", good=True, text="built again from its lock: the same but for the layers' packing"
+            what="rebuild", good=True, text="rebuilt from its lock: same content, other layer compression"
         )
-    return _bad(f"built again from its lock it is {built.manifest}")
+    return _bad(f"rebuilt from its lock: digest mismatch: {built.manifest}")
 
 
 def _bad(text: str) -> Point:
@@ -112,8 +116,8 @@ def _bad(text: str) -> Point:
 
 
 @contextlib.contextmanager
-def _own(store: Store) -> Iterator[tuple[Store, Path]]:
-    """An empty cache, and a folder beside it, in *store*'s tmp/: if we are killed, `sweep` finds both."""
+def _empty_cache(store: Store) -> Iterator[tuple[Store, Path]]:
+    """An empty cache and its folder, in *store*'s tmp/: `sweep` deletes both if this process is killed."""
     folder = store.temporary("rebuild")
     try:
         with store.writable():
@@ -123,33 +127,33 @@ def _own(store: Store) -> Iterator[tuple[Store, Path]]:
         remove_tree(folder)
 
 
-def _lend(locked: LockedCell, store: Store, own: Store) -> None:
-    """Let *own* have what *store* has of wheels, archives, base and tools; who reads them verifies them."""
-    places = [store.wheel(wheel) for wheel in locked.wheels if store.has_wheel(wheel)]
-    places += [
-        store.blob(one.digest)
-        for one in (locked.base, locked.tools)
-        if one and store.has_blob(one.digest, one.size)
+def _link_files(locked: LockedCell, store: Store, own: Store) -> None:
+    """Link the wheels, archives, base and tools of *locked* from *store* into *own*; readers verify them."""
+    paths = [store.wheel(wheel) for wheel in locked.wheels if store.has_wheel(wheel)]
+    paths += [
+        store.blob(artefact.digest)
+        for artefact in (locked.base, locked.tools)
+        if artefact and store.has_blob(artefact.digest, artefact.size)
     ]
-    places += [store.root / kept_path(one) for one in locked.archives]
-    for place in places:
-        if place.is_file():
-            lent = own.root / place.relative_to(store.root)
+    paths += [store.root / kept_path(archive) for archive in locked.archives]
+    for path in paths:
+        if path.is_file():
+            link = own.root / path.relative_to(store.root)
             with own.writable():
-                lent.parent.mkdir(parents=True, exist_ok=True)
-                _link(place, lent)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                _link(path, link)
 
 
-def _link(place: Path, lent: Path) -> None:
+def _link(path: Path, link: Path) -> None:
     try:
-        os.link(place, lent)
+        os.link(path, link)
     except OSError as error:  # a file system without hard links, or another user's file
         if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP):
             raise
-        shutil.copyfile(place, lent)
+        shutil.copyfile(path, link)
 
 
-def _taken(
+def _layer_blob(
     reading: RepositoryReader,
     layer: LayerOnDisk,
     artefact: LockedBase | LockedTools,
@@ -157,26 +161,26 @@ def _taken(
     folder: Path,
     observer: Observer,
 ) -> Path | None:
-    """The blob of *artefact* out of the image's *layer*; None where *own* has it.
+    """The blob of *artefact* from the image's *layer*; None: *own* has it.
 
-    :raises ValueError: it is too large, or damaged, as OSError and EOFError say too.
+    :raises ValueError: it is too large or damaged; also OSError and EOFError.
     """
     if own.has_blob(artefact.digest, artefact.size):
         return None
-    if max(layer.size, artefact.unpacked) > _MOST_LAYER:
-        raise ValueError(f"{layer.digest[:19]} has more than {_MOST_LAYER >> 30} GiB")
-    what = "tools" if isinstance(artefact, LockedTools) else "base"
-    fetched = folder / f"{what}.fetched"
-    observer.begin("download", what, layer.size)
-    reading.fetch(layer.digest, layer.size, fetched, lambda n: observer.advance("download", what, n))
-    observer.end("download", what)
+    if max(layer.size, artefact.unpacked) > _LAYER_LIMIT:
+        raise ValueError(f"{layer.digest[:19]} is larger than {_LAYER_LIMIT >> 30} GiB")
+    name = "tools" if isinstance(artefact, LockedTools) else "base"
+    fetched = folder / f"{name}.fetched"
+    observer.begin("download", name, layer.size)
+    reading.fetch(layer.digest, layer.size, fetched, lambda n: observer.advance("download", name, n))
+    observer.end("download", name)
     if layer.digest == artefact.digest:
         return fetched
-    blob = folder / f"{what}.tar.gz"
+    blob = folder / f"{name}.tar.gz"
     with open_layer(fetched) as stream:
         encode(bounded(stream, artefact.unpacked, _too_much), blob)
     return blob
 
 
 def _too_much() -> ValueError:
-    return ValueError("it unpacks to more than its lock says")
+    return ValueError("its unpacked size exceeds that in the lock")

@@ -7,11 +7,11 @@ import subprocess
 from torchkiln.attest.provenance import SourceRevision
 from torchkiln.util.places import ROOT
 
-_PATIENCE = 20.0  # seconds
+_TIMEOUT = 20.0  # seconds
 
 
 def source_of() -> SourceRevision | None:
-    """As git tells it; None: no git, or no checkout."""
+    """The commit that git reports; None: no git, or no checkout."""
     revision = _git("rev-parse", "--verify", "HEAD")
     if revision is None:
         return None
@@ -23,7 +23,7 @@ def source_of() -> SourceRevision | None:
 def _git(*argv: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(ROOT), *argv], capture_output=True, text=True, check=True, timeout=_PATIENCE
+            ["git", "-C", str(ROOT), *argv], capture_output=True, text=True, check=True, timeout=_TIMEOUT
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchkiln.attest.trust import Trust
 from torchkiln.errors import ConfigError, VerificationFailed
-from torchkiln.index.lazy import LateIndex
+from torchkiln.index.lazy import LazyIndex
 from torchkiln.matrix.facts import Facts
 from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.policy import Policy
@@ -19,8 +19,8 @@ from torchkiln.oci.layout import ImageOnDisk, open_layout
 from torchkiln.oci.validate.documents import LayoutFault
 from torchkiln.oci.validate.validate import validate
 from torchkiln.plan.load import plan_locked
-from torchkiln.publish.rebuild import BuildMeans, rebuilt
-from torchkiln.publish.verify import Point, Rules, Verification, of_sboms, verify
+from torchkiln.publish.rebuild import RebuildContext, rebuild
+from torchkiln.publish.verify import Point, Verification, VerifyCriteria, of_sboms, verify
 from torchkiln.registry import pulling
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.reference import ImageReference
@@ -35,30 +35,28 @@ from torchkiln.util.sizes import size
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Depth:
-    """How far to look, beside signatures and documents."""
+    """What to verify in addition to signatures and documents."""
 
     full: bool = False  # every byte of the layers
-    rebuild: bool = False  # build it again from its lock, and compare the digests
-    untrusted: bool = False  # build it again though nobody who is trusted signed it
+    rebuild: bool = False  # rebuild it from its lock, and compare the digests
+    untrusted: bool = False  # rebuild also without a trusted key or identity
 
     def demand_trust(self, trust: Trust) -> None:
-        """:raises ConfigError: the image's own Python would run, and nobody vouches for it."""
-        if self.rebuild and not (trust.looks or self.untrusted):
+        """:raises ConfigError: Python from the image would run, and no key or identity is trusted."""
+        if self.rebuild and not (trust.verifies or self.untrusted):
             raise ConfigError(
-                "--rebuild runs the Python of the image, "
-                "and no key or identity is given that it is trusted by",
-                hint="name it with --key PUBLIC.pem, or add --untrusted: "
-                "it then runs in a sandbox all the same",
+                "--rebuild runs Python from the image, and no trusted key or identity is given",
+                hint="add --key PUBLIC.pem, or --untrusted; in both cases it runs in a sandbox",
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """What was found of a published image."""
+    """The result of verifying a published image."""
 
     reference: ImageReference
     digest: Digest
-    trusted: bool  # signatures were looked at
+    trusted: bool  # signatures were verified
     points: tuple[Point, ...]
 
     @property
@@ -67,42 +65,42 @@ class Verified:
 
     @property
     def verified(self) -> bool:
-        """An image that nobody vouches for who is trusted is not verified, whatever else fits."""
+        """Whether all points are good; never without a trusted key or identity."""
         return self.trusted and not self.bad
 
     def demand_good(self) -> None:
-        """:raises VerificationFailed: something is wrong; all of it."""
+        """:raises VerificationFailed: some points are bad; the message lists all of them."""
         if self.bad:
             raise VerificationFailed(
                 "\n".join(
                     (
-                        f"{self.reference} ({self.digest[:19]}) is not what it should be:",
-                        *(f"  {one.what}: {one.text}".replace("\n", "\n    ") for one in self.bad),
+                        f"{self.reference} ({self.digest[:19]}) failed verification:",
+                        *(f"  {point.what}: {point.text}".replace("\n", "\n    ") for point in self.bad),
                     )
                 ),
-                hint="do not run it; ask who published it, or take another tag: `catalog` lists them",
+                hint="do not run it; report it to its publisher, or use another tag: see `torchkiln catalog`",
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifySession:
-    """What images are held against."""
+    """The settings by which images are verified."""
 
     policy: Policy
-    policy_matrix: Matrix  # in which the policy stands; its aliases count
+    policy_matrix: Matrix  # that of the policy's file; its aliases count
     suite: Suite
     trust: Trust
-    matrix: Matrix  # whose cells are planned and built again
+    matrix: Matrix  # for plans and rebuilds
     facts: Facts
     store: Store
     observer: Observer = field(default_factory=Silent)
     say: Callable[[str], None] = lambda _: None
 
     def run(self, reference: ImageReference, registry: Registry, depth: Depth) -> Verified:
-        """Look at the image that *reference* names in *registry*; without a name at `latest`.
+        """Verify the image *reference* in *registry*; the default tag is `latest`.
 
-        :raises ConfigError: there is no such image, or nobody vouches for what would have to run.
-        :raises RegistryError: the registry refuses, or cannot be reached.
+        :raises ConfigError: there is no such image, or a rebuild requires a trusted key or identity.
+        :raises RegistryError: a request failed.
         """
         depth.demand_trust(self.trust)
         registry.check()
@@ -111,18 +109,18 @@ class VerifySession:
         with scratch("verify") as folder:
             found = reading.require(reference.digest or reference.tag or "latest")
             image = pulling.documents(reading, found, folder / "image", reference.tag or "image")
-            looked = verify(reading, image, self.trust, self._rules(), tag=tag)
-            points = list(looked.points)
+            result = verify(reading, image, self.trust, self._criteria(), tag=tag)
+            points = list(result.points)
             if depth.full:
-                points += self._full(reading, image, looked)
+                points += self._full(reading, image, result)
             if depth.rebuild:
-                points.append(self._rebuilt(reading, image, looked, points))
+                points.append(self._rebuild(reading, image, result, points))
         return Verified(
-            reference=reference, digest=image.manifest, trusted=self.trust.looks, points=tuple(points)
+            reference=reference, digest=image.manifest, trusted=self.trust.verifies, points=tuple(points)
         )
 
-    def _rules(self) -> Rules:
-        return Rules(
+    def _criteria(self) -> VerifyCriteria:
+        return VerifyCriteria(
             policy=self.policy,
             suite=self.suite,
             matrix=self.policy_matrix,
@@ -130,8 +128,8 @@ class VerifySession:
             planned=lambda lock: plan_locked(lock, self.matrix, self.facts),
         )
 
-    def _full(self, reading: RepositoryReader, image: ImageOnDisk, looked: Verification) -> Iterator[Point]:
-        """Each layer, byte for byte: digest, diff_id, each file in it; and what the SBOM says of them."""
+    def _full(self, reading: RepositoryReader, image: ImageOnDisk, result: Verification) -> Iterator[Point]:
+        """Verify every byte: digest, diff_id and files of each layer; then the SBOM against the files."""
         layout = image.manifest_path.parents[2]
         try:
             pulling.layers(reading, image, self.observer)
@@ -143,49 +141,51 @@ class VerifySession:
             return
         total = size(sum(layer.size for layer in image.layers))
         yield Point(
-            what="layers", good=True, text=f"{len(image.layers)} layers, {total}, every file looked at"
+            what="layers", good=True, text=f"{len(image.layers)} layers, {total}, every file verified"
         )
-        evidence = read_evidence(image, Store(layout.with_name("cache")))  # nothing that was read before
+        evidence = read_evidence(image, Store(layout.with_name("cache")))  # an empty cache: nothing is reused
         items = items_of(evidence)
-        found = of_sboms(looked.there, lambda data, name: matches(data, image.manifest, items, where=name))
-        yield replace(found, what="contents")
+        point = of_sboms(
+            result.statements, lambda data, name: matches(data, image.manifest, items, where=name)
+        )
+        yield replace(point, what="contents")
 
-    def _rebuilt(
-        self, reading: RepositoryReader, image: ImageOnDisk, looked: Verification, points: Sequence[Point]
+    def _rebuild(
+        self, reading: RepositoryReader, image: ImageOnDisk, result: Verification, points: Sequence[Point]
     ) -> Point:
-        """Whether it can be built again; only where all other *points* are good."""
+        """Rebuild the image, only if all other *points* are good."""
         bad = [point.what for point in points if not point.good]
-        if bad or looked.origin is None:
-            text = f"not built: verification failed before ({', '.join(bad) or 'no provenance'})"
+        if bad or result.origin is None:
+            text = f"not rebuilt: verification failed ({', '.join(bad) or 'no provenance'})"
             return Point(what="rebuild", good=False, text=text)
-        means = BuildMeans(
+        context = RebuildContext(
             matrix=self.matrix,
             facts=self.facts,
             store=self.store,
-            index=LateIndex,
+            index=LazyIndex,
             observer=self.observer,
             say=self.say,
         )
-        return rebuilt(reading, image, looked.origin.locked, means)
+        return rebuild(reading, image, result.origin.locked, context)
 
 
 def verify_layout(folder: Path, ref: str | None) -> tuple[Mapping[str, Digest], Sequence[LayoutFault]]:
-    """The images of the layout *folder*, or *ref* alone, by name, and all faults; with faults no image.
+    """The images of the layout *folder* by name, or only *ref*, and all faults; no image if there are faults.
 
-    :raises ConfigError: there is no *ref*: a slip of the caller's, not a fault of the layout.
+    :raises ConfigError: the layout has no *ref*.
     """
     if ref is not None:
-        _demand(folder, ref)
+        _demand_ref(folder, ref)
     if faults := validate(folder, ref):
         return {}, faults
     layout = open_layout(folder)
     return (layout.refs() if ref is None else {layout.image(ref).ref: layout.image(ref).manifest}), []
 
 
-def _demand(folder: Path, ref: str) -> None:
+def _demand_ref(folder: Path, ref: str) -> None:
     try:
         layout = open_layout(folder)
         if ref not in layout.refs():
             layout.image(ref)
     except VerificationFailed:
-        return  # `validate` says it, with all the rest
+        return  # `validate` reports it with all other faults

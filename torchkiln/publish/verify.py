@@ -1,19 +1,19 @@
-"""An image in a registry → what is proved of it from there alone; or everything that is wrong.
+"""Verifies an image in a registry from its manifest, config and statements, and returns all faults.
 
-Manifest, config and what goes with the image are fetched, some hundred kilobytes; layers only where they are
-to be read. What a trusted key signed counts; what others put beside it does not, and is told.
+These are some hundred kilobytes; layers are not downloaded. Statements count if a trusted key or identity
+signed them; others are ignored and counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from torchkiln.attest.provenance import PROVENANCE, Origin, origin
 from torchkiln.attest.publication import PUBLICATION, published_names
 from torchkiln.attest.retraction import reason_of
-from torchkiln.attest.signers import Opened
+from torchkiln.attest.trust import Trust
 from torchkiln.build.predicted_digest import predicted_blobs
 from torchkiln.errors import KilnError
 from torchkiln.gate.clearance import CLEARANCE, Decision, decision_of, prevailing
@@ -31,7 +31,7 @@ from torchkiln.model.recipe import RECIPE
 from torchkiln.model.report import SignedReport
 from torchkiln.oci.image import describe
 from torchkiln.oci.layout import ImageOnDisk
-from torchkiln.publish.attached import NOT_VERIFIED, Attached, Opener, attached
+from torchkiln.publish.attached import NOT_VERIFIED, AttachedStatements, attached
 from torchkiln.publish.publish import SIGNATURE
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.sbom.matches import matches_lock
@@ -40,12 +40,12 @@ from torchkiln.smoke.attestation import PREDICATE, report_of
 from torchkiln.smoke.suite import Suite
 
 _VERSION = "org.opencontainers.image.version"
-_MOST = 20  # differences of an SBOM that are told
+_SHOWN = 20  # differences of an SBOM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One thing that was looked at."""
+    """The result of one verification step."""
 
     what: str
     good: bool
@@ -54,16 +54,16 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """All that was looked at, and what the provenance tells of how to build the image again."""
+    """The results of all steps, and the provenance for a rebuild."""
 
     points: tuple[Point, ...]
     origin: Origin | None
-    there: Attached
+    statements: AttachedStatements
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rules:
-    """What whoever looks holds an image against."""
+class VerifyCriteria:
+    """The criteria for images."""
 
     policy: Policy
     suite: Suite
@@ -73,80 +73,99 @@ class Rules:
 
 
 def verify(
-    reading: RepositoryReader, image: ImageOnDisk, opener: Opener, rules: Rules, *, tag: str | None = None
+    reading: RepositoryReader,
+    image: ImageOnDisk,
+    trust: Trust,
+    criteria: VerifyCriteria,
+    *,
+    tag: str | None = None,
 ) -> Verification:
-    """Look at all that goes with *image* in the repository of *reading*.
+    """Verify *image* and its statements in the repository of *reading*.
 
-    :param tag: by which it was asked for; None: by its digest alone.
-    :raises RegistryError: the registry refuses, or cannot be reached.
-    :raises VerificationFailed: more goes with it than is read.
+    :param tag: the tag to verify; None: the image was named by its digest.
+    :raises RegistryError: a request failed.
+    :raises VerificationFailed: it has too many statements.
     """
-    there = attached(reading, image.manifest, opener)
-    statements = there.by_kind
-    points = list(_of_signatures(there, opener))
-    told, more = _origin(statements)
-    points += more
-    if told is not None:
-        points.append(_of_lock(told, image, rules.planned))
-        points.append(_of_reports(statements, told.locked, image.manifest, rules, opener))
+    statements = attached(reading, image.manifest, trust)
+    points = list(_of_signatures(statements, trust))
+    provenance, point = _origin(statements)
+    points.append(point)
+    if provenance is not None:
+        points.append(_of_lock(provenance, image, criteria.planned))
+        points.append(_of_reports(statements, provenance.locked, image.manifest, criteria, trust))
         points.append(
-            of_sboms(there, lambda data, name: matches_lock(data, image.manifest, told.locked, where=name))
+            of_sboms(
+                statements,
+                lambda data, name: matches_lock(data, image.manifest, provenance.locked, where=name),
+            )
         )
         if tag is not None:
-            points.append(_of_name(tag, statements, tag_of(told.locked.resolution), image, rules.matrix))
-    points += _of_retractions(there)
-    return Verification(points=tuple(points), origin=told, there=there)
+            points.append(
+                _of_name(tag, statements, tag_of(provenance.locked.resolution), image, criteria.matrix)
+            )
+    points += _of_retractions(statements)
+    return Verification(points=tuple(points), origin=provenance, statements=statements)
 
 
-def _of_signatures(there: Attached, opener: Opener) -> Iterator[Point]:
-    for text in there.damaged:
+def _of_signatures(statements: AttachedStatements, trust: Trust) -> Iterator[Point]:
+    for text in statements.damaged:
         yield Point(what="statements", good=False, text=text)
-    count = sum(map(len, there.by_kind.values()))
-    others = f"; {there.strangers} by others, which do not count" if there.strangers else ""
-    if there.other_role:
-        others += f" ({there.other_role} signed by a trusted key in another role)"
-    if not opener.looks:
+    count = sum(map(len, statements.by_kind.values()))
+    others = f"; {statements.untrusted} by others ignored" if statements.untrusted else ""
+    if statements.other_role:
+        others += f" ({statements.other_role} signed by a trusted key in another role)"
+    if not trust.verifies:
         text = f"{count} statements{others}; {NOT_VERIFIED}"
         yield Point(what="signatures", good=True, text=text)
         return
-    signed = there.by_kind.get(SIGNATURE, ())
-    who = sorted({signer for one in signed for signer in one.signers})
-    text = f"{count} statements by {', '.join(who)}{others}" if who else f"no trusted key signed it{others}"
-    yield Point(what="signatures", good=bool(who), text=text)
+    signatures = statements.by_kind.get(SIGNATURE, ())
+    signers = sorted({signer for signature in signatures for signer in signature.signers})
+    signed = f"{count} statements by {', '.join(signers)}" if signers else "not signed by a trusted key"
+    yield Point(what="signatures", good=bool(signers), text=f"{signed}{others}")
 
 
-def _origin(statements: Mapping[str, Sequence[Opened]]) -> tuple[Origin | None, list[Point]]:
-    """Several must name one lock: a registry says in which order they come."""
-    found = statements.get(PROVENANCE, ())
+def _origin(statements: AttachedStatements) -> tuple[Origin | None, Point]:
+    """The provenance. Several must have the same lock, because the registry decides on their order."""
+    found = statements.all(PROVENANCE)
     if not found:
-        return None, [Point(what="provenance", good=False, text="none is there that counts")]
+        return None, Point(what="provenance", good=False, text="no trusted provenance found")
     try:
-        origins = [origin(one.statement, where="provenance") for one in found]
+        origins = [origin(statement, where="provenance") for statement in found]
     except KilnError as error:
-        return None, [Point(what="provenance", good=False, text=error.message)]
-    if len({lock_digest(one.locked) for one in origins}) > 1:
-        text = f"{len(origins)} of them name different locks: the image has one"
-        return None, [Point(what="provenance", good=False, text=text)]
-    told = max(origins, key=lambda one: (one.recipe == RECIPE, len(one.locked.layers), one.source))
-    source = f", source {told.source[:12]}" if told.source else ""
-    text = f"{tag_of(told.locked.resolution)}, {len(told.locked.wheels)} wheels{source}, by {told.builder}"
-    return told, [Point(what="provenance", good=True, text=text)]
+        return None, Point(what="provenance", good=False, text=error.message)
+    if len({lock_digest(candidate.locked) for candidate in origins}) > 1:
+        text = f"{len(origins)} statements have different locks"
+        return None, Point(what="provenance", good=False, text=text)
+    provenance = max(
+        origins,
+        key=lambda candidate: (
+            candidate.recipe == RECIPE,
+            len(candidate.locked.layers),
+            candidate.source,
+        ),
+    )
+    source = f", source {provenance.source[:12]}" if provenance.source else ""
+    tag, wheels = tag_of(provenance.locked.resolution), len(provenance.locked.wheels)
+    text = f"{tag}, {wheels} wheels{source}, by {provenance.builder}"
+    return provenance, Point(what="provenance", good=True, text=text)
 
 
 def _of_name(
-    tag: str, statements: Mapping[str, Sequence[Opened]], cell: str, image: ImageOnDisk, matrix: Matrix
+    tag: str, statements: AttachedStatements, cell: str, image: ImageOnDisk, matrix: Matrix
 ) -> Point:
-    """The tag by which it was asked for, held against its lock, its form, and the names that were signed."""
+    """Compare the requested tag with the lock, the layer format, and the signed names."""
     own = cell + tag_suffix(image.layer_format)
-    if (called := (image.config.get("config", {}).get("Labels") or {}).get(_VERSION, cell)) != cell:
-        return Point(what="name", good=False, text=f"the image calls itself {called}, and its lock {cell}")
+    if (label := (image.config.get("config", {}).get("Labels") or {}).get(_VERSION, cell)) != cell:
+        return Point(
+            what="name", good=False, text=f"the version label is {label}, but the lock is for {cell}"
+        )
     if why := misfit(tag, own, matrix):
         return Point(what="name", good=False, text=f"{tag} is another image's name: {why}")
     names: set[str] = set()
     try:
-        for one in statements.get(PUBLICATION, ()):
-            names |= published_names(one.statement, where="names")
-        decisions = [decision_of(one.statement, where="clearance") for one in statements.get(CLEARANCE, ())]
+        for statement in statements.all(PUBLICATION):
+            names |= published_names(statement, where="names")
+        decisions = [decision_of(statement, where="clearance") for statement in statements.all(CLEARANCE)]
     except KilnError as error:
         return Point(what="name", good=False, text=error.message)
     if tag in names:
@@ -154,124 +173,127 @@ def _of_name(
     if names:
         text = f"it was published as {', '.join(sorted(names))}, not as {tag}: the tag was moved"
         return Point(what="name", good=False, text=text)
-    if any(one.names_signed for one in decisions):
-        text = f"the statement of its names is missing, so that nothing signed says it is {tag}"
+    if any(decision.names_signed for decision in decisions):
+        text = f"the statement of its names is missing: no signature confirms {tag}"
         return Point(what="name", good=False, text=text)
     if (undated(tag) or (tag, ""))[0] == own or tag in aliases_for(own, matrix):
-        text = f"{tag} fits its lock; it was published before names were signed"
+        text = f"{tag} matches its lock; it was published before names were signed"
         return Point(what="name", good=True, text=text)
-    text = f"{tag} is neither its tag nor an alias of it, and nothing signed says that it was published so"
+    text = f"{tag} is neither its tag nor an alias of it, and no signature confirms {tag}"
     return Point(what="name", good=False, text=text)
 
 
-def _of_lock(told: Origin, image: ImageOnDisk, planned: Callable[[LockedCell], ImagePlan]) -> Point:
-    """Configuration and layers are computed from the lock and compared."""
-    if told.recipe != RECIPE:
-        text = f"made by recipe {told.recipe}, and this torchkiln has {RECIPE}: not computed again"
+def _of_lock(provenance: Origin, image: ImageOnDisk, planned: Callable[[LockedCell], ImagePlan]) -> Point:
+    """Compute configuration and layers from the lock, and compare them."""
+    if provenance.recipe != RECIPE:
+        text = f"made by recipe {provenance.recipe}; this torchkiln has {RECIPE}: not compared"
         return Point(what="lock", good=True, text=text)
     try:
-        plan = planned(told.locked)
+        plan = planned(provenance.locked)
     except KilnError as error:
         return Point(what="lock", good=False, text=error.message)
     blobs = predicted_blobs(plan)
     if len(blobs) != len(image.layers):
-        text = f"it has {len(image.layers)} layers, and its lock gives {len(blobs)}"
+        text = f"it has {len(image.layers)} layers, but {len(blobs)} in its lock"
         return Point(what="lock", good=False, text=text)
-    sides = list(zip(plan.layers, blobs, image.layers, strict=True))
-    wrong = [layer.title for layer, blob, there in sides if blob and blob.diff_id != there.diff_id]
-    if wrong:
-        return Point(what="lock", good=False, text=f"other layers than its lock gives: {', '.join(wrong)}")
+    pairs = list(zip(plan.layers, blobs, image.layers, strict=True))
+    if wrong := [layer.title for layer, blob, actual in pairs if blob and blob.diff_id != actual.diff_id]:
+        return Point(what="lock", good=False, text=f"layers differ from its lock: {', '.join(wrong)}")
     known = [
         ImageLayer(
             title=layer.title,
-            blob=blob or Blob(digest=there.digest, diff_id=there.diff_id, size=there.size, unpacked=0),
+            blob=blob or Blob(digest=actual.digest, diff_id=actual.diff_id, size=actual.size, unpacked=0),
         )
-        for layer, blob, there in sides
+        for layer, blob, actual in pairs
     ]
     if describe(plan, known).config_digest != image.config_digest:
-        text = "its configuration is not the one that its lock gives by this source"
+        text = "the configuration differs from that of its lock and this source"
         return Point(what="lock", good=False, text=text)
     unknown = blobs.count(None)
-    also = f"; {unknown} layers are not recorded in it" if unknown else ""
-    return Point(what="lock", good=True, text=f"configuration and layers are those that it gives{also}")
+    also = f"; {unknown} layers are not recorded in the lock" if unknown else ""
+    return Point(what="lock", good=True, text=f"configuration and layers match{also}")
 
 
 def _of_reports(
-    statements: Mapping[str, Sequence[Opened]],
+    statements: AttachedStatements,
     locked: LockedCell,
     image: Digest,
-    rules: Rules,
-    opener: Opener,
+    criteria: VerifyCriteria,
+    trust: Trust,
 ) -> Point:
-    """The reports, held against the policy again; where another suite made them, by what it held.
+    """Check the reports against the policy; for another suite, against its checks in the gate's decision.
 
-    They may be of any age, for they were young enough when the image was published; not of the future.
+    They may have any age, because the gate checked it at publication, but not be of the future.
     """
-    suite = rules.suite
+    suite = criteria.suite
     signed_reports, wrong = [], []
-    for number, one in enumerate(statements.get(PREDICATE, ()), start=1):
+    for number, opened in enumerate(statements.by_kind.get(PREDICATE, ()), start=1):
         name = f"report {number}"
         try:
-            report = report_of(one.statement, where=name)
+            report = report_of(opened.statement, where=name)
         except KilnError as error:
             wrong.append(error.message)
             continue
         signed_reports.append(
             SignedReport(
-                name=name, report=report, signed=one.signed, signers=one.signers, envelope=one.envelope
+                name=name,
+                report=report,
+                signed=opened.signed,
+                signers=opened.signers,
+                envelope=opened.envelope,
             )
         )
-    decided, faults = _decision(statements)
+    decision, faults = _decision(statements)
     wrong += faults
     also = ""
-    if decided and decided.suite != suite.digest:
-        suite = replace(suite, digest=decided.suite, checks=decided.checks)
-        also = f", by another suite than the one that is here ({decided.suite[:19]})"
-    policy = rules.policy.of(locked.resolution)
-    demands = replace(policy, signed=opener.looks, strangers=not opener.looks, report_age=0)
-    judged = judge(signed_reports, demands, locked, suite, image=image, at=rules.at)
-    wrong += [f"{what}: {why}" for what, why in judged.missing]
-    if decided and decided.override:
-        wrong.insert(0, f"published in spite of the gate: {decided.override}")
+    if decision and decision.suite != suite.digest:
+        suite = replace(suite, digest=decision.suite, checks=decision.checks)
+        also = f", by another suite than this one ({decision.suite[:19]})"
+    policy = criteria.policy.of(locked.resolution)
+    policy = replace(policy, signed=trust.verifies, strangers=not trust.verifies, report_age=0)
+    result = judge(signed_reports, policy, locked, suite, image=image, at=criteria.at)
+    wrong += [f"{what}: {why}" for what, why in result.missing]
+    if decision and decision.override:
+        wrong.insert(0, f"published with --override: {decision.override}")
     if wrong:
         return Point(what="smoke", good=False, text="\n".join(wrong))
-    text = f"{len(judged.passed)} checks passed{also}; on {', '.join(judged.gpus) or 'no GPU'}"
+    text = f"{len(result.passed)} checks passed{also}; on {', '.join(result.gpus) or 'no GPU'}"
     return Point(what="smoke", good=True, text=text)
 
 
-def _decision(statements: Mapping[str, Sequence[Opened]]) -> tuple[Decision | None, list[str]]:
-    """The gate's."""
+def _decision(statements: AttachedStatements) -> tuple[Decision | None, list[str]]:
+    """The gate's decision, and faults."""
     try:
-        found = [decision_of(one.statement, where="clearance") for one in statements.get(CLEARANCE, ())]
+        found = [decision_of(statement, where="clearance") for statement in statements.all(CLEARANCE)]
     except KilnError as error:
         return None, [error.message]
-    return prevailing(found), [] if found else ["no decision of the gate is there that counts"]
+    return prevailing(found), [] if found else ["no trusted decision of the gate found"]
 
 
-def of_sboms(there: Attached, differences: Callable[[bytes, str], Sequence[str]]) -> Point:
-    """Both documents, each held by *differences* against what is known of the image."""
+def of_sboms(statements: AttachedStatements, differences: Callable[[bytes, str], Sequence[str]]) -> Point:
+    """Check both SBOMs with *differences*, which compares a document with the image."""
     wrong: list[str] = []
     for kind, name in ((SPDX, "SPDX"), (CYCLONEDX, "CycloneDX")):
-        documents = there.all(kind)
+        documents = statements.all(kind)
         if not documents:
-            wrong.append(f"no {name} is there that counts")
-        for told in documents:
+            wrong.append(f"no trusted {name} document found")
+        for document in documents:
             try:
-                wrong += [f"{name}: {one}" for one in differences(document_of(told), name)]
+                wrong += [f"{name}: {text}" for text in differences(document_of(document), name)]
             except KilnError as error:
                 wrong.append(error.message)
     if wrong:
-        more = [f"and {len(wrong) - _MOST} more"] if len(wrong) > _MOST else []
-        return Point(what="sbom", good=False, text="\n".join([*wrong[:_MOST], *more]))
-    return Point(what="sbom", good=True, text="SPDX and CycloneDX tell what is in it")
+        more = [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
+        return Point(what="sbom", good=False, text="\n".join([*wrong[:_SHOWN], *more]))
+    return Point(what="sbom", good=True, text="SPDX and CycloneDX match the image")
 
 
-def _of_retractions(there: Attached) -> Iterator[Point]:
-    for one in there.retractions:
+def _of_retractions(statements: AttachedStatements) -> Iterator[Point]:
+    for retraction in statements.retractions:
         try:
-            reason, when = reason_of(one.statement, where="retraction")
+            reason, when = reason_of(retraction.statement, where="retraction")
         except KilnError as error:
             reason, when = error.message, "?"
         yield Point(what="retraction", good=False, text=f"retracted at {when}: {reason}")
-    for reason in there.unheeded:
-        yield Point(what="retraction", good=True, text=f"no trusted key signed it, does not count: {reason}")
+    for reason in statements.untrusted_retractions:
+        yield Point(what="retraction", good=True, text=f"ignored, not signed by a trusted key: {reason}")

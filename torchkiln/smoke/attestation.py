@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchkiln.attest.dsse import PrivateKey, PublicKey, decode, seal, verify
+from torchkiln.attest.dsse import PrivateKey, PublicKey, decode, sign, verify
 from torchkiln.attest.statement import PAYLOAD_TYPE, Statement, parse, payload, statement
 from torchkiln.errors import ConfigError, SmokeFailed, VerificationFailed
 from torchkiln.model.report import SignedReport, SmokeReport
@@ -43,7 +43,7 @@ def report_of(signed: Statement, *, where: str) -> SmokeReport:
     """
     if signed.kind != PREDICATE:
         raise VerificationFailed(f"{where}: predicateType: must be {PREDICATE!r}", hint=_HINT)
-    report = from_document(signed.said, where=f"{where}: predicate")
+    report = from_document(signed.content, where=f"{where}: predicate")
     if signed.image != report.image:
         raise VerificationFailed(f"{where}: its subject is not the image of its report", hint=_HINT)
     return report
@@ -54,7 +54,7 @@ def attest(report: SmokeReport, key: PrivateKey) -> bytes:
 
     :raises ConfigError: it is of an environment, and not of an image.
     """
-    return seal(PAYLOAD_TYPE, payload(statement_of(report)), key)
+    return sign(PAYLOAD_TYPE, payload(statement_of(report)), key)
 
 
 def beside(path: Path) -> Path:

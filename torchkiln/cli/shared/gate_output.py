@@ -1,4 +1,4 @@
-"""Makes the gate's inputs from the options of `gate` and `publish`, and prints its judgement."""
+"""Makes the gate's inputs from the options of `gate` and `publish`, and prints its result."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torchkiln.cli.shared.tables import table
 from torchkiln.cli.shared.trust_options import ActivePolicy
 from torchkiln.errors import printable
 from torchkiln.gate.check_status import CheckStatus
-from torchkiln.gate.gate import Judgement
-from torchkiln.gate.inputs import Inputs
+from torchkiln.gate.gate import GateResult
+from torchkiln.gate.inputs import GateInputs
 from torchkiln.smoke import hosts
 from torchkiln.smoke.history import KeptRuns
 from torchkiln.smoke.suite import load_suite
@@ -42,12 +42,12 @@ def inputs_of(
     reports: Sequence[Path],
     trust: Sequence[NamedKey],
     nonce: str | None = None,
-) -> Inputs:
+) -> GateInputs:
     """The gate's inputs; a laboratory's key on the command line makes signatures required.
 
     :raises ConfigError: a file is missing or wrong; signatures are required, and no key is trusted.
     """
-    found = Inputs(
+    found = GateInputs(
         policy=active.policy,
         suite=load_suite(suite_folder),
         runs=KeptRuns(store=Store(cache_root()), listener=SmokeLines()),
@@ -60,10 +60,10 @@ def inputs_of(
     return found
 
 
-def show(judged: Judgement) -> None:
+def show(result: GateResult) -> None:
     """Print the reports with their signers, then the checks, a line each, on stderr."""
     numbers = {}
-    for number, signed_report in enumerate(judged.signed_reports, start=1):
+    for number, signed_report in enumerate(result.signed_reports, start=1):
         numbers[signed_report.name] = str(number)
         gpus = hosts.kinds(json.loads(signed_report.report.host)) or "no GPU"
         own = ", a run of this machine" if signed_report.own else ""
@@ -71,7 +71,7 @@ def show(judged: Judgement) -> None:
         click.echo(printable(line), err=True)
     table(
         ("CHECK", "TIER", "REQUIRED", "OUTCOME", "REPORT", "MEASURED"),
-        [[printable(text) for text in _row(status, numbers)] for status in judged.statuses],
+        [[printable(text) for text in _row(status, numbers)] for status in result.statuses],
         styles=_STYLES,
         err=True,
     )

@@ -12,7 +12,7 @@ from torchkiln.cli.shared.context import BuildContext
 from torchkiln.docker import build as docker_build
 from torchkiln.docker.build_locked import build_on_docker
 from torchkiln.docker.daemon import Engine, find_engine, load
-from torchkiln.index.lazy import LateIndex
+from torchkiln.index.lazy import LazyIndex
 from torchkiln.matrix.tags import aliases_of
 from torchkiln.model.cell import Cell
 from torchkiln.model.image import BuiltImage
@@ -41,7 +41,7 @@ class DockerBuilder:
                 context.matrix,
                 context.facts,
                 engine,
-                Environment(store=store, fetcher=LateIndex(store), observer=observer, say=context.say),
+                Environment(store=store, fetcher=LazyIndex(store), observer=observer, say=context.say),
                 sources=context.sources(base_is_image=reference is not None),
                 options=docker_build.BuildxOptions(
                     builder=self.builder,

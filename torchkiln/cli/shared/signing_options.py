@@ -13,7 +13,7 @@ from torchkiln.cli.shared.options import EXISTING_FILE, options
 from torchkiln.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torchkiln.attest.signers import Sealer
+    from torchkiln.attest.signers import Signer
 
 signing_options = options(
     click.option(
@@ -23,7 +23,7 @@ signing_options = options(
 )
 
 
-def signer_of(key_file: Path | None, keyless: bool, *, demanded: bool) -> Sealer:
+def signer_of(key_file: Path | None, keyless: bool, *, demanded: bool) -> Signer:
     """The signer that the options name.
 
     :param demanded: whether the policy requires signatures.

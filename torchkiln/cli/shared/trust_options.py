@@ -97,13 +97,13 @@ def active_policy(policy_file: Path | None, matrix_file: Path, grid: Matrix) -> 
 def trust_of(active: ActivePolicy, keys: Sequence[NamedKey], identity: str | None, issuer: str) -> Trust:
     """The keys of the active policy, and the keys and the identity of the command line."""
     from torchkiln.attest.roles import role_named
-    from torchkiln.attest.signers import Signer
+    from torchkiln.attest.signers import SignerIdentity
     from torchkiln.attest.trust import Trust
 
     signer = None
     if identity:
         roles, address = role_named(identity)
-        signer = Signer(identity=address, issuer=issuer, roles=roles)
+        signer = SignerIdentity(identity=address, issuer=issuer, roles=roles)
     return Trust(keys=(*active.keys, *public_keys(keys)), signer=signer)
 
 
