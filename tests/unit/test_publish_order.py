@@ -138,4 +138,4 @@ def test_what_goes_with_another_image_and_stands_on_the_list(scene: Scene) -> No
     if scene.server.manners.lists_referrers:
         assert "others" not in scene.counted()  # the registry's own list has it not
     else:
-        assert f"sha256:{'5' * 64}, not {scene.image.manifest}" in scene.refused()
+        assert f"its subject is sha256:{'5' * 64}, not {scene.image.manifest}" in scene.refused()
