@@ -55,7 +55,7 @@ def grid() -> bytes:
 
 
 if __name__ == "__main__":
-    write_atomic(table.PAGE, table.page(table.told(), table.pips()).encode())
+    write_atomic(table.PAGE, table.page(table.messages(), table.pip_results()).encode())
     write_atomic(ROOT / "docs" / "hostile-documents.md", hostile_documents())
     write_atomic(LIST, grid())
     write_atomic(LAYER, pretty_json(layer_facts(LAYER_WHEEL)))
