@@ -161,10 +161,10 @@ from torchkiln.index import session, uv
 from torchkiln.util.http import retry
 from torchkiln.index.package_index import open_index
 from torchkiln.store.store import Store
-from torchkiln.model.index import Wanted
+from torchkiln.model.index import IndexRequest
 retry.pause = lambda *_: 0.0
 session.TOTAL = session.HEADERS = float(sys.argv[4])
-wanted = Wanted(requirements=("demo",), constraints=(), python="3.11", glibc=(2, 36), as_of="2026-09-01",
+wanted = IndexRequest(requirements=("demo",), constraints=(), python="3.11", glibc=(2, 36), as_of="2026-09-01",
                 keep=(), bound=())
 highest, resident = [0], uv._resident
 def watched(pid):
