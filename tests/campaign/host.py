@@ -18,7 +18,7 @@ from tests.campaign.tracer import OPS
 from tests.campaign.trials import Disturbance
 
 YEAR = 365.25 * 86400
-_FULL = r"(?s)error: .*(no space|No space).*hint: .*(make room|free space)"
+_FULL = r"(?s)error: .*(no space|No space).*hint: .*(free space|free disk space)"
 _READ_ONLY = "(?s)error: .*Read-only file system.*hint: "
 
 

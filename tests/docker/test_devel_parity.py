@@ -130,7 +130,7 @@ def test_an_image_of_untrusted_archives_says_so(scene: Scene, devel: Path) -> No
     assert labels["torchkiln.untrusted"] == "true"
     told = kiln(scene, devel, "build", "--json")
     assert json.loads(told.stdout)["untrusted"] is True
-    assert "torchkiln: the lock uses an untrusted source" in told.stderr
+    assert "torchkiln: warning: the lock uses an untrusted source" in told.stderr
     assert kiln(scene, devel, "build", "--locked").returncode == 6
 
 

@@ -208,7 +208,7 @@ def test_prune_to_a_size_that_cannot_be_had(scene: Scene) -> None:
     """All that may goes, and what stays is told."""
     done = scene.run("prune", "--max-size", "1kB")
     assert done.exception is None
-    assert "the cache is still 52" in done.stderr
+    assert "the cache still has 52" in done.stderr
     assert scene.files("wheels") == []
 
 

@@ -63,7 +63,7 @@ def test_with_a_good_one(workplace: Workplace, driver: list[str]) -> None:
 
 
 BROKEN = {
-    "FAKE_INIT=803": ("driver", "driver and library version mismatch", "restart the host"),
+    "FAKE_INIT=803": ("driver", "driver and library version mismatch", "reboot the host"),
     "FAKE_INIT=802": ("driver", "system not yet initialized", "nvidia-fabricmanager"),
     "FAKE_INIT=999": ("driver", "error 999", "dmesg"),
     "FAKE_INIT=100": ("driver", "no CUDA-capable device", "--gpus all"),

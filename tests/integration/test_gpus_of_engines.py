@@ -26,7 +26,7 @@ def test_gpus_where_the_engine_has_none(place: Place) -> None:
     got = place.run("--gpus", "all", "--", "id")
     told = {
         "docker": ("hint: the engine does not support GPUs", "--gpus all"),
-        "podman": ("hint: no CDI specification names that GPU", "--device nvidia.com/gpu=all"),
+        "podman": ("hint: create a CDI specification of the GPU", "--device nvidia.com/gpu=all"),
     }
     hint, option = told[place.kind]
     assert got.returncode == 8
@@ -88,4 +88,4 @@ def test_a_gpu_that_the_specification_has_not(place: Place) -> None:
     got = place.run("--gpus", "device=7", "--", "id")
 
     assert got.returncode == 8
-    assert "hint: no CDI specification names that GPU" in got.stderr.decode()
+    assert "hint: create a CDI specification of the GPU" in got.stderr.decode()

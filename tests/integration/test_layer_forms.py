@@ -166,7 +166,7 @@ def test_a_damaged_blob_is_refused(
     with pytest.raises(BuildFailed, match=f"{layers[2].title!r}: .*{blob.name}") as refused:
         convert(form, layers, store, Silent())
 
-    reasons = {"swap": "it holds less than", "forge": "not hold what its digest promised"}
+    reasons = {"swap": "it has less than", "forge": "diff_id mismatch"}
     assert reasons.get(damage, "it is damaged") in refused.value.message
     assert "cache is damaged" in refused.value.hint
     assert store.record(form.name, format_key(layers[2].blob.digest, form.encoder)) is None

@@ -139,7 +139,7 @@ def test_a_build_wants_the_index_and_those_very_bytes(recorded: House) -> None:
     """The stand-in's wheels are not the real ones; nothing of them is fetched or kept."""
     ran = recorded.kiln("build", *CELL, index=None)
     assert ran.returncode == 4
-    assert ran.stderr.endswith("hint: set TORCHKILN_INDEX_PYTORCH to that index's address\n")
+    assert ran.stderr.endswith("hint: set TORCHKILN_INDEX_PYTORCH to the index's address\n")
 
     recorded.server.asked.clear()
     ran = recorded.kiln("build", *CELL)

@@ -41,7 +41,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 def locked(house: House) -> House:
     ran = house.kiln("lock", *CELL)
     assert (ran.returncode, ran.stdout) == (0, f"{TAG}\n"), ran.stderr
-    assert f"lock: {TAG}: {UNTRUSTED}" in ran.stderr
+    assert f"lock: {TAG}: warning: {UNTRUSTED}" in ran.stderr
     return house
 
 

@@ -161,7 +161,7 @@ def test_a_wrong_digest_is_told(
     several = 4 if "blobs" in path else 1
     proxy.faults = [Fault("digest", method, path, skip=draw.randrange(several))]
 
-    with pytest.raises(RegistryError, match=f"it has sha256:{'f' * 64} there, and was given sha256:"):
+    with pytest.raises(RegistryError, match=f"the registry received sha256:{'f' * 64}, not sha256:"):
         push_to(proxy.host, name, built)
 
     assert registry.tags(name) == (["v1"] if path.endswith("v1") else [])
@@ -219,7 +219,7 @@ def test_a_token_that_is_spent_is_not_tried(registry: RunningRegistry, name: str
     ("login", "told"),
     [
         (None, "without a login"),
-        (Login(user="kim", password="wrong-passw0rd"), "as kim"),
+        (Login(user="kim", password="wrong-passw0rd"), "for kim"),
     ],
 )
 def test_who_may_not_push_is_told_so(

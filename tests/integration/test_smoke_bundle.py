@@ -155,8 +155,8 @@ def test_what_is_there_is_kept(scene: Scene, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--runtime", "docker"), "a bundle needs no engine"),
-        (("--report", "r.json"), "there is no report yet"),
+        (("--runtime", "docker"), "a bundle does not run in an engine"),
+        (("--report", "r.json"), "there is no report to write"),
         (("--part-size", "3"), "--part-size 3: too small"),
         (("--part-size", "much"), "not a valid size"),
     ],

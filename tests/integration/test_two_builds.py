@@ -126,11 +126,20 @@ def test_the_second_goes_on_when_the_first_is_killed(
     assert list((tmp_path / "cache" / "claims").iterdir()) == []
 
 
-PRUNE = """ import sys from pathlib import Path from torchkiln.cache.policy import PrunePolicy from
-torchkiln.cache.prune import prune from torchkiln.store.store import Store from torchkiln.cache.usage import
-cache_usage folder = Path(sys.argv[1]) store, turns, gone = Store(folder / "cache"), 0, 0 while not (folder /
-"enough").exists(): gone += len(prune(store, lambda: cache_usage(store, (), folder / "none"),
-PrunePolicy(everything=True)).gone) turns += 1 print(turns, gone)
+PRUNE = """
+import sys
+from pathlib import Path
+from torchkiln.cache.policy import PrunePolicy
+from torchkiln.cache.prune import prune
+from torchkiln.store.store import Store
+from torchkiln.cache.usage import cache_usage
+folder = Path(sys.argv[1])
+store, turns, gone = Store(folder / "cache"), 0, 0
+while not (folder / "enough").exists():
+    usage = lambda: cache_usage(store, (), folder / "none")
+    gone += len(prune(store, usage, PrunePolicy(everything=True)).gone)
+    turns += 1
+print(turns, gone)
 """
 
 

@@ -118,7 +118,7 @@ def test_without_the_keys_it_is_said_what_brings_them(
     error = ran.exception
     assert isinstance(error, KilnError)
     assert error.exit_code == 8
-    assert error.message.endswith(f"are not here: {keyring or UBUNTU.keyring}")
+    assert error.message.endswith(f"not found: {keyring or UBUNTU.keyring}")
     assert "Ubuntu's package ubuntu-keyring" in error.hint
     assert "TORCHKILN_UBUNTU_KEYRING" in error.hint
     assert not (tmp_path / "images").exists()

@@ -164,8 +164,8 @@ from torchkiln.store.store import Store
 from torchkiln.model.index import IndexRequest
 retry.pause = lambda *_: 0.0
 session.TOTAL = session.HEADERS = float(sys.argv[4])
-wanted = IndexRequest(requirements=("demo",), constraints=(), python="3.11", glibc=(2, 36), as_of="2026-09-01",
-                keep=(), bound=())
+wanted = IndexRequest(requirements=("demo",), constraints=(), python="3.11", glibc=(2, 36),
+                      as_of="2026-09-01", keep=(), bound=())
 highest, resident = [0], uv._resident
 def watched(pid):
     highest[0] = max(highest[0], resident(pid))

@@ -279,7 +279,7 @@ def test_more_than_is_read(scene: Scene) -> None:
 
     done = scene.verify()
     assert getattr(done.exception, "exit_code", None) == 12
-    assert "at most 33554432 are read" in str(done.exception)
+    assert "more than the limit of 33554432" in str(done.exception)
 
 
 def test_one_that_is_longer_than_any(scene: Scene) -> None:
