@@ -47,7 +47,7 @@ def test_show_tells_kind_size_use_and_reason(scene: Scene) -> None:
     assert kinds["wheels"]["goes_with"] == "prune --all"
     titles = {item["title"] for item in items if item["kind"] == "layers"}
     assert "torch 1.0" in titles
-    assert "torch-1.0-py3-none-any.whl: to make" in scene.run("show", "--each").stdout
+    assert "torch-1.0-py3-none-any.whl: needed to make" in scene.run("show", "--each").stdout
 
 
 def test_a_layout_that_cannot_be_read_needs_all_it_has(scene: Scene) -> None:

@@ -131,7 +131,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
     "empty lists": (paged(lambda: b"[" + b"[]," * (5 << 20) + b"[]]", JSON), "more than 1000000 values"),
     "deep lists": (paged(lambda: b"[" * 900_000, JSON), "nested deeper"),
     "empty texts": (paged(lambda: b'["' + b'","' * (5 << 20) + b'"]', JSON), "more than 1000000 values"),
-    "huge number": (paged(b'{"files": ' + b"9" * 1_000_000 + b"}", JSON), "invalid JSON"),
+    "huge number": (paged(b'{"files": ' + b"9" * 1_000_000 + b"}", JSON), "Number out of range"),
     "garbage JSON": (paged(b'{"meta": {', JSON), "invalid JSON"),
     "JSON that is a text": (paged(b'"page"', JSON), "Expected `object`"),
     "garbage": (paged(b"\0\xff\xfe<<a href"), "not HTML"),
@@ -158,21 +158,21 @@ KINDS: dict[str, tuple[Answer, str]] = {
     ),
     "no HTTP": (lambda _: iter([b"SSH-2.0-OpenSSH_9.2\r\n"]), "not a valid HTTP response"),
     "nothing": (lambda _: iter([b""]), "closed the connection without a response"),
-    "slow body": (lambda _: slowly(head() + OPEN, b"x"), "no complete answer within 4 seconds"),
+    "slow body": (lambda _: slowly(head() + OPEN, b"x"), "no complete response within 4 seconds"),
     "slow headers": (
         lambda _: slowly(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
-        "no complete answer within 4 seconds",
+        "no complete response within 4 seconds",
     ),
     "slow header": (
         lambda _: slowly(b"HTTP/1.1 200 OK\r\nX: ", b"y"),
-        "no complete answer within 4 seconds",
+        "no complete response within 4 seconds",
     ),
     "waits for ever": (
         lambda _: whole(b"", "text/html", "Retry-After: 3600", status="503 Busy"),
         "HTTP 503 Service Unavailable",
     ),
     "endless METADATA": (beside(lambda: for_ever(head(), b"Requires-Dist: x\n")), "longer than 1 MiB"),
-    "slow METADATA": (beside(lambda: slowly(head(), b"X: y\n")), "no complete answer within 4 seconds"),
+    "slow METADATA": (beside(lambda: slowly(head(), b"X: y\n")), "no complete response within 4 seconds"),
     "gzip bomb for METADATA": (
         beside(lambda: whole(bomb(200), "text/plain", "Content-Encoding: gzip")),
         "longer than 1 MiB",
@@ -224,7 +224,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
         paged(page((f"../../{NAME}", DATA))),
         "invalid file name",
     ),
-    "version that is none": (paged(page(("demo-one-py3-none-any.whl", DATA))), "not the name of a wheel"),
+    "version that is none": (paged(page(("demo-one-py3-none-any.whl", DATA))), "invalid wheel filename"),
     "a wrong size": (
         paged(
             json.dumps(
@@ -244,7 +244,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
             JSON,
             then=files(DEMO),
         ),
-        f"its size is {len(DATA)} bytes on the server, 7 on the index's page",
+        f"size mismatch: {len(DATA)} bytes on the server, 7 on the index's page",
     ),
 }
 
