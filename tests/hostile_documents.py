@@ -332,7 +332,7 @@ CASES = (
     case("matrix: a second requirement in one", matrix_line("- numpy", '- "numpy\\nevil"'), _LIST, 2, "is not a package with"),
     case("matrix: a pipe", lambda: piped(Path("matrix.yaml")), _LIST, 2, "matrix.yaml: a pipe, not a file"),
     case("matrix: not there", lambda: None, _LIST, 2, "matrix.yaml: No such file"),
-    case("lock: a version changed by hand", lock_tree(_wheel(version="2.5.2", filename="absl_py-2.5.2-py3-none-any.whl")), _PLAN, 5, "requirements.txt has other absl-py"),
+    case("lock: an edited version", lock_tree(_wheel(version="2.5.2", filename="absl_py-2.5.2-py3-none-any.whl")), _PLAN, 5, "requirements.txt has other absl-py"),
     case("lock: a layer's diff_id changed", lock_tree(lambda d: d["layers"][0].update(diff_id=d["layers"][0]["digest"])), _PLAN, 5, "its recorded layers or its seal"),
     case("lock: a base package changed", lock_tree(lambda d: d["base"]["packages"].update(tar="9")), _CHECK, 5, "base.json has other packages"),
     case("lock: older than the seals", lock_tree(lambda d: d.pop("seal")), _PLAN, 5, "the key 'seal' is missing"),

@@ -42,7 +42,7 @@ def faults() -> Iterator[Disturbance]:
     yield _fault("redirect loop for pages", 6, "redirect loop: more than 10 redirects", page_loop=True)
     yield _fault("garbage for pages", 6, "not a project page", page_body=b"\x00\xff<<a href" * 99)
     yield _fault(
-        "garbage told to be JSON",
+        "garbage as JSON",
         6,
         "not a project page",
         page_body=b'{"meta": {',

@@ -77,8 +77,8 @@ def _sized(name: str, size: int) -> Kind:
 
 BOMBS: dict[str, Kind] = {
     "bomb": _bomb(len(b"x") * 4500),
-    "bomb told as empty": _bomb(0),
-    "bomb, nearly as told": _bomb((64 << 20) - 1),
+    "bomb with size 0": _bomb(0),
+    "bomb of nearly its size": _bomb((64 << 20) - 1),
     "bomb by ratio": Kind(field(stream=ZEROS, size=2_000_000_000), "unpacks to .* times its own size"),
     "bomb by sum": Kind(entries(_told_large), "unpacks to 48[0-9]+ bytes"),
     "bomb by overlap": Kind(entries(_kernel), "overlaps the previous entry"),

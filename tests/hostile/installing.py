@@ -203,13 +203,13 @@ INSTALLING: dict[str, Kind] = {
     ),
     "no name": Kind(metadata("METADATA", b"Name: bad\n", b""), "METADATA has  1.0"),
     "no version": Kind(metadata("METADATA", b"\nVersion: 1.0\n", b"\n"), "METADATA has bad"),
-    "version that is none": Kind(
+    "invalid version": Kind(
         metadata("METADATA", b"Version: 1.0\n", b"Version: $(id)\n"), r"METADATA has bad \$\(id\)"
     ),
     "format 2": Kind(
         metadata("WHEEL", b"Version: 1.0", b"Version: 2.0"), "unsupported Wheel-Version: 2.0; only 1.x"
     ),
-    "format that is none": Kind(
+    "invalid format": Kind(
         metadata("WHEEL", b"Version: 1.0", b"Version: new"), "unsupported Wheel-Version: new"
     ),
     "format missing": Kind(

@@ -82,10 +82,10 @@ ZIPS: dict[str, Kind] = {
     "smaller everywhere": Kind(field(size=SIZE - 1), "inflates to more than its"),
     "stored, of two sizes": Kind(field("bad/stored.bin", size=299), "stored, but with two different sizes"),
     "stored, longer in its header": Kind(local("bad/stored.bin", size=301, compressed=301), _DISAGREE),
-    "stream told shorter": Kind(
+    "stream size too small": Kind(
         field(told={"compressed": 9}, local={"compressed": 9}), "unexpected end of its deflate stream"
     ),
-    "stream told longer": Kind(told(compressed=1 << 30), "overlaps the central directory"),
+    "stream size too large": Kind(told(compressed=1 << 30), "overlaps the central directory"),
     "stream of another length in its header": Kind(local(compressed=9), _DISAGREE),
     "crc in the directory": Kind(told(crc=1), _DISAGREE),
     "crc in its header": Kind(local(crc=1), _DISAGREE),
@@ -95,7 +95,7 @@ ZIPS: dict[str, Kind] = {
     "flags in its header": Kind(local(flags=0x808), _DISAGREE),
     "method in the directory": Kind(told("bad/stored.bin", method=8), _DISAGREE),
     "method in its header": Kind(local("bad/stored.bin", method=8), _DISAGREE),
-    "header that is none": Kind(local(signature=b"PK\3\5"), _DISAGREE),
+    "invalid header": Kind(local(signature=b"PK\3\5"), _DISAGREE),
     "extra field runs on": Kind(local(extra=b"\1\0\xff\0"), "corrupt extra field"),
     "extra field into the next entry": Kind(entries(_shifted), "overlaps the previous entry"),
     "stream runs on": Kind(
@@ -141,10 +141,10 @@ ZIPS: dict[str, Kind] = {
     "another wheel in front": Kind(_in_front, "before the first entry"),
     "gap behind the directory": Kind(whole(end={"size": 0}), f"{_UNREADABLE}"),
     # the end
-    "one entry too many told": Kind(
+    "entry count too large": Kind(
         whole(end={"here": 7, "count": 7}), "fewer entries than its end record says"
     ),
-    "one entry too few told": Kind(
+    "entry count too small": Kind(
         whole(end={"here": 5, "count": 5}), "more entries in the central directory than"
     ),
     "two counts": Kind(whole(end={"here": 5}), "two different numbers of entries"),

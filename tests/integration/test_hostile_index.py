@@ -224,7 +224,7 @@ KINDS: dict[str, tuple[Answer, str]] = {
         paged(page((f"../../{NAME}", DATA))),
         "invalid file name",
     ),
-    "version that is none": (paged(page(("demo-one-py3-none-any.whl", DATA))), "invalid wheel filename"),
+    "invalid version": (paged(page(("demo-one-py3-none-any.whl", DATA))), "invalid wheel filename"),
     "a wrong size": (
         paged(
             json.dumps(

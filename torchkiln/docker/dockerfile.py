@@ -68,7 +68,7 @@ def load_templates(folder: Path) -> dict[str, str]:
     found = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.j2")}
     if ENTRY not in found:
         raise ConfigError(
-            f"{folder / ENTRY}: no such file", hint="torchkiln runs from its checkout; clone it anew"
+            f"{folder / ENTRY}: no such file", hint="torchkiln runs from its checkout; clone it again"
         )
     return found
 
