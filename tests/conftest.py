@@ -17,24 +17,25 @@ from tests.workplace import workplace
 __all__ = ["crane", "engine", "podman", "registry", "scene", "second_engine", "workplace"]
 
 
-# What takes longest begins first, so that all processes end at about the same time.
+# The longest begin first, so that all processes end at about the same time. Files with many containers come
+# after tests/docker/, which builds in the same engine.
 _FIRST = (
     "tests/docker/",
     "tests/integration/test_campaign.py",
-    "tests/integration/test_run_on_docker.py",
     "tests/integration/test_hostile_index.py",
-    "tests/integration/test_containers.py",
     "tests/integration/test_registry.py",
     "tests/unit/test_confused_statements.py",
-    "tests/integration/test_ssh.py",
-    "tests/integration/test_jupyter.py",
     "tests/unit/test_layout_limits.py",
     "tests/integration/test_smoke_bundle.py",
     "tests/integration/test_publish.py",
     "tests/unit/test_hostile_tar_bombs.py",
-    "tests/integration/",
     "tests/unit/test_lock_beside.py",
     "tests/unit/test_fuzz.py",
+    "tests/integration/test_run_on_docker.py",
+    "tests/integration/test_containers.py",
+    "tests/integration/test_ssh.py",
+    "tests/integration/test_jupyter.py",
+    "tests/integration/",
 )
 
 

@@ -54,7 +54,10 @@ def network(root: Path) -> Iterator[Network]:
     if not _BEFORE.exists():
         _BEFORE.write_text(_FORWARD.read_text())
     try:
-        _in(root, "ip", "link", "add", "name", name, "type", "bridge")
+        # A bridge without an address of its own has that of a port, which changes when a container ends: the
+        # other containers then send to an address that is gone.
+        mac = "02:54:" + ":".join(f"{byte:02x}" for byte in os.getpid().to_bytes(4, "big"))
+        _in(root, "ip", "link", "add", "name", name, "address", mac, "type", "bridge")
         _in(root, "ip", "addr", "add", f"{pool.removesuffix('.0.0/16')}.0.1/24", "dev", name)
         _in(root, "ip", "link", "set", name, "up")
         # Where nothing was forwarded before, still nothing is but what containers start.
