@@ -17,7 +17,7 @@ from tests.campaign.trials import STARTS, Disturbance, Reference
 
 _INTERRUPTED = r"error: interrupted; completed work is kept"
 _TERMINATED = r"error: terminated; completed work is kept"
-_WORKER = r"error: a worker died"
+_WORKER = r"error: a worker process was killed"
 # name → signal, victim, exit codes, what stderr tells. A shell shows -2 as 130: it came before we listened.
 _KILLS: dict[str, tuple[signal.Signals, str, tuple[int, ...], str]] = {
     "Ctrl-C": (signal.SIGINT, "group", (130, -2), _INTERRUPTED),

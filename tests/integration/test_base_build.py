@@ -216,7 +216,7 @@ def test_an_archive_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     first, *rest = caught.value.message.splitlines()
     assert first == "the archive of debian12 cannot be reached:"
     assert [line.startswith(f"  {nowhere}: ") and "connect" in line for line in rest] == [True]
-    assert "look at the network, and at the proxy" in caught.value.hint
+    assert "check the network and the proxy" in caught.value.hint
     assert not [line for line in said if "received signal" in line]
 
 

@@ -48,7 +48,7 @@ def ubuntu(tmp_path_factory: pytest.TempPathFactory, engine: Mapping[str, str]) 
         for words in (("base", "build", "--os", "ubuntu22.04"), ("lock", *CELL)):
             ran = scene.command(*words, "--images", str(scene.images))
             assert ran.returncode == 0, ran.stderr
-        assert f"lock: {TAG}: {UNTRUSTED}" in ran.stderr
+        assert f"lock: {TAG}: warning: {UNTRUSTED}" in ran.stderr
         yield scene
 
 
@@ -70,7 +70,7 @@ def small(ubuntu: Scene) -> Scene:
     scene = replace(ubuntu, images=images)
     for words, name in ((("--engine", "docker"), "ubuntu:theirs"), (("--load",), "ubuntu:ours")):
         ran = built(scene, *words)
-        assert (ran[0], f"torchkiln: the lock {UNTRUSTED}" in ran[2]) == (0, True), ran[2]
+        assert (ran[0], f"torchkiln: warning: the lock {UNTRUSTED}" in ran[2]) == (0, True), ran[2]
         scene.docker("tag", NAME, name)
     return scene
 
