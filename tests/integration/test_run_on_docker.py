@@ -44,7 +44,8 @@ def nothing_is_left(place: Place) -> Iterator[None]:
     """Neither a container nor a volume, however a run ended."""
     before = place.left()
     yield
-    deadline = (
+    # For a moment other tests have volumes without a container.
+    deadline = time.monotonic() + 60
         time.monotonic() + 60
     )  # other tests' volumes have no container for a moment, until they are removed
     while (left := place.left()) != before and time.monotonic() < deadline:
