@@ -46,8 +46,6 @@ def nothing_is_left(place: Place) -> Iterator[None]:
     yield
     # For a moment other tests have volumes without a container.
     deadline = time.monotonic() + 60
-        time.monotonic() + 60
-    )  # other tests' volumes have no container for a moment, until they are removed
     while (left := place.left()) != before and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == before
