@@ -17,6 +17,7 @@ class Cell(NamedTuple):
     python: tuple[int, ...]
     flavor: str
     capability: tuple[int, int] | None  # the lowest of the GPUs; None: no GPU, which excludes no check
+    cut: bool  # the image has device code for some GPUs only
 
 
 Rule = tuple[str, Callable[[Cell], bool]]
@@ -45,6 +46,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ("fp8-needs-8.9", _below(8, 9)),
         ("fp8-needs-9.0-before-2.3", lambda cell: cell.torch < (2, 3) and _below(9, 0)(cell)),
     ),
+    "device-code": (("device-code-is-whole", lambda cell: not cell.cut),),
     "benchmark": (("tf32-needs-8.0", _below(8, 0)),),
     "extension": (("extension-is-for-devel", lambda cell: cell.flavor != "devel"),),
 }
@@ -59,7 +61,8 @@ def not_applicable(check: str, facts: Mapping[str, Any], capability: tuple[int, 
 
 def _cell(facts: Mapping[str, Any], capability: tuple[int, int] | None) -> Cell:
     claims = facts["claims"]
-    return Cell(_numbers(claims["torch"]), _numbers(claims["python"]), claims["flavor"], capability)
+    torch, python = _numbers(claims["torch"]), _numbers(claims["python"])
+    return Cell(torch, python, claims["flavor"], capability, bool(claims.get("gpus")))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Fixtures of the checks: `facts` and `claims` (passed from outside), `measure`; writes the result of each.
 
-Under runner.py each check runs by itself, and the runner decides whether it runs. Under plain pytest this
-file decides with the same functions, and skips.
+Under runner.py each check has its own process, and the runner decides whether it runs. Under plain pytest
+this file decides with the same functions, and skips.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ if "smoke_tests" not in sys.modules:  # the suite is not loaded by path yet: pla
     runpy.run_path(str(Path(__file__).with_name("one.py")))["load_suite"](Path(__file__).parent)
 
 from smoke_tests.applicable import not_applicable
-from smoke_tests.catalogue import Check, catalogue
+from smoke_tests.catalogue import Check, catalogue, missing
 from smoke_tests.environment import NoTorchError, environment_facts
+from smoke_tests.expected import expected
 from smoke_tests.gpus import capability
 from smoke_tests.host import fault, host_facts
 from smoke_tests.measure import Measure
@@ -36,6 +37,7 @@ if not sys.dont_write_bytecode:  # a run writes nothing into the suite, not even
 _EXPLAINED = re.compile(r"\nassert .*(\n .*)*\Z")
 MEASURE = pytest.StashKey[Measure]()
 FACTS = pytest.StashKey[dict[str, Any]]()
+HOST = pytest.StashKey[dict[str, Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,13 +56,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under plain pytest, skip checks that do not apply, or that this host cannot run, with the reason.
 
-    :raises pytest.UsageError: there is no torch, so nothing to check.
+    :raises pytest.UsageError: torch cannot be imported, or the suite is incomplete.
     """
     ours = [item for item in items if item.path.parent == HERE]
     if not ours or _option(config, "--kiln-result"):
         return
+    if sentence := missing(HERE):
+        raise pytest.UsageError(sentence)
     try:
-        facts, host = _facts(config), host_facts()
+        facts, host = _facts(config), _host(config)
     except NoTorchError as error:
         raise pytest.UsageError(str(error)) from None
     checks = {check.function: check for check in catalogue(HERE)}
@@ -71,12 +75,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _reason(check: Check, config: pytest.Config, facts: dict[str, Any], host: dict[str, Any]) -> str | None:
     if check.of_image and not _option(config, "--kiln-facts"):
-        return "compares an image with its lock: torchkiln smoke does that"
+        return "compares an image with its lock: run it with torchkiln smoke"
     if check.tier == 3 and not _option(config, "--bench"):
-        return "a benchmark: --bench runs it"
+        return "a benchmark: add --bench to run it"
     if fact := not_applicable(check.id, facts, capability(host)):
         return f"not applicable: {fact}"
-    return fault(check.id, check.tier, host, facts["claims"])
+    return fault(check.id, check.tier, host, facts)
 
 
 def _facts(config: pytest.Config) -> dict[str, Any]:
@@ -84,6 +88,13 @@ def _facts(config: pytest.Config) -> dict[str, Any]:
     if FACTS not in config.stash:
         config.stash[FACTS] = json.loads(Path(given).read_bytes()) if given else environment_facts()
     return config.stash[FACTS]
+
+
+def _host(config: pytest.Config) -> dict[str, Any]:
+    """The description of this host: the runner's, which is in the report; else a new one."""
+    if HOST not in config.stash:
+        config.stash[HOST] = _facts(config).get("host") or host_facts()
+    return config.stash[HOST]
 
 
 def _option(config: pytest.Config, name: str) -> Any:
@@ -106,16 +117,26 @@ def claims(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest) -> Measure:
-    """Records measured values and their bounds; all are checked when the check ends."""
-    return request.node.stash.setdefault(MEASURE, Measure())
+    """Records measured values; all are compared with VALUES when the check ends."""
+    return _measure(request.node)
+
+
+def _measure(item: pytest.Item) -> Measure:
+    """The measured values of a check."""
+    if MEASURE not in item.stash:
+        config, name = item.config, getattr(item, "originalname", item.name)
+        check = next(check for check in catalogue(item.path.parent) if check.function == name)
+        item.stash[MEASURE] = Measure(
+            check.values, lambda value: expected(value, _facts(config), _host(config))
+        )
+    return item.stash[MEASURE]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """After the check's own asserts, compare every value with its bound, and report all faults."""
+    """After the check's own asserts, compare every value with its declaration, and report all faults."""
     yield
-    faults = item.stash.get(MEASURE, Measure()).faults()
-    if faults:
+    if faults := _measure(item).faults():
         pytest.fail("\n".join(faults), pytrace=False)
 
 
@@ -131,17 +152,17 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _result(item: pytest.Item, call: Any, report: Any, before: dict[str, Any]) -> dict[str, Any]:
-    seen = item.stash.get(MEASURE, Measure())
+    values = _measure(item)
     # Not a success before the check has ended: its process can still die.
     result = {"outcome": "failed", "message": "", "ran": False} | before
     if not result["message"] and (report.skipped or hasattr(report, "wasxfail")):
         reason = getattr(report, "wasxfail", "") or str(call.excinfo.value if call.excinfo else "")
-        result["message"] = f"the check skipped itself, which no check may: {reason}"
+        result["message"] = f"the check skipped itself, which is not allowed: {reason}"
     elif not result["message"] and report.failed:
-        result["message"] = _message(call, report) or "it failed without a word"
+        result["message"] = _message(call, report) or "failed without a message"
     result["ran"] = result["ran"] or call.when == "call"
     result["outcome"] = "passed" if result["ran"] and not result["message"] else "failed"
-    return result | {"measured": seen.measured, "threshold": seen.threshold}
+    return result | {"measured": values.measured, "threshold": values.threshold}
 
 
 def _message(call: Any, report: Any) -> str:

@@ -1,4 +1,4 @@
-"""Read NEEDED and SONAME from the dynamic section of 64-bit little-endian ELF files."""
+"""Read the dynamic section and the section headers of 64-bit little-endian ELF files."""
 
 from __future__ import annotations
 
@@ -74,3 +74,20 @@ def _string(strings: bytes, at: int) -> str:
 def _at(file: BinaryIO, offset: int, size: int) -> bytes:
     file.seek(offset)
     return file.read(size)
+
+
+def sections(data: bytes) -> list[tuple[str, int, int]]:
+    """Name, first byte and size of each section of the ELF file *data*, bytes or a mapped file; empty if it
+    has none or is another kind of file."""
+    if len(data) < 64 or data[:6] != b"\x7fELF\x02\x01":
+        return []
+    (table,) = struct.unpack_from("<Q", data, 40)
+    size, count, names_at = struct.unpack_from("<HHH", data, 58)
+    if size < 64 or table + size * count > len(data) or names_at >= count:
+        return []
+    rows = [struct.unpack_from("<I20xQQ", data, table + number * size) for number in range(count)]
+    names = data[rows[names_at][1] : rows[names_at][1] + rows[names_at][2]]
+    return [
+        (names[name : names.find(b"\0", name)].decode("ascii", "replace"), offset, length)
+        for name, offset, length in rows
+    ]

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 CLASSES = 8
-_WORDS = 16  # of each class, its own
-_SHARE = 0.25  # of a sentence's words are of its class
+_WORDS = 16  # of each class
+_SHARE = 0.25  # the part of a sentence's words that belong to its class
 
 
 class Shape(NamedTuple):
@@ -28,7 +28,7 @@ class Shape(NamedTuple):
 
 
 BERT_BASE = Shape(layers=12, width=768, heads=12, inner=3072, vocabulary=30522, positions=512)
-PARAMETERS = 108_891_648  # that BERT-base is published with, the pooler left out
+PARAMETERS = 108_891_648  # of the published BERT-base, without the pooler
 
 
 class Layer(nn.Module):
@@ -83,14 +83,14 @@ class Classifier(nn.Module):
         self.encoder = Encoder(shape)
         self.head = nn.Linear(shape.width, CLASSES)
         generator = torch.Generator().manual_seed(seed)
-        for part in self.modules():  # as BERT begins
+        for part in self.modules():  # as BERT is initialized
             if isinstance(part, (nn.Linear, nn.Embedding)):
                 part.weight.data.normal_(std=0.02, generator=generator)
             if isinstance(part, nn.Linear):
                 nn.init.zeros_(part.bias)
         for layer in self.encoder.layers:
-            # At first a layer passes on what it gets, and learns from there, as in fine-tuning. Begun at
-            # random, twelve of them learn nothing for some sixty steps, and rounding decides when that ends.
+            # At first a layer returns its input, as in fine-tuning. Twelve random layers learn nothing for
+            # about sixty steps, and rounding decides when that ends.
             nn.init.zeros_(layer.joined.weight)
             nn.init.zeros_(layer.down.weight)
 
@@ -104,8 +104,8 @@ def sentences(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Random words, a quarter of them from a small vocabulary of the sentence's class; and the classes.
 
-    The classes take turns. By chance a batch would have more of one, and AdamW's first step, which moves each
-    weight as far as it may, would make a network of random weights say that one to everything.
+    The classes alternate. A random batch would have more of one class, and after AdamW's first step, which
+    moves each weight by the full rate, a network with random weights would answer that class to everything.
     """
     generator = torch.Generator().manual_seed(seed)
     classes = torch.arange(count) % CLASSES

@@ -73,58 +73,58 @@ class Training:
 def training(model: nn.Module, precision: str) -> Iterator[Training]:
     """A Training on the GPU, whose memory is empty before and after."""
     _clear()
-    one = Training(model, precision)
+    trained = Training(model, precision)
     try:
-        yield one
+        yield trained
     finally:
-        vars(one).clear()  # the name in the caller's block outlives it
+        vars(trained).clear()  # the name in the caller's block outlives it
         _clear()
 
 
 def step_times(
-    one: Training, words: torch.Tensor, classes: torch.Tensor, *, warm: int, steps: int
+    trained: Training, words: torch.Tensor, classes: torch.Tensor, *, warm: int, steps: int
 ) -> list[float]:
     """Milliseconds of each of *steps* on the same batch, by the GPU's clock, after *warm* warm-up steps."""
-    words, classes = words.to(one.device), classes.to(one.device)
+    words, classes = words.to(trained.device), classes.to(trained.device)
     torch.cuda.reset_peak_memory_stats()
     for _ in range(warm):
-        one.step(words, classes)
+        trained.step(words, classes)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
     marks[0].record()
     for mark in marks[1:]:
-        one.step(words, classes)
+        trained.step(words, classes)
         mark.record()
     torch.cuda.synchronize()
     return [figures(before.elapsed_time(after)) for before, after in itertools.pairwise(marks)]
 
 
-def fits(one: Training, words: torch.Tensor, classes: torch.Tensor) -> bool:
+def fits(trained: Training, words: torch.Tensor, classes: torch.Tensor) -> bool:
     """Whether two steps on this batch fit into the memory, with an empty cache of blocks."""
     torch.cuda.empty_cache()
     try:
         for _ in range(2):
-            one.step(words, classes)
+            trained.step(words, classes)
         torch.cuda.synchronize()
     except torch.cuda.OutOfMemoryError:
         return False
     finally:
-        one.optimizer.zero_grad(set_to_none=True)
+        trained.optimizer.zero_grad(set_to_none=True)
     return True
 
 
-def losses(one: Training, words: torch.Tensor, classes: torch.Tensor, *, steps: int) -> list[float]:
+def losses(trained: Training, words: torch.Tensor, classes: torch.Tensor, *, steps: int) -> list[float]:
     """The loss before each of *steps*; each step uses another part of the sentences."""
     found = []
     for rate, *batch in zip(rates(steps), words.chunk(steps), classes.chunk(steps), strict=True):
-        for group in one.optimizer.param_groups:
+        for group in trained.optimizer.param_groups:
             group["lr"] = rate
-        found.append(one.step(*batch))
+        found.append(trained.step(*batch))
     return [figures(value) for value in torch.stack(found).tolist()]
 
 
 def rates(steps: int) -> list[float]:
-    """Up from nothing, then down to it. AdamW's first steps move each weight as far as they may, whatever its
-    gradient; at the full rate they would carry random weights so far that the loss rises."""
+    """The rate of each step: it rises from 0, then falls to 0. AdamW's first steps move each weight by the
+    whole rate, also for a small gradient; with random weights and the full rate the loss would rise."""
     top = WARM_UP * steps
     return [LEARNING_RATE * min((at + 1) / top, (steps - at) / (steps - top)) for at in range(steps)]
 

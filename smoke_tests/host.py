@@ -25,14 +25,15 @@ _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F][0-9a-fA-F/-]{7,}")
 
 
 def host_facts() -> dict[str, Any]:
-    """Kernel, cores, memory and shared memory (bytes), the driver and its GPUs (see probes/driver.py), and
-    the digest of image.json."""
+    """Kernel, cores, memory and shared memory (bytes), why no process can run as another user (None: it
+    can), the driver and its GPUs (see `driver_probe`), and the digest of image.json."""
     return {
         "kernel": os.uname().release,
         "cores": len(os.sched_getaffinity(0)),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "shm": shm_bytes(),
         "uid": os.getuid(),
+        "other_users": probe("user", "fault"),
         "driver": _driver(),
         "image_json_sha256": _sha256(IMAGE_FACTS),
     }
@@ -43,22 +44,39 @@ def host_texts() -> dict[str, str | None]:
     return {"nvidia_smi": _nvidia_smi(), "torch_config": _torch_config()}
 
 
-def fault(check: str, tier: int, host: Mapping[str, Any], claims: Mapping[str, Any]) -> str | None:
-    """A sentence on what this host lacks for *check*; None: it can run it."""
+def fault(check: str, tier: int, host: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
+    """Why this host cannot run *check*, as a sentence; None: it can."""
+    claims = facts["claims"]
     if check in ("cpu-train", "loader") and host["shm"] < SHM_NEEDED:
-        has = f"{host['shm'] >> 20} MiB" if host["shm"] else "nothing that can be written"
-        return f"host: /dev/shm has {has}, DataLoader workers need {SHM_NEEDED >> 20} MiB (--shm-size)"
+        state = f"has {host['shm'] >> 20} MiB free" if host["shm"] else "cannot be written"
+        return f"host: /dev/shm {state}, but DataLoader workers need {SHM_NEEDED >> 20} MiB (--shm-size)"
+    if check == "user" and host["other_users"]:
+        return (
+            f"host: no process can run as another user here ({host['other_users']}): "
+            "run as root, or allow user namespaces (sysctl user.max_user_namespaces)"
+        )
+    if check == "device-code" and (absent := _absent_wheels(facts)):
+        return (
+            f"host: nothing to compare with: the wheels of {', '.join(absent)} are not here; "
+            "run the check by the runtime rootfs, crun or runc where the image was built"
+        )
     return lacking(tier, host, claims)
+
+
+def _absent_wheels(facts: Mapping[str, Any]) -> list[str]:
+    """The wheels that were cut and that the host did not mount."""
+    mounted = facts.get("wheel_files", {})
+    return [name for name in facts["device_code"]["wheels"] if name not in mounted]
 
 
 def shm_bytes(folder: Path = SHM) -> int:
     """Free bytes of the shared memory; 0 if it is absent or cannot be written."""
     try:
         with tempfile.TemporaryFile(dir=folder):
-            room = os.statvfs(folder)
+            space = os.statvfs(folder)
     except OSError:
         return 0
-    return room.f_bavail * room.f_frsize
+    return space.f_bavail * space.f_frsize
 
 
 def without_uuids(text: str) -> str:
@@ -76,8 +94,8 @@ def _driver() -> dict[str, Any]:
         found: dict[str, Any] = probe("driver", limit=DRIVER_LIMIT)
     except AssertionError as error:
         lines = str(error).splitlines()
-        told = f"{lines[0]}: {lines[-1]}" if len(lines) > 1 else lines[0]
-        return {"fault": told, "gpus": [], "peers": []}
+        message = f"{lines[0]}: {lines[-1]}" if len(lines) > 1 else lines[0]
+        return {"fault": message, "gpus": [], "peers": []}
     return found | {"visible": found["visible"] and without_uuids(found["visible"])}
 
 

@@ -30,24 +30,24 @@ class Linkage(NamedTuple):
 def read_linkage(folder: Path) -> Linkage:
     """Run the loader on each ELF file of this architecture under *folder*.
 
-    :raises AssertionError: the interpreter names no loader, or the loader fails.
+    :raises AssertionError: the interpreter has no loader, or the loader fails.
     """
     own = read_elf(Path(os.path.realpath(sys.executable)))
-    assert own is not None, f"{sys.executable} is no ELF file"
-    assert own.interpreter, f"{sys.executable} names no loader"
+    assert own is not None, f"{sys.executable} is not an ELF file"
+    assert own.interpreter, f"{sys.executable} has no dynamic loader"
     loader = own.interpreter
     files = [(path, elf) for path, elf in _elf_files(folder) if elf.machine == own.machine]
-    asking = [(path, elf) for path, elf in files if elf.needed]
+    with_needed = [(path, elf) for path, elf in files if elf.needed]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        answers = list(pool.map(lambda item: _ask(loader, item[0]), asking))
+        resolved = list(pool.map(lambda item: _resolve(loader, item[0]), with_needed))
     unfound: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     unversioned: set[str] = set()
-    for (path, elf), (found, complaints) in zip(asking, answers, strict=True):
+    for (path, elf), (found, errors) in zip(with_needed, resolved, strict=True):
         name = str(path.relative_to(folder))
         program = elf.interpreter is not None
         unfound[program] += [(name, soname) for soname in elf.needed if soname not in found]
-        unversioned.update(complaints)
-    pairs = sum(len(elf.needed) for _, elf in asking)
+        unversioned.update(errors)
+    pairs = sum(len(elf.needed) for _, elf in with_needed)
     return Linkage(
         files=len(files),
         needed=pairs,
@@ -75,7 +75,7 @@ def _elf_files(folder: Path) -> Iterator[tuple[Path, Elf]]:
                 yield path, elf
 
 
-def _ask(loader: str, path: Path) -> tuple[set[str], list[str]]:
+def _resolve(loader: str, path: Path) -> tuple[set[str], list[str]]:
     """The sonames that the loader finds for *path*, and its messages on missing symbol versions."""
     done = subprocess.run(
         [loader, str(path)],
@@ -87,11 +87,11 @@ def _ask(loader: str, path: Path) -> tuple[set[str], list[str]]:
     )
     found = set()
     for line in done.stdout.splitlines():
-        soname, arrow, where = line.strip().partition(" => ")
-        if arrow and not where.startswith("not found"):
+        soname, separator, path_found = line.strip().partition(" => ")
+        if separator and not path_found.startswith("not found"):
             found.add(soname)
-        elif not arrow and soname.startswith("/"):
+        elif not separator and soname.startswith("/"):
             found |= {soname.split()[0], Path(soname.split()[0]).name}
-    complaints = [line for line in done.stderr.splitlines() if "version `" in line]
-    assert done.returncode == 0 or found or complaints, f"{loader} {path}: {done.stderr.strip()}"
-    return found, complaints
+    errors = [line for line in done.stderr.splitlines() if "version `" in line]
+    assert done.returncode == 0 or found or errors, f"{loader} {path}: {done.stderr.strip()}"
+    return found, errors

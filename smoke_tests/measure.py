@@ -1,54 +1,57 @@
-"""Compare the measured values of a check with their bounds.
+"""Record the measured values of a check and compare them with its declaration (values.py).
 
-The report contains both, so that they can be compared again. Bounds: `equals`, `at_least`, `at_most`; a value
-without a bound is only recorded.
+The report contains values and bounds, so that they can be compared again.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
-_NOTHING: Any = object()
+from smoke_tests.values import Declared, bounds, kind_fault, same
 
 
 class Measure:
-    """The measured values of a check; call it once for each value."""
+    """The measured values of a check; call it once for each declared value."""
 
-    def __init__(self) -> None:
+    def __init__(self, declared: Declared, expected: Callable[[str], Any]) -> None:
+        self._declared = declared
+        self._expected = expected
         self.measured: dict[str, Any] = {}
-        self.threshold: dict[str, dict[str, Any]] = {}
 
-    def __call__(
-        self, name: str, value: Any, *, equals: Any = _NOTHING, at_least: Any = None, at_most: Any = None
-    ) -> None:
-        """Record *value* under *name* with its bound; all values are checked when the check ends.
+    def __call__(self, name: str, value: Any) -> None:
+        """Record *value* under *name*; all values are compared when the check ends.
 
-        :raises ValueError: *name* was measured before.
+        :raises ValueError: *name* is not declared, or was measured before.
         """
+        if name not in self._declared:
+            raise ValueError(f"{name} is not declared in VALUES")
         if name in self.measured:
             raise ValueError(f"{name} is measured twice")
         self.measured[name] = plain(value)
-        bound = {
-            key: plain(limit)
-            for key, limit in (("at_least", at_least), ("at_most", at_most))
-            if limit is not None
-        }
-        if equals is not _NOTHING:
-            bound["equals"] = plain(equals)
-        if bound:
-            self.threshold[name] = bound
 
-    def faults(self) -> list[str]:
-        """A sentence for each value that is not within its bound, and one if nothing was bounded."""
-        if not self.threshold:
-            return ["the check bounded nothing: it could not have failed"]
-        return [
-            f"{name}: {told}"
-            for name, bound in self.threshold.items()
-            if (told := fault(self.measured[name], bound))
-        ]
+    @property
+    def threshold(self) -> dict[str, dict[str, Any]]:
+        """The bounds of the measured values."""
+        found = bounds(self._declared, self._expected)
+        return {name: bound for name, bound in found.items() if name in self.measured}
+
+    def faults(self, *, complete: bool = True) -> list[str]:
+        """A sentence for each value that is of another type or out of bounds; with *complete* also for each
+        value that was not measured, and if no value has a bound."""
+        threshold = self.threshold
+        if complete and not threshold:
+            return ["no value has a bound, so the check cannot fail"]
+        messages = [(name, self._fault(name, threshold.get(name, {}))) for name in self.measured]
+        if complete:
+            messages += [(name, "not measured") for name in self._declared if name not in self.measured]
+        return [f"{name}: {message}" for name, message in messages if message]
+
+    def _fault(self, name: str, bound: dict[str, Any]) -> str:
+        kind = self._declared[name].get("type", "number" if "equals" not in bound else "any")
+        return fault(self.measured[name], bound) or kind_fault(self.measured[name], kind)
 
 
 def plain(value: Any) -> Any:
@@ -64,7 +67,7 @@ def plain(value: Any) -> Any:
 
 def fault(value: Any, bound: dict[str, Any]) -> str:
     """Why *value* is not within *bound*; empty when it is."""
-    if "equals" in bound and value != bound["equals"]:
+    if "equals" in bound and not same(value, bound["equals"]):
         return difference(value, bound["equals"])
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if "at_least" in bound and not (number and value >= bound["at_least"]):
@@ -74,22 +77,22 @@ def fault(value: Any, bound: dict[str, Any]) -> str:
     return ""
 
 
-def difference(value: Any, wanted: Any) -> str:
-    """How *value* differs from *wanted*; of mappings and lists only the entries that differ."""
-    if isinstance(value, dict) and isinstance(wanted, dict):
-        parts = [f"{key} is missing (wanted {wanted[key]!r})" for key in wanted if key not in value]
-        parts += [f"{key} is not wanted (is {value[key]!r})" for key in value if key not in wanted]
+def difference(value: Any, expected: Any) -> str:
+    """How *value* differs from *expected*; of objects and lists only the entries that differ."""
+    if isinstance(value, dict) and isinstance(expected, dict):
+        parts = [f"{key} is missing (expected {expected[key]!r})" for key in expected if key not in value]
+        parts += [f"{key} is not expected (is {value[key]!r})" for key in value if key not in expected]
         parts += [
-            f"{key} is {value[key]!r}, wanted {wanted[key]!r}"
+            f"{key} is {value[key]!r}, expected {expected[key]!r}"
             for key in value
-            if key in wanted and value[key] != wanted[key]
+            if key in expected and value[key] != expected[key]
         ]
         return _joined(parts)
-    if isinstance(value, list) and isinstance(wanted, list):
-        parts = [f"{item!r} is missing" for item in wanted if item not in value]
-        parts += [f"{item!r} is not wanted" for item in value if item not in wanted]
-        return _joined(parts) if parts else f"{value!r} is in another order than {wanted!r}"
-    return f"is {value!r}, wanted {wanted!r}"
+    if isinstance(value, list) and isinstance(expected, list):
+        parts = [f"{item!r} is missing" for item in expected if item not in value]
+        parts += [f"{item!r} is not expected" for item in value if item not in expected]
+        return _joined(parts) if parts else f"{value!r} has another order than {expected!r}"
+    return f"is {value!r}, expected {expected!r}"
 
 
 def _joined(parts: list[str], most: int = 12) -> str:

@@ -1,7 +1,7 @@
 """Run one check in this process: `python -I -B one.py SUITE WHEELS FILE::FUNCTION FACTS RESULT`.
 
-The folder of pytest's wheels is *appended* to sys.path and the suite is loaded by path, so that packages of
-the image come first and are not shadowed.
+pytest comes from the folder of its wheels, never from the image. That folder is *appended* to sys.path, and
+the suite is loaded by path, so that other packages of the image come first and are not shadowed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ def load_suite(folder: Path) -> None:
 def main(suite: str, wheels: str, node: str, facts: str, result: str) -> int:
     """Run the check; pytest's exit code."""
     load_suite(Path(suite))
+    from smoke_tests.isolation import add_packages, add_pytest
+
+    add_packages()
     if wheels:
-        sys.path.append(wheels)
+        add_pytest(wheels)
     import pytest
 
     arguments = ["-q", "-p", "no:junitxml", "-c", f"{suite}/pytest.ini", "--rootdir", suite]

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PROBES = Path(__file__).parent / "probes"
+from smoke_tests.catalogue import driver_probe
+
+SUITE = Path(__file__).parent
 GRACE = 3.0  # seconds to wait after SIGKILL
 
 
@@ -17,9 +19,10 @@ def probe(name: str, *arguments: str, limit: float | None = None) -> Any:
     """The output of probes/*name*.py, run by the image's interpreter with its own sys.path.
 
     :param limit: seconds; None: the check's own limit is enough.
-    :raises AssertionError: it died, failed or hung; a signal is named.
+    :raises AssertionError: it failed, was killed or timed out; a signal is named.
     """
-    command = [sys.executable, "-I", "-B", str(PROBES / f"{name}.py"), *arguments]
+    script = driver_probe(SUITE) if name == "driver" else SUITE / "probes" / f"{name}.py"
+    command = [sys.executable, "-I", "-B", str(script), *arguments]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -27,13 +30,12 @@ def probe(name: str, *arguments: str, limit: float | None = None) -> Any:
         stdout, stderr = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         process.kill()
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # a process that is blocked in the kernel does not die
+        # A process that is blocked in the kernel does not die.
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=GRACE)
-        raise AssertionError(f"probe {name} had no end within {limit:g} s") from None
-    told = "\n".join(filter(None, (f"probe {name} {ending(process.returncode)}", tail(stderr))))
-    assert process.returncode == 0, told
+        raise AssertionError(f"probe {name} timed out after {limit:g} s") from None
+    message = "\n".join(filter(None, (f"probe {name} {ending(process.returncode)}", tail(stderr))))
+    assert process.returncode == 0, message
     return json.loads(stdout.splitlines()[-1])
 
 

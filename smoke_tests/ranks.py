@@ -13,30 +13,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from smoke_tests.isolation import flags
 from smoke_tests.probe import ending, tail, where
 
 SUITE = Path(__file__).resolve().parent
-GRACE = 15.0  # seconds that the others have when a rank has died, and between SIGABRT and SIGKILL
-_LOOK = 0.1  # seconds
+GRACE = 15.0  # seconds for the other ranks after one has failed, and between SIGABRT and SIGKILL
+_POLL = 0.1  # seconds
 
 
 class Ending(NamedTuple):
     """How one rank ended."""
 
     rank: int
-    code: int | None  # its exit status, a signal's number below zero; None: it had to be stopped
+    code: int | None  # exit status; a negative number is a signal; None: it was stopped
     seconds: float  # from the start of the ranks to its end
     output: str
-    values: Any  # what its function returned; None: it left nothing
+    values: Any  # what its function returned; None: there is no result
 
 
 def run_ranks(worker: str, *, limit: float, world: int | None = None, **arguments: Any) -> list[Any]:
     """The results of *worker* ("module:function" of workers/) by rank.
 
-    :param limit: seconds for all of them; a rank that has not ended then is stopped and reported.
+    :param limit: seconds for all of them; a rank that is still running then is stopped and reported.
     :param world: the number of ranks; None: one for each GPU that torch sees.
     :param arguments: keyword arguments for the function, as JSON.
-    :raises AssertionError: a rank died, failed or hung; with its number and the end of its output.
+    :raises AssertionError: a rank failed, was killed or timed out; with its number and the end of its output.
     """
     return values_of(rank_endings(worker, limit=limit, world=world, **arguments))
 
@@ -81,33 +82,33 @@ def values_of(endings: Sequence[Ending]) -> list[Any]:
 
     :raises AssertionError: one failed. The first failure is listed first: the others waited for that rank.
     """
-    in_order = sorted(endings, key=lambda one: (one.code is None, one.seconds, one.code or 0))
-    told = [words for one in in_order if (words := fault(one))]
-    assert not told, "\n".join(told)
-    return [one.values for one in endings]
+    in_order = sorted(endings, key=lambda rank: (rank.code is None, rank.seconds, rank.code or 0))
+    faults = [message for rank in in_order if (message := fault(rank))]
+    assert not faults, "\n".join(faults)
+    return [rank.values for rank in endings]
 
 
-def fault(one: Ending) -> str:
+def fault(ended: Ending) -> str:
     """Why a rank failed, with its traceback or the end of its output; empty if it succeeded."""
     # At the end of a process NCCL writes its log, after the error of the process.
-    lines = [line for line in one.output.splitlines() if " NCCL INFO " not in line]
+    lines = [line for line in ended.output.splitlines() if " NCCL INFO " not in line]
     output = "\n".join(lines)
-    if one.code is None:
-        return f"rank {one.rank} had not ended after {one.seconds:g} s and was stopped\n{where(output)}"
-    if one.code < 0:
-        words = [line.strip() for line in lines if line.strip().startswith("what():")]
-        return "\n".join([f"rank {one.rank} {ending(one.code)}", *words[:1], where(output)])
-    if one.code:
-        return f"rank {one.rank} {ending(one.code)}\n{tail(output)}"
-    if one.values is None:
-        return f"rank {one.rank} ended without a result\n{tail(output)}"
+    if ended.code is None:
+        return f"rank {ended.rank} timed out after {ended.seconds:g} s and was stopped\n{where(output)}"
+    if ended.code < 0:
+        reasons = [line.strip() for line in lines if line.strip().startswith("what():")]
+        return "\n".join([f"rank {ended.rank} {ending(ended.code)}", *reasons[:1], where(output)])
+    if ended.code:
+        return f"rank {ended.rank} {ending(ended.code)}\n{tail(output)}"
+    if ended.values is None:
+        return f"rank {ended.rank} ended without a result\n{tail(output)}"
     return ""
 
 
-def measure_group(measure: Callable[..., None], seen: Sequence[Any]) -> None:
+def measure_group(measure: Callable[..., None], results: Sequence[Any]) -> None:
     """The common conditions of checks with several GPUs: NCCL was used, and each rank had its own GPU."""
-    measure("backend", [rank["backend"] for rank in seen], equals=["nccl"] * len(seen))
-    measure("gpus", [rank["device"] for rank in seen], equals=list(range(len(seen))))
+    measure("backend", [rank["backend"] for rank in results])
+    measure("gpus", [rank["device"] for rank in results])
 
 
 def gpus_of_torch() -> int:
@@ -117,15 +118,15 @@ def gpus_of_torch() -> int:
     """
     import torch
 
-    found = torch.cuda.device_count()
-    assert found >= 2, f"torch sees {found} GPU, and two are needed"
-    return found
+    count = torch.cuda.device_count()
+    assert count >= 2, f"torch finds {count} GPU{'' if count == 1 else 's'}, but two are needed"
+    return count
 
 
 def _start(
     worker: str, rank: int, world: int, folder: Path, env: Mapping[str, str], arguments: dict[str, Any]
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-B", str(SUITE / "rank.py"), str(SUITE), worker]
+    command = [sys.executable, *flags(), str(SUITE / "rank.py"), str(SUITE), worker]
     command += [str(rank), str(world), str(folder), json.dumps(arguments)]
     with (folder / f"rank-{rank}.log").open("wb") as sink:
         return subprocess.Popen(
@@ -134,7 +135,7 @@ def _start(
 
 
 def _watch(started: Sequence[subprocess.Popen[bytes]], began: float, limit: float) -> dict[int, float]:
-    """Wait until all ranks have ended or *limit* is over; after one has died, the others get a short time.
+    """Wait until all ranks have ended: at most *limit* seconds, and a short time after one has failed.
     Returns the seconds after which each ended."""
     ended: dict[int, float] = {}
     ends = began + limit
@@ -144,16 +145,16 @@ def _watch(started: Sequence[subprocess.Popen[bytes]], began: float, limit: floa
                 ended[rank] = time.monotonic() - began
                 if process.returncode:
                     ends = min(ends, time.monotonic() + GRACE)
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
     return ended
 
 
 def _stop(started: Sequence[subprocess.Popen[bytes]]) -> set[int]:
-    """End the ranks that still run, and return their numbers. SIGABRT comes first, for a traceback."""
+    """Stop the ranks that are still running, and return their numbers. SIGABRT first, for a traceback."""
     running = {rank for rank, process in enumerate(started) if process.poll() is None}
     for number in (signal.SIGABRT, signal.SIGKILL):
         for rank in running:
-            started[rank].send_signal(number)  # does nothing to one that has ended meanwhile
+            started[rank].send_signal(number)  # no effect if it has ended meanwhile
         _await((started[rank] for rank in running), GRACE)
     for process in started:
         process.wait()
@@ -164,7 +165,7 @@ def _await(processes: Iterable[subprocess.Popen[bytes]], seconds: float) -> None
     ends = time.monotonic() + seconds
     for process in processes:
         while process.poll() is None and time.monotonic() < ends:
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
 
 
 def _values(path: Path) -> Any:

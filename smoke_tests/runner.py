@@ -1,8 +1,9 @@
 """Run the checks, and print one JSON object per line: the host, then the start and the end of each check.
 
 Start it as `python -I -B runner.py`; without facts it checks the environment that it runs in, and skips
-checks that need a lock. Every check has its own process group, so that a check that dies, hangs or leaves
-children behind does not affect others.
+checks that need a lock. In an image it is started with -S, too: then the checks run without the image's
+start-up code (see isolation.py). Every check has its own process group, so that a check that dies, hangs or
+leaves children behind does not affect others.
 """
 
 from __future__ import annotations
@@ -26,53 +27,62 @@ GRACE = 3.0  # seconds between asking for a traceback (SIGABRT) and SIGKILL
 
 
 def main() -> int:
-    """Run the selected checks; returns 0 whatever their outcomes, or 2 if there is nothing to run."""
+    """Run the selected checks; returns 0 for all outcomes, 2 if there is nothing to run."""
     options = _options()
     _load_suite()
     from smoke_tests.applicable import not_applicable
-    from smoke_tests.catalogue import catalogue, digest
+    from smoke_tests.catalogue import catalogue, digest, missing
     from smoke_tests.environment import NoTorchError, environment_facts
     from smoke_tests.gpus import capability
     from smoke_tests.host import fault, host_facts, host_texts
+    from smoke_tests.isolation import remove_unexpected
 
+    if sentence := missing(HERE):
+        return refuse(sentence)
     of_image = bool(options.facts)
-    if not of_image:
+    if of_image:
+        facts = json.loads(Path(options.facts).read_bytes())
+        remove_unexpected(os.environ, facts.get("env", {}))
+    else:
+        remove_unexpected(os.environ, None)
         if not (options.wheels or importlib.util.find_spec("pytest")):
             return refuse(f"{sys.executable} has no pytest: install it, or name its folder by --wheels")
         try:
-            options.facts = write_temporary(environment_facts())
+            facts = environment_facts()
         except NoTorchError as error:
             return refuse(str(error))
-    facts = json.loads(Path(options.facts).read_bytes())
     host = host_facts()
-    tell("host", suite=digest(HERE), **host, **host_texts())
+    options.facts = write_temporary(facts | {"host": host})
+    emit("host", suite=digest(HERE), **host, **host_texts())
     ends = time.monotonic() + options.limit
     for check in catalogue(HERE):
         if check.tier > options.tier or (options.only and check.id not in options.only):
             continue
         if check.of_image and not of_image:
             continue
-        tell("start", id=check.id)
+        emit("start", id=check.id)
         began = time.monotonic()
         if fact := not_applicable(check.id, facts, capability(host)):
             found = finding("not-applicable", fact)
-        elif lacks := fault(check.id, check.tier, host, facts["claims"]):
+        elif lacks := fault(check.id, check.tier, host, facts):
             found = finding("skipped", lacks)
         elif began >= ends:
-            found = finding("failed", f"not started: the suite's limit of {options.limit:g} s was used up")
+            found = finding("failed", f"not started: the suite's limit of {options.limit:g} s was reached")
         else:
             found = in_own_process(check, options, min(check.limit, ends - began))
-        tell("finding", id=check.id, tier=check.tier, seconds=round(time.monotonic() - began, 3), **found)
-    tell("end")
+        emit("finding", id=check.id, tier=check.tier, seconds=round(time.monotonic() - began, 3), **found)
+    emit("end")
     return 0
 
 
 def in_own_process(check: Any, options: argparse.Namespace, limit: float) -> dict[str, Any]:
     """Run one check and read its result; without a result it has failed, with how the process ended."""
+    from smoke_tests.isolation import flags
+
     scratch = Path(tempfile.mkdtemp(prefix="kiln-check-"))
     try:
         result, output = scratch / "result.json", scratch / "output"
-        command = [sys.executable, "-I", "-B", str(HERE / "one.py"), str(HERE), options.wheels]
+        command = [sys.executable, *flags(), str(HERE / "one.py"), str(HERE), options.wheels]
         command += [f"{check.file}::{check.function}", options.facts, str(result)]
         with output.open("wb") as sink:
             code = ended_by(command, environment(scratch), sink, limit)
@@ -91,7 +101,7 @@ def judge(code: int | None, result: Path, output: str, limit: float) -> dict[str
         left = {"outcome": "failed", "message": "", "measured": {}, "threshold": {}, "ran": False}
     values = {"measured": left["measured"], "threshold": left["threshold"]}
     if code is None:
-        return finding("failed", f"no end within {limit:g} s; killed\n{where(output)}", **values)
+        return finding("failed", f"timed out after {limit:g} s and was killed\n{where(output)}", **values)
     if code < 0:
         return finding("failed", f"the process {ending(code)}\n{where(output)}", **values)
     if left["outcome"] != "passed" and left["message"]:
@@ -122,18 +132,18 @@ def ended_by(command: list[str], env: dict[str, str], sink: Any, limit: float) -
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """The container's own environment; caches and temporary files go to *scratch*, away from the image."""
+    """The variables of this process; caches and temporary files go to *scratch*, away from the image."""
     own = {
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the image's anyio brings a plugin
         "TMPDIR": str(scratch),
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
         "TRITON_CACHE_DIR": str(scratch / "triton"),
     }
-    return {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | own
+    return dict(os.environ) | own
 
 
 def write_temporary(facts: dict[str, Any]) -> str:
-    """A file with *facts*, deleted when this process ends."""
+    """The path of a file with *facts*, deleted when this process ends."""
     import atexit
 
     descriptor, path = tempfile.mkstemp(prefix="kiln-facts-", suffix=".json")
@@ -148,7 +158,7 @@ def finding(outcome: str, message: str, **values: Any) -> dict[str, Any]:
     return {"outcome": outcome, "message": message, "measured": {}, "threshold": {}} | values
 
 
-def tell(event: str, **values: Any) -> None:
+def emit(event: str, **values: Any) -> None:
     """Print a line and flush it, so that it is not lost in a crash."""
     print(json.dumps({"event": event, **values}), flush=True)
 

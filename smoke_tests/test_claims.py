@@ -2,56 +2,45 @@
 
 import pytest
 
+from smoke_tests.expected import expected, head
 from smoke_tests.probe import probe
-from smoke_tests.tag import parse_tag
+
+VALUES = {
+    "claims": {
+        "image_json": {"expected": "claims"},
+        "labels": {"expected": "labels"},
+        "build": {"expected": "build"},
+        "python": {"expected": "python"},
+        "os": {"expected": "os"},
+        "wheel_cuda": {"expected": "wheel_cuda"},
+        "cuda_promise": {"equals": True},
+        "cudnn": {"expected": "cudnn"},
+        "cudnn_wheel": {"expected": "cudnn_wheel"},
+        "nccl": {"expected": "nccl"},
+        "nccl_wheel": {"expected": "nccl_wheel"},
+        "tag": {"expected": "tag"},
+    },
+}
 
 
 @pytest.mark.tier(0)
 def test_claims(facts, measure):
     """Compare the lock and the manifest with image.json and with the software itself."""
-    seen = probe("software")
-    claims, account, labels = facts["claims"], seen["image_json"] or {}, facts["labels"]
-    locked = {wheel["name"] for wheel in facts["wheels"]}
+    software = probe("software")
+    claims, labels, image_json = facts["claims"], facts["labels"], software["image_json"] or {}
 
-    measure("image_json", {key: account.get(key) for key in claims}, equals=claims)
-    wanted = {
-        f"torchkiln.{key}": " ".join(value) if isinstance(value, list) else str(value)
-        for key, value in claims.items()
-        if value and key != "tag"
-    }
-    wanted["org.opencontainers.image.version"] = claims["tag"]
-    measure("labels", {key: labels.get(key) for key in wanted}, equals=wanted)
-
-    measure("build", seen["build"], equals=claims["torch"])
-    measure("python", seen["python"], equals=claims["python"])
-    measure("os", seen["os"], equals=claims["os"])
-    measure("wheel_cuda", seen["wheel_cuda"], equals=claims["wheel_cuda"])
-    measure("cuda_promise", _kept(claims["status"], claims["cuda"], seen["wheel_cuda"]), equals=True)
-    for library in ("cudnn", "nccl"):
-        own_wheel = any(name.startswith(f"nvidia-{library}") for name in locked)
-        measure(library, seen[library], equals=_head(claims[library], 3))
-        measure(f"{library}_wheel", seen[f"{library}_wheel"], equals=claims[library] if own_wheel else None)
-    measure(
-        "tag",
-        parse_tag(claims["tag"]),
-        equals={
-            "torch": seen["torch"],
-            "cuda": claims["cuda"],
-            "cudnn": _head(seen["cudnn"], 1),
-            "flavor": claims["flavor"],
-            "os": seen["os"],
-        },
-    )
+    measure("image_json", {key: image_json.get(key) for key in claims})
+    measure("labels", {key: labels.get(key) for key in expected("labels", facts, {})})
+    for name in ("build", "python", "os", "wheel_cuda", "cudnn", "cudnn_wheel", "nccl", "nccl_wheel"):
+        measure(name, software[name])
+    measure("cuda_promise", _matches(claims["status"], claims["cuda"], software["wheel_cuda"]))
+    of_software = {"torch": software["torch"], "cudnn": head(software["cudnn"], 1), "os": software["os"]}
+    measure("tag", {"cuda": claims["cuda"], "flavor": claims["flavor"], **of_software})
 
 
-def _kept(status, promised, wheel):
+def _matches(status, promised, wheel):
     """Whether the CUDA version matches: native: the same version; minor-compat: same major and not older."""
     if wheel is None:
         return False
-    asked, got = ([int(part) for part in version.split(".")] for version in (promised, wheel))
-    return got == asked if status == "native" else got[0] == asked[0] and got >= asked
-
-
-def _head(version, parts):
-    """The first *parts* of a version; None stays None."""
-    return version and ".".join(version.split(".")[:parts])
+    cuda, of_wheel = ([int(part) for part in version.split(".")] for version in (promised, wheel))
+    return of_wheel == cuda if status == "native" else of_wheel[0] == cuda[0] and of_wheel >= cuda

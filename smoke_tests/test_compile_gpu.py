@@ -1,4 +1,4 @@
-"""compile-gpu: torch.compile builds kernels for this GPU with Triton, and they are correct, backward too."""
+"""compile-gpu: torch.compile builds fused kernels for this GPU with Triton, and its calls run them."""
 
 import os
 from pathlib import Path
@@ -7,32 +7,76 @@ import pytest
 
 from smoke_tests.closeness import relative_error
 
-BOUND = 1e-5  # FP32 sums of 256 products err by some 3e-7, TF32's ten bits by 3e-4
+# One operation of each pointwise part: before the product, after it, and in the backward pass. Inductor names
+# a kernel by its operations, in every release.
+FUSED = ("cos", "relu", "sin")
+# The operators of `_layer` and of its gradient that are not products. A compiled call runs them in its
+# kernels, and calls none of them.
+POINTWISE = {f"aten::{name}" for name in ("add", "cos", "mul", "relu", "sin", "sum", "threshold_backward")}
+
+VALUES = {
+    "compile-gpu": {
+        "kernels": {"type": ["string"]},
+        "new_cubins": {"at_least": 1},
+        "kernels_without_new_cubin": {"equals": []},
+        "operations_without_kernel": {"equals": []},
+        "eager_operators": {"equals": []},
+        "eager_kernels": {"equals": []},
+        "launches_of_eager": {"at_least": 8},
+        "launches_of_compiled": {"type": "integer"},
+        "launches_saved": {"at_least": 3},
+        # FP32 sums of 256 products have an error of some 3e-7, TF32's ten bits of 3e-4.
+        "output_error": {"at_most": 1e-5},
+        "x_error": {"at_most": 1e-5},
+        "weight_error": {"at_most": 1e-5},
+        "bias_error": {"at_most": 1e-5},
+    },
+}
 
 
 @pytest.mark.tier(1)
 @pytest.mark.limit(300)
 def test_compile_gpu(measure, monkeypatch, tmp_path):
-    """Result and gradients agree with FP64, and Triton built a .cubin; a fallback to eager builds none."""
+    """Result and gradients agree with FP64. The compiled call launches new kernels of its own operations,
+    none of those of eager, and fewer than eager.
+
+    Names alone prove little: a kernel beside an eager call can have any. But the eager call must launch
+    torch's own kernels to get the result, and those are in the trace.
+    """
     # New folders, so that every kernel is compiled now; plain pytest sets none.
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     import torch
 
-    from smoke_tests.torch_api import tensor_float
+    from smoke_tests.launches import launched
+    from smoke_tests.torch_api import name_kernels_by_operation, tensor_float
 
     tensor_float(False)
+    name_kernels_by_operation()
     torch.manual_seed(0)
-    inputs = [torch.randn(*shape, device="cuda") for shape in ((128, 256), (256, 512), (512,))]
-    exact = _trained(_layer, [tensor.double() for tensor in inputs])
+    shapes = ((128, 256), (256, 512), (512,), (128, 512))
+    *inputs, gradient = (torch.randn(*shape, device="cuda") for shape in shapes)
+    exact = _trained(torch, _layer, [tensor.double() for tensor in inputs], gradient.double())
     before = cubins()
-    compiled = _trained(torch.compile(_layer, fullgraph=True), inputs)
+    compiled = torch.compile(_layer, fullgraph=True)
+    found = _trained(torch, compiled, inputs, gradient)  # compiles, and tries several forms of each kernel
+    new = {Path(path).stem for path in cubins() - before}
 
-    kernels = cubins() - before
-    measure("kernels", sorted(Path(kernel).name for kernel in kernels))
-    measure("new_cubins", len(kernels), at_least=1)
-    for name, found in compiled.items():
-        measure(name, relative_error(found, exact[name]), at_most=BOUND)
+    eager = launched(lambda: _trained(torch, _layer, inputs, gradient), tmp_path)
+    call = launched(lambda: _trained(torch, compiled, inputs, gradient), tmp_path)
+    measure("kernels", call.triton)
+    measure("new_cubins", len(new))
+    # Triton before 3.0 appends the types of the arguments to the name.
+    without = {name for name in call.triton if not name.startswith(tuple(new))}
+    measure("kernels_without_new_cubin", sorted(without))
+    measure("operations_without_kernel", _lacking(call.triton))
+    measure("eager_operators", sorted(POINTWISE & call.operators))
+    measure("eager_kernels", sorted({name[:120] for name in call.aten}))
+    measure("launches_of_eager", len(eager.aten))
+    measure("launches_of_compiled", len(call.triton) + len(call.aten))
+    measure("launches_saved", len(eager.aten) - len(call.triton) - len(call.aten))
+    for name, value in found.items():
+        measure(name, relative_error(value, exact[name]))
 
 
 def cubins():
@@ -41,20 +85,21 @@ def cubins():
     return {str(path) for folder in folders for path in Path(folder).rglob("*.cubin")}
 
 
+def _lacking(kernels):
+    """The operations that no kernel has in its name."""
+    named = {part for kernel in kernels for part in kernel.split("_")}
+    return [operation for operation in FUSED if operation not in named]
+
+
 def _layer(x, weight, bias):
     """A product, which stays cuBLAS's, between pointwise operations, which become kernels."""
     return ((x * 2).sin() @ weight + bias).relu() * 0.5
 
 
-def _trained(layer, inputs):
-    """Output and gradients of *layer*."""
+def _trained(torch, layer, inputs, gradient):
+    """Output and gradients of *layer*; not by backward(), which launches copies of its own."""
     inputs = [tensor.detach().requires_grad_() for tensor in inputs]
     output = layer(*inputs)
-    output.square().sum().backward()
-    x, weight, bias = inputs
-    return {
-        "output_error": output.detach(),
-        "x_error": x.grad,
-        "weight_error": weight.grad,
-        "bias_error": bias.grad,
-    }
+    gradients = torch.autograd.grad(output, inputs, gradient)
+    names = ("output_error", "x_error", "weight_error", "bias_error")
+    return dict(zip(names, (output.detach(), *gradients), strict=True))

@@ -6,11 +6,23 @@ import pytest
 
 from smoke_tests.rows import Rows
 
+VALUES = {
+    "cpu-train": {
+        "loss": {"type": ["number"]},
+        "loss_ratio": {"at_most": 0.1},
+        "least_moved_weight": {"at_least": 0.0001},
+        "threads": {"type": "integer"},
+        "loader_workers": {"equals": 2},
+        "loader_batches_shared": {"equals": 8},
+        "loader_exact": {"equals": True},
+    },
+}
+
 
 @pytest.mark.tier(0)
 @pytest.mark.limit(300)
 def test_cpu_train(measure):
-    """The weights change and the loss falls tenfold; each batch came complete from another process."""
+    """The weights change and the loss falls tenfold; each batch comes unchanged from another process."""
     import torch
     from torch import nn
     from torch.utils.data import DataLoader
@@ -39,9 +51,9 @@ def test_cpu_train(measure):
         shared += batch.is_shared()
 
     measure("loss", [losses[0], losses[-1]])
-    measure("loss_ratio", losses[-1] / losses[0], at_most=0.1)
-    measure("least_moved_weight", min(moved), at_least=1e-4)
+    measure("loss_ratio", losses[-1] / losses[0])
+    measure("least_moved_weight", min(moved))
     measure("threads", torch.get_num_threads())
-    measure("loader_workers", len(workers - {os.getpid()}), equals=2)
-    measure("loader_batches_shared", shared, equals=rows // 64)
-    measure("loader_exact", bool(torch.equal(torch.cat(batches), inputs)), equals=True)
+    measure("loader_workers", len(workers - {os.getpid()}))
+    measure("loader_batches_shared", shared)
+    measure("loader_exact", bool(torch.equal(torch.cat(batches), inputs)))

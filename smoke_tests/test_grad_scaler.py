@@ -3,49 +3,81 @@
 import pytest
 
 INTERVAL = 3  # steps without overflow until the scale grows; by default 2000
-TINY = 2.0**-28  # FP16 keeps nothing below 2**-25, and of this times 65536 every bit
+TINY = 2.0**-28  # FP16 rounds it to 0, and represents its product with 65536 exactly
+
+VALUES = {
+    "grad-scaler": {
+        "device": {"equals": "cuda"},
+        "is_enabled": {"equals": True},
+        "first_scale": {"equals": 65536.0},
+        "scaled_over_loss": {"equals": 1.0},
+        "finite_gradients": {"equals": True},
+        "gradient_error": {"at_most": 1e-2},  # of FP16: about 1e-3
+        "master_weights": {"equals": ["torch.float32"]},
+        "moved_error": {"at_most": 1e-2},  # the rate is 1
+        "scales": {"equals": [65536.0, 65536.0, 131072.0]},
+        # Of overflow.py: the cases, and those that fail.
+        "overflows": {"equals": 72},
+        "moved_by_overflow": {"equals": {}},
+        "scale_not_halved": {"equals": {}},
+        "other_not_moved": {"equals": []},
+        "not_moved_afterwards": {"equals": []},
+        "left_without_scale": {"equals": 0},
+        "error_with_scale": {"at_most": 1e-2},
+    },
+    "clip": {
+        "device": {"equals": "cuda"},
+        "true_norm": {"at_least": 1e-3},
+        "returned_norm": {"at_least": 0.99, "at_most": 1.01},  # FP16 gradients: about 1e-3 off
+        "norm_after": {"at_least": 0.99, "at_most": 1.001},
+        "moved_after": {"at_least": 0.99, "at_most": 1.01},  # the rate is 1
+        "norm_before": {"at_most": 1e-3},
+        "norm_before_small": {"at_least": 2.0},
+    },
+}
 
 
 @pytest.mark.tier(1)
 def test_grad_scaler(measure):
-    """Scaled by 65536, unscaled to the true gradient; grows, backs off, and saves what FP16 would lose."""
+    """Scaled by 65536, unscaled to the true gradient; the scale grows, and halves if one is not finite;
+    gradients that FP16 would round to 0 are right."""
     from smoke_tests.torch_api import grad_scaler
-    from smoke_tests.training import Regression, device_of
+    from smoke_tests.training import Regression, device_of, scaled_step
 
     task, scaler = Regression(), grad_scaler(growth_interval=INTERVAL)
-    measure("device", device_of(task.model), equals="cuda")
-    measure("is_enabled", scaler.is_enabled(), equals=True)
-    measure("first_scale", scaler.get_scale(), equals=65536.0)
+    measure("device", device_of(task.model))
+    measure("is_enabled", scaler.is_enabled())
+    measure("first_scale", scaler.get_scale())
     _first_step(measure, task, scaler)
     scales = [scaler.get_scale()]
     while len(scales) < INTERVAL:
-        _step(task, scaler)
+        scaled_step(scaler, task)
         scales.append(scaler.get_scale())
-    measure("scales", scales, equals=[65536.0] * (INTERVAL - 1) + [131072.0])
-    _overflow(measure, task, scaler)
+    measure("scales", scales)
+    _overflows(measure)
     _underflow(measure)
 
 
 @pytest.mark.tier(1)
 def test_clip(measure):
-    """Clipped after unscale_, the true norm is the limit's; before it, far less, or there is no limit."""
+    """Clipped after unscale_, the true norm is the limit; clipped before it, the norm is far less or more."""
     from smoke_tests.torch_api import grad_scaler
     from smoke_tests.training import Regression, device_of
 
     task = Regression()
     norm = float(task.exact_gradient().norm())
     limit = norm / 4
-    measure("device", device_of(task.model), equals="cuda")
-    measure("true_norm", norm, at_least=1e-3)
-    told, left, moved = _clipped(grad_scaler(), limit, unscale_first=True)
-    measure("told_norm", told / norm, at_least=0.99, at_most=1.01)  # FP16 gradients: some 1e-3 off
-    measure("norm_after", left / limit, at_least=0.99, at_most=1.001)
-    measure("moved_after", moved / limit, at_least=0.99, at_most=1.01)  # the rate is 1
-    # Clipping what is still scaled holds the limit against another number: scaled by 65536 the step all but
-    # vanishes, and where the scale has backed off below 1 the true norm stays above the limit.
-    measure("norm_before", _clipped(grad_scaler(), limit, unscale_first=False)[1] / limit, at_most=1e-3)
+    measure("device", device_of(task.model))
+    measure("true_norm", norm)
+    returned, left, moved = _clipped(grad_scaler(), limit, unscale_first=True)
+    measure("returned_norm", returned / norm)  # FP16 gradients: some 1e-3 off
+    measure("norm_after", left / limit)
+    measure("moved_after", moved / limit)  # the rate is 1
+    # Before unscale_ the limit applies to scaled gradients: with the scale 65536 the step is nearly 0, with a
+    # scale below 1 the true norm is above the limit.
+    measure("norm_before", _clipped(grad_scaler(), limit, unscale_first=False)[1] / limit)
     small = grad_scaler(init_scale=2.0**-4)
-    measure("norm_before_small", _clipped(small, limit, unscale_first=False)[1] / limit, at_least=2.0)
+    measure("norm_before_small", _clipped(small, limit, unscale_first=False)[1] / limit)
 
 
 def _first_step(measure, task, scaler):
@@ -56,46 +88,35 @@ def _first_step(measure, task, scaler):
     exact, before = task.exact_gradient(), weights(task.model)
     loss = task.loss()
     scaled = scaler.scale(loss)
-    measure("scaled_over_loss", scaled.item() / loss.item(), equals=scaler.get_scale())
+    measure("scaled_over_loss", scaled.item() / loss.item() / scaler.get_scale())
     scaled.backward()
     scaler.unscale_(task.optimizer)
     found = gradient(task.model)
-    measure("finite_gradients", bool(found.isfinite().all()), equals=True)
-    measure("gradient_error", relative_error(found, exact), at_most=1e-2)  # of FP16: some 1e-3
+    measure("finite_gradients", bool(found.isfinite().all()))
+    measure("gradient_error", relative_error(found, exact))  # of FP16: some 1e-3
     scaler.step(task.optimizer)
     scaler.update()
     dtypes = {str(parameter.dtype) for parameter in task.model.parameters()}
-    measure("master_weights", sorted(dtypes), equals=["torch.float32"])
-    measure("moved_error", relative_error(before - weights(task.model), exact), at_most=1e-2)  # the rate is 1
+    measure("master_weights", sorted(dtypes))
+    measure("moved_error", relative_error(before - weights(task.model), exact))  # the rate is 1
 
 
-def _step(task, scaler, spoil=lambda model: None):
-    """A step, with *spoil* called before the scaler checks the gradients; the number of changed weights."""
-    from smoke_tests.training import weights
+def _overflows(measure):
+    """One gradient that is not finite, among thousands: its optimizer's weights and state do not change by a
+    bit, the other optimizer's step is taken, the scale halves, and training continues."""
+    from smoke_tests.overflow import overflows
 
-    before = weights(task.model)
-    task.optimizer.zero_grad()
-    scaler.scale(task.loss()).backward()
-    spoil(task.model)
-    scaler.step(task.optimizer)
-    scaler.update()
-    return int((weights(task.model) != before).sum())
-
-
-def _overflow(measure, task, scaler):
-    """One infinite gradient among thousands: no weight changes by a bit, the scale halves, and it goes on."""
-    scale = scaler.get_scale()
-    measure("moved_by_inf", _step(task, scaler, _one_inf), equals=0)
-    measure("backed_off", scaler.get_scale() / scale, equals=0.5)
-    measure("moved_afterwards", _step(task, scaler), at_least=1)
-
-
-def _one_inf(model):
-    next(model.parameters()).grad[0, 0] = float("inf")
+    results = overflows()
+    measure("overflows", len(results))
+    measure("moved_by_overflow", {result.case: result.moved for result in results if result.moved})
+    ratios = {result.case: result.scale_ratio for result in results if result.scale_ratio != 0.5}
+    measure("scale_not_halved", ratios)
+    measure("other_not_moved", [result.case for result in results if not result.moved_other])
+    measure("not_moved_afterwards", [result.case for result in results if not result.moved_afterwards])
 
 
 def _underflow(measure):
-    """Gradients of 2**-28: without a scale FP16 turns every one into 0, with it they come out right."""
+    """Gradients of 2**-28: without a scale FP16 rounds each to 0, with a scale they are right."""
     import torch
 
     from smoke_tests.closeness import relative_error
@@ -112,11 +133,11 @@ def _underflow(measure):
             return (layer(inputs).float() * TINY).sum()
 
     loss().backward()
-    measure("left_without_scale", int(layer.weight.grad.count_nonzero()), equals=0)
+    measure("left_without_scale", int(layer.weight.grad.count_nonzero()))
     scaler = grad_scaler()
     scaler.scale(loss()).backward()
     scaler.unscale_(torch.optim.SGD(layer.parameters(), lr=1.0))
-    measure("error_with_scale", relative_error(layer.weight.grad, exact), at_most=1e-2)
+    measure("error_with_scale", relative_error(layer.weight.grad, exact))
 
 
 def _clipped(scaler, limit, *, unscale_first):
@@ -130,9 +151,9 @@ def _clipped(scaler, limit, *, unscale_first):
     scaler.scale(task.loss()).backward()
     if unscale_first:
         scaler.unscale_(task.optimizer)
-    told = torch.nn.utils.clip_grad_norm_(task.model.parameters(), limit)
+    returned = torch.nn.utils.clip_grad_norm_(task.model.parameters(), limit)
     if not unscale_first:
         scaler.unscale_(task.optimizer)
     left = gradient(task.model).norm()
     scaler.step(task.optimizer)
-    return float(told), float(left), float((weights(task.model) - before).norm())
+    return float(returned), float(left), float((weights(task.model) - before).norm())

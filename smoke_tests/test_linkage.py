@@ -9,8 +9,22 @@ from smoke_tests.allowed import allowed_unresolved
 from smoke_tests.linkage import read_linkage, sonames
 from smoke_tests.probe import probe
 
-# The driver's: mounted by the container runtime, never part of an image.
+# Of the driver: mounted by the container runtime, never part of an image.
 DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1"}
+
+VALUES = {
+    "linkage": {
+        "files": {"at_least": 1, "type": "integer"},
+        "needed": {"type": "integer"},
+        "found_by_torch_only": {"type": [["string"]]},
+        "import_torch": {"equals": ""},
+        "unresolved": {"type": [["string"]]},
+        # Of allowed_unresolved.json.
+        "unresolved_not_listed": {"equals": []},
+        "listed_but_resolved": {"equals": []},
+        "unversioned": {"equals": []},
+    },
+}
 
 
 @pytest.mark.tier(0)
@@ -20,15 +34,18 @@ def test_linkage(facts, measure):
     prefix = Path(sys.prefix)
     linkage = read_linkage(prefix)
     try:
-        loaded, told = sonames(probe("loaded")), ""
-    except AssertionError as error:
-        loaded, told = set(), str(error)
+        loaded, error = sonames(probe("loaded")), ""
+    except AssertionError as failure:
+        loaded, error = set(), str(failure)
     unmet = [pair for pair in linkage.unfound if pair[1] not in loaded] + list(linkage.unfound_programs)
     unresolved = sorted([file, soname] for file, soname in unmet if soname not in DRIVER)
 
-    measure("files", linkage.files, at_least=1)
+    measure("files", linkage.files)
     measure("needed", linkage.needed)
     measure("found_by_torch_only", [pair for pair in linkage.unfound if pair[1] in loaded])
-    measure("import_torch", told, equals="")
-    measure("unresolved", unresolved, equals=allowed_unresolved(facts["wheels"], facts["claims"]["python"]))
-    measure("unversioned", list(linkage.unversioned), equals=[])
+    measure("import_torch", error)
+    measure("unresolved", unresolved)
+    listed = allowed_unresolved(facts["wheels"], facts["claims"]["python"])
+    measure("unresolved_not_listed", [pair for pair in unresolved if pair not in listed])
+    measure("listed_but_resolved", [pair for pair in listed if pair not in unresolved])
+    measure("unversioned", list(linkage.unversioned))

@@ -6,9 +6,23 @@ import pytest
 
 from smoke_tests.rows import Rows
 
-SIZE = 16 << 20  # numbers of four bytes: 64 MiB, some milliseconds of PCIe
-WORK = 1_000_000_000  # clock cycles of a GPU: half a second, in which a copy of 64 MiB ends many times over
+SIZE = 16 << 20  # numbers of four bytes: 64 MiB, a few milliseconds over PCIe
+WORK = 1_000_000_000  # clock cycles of a GPU: half a second, much longer than a copy of 64 MiB
 ROWS, WIDTH, BATCH, WORKERS = 512, 64, 64, 2
+
+VALUES = {
+    "loader": {
+        "pinned": {"equals": True},
+        "returned_before_the_copy": {"equals": True},
+        "copy_wrong": {"equals": 0},
+        "ended_during_a_kernel": {"equals": True},
+        "overlapped_wrong": {"equals": 0},
+        "pageable_returned_before_the_copy": {"type": "boolean"},
+        "workers": {"equals": 2},
+        "batches_pinned": {"equals": 8},
+        "batches_wrong": {"equals": 0},
+    },
+}
 
 
 @pytest.mark.tier(1)
@@ -19,24 +33,24 @@ def test_loader(measure):
 
     host = torch.arange(SIZE, dtype=torch.int32).pin_memory()
     there = torch.empty(SIZE, dtype=torch.int32, device="cuda")
-    measure("pinned", host.is_pinned(), equals=True)
-    measure("returned_before_the_copy", _returned_first(torch, there, host), equals=True)
-    measure("copy_wrong", _wrong(there, host), equals=0)
-    measure("ended_during_a_kernel", _overlapped(torch, there, host), equals=True)
-    measure("overlapped_wrong", _wrong(there, host), equals=0)
-    pageable = torch.arange(SIZE, dtype=torch.int32)  # here the driver may do as it likes
+    measure("pinned", host.is_pinned())
+    measure("returned_before_the_copy", _returned_first(torch, there, host))
+    measure("copy_wrong", _wrong(there, host))
+    measure("ended_during_a_kernel", _overlapped(torch, there, host))
+    measure("overlapped_wrong", _wrong(there, host))
+    pageable = torch.arange(SIZE, dtype=torch.int32)  # the driver may copy it either way
     measure("pageable_returned_before_the_copy", _returned_first(torch, there, pageable))
 
     rows = torch.arange(ROWS * WIDTH, dtype=torch.int32).reshape(ROWS, WIDTH)
     batches, workers = _loaded(torch, rows)
-    measure("workers", len(workers - {os.getpid()}), equals=WORKERS)
-    measure("batches_pinned", sum(batch.is_pinned() for batch in batches), equals=ROWS // BATCH)
+    measure("workers", len(workers - {os.getpid()}))
+    measure("batches_pinned", sum(batch.is_pinned() for batch in batches))
     on_gpu = [batch.to("cuda", non_blocking=True) for batch in batches]
-    measure("batches_wrong", _wrong(torch.cat(on_gpu), rows), equals=0)
+    measure("batches_wrong", _wrong(torch.cat(on_gpu), rows))
 
 
 def _returned_first(torch, there, host):
-    """Whether the call came back before the copy was made: there was work enough before it in the stream."""
+    """Whether the call returned before the copy: a long kernel precedes it in the stream."""
     there.zero_()
     torch.cuda.synchronize()
     torch.cuda._sleep(WORK)
@@ -49,16 +63,16 @@ def _returned_first(torch, there, host):
 
 
 def _overlapped(torch, there, host):
-    """Whether a copy on a stream of its own ended while a kernel on the other one still ran."""
-    beside = torch.cuda.Stream()
-    with torch.cuda.stream(beside):  # what a stream needs is made at its first use: now, while nothing runs
+    """Whether a copy on a second stream ended while a kernel on the first one was running."""
+    second = torch.cuda.Stream()
+    with torch.cuda.stream(second):  # initialize the stream now, while nothing runs
         there.copy_(host, non_blocking=True)
     there.zero_()
     torch.cuda.synchronize()
     torch.cuda._sleep(WORK)
     worked = torch.cuda.Event()
     worked.record()
-    with torch.cuda.stream(beside):
+    with torch.cuda.stream(second):
         there.copy_(host, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
@@ -75,7 +89,7 @@ def _wrong(there, host):
 
 def _loaded(torch, rows):
     """Every batch in order, and the processes that read the rows."""
-    # By fork, whatever Python's default: the workers touch no GPU, and need not find this file again.
+    # fork, whatever Python's default is: the workers use no GPU, and need not import this file.
     loader = torch.utils.data.DataLoader(
         Rows(rows), batch_size=BATCH, num_workers=WORKERS, pin_memory=True, multiprocessing_context="fork"
     )

@@ -60,3 +60,21 @@ def tensor_float(allowed: bool) -> None:
     """
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed
+
+
+def name_kernels_by_operation() -> None:
+    """Let Inductor name each Triton kernel by its operations, as in triton_poi_fused_mul_sin_0.
+
+    By default the older releases call every kernel `triton_`. The first two settings are those of 2.0.
+    """
+    import torch._inductor.config as config
+
+    settings: dict[str, Any] = {
+        "ordered_kernel_names": True,
+        "descriptive_kernel_names": True,
+        "unique_kernel_names": True,
+        "descriptive_names": "original_aten",
+    }
+    for name, value in settings.items():
+        if hasattr(config.triton, name):
+            setattr(config.triton, name, value)

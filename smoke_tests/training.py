@@ -13,22 +13,22 @@ from torch import nn
 from torch.nn import functional
 
 ROWS, WIDTH = 256, 64  # of the regression
-# A block of the tower keeps 9 * 4 MiB of FP32 for the backward pass and has half a MiB of weights: 288 MiB in
-# all, far above what cuBLAS takes for itself (32 MiB on Hopper) and what the allocator rounds up to (2 MiB).
+# A block of the tower has 9 * 4 MiB of FP32 activations for the backward pass, and half a MiB of weights: all
+# together 288 MiB, far more than cuBLAS's workspace (32 MiB on Hopper) and the allocator's rounding (2 MiB).
 DEPTH, _TOWER_ROWS, _TOWER_WIDTH = 8, 16384, 64
 
 
 class Regression:
     """A perceptron, and rows to learn; with the same numbers each time.
 
-    Smooth throughout: at a kink FP16 would put some rows on the other side.
+    The activation is smooth: at a kink, FP16 would move some rows to the other side.
     """
 
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).cuda()
         self.inputs, self.targets = torch.randn(2, ROWS, WIDTH, device="cuda")
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
 
     def loss(self, rows: slice = slice(None), *, half: bool = True) -> torch.Tensor:
         """The mean square error over *rows*; with *half* under autocast to FP16."""
@@ -36,11 +36,22 @@ class Regression:
             return functional.mse_loss(self.model(self.inputs[rows]), self.targets[rows])
 
     def exact_gradient(self) -> torch.Tensor:
-        """All gradients as one vector, by FP32 throughout; none is left behind."""
+        """All gradients as one vector, in FP32 without autocast; the model has none afterwards."""
         self.loss(half=False).backward()
         found = gradient(self.model)
         self.optimizer.zero_grad()
         return found
+
+
+def scaled_step(scaler: Any, *tasks: Regression, spoil: Callable[[], None] = lambda: None) -> None:
+    """A step of each task under one GradScaler; *spoil* is called before the scaler checks the gradients."""
+    for task in tasks:
+        task.optimizer.zero_grad()
+        scaler.scale(task.loss()).backward()
+    spoil()
+    for task in tasks:
+        scaler.step(task.optimizer)
+    scaler.update()
 
 
 class Block(nn.Module):
@@ -53,12 +64,12 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x, and what two layers make of it."""
+        """x plus the result of two layers."""
         return x + self.dropout(self.narrow(functional.gelu(self.wide(x))))
 
 
 def tower(dropout: float = 0.0) -> tuple[nn.Sequential, torch.Tensor]:
-    """Blocks whose memory is nearly all activations, and rows for them; with the same numbers each time."""
+    """Blocks with little memory but for activations, and rows for them; with the same numbers each time."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(dropout) for _ in range(DEPTH))).cuda()
     return model, torch.randn(_TOWER_ROWS, _TOWER_WIDTH, device="cuda")

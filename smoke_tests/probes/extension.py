@@ -21,7 +21,7 @@ setuptools.setup(
     script_args=["build_ext", "--build-lib", folder, "--build-temp", folder],
 )
 nvcc = os.path.join(cpp_extension.CUDA_HOME, "bin", "nvcc")
-said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
 library = next(name for name in sorted(os.listdir(folder)) if name.endswith(".so"))
 print()
 print(
@@ -29,7 +29,7 @@ print(
         {
             "library": os.path.join(folder, library),
             "cuda_home": cpp_extension.CUDA_HOME,
-            "nvcc": next((line for line in said.splitlines() if "release" in line), said),
+            "nvcc": next((line for line in version.splitlines() if "release" in line), version),
         }
     )
 )

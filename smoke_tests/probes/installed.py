@@ -22,26 +22,26 @@ HASHES = {"sha256", "sha384", "sha512", "sha3_256", "sha3_384", "sha3_512", "bla
 def digest(path, algorithm):
     """A file's hash in the form of RECORD; SHA-256 if RECORD's algorithm is weaker or unknown."""
     algorithm = algorithm if algorithm in HASHES else "sha256"
-    seen = hashlib.new(algorithm)
+    result = hashlib.new(algorithm)
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(1 << 20):
-            seen.update(chunk)
-    return f"{algorithm}=" + base64.urlsafe_b64encode(seen.digest()).rstrip(b"=").decode()
+            result.update(chunk)
+    return f"{algorithm}=" + base64.urlsafe_b64encode(result.digest()).rstrip(b"=").decode()
 
 
 def judge(row):
     """The fault of a RECORD row, as (kind of fault, path); None if there is none."""
-    name, wanted, size = row
+    name, expected, size = row
     path = SITE / name
     if not path.is_file():
         return "absent", name
-    if not wanted:
+    if not expected:
         if not UNHASHED.search(name):
             return "unhashed", name
         return ("stale", name) if stale(path) else None
     if size and path.stat().st_size != int(size):
         return "changed", name
-    return ("changed", name) if digest(path, wanted.partition("=")[0]) != wanted.rstrip("=") else None
+    return ("changed", name) if digest(path, expected.partition("=")[0]) != expected.rstrip("=") else None
 
 
 def stale(path):

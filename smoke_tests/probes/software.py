@@ -14,8 +14,8 @@ import torch
 def os_name() -> str:
     """`debian12` or `ubuntu22.04`, from /etc/os-release."""
     pairs = re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', Path("/etc/os-release").read_text(), re.M)
-    told = dict(pairs)
-    return f"{told['ID']}{told.get('VERSION_ID', '')}"
+    values = dict(pairs)
+    return f"{values['ID']}{values.get('VERSION_ID', '')}"
 
 
 def cudnn() -> str | None:
@@ -42,7 +42,7 @@ def wheel_version(part: str) -> str | None:
     return None
 
 
-account = Path("/etc/torchkiln/image.json")
+image_json = Path("/etc/torchkiln/image.json")
 print(
     json.dumps(
         {
@@ -56,7 +56,7 @@ print(
             "python": platform.python_version(),
             "os": os_name(),
             "prefix": sys.prefix,
-            "image_json": json.loads(account.read_bytes()) if account.exists() else None,
+            "image_json": json.loads(image_json.read_bytes()) if image_json.exists() else None,
         }
     )
 )

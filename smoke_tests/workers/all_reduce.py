@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from smoke_tests.torch_api import all_reduced
 
-SIZES = (1, 1000, 1 << 18, (1 << 22) + 3)  # elements: one, few, many, and no multiple of anything
+SIZES = (1, 1000, 1 << 18, (1 << 22) + 3)  # elements: one, few, many, and not a multiple of a power of two
 DTYPES = ("int32", "int64", "float32", "float16", "bfloat16")
 _EXACT = 255  # bfloat16 holds every integer up to 256
 
@@ -20,19 +20,19 @@ def exact(rank: int, world: int) -> dict[str, Any]:
     for name in DTYPES:
         for size in SIZES:
             sent = _sent(rank, world, size, name)
-            wanted = sum(_sent(other, world, size, "int64") for other in range(world)).to(sent.dtype)
-            apart = all_reduced(sent)
-            kept = torch.equal(sent, _sent(rank, world, size, name))
+            expected = sum(_sent(other, world, size, "int64") for other in range(world)).to(sent.dtype)
+            out_of_place = all_reduced(sent)
+            unchanged = torch.equal(sent, _sent(rank, world, size, name))
             dist.all_reduce(sent)
             wrong[f"{name}[{size}]"] = [
-                int((sent != wanted).sum()),
-                int((apart != wanted).sum()) + (not kept),
+                int((sent != expected).sum()),
+                int((out_of_place != expected).sum()) + (not unchanged),
             ]
     return about(rank) | {"wrong": wrong}
 
 
 def about(rank: int) -> dict[str, Any]:
-    """The backend."""
+    """The rank's backend, GPU and NCCL version."""
     return {
         "rank": rank,
         "world": dist.get_world_size(),
@@ -43,6 +43,6 @@ def about(rank: int) -> dict[str, Any]:
 
 
 def _sent(rank: int, world: int, size: int, dtype: str) -> torch.Tensor:
-    """0, 1, 2 ... over and over, begun elsewhere by each rank, and so small that every sum is exact."""
+    """0, 1, 2 ... repeated, with another start on each rank, and so small that every sum is exact."""
     steps = torch.arange(size, device="cuda")
     return ((steps + rank) % (_EXACT // world + 1)).to(getattr(torch, dtype))

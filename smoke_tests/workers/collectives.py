@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from smoke_tests.workers.all_reduce import about
 
-COUNT = (1 << 20) + 3  # elements of each rank: many, and no multiple of anything
+COUNT = (1 << 20) + 3  # elements of each rank: many, and not a multiple of a power of two
 
 
 def exact(rank: int, world: int) -> dict[str, Any]:
@@ -23,9 +23,9 @@ def exact(rank: int, world: int) -> dict[str, Any]:
 
 
 def _broadcast(source: int, rank: int, world: int) -> int:
-    held = _of(rank, world)
-    dist.broadcast(held, src=source)
-    return _wrong(held, _of(source, world))
+    tensor = _of(rank, world)
+    dist.broadcast(tensor, src=source)
+    return _wrong(tensor, _of(source, world))
 
 
 def _all_gather(rank: int, world: int) -> int:
@@ -35,7 +35,7 @@ def _all_gather(rank: int, world: int) -> int:
 
 
 def _reduce_scatter(rank: int, world: int) -> int:
-    """Block number b, which rank b gets summed, is b + 1 times what its sender has."""
+    """Block number b, of which rank b gets the sum, is b + 1 times the sender's numbers."""
     blocks = torch.cat([_of(rank, world) * (block + 1) for block in range(world)])
     received = torch.zeros(COUNT, dtype=torch.int64, device="cuda")
     dist.reduce_scatter_tensor(received, blocks)
@@ -43,7 +43,7 @@ def _reduce_scatter(rank: int, world: int) -> int:
 
 
 def _ring(rank: int, world: int) -> int:
-    """Each sends to the next and receives from the one before, at the same time."""
+    """Each rank sends to the next and receives from the previous one, at the same time."""
     before, after = (rank - 1) % world, (rank + 1) % world
     sent, received = _of(rank, world), torch.zeros(COUNT, dtype=torch.int64, device="cuda")
     both = [dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, received, before)]
@@ -53,9 +53,9 @@ def _ring(rank: int, world: int) -> int:
 
 
 def _of(rank: int, world: int) -> torch.Tensor:
-    """Numbers that no other rank has, and none of them twice."""
+    """Different numbers, which no other rank has."""
     return torch.arange(COUNT, device="cuda") * world + rank
 
 
-def _wrong(found: torch.Tensor, wanted: Any) -> int:
-    return int((found != wanted).sum())
+def _wrong(found: torch.Tensor, expected: Any) -> int:
+    return int((found != expected).sum())

@@ -21,9 +21,9 @@ STEPS = 2
 def joint_steps(rank: int, world: int) -> dict[str, Any]:
     """After each step every rank's weights, and on rank 0 how far they are from one process's.
 
-    In FP64: what is left of a difference is then rounding alone, and nothing like TF32 can hide in the bound.
+    In FP64 a difference is rounding alone, and the bound leaves no room for an error such as TF32's.
     """
-    torch.manual_seed(rank)  # other weights on each rank: DDP must hand out rank 0's
+    torch.manual_seed(rank)  # other weights on each rank: DDP must distribute those of rank 0
     model = _model().double().cuda()
     start, alone = flat(model.parameters()), copy.deepcopy(model)
     model = DistributedDataParallel(model, device_ids=[rank])
@@ -34,10 +34,10 @@ def joint_steps(rank: int, world: int) -> dict[str, Any]:
         own = slice(rank * ROWS, (rank + 1) * ROWS)
         _step(model, optimizers[0], rows[own], targets[own])
         digests.append(digest(model))
-        if rank == 0:  # the one whose weights DDP started from
+        if rank == 0:  # DDP started from its weights
             _step(alone, optimizers[1], rows, targets)
-            moved, wanted = flat(model.parameters()) - start, flat(alone.parameters()) - start
-            errors.append(relative_error(moved, wanted))
+            moved, expected = flat(model.parameters()) - start, flat(alone.parameters()) - start
+            errors.append(relative_error(moved, expected))
     return about(rank) | {"digests": digests, "errors": errors}
 
 
@@ -70,7 +70,7 @@ def _model() -> nn.Module:
 
 
 def _batch(step: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The joint batch of a step: every rank makes the same, and takes its rows of it."""
+    """The joint batch of a step, the same on every rank; each rank uses its own rows."""
     seeded = torch.Generator().manual_seed(1000 + step)
     rows = torch.randn(world * ROWS, WIDTH, generator=seeded)
     return rows, torch.randn(world * ROWS, OUT, generator=seeded)

@@ -24,13 +24,13 @@ def steps(rank: int, world: int) -> dict[str, Any]:
     In FP64, as for ddp; besides, AdamW's quotient would make much of FP32's rounding.
     """
     square = torch.ones(8, 8, dtype=torch.float64, device="cuda")
-    square @ square  # cuBLAS takes memory of its own, once
+    square @ square  # cuBLAS allocates memory at its first call
     start = flat(_model().parameters())
-    wanted, whole = _train(_model().cuda(), slice(None), world, _weights)
+    expected, whole = _train(_model().cuda(), slice(None), world, _weights)
     own = slice(rank * ROWS, (rank + 1) * ROWS)
     found, part = _train(_sharded(rank), own, world, _gathered)
     return about(rank) | {
-        "error": relative_error(found - start, wanted - start),
+        "error": relative_error(found - start, expected - start),
         "bytes": {"unsharded": whole, "sharded": part, "ratio": part / whole},
     }
 
@@ -39,7 +39,7 @@ def _train(
     model: nn.Module, own: slice, world: int, weights: Callable[[nn.Module], torch.Tensor]
 ) -> tuple[torch.Tensor, int]:
     """The weights after the steps, and the bytes of them, their gradients and the optimizer on this rank."""
-    # One tensor after the other: torch 2.0 leaves steps out when the last tensor of a list is another rank's.
+    # Not foreach: torch 2.0 leaves steps out when the last tensor of a list belongs to another rank.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     for step in range(STEPS):
         rows, targets = (one[own].double().cuda() for one in _batch(step, world))
@@ -56,7 +56,7 @@ def _model() -> nn.Module:
 
 
 def _sharded(rank: int) -> nn.Module:
-    """Each layer a unit of its own, as one does it, so that only one at a time is whole."""
+    """Each layer is a unit, as usual, so that only one at a time is gathered."""
     options: dict[str, Any] = {"device_id": rank, "use_orig_params": True}
     units = [FullyShardedDataParallel(layer, **options) for layer in _model()]
     return FullyShardedDataParallel(nn.Sequential(*units), **options)
@@ -72,6 +72,6 @@ def _gathered(model: nn.Module) -> torch.Tensor:
 
 
 def _batch(step: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The joint batch of a step: every rank makes the same, and takes its rows of it."""
+    """The joint batch of a step, the same on every rank; each rank uses its own rows."""
     seeded = torch.Generator().manual_seed(1000 + step)
     return tuple(torch.randn(world * ROWS, WIDTH, generator=seeded) for _ in range(2))

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 from workplace import health
-from workplace.driver import Driver, too_old, unserved
+from workplace.driver import Driver, another_image, kinds, too_old, unserved
 from workplace.image import FACTS, Image
 from workplace.machine import SMALL_SHM, Machine, size
+from workplace.messages import listed, message
 from workplace.report import gpus
 from workplace.settings import runtime_folder
 
@@ -58,97 +59,85 @@ def run_all(image: Image, driver: Driver, machine: Machine) -> tuple[Line, ...]:
 
 
 def _image(image: Image) -> Line:
-    return Line(
-        about="image",
-        state="ok",
-        found=f"{image.tag}: torch {image.torch}, built with CUDA {image.wheel_cuda}, Python {image.python}",
+    found = message(
+        "image", tag=image.tag, torch=image.torch, wheel_cuda=image.wheel_cuda, python=image.python
     )
+    if image.gpus:
+        found = message("image.gpus", image=found, gpus=listed(list(image.gpus)))
+    return Line(about="image", state="ok", found=found)
 
 
 def _driver(image: Image, driver: Driver) -> Line:
     if driver.fault:
         state: State = "problem" if driver.passed else "warning"
         return Line(about="driver", state=state, found=driver.fault, remedy=driver.remedy)
-    version = f"{driver.version or 'unknown version'}, supports CUDA up to {driver.cuda or 'unknown'}"
+    version = driver.version or message("driver.unknown")
+    supports = message("driver.supports", version=version, cuda=driver.cuda or message("unknown"))
     if too_old(driver, image.min_driver):
         return Line(
             about="driver",
             state="problem",
-            found=f"{version}; this image needs driver {image.min_driver} or newer",
-            remedy="update the host's driver, or use an image for an older CUDA",
+            found=message("driver.too-old", driver=supports, needed=image.min_driver),
+            remedy=message("driver.update"),
         )
     if too_old(driver, image.full_driver):
-        return Line(
-            about="driver",
-            state="ok",
-            found=f"{version}; compatibility mode: CUDA {image.wheel_cuda} shipped with {image.full_driver}",
+        found = message(
+            "driver.compatibility", driver=supports, wheel_cuda=image.wheel_cuda, full=image.full_driver
         )
-    return Line(about="driver", state="ok", found=f"{version}; this image needs {image.min_driver} or newer")
+    else:
+        found = message("driver.needs", driver=supports, needed=image.min_driver)
+    return Line(about="driver", state="ok", found=found)
 
 
 def _gpus(image: Image, driver: Driver) -> Line:
     if not driver.gpus:
-        return Line(about="GPUs", state="warning", found="none: torch runs on the CPU")
+        return Line(about="GPUs", state="warning", found=message("gpus.none"))
     if unsupported := unserved(driver, image):
-        names = ", ".join(
-            sorted({f"{gpu.name} ({gpu.capability[0]}.{gpu.capability[1]})" for gpu in unsupported})
-        )
-        return Line(
-            about="GPUs",
-            state="problem",
-            found=f"{names}: not supported by this torch, which has code for {' '.join(image.archs)}",
-            remedy="use an image with another torch; `torchkiln pick` finds it",
-        )
+        names = kinds(unsupported)
+        if image.gpus:
+            found = message("gpus.cut", names=names, gpus=listed(list(image.gpus)))
+        else:
+            found = message("gpus.unserved", names=names, archs=" ".join(image.archs))
+        return Line(about="GPUs", state="problem", found=found, remedy=another_image(image, unsupported))
     memory = " + ".join(size(gpu.memory) for gpu in driver.gpus)
-    lowest = min(gpu.capability for gpu in driver.gpus)
-    return Line(
-        about="GPUs",
-        state="ok",
-        found=f"{gpus(driver)}; {memory}; compute capability {lowest[0]}.{lowest[1]} is supported",
-    )
+    lowest = "{}.{}".format(*min(gpu.capability for gpu in driver.gpus))
+    found = message("gpus.served", gpus=gpus(driver), memory=memory, lowest=lowest)
+    return Line(about="GPUs", state="ok", found=found)
 
 
 def _shm(machine: Machine) -> Line:
     if machine.shm <= SMALL_SHM:
-        return Line(
-            about="/dev/shm",
-            state="warning",
-            found=f"{size(machine.shm)}: too small for DataLoader workers and NCCL",
-            remedy="docker run --shm-size=8g, or a pod's emptyDir of medium Memory at /dev/shm",
-        )
+        found = message("shm.small", size=size(machine.shm))
+        return Line(about="/dev/shm", state="warning", found=found, remedy=message("shm.do"))
     return Line(about="/dev/shm", state="ok", found=size(machine.shm))
 
 
 def _memory(machine: Machine) -> Line:
-    limit = "limit of the container" if machine.limited else "all memory of the host"
-    return Line(about="memory", state="ok", found=f"{size(machine.memory)}, {limit}; {machine.cores:g} cores")
+    key = "memory.limit" if machine.limited else "memory.host"
+    return Line(
+        about="memory", state="ok", found=message(key, size=size(machine.memory), cores=machine.cores)
+    )
 
 
 def _nccl(driver: Driver, machine: Machine) -> Line:
     """The transports that NCCL can use: between GPUs, shared memory, network."""
     transports = [f"{count} × {link}" for link, count in sorted(Counter(driver.links).items())]
-    transports += ["shared memory"] if machine.shm > SMALL_SHM else []
+    transports += [message("nccl.shared-memory")] if machine.shm > SMALL_SHM else []
     if any(Path("/dev/infiniband").glob("uverbs*")):
         transports.append("InfiniBand")
     cards = sorted(path.name for path in Path("/sys/class/net").glob("*") if path.name != "lo")
-    transports += [f"sockets over {', '.join(cards)}"] if cards else []
+    transports += [message("nccl.sockets", cards=listed(cards))] if cards else []
     if not transports:
-        return Line(
-            about="NCCL", state="warning", found="no transport available", remedy="see /dev/shm above"
-        )
-    return Line(about="NCCL", state="ok", found=f"transports: {', '.join(transports)}")
+        return Line(about="NCCL", state="warning", found=message("nccl.none"), remedy=message("nccl.do"))
+    return Line(about="NCCL", state="ok", found=message("nccl", transports=listed(transports)))
 
 
 def _cudnn(image: Image) -> Line:
     """The library is in a wheel of its own or in torch's wheel."""
     if any(True for _ in SITES.glob("python*/site-packages/**/libcudnn.so.*")):
         return Line(about="cuDNN", state="ok", found=image.cudnn)
-    return Line(
-        about="cuDNN",
-        state="problem",
-        found=f"version {image.cudnn} expected, but there is no libcudnn.so in /opt/venv",
-        remedy="pip install -r /etc/torchkiln/constraints.txt, or start a new container",
-    )
+    found = message("cudnn.missing", version=image.cudnn)
+    return Line(about="cuDNN", state="problem", found=found, remedy=message("cudnn.do"))
 
 
 def _torch(image: Image) -> Line:
@@ -165,7 +154,9 @@ def _torch(image: Image) -> Line:
         for name in expected
     }
     changed = [
-        f"{name} {installed[name] or 'missing'} instead of {version}"
+        message(
+            "torch.changed", name=name, found=installed[name] or message("torch.missing"), version=version
+        )
         for name, version in expected.items()
         if installed[name] != version
     ]
@@ -173,11 +164,11 @@ def _torch(image: Image) -> Line:
         return Line(
             about="torch",
             state="warning",
-            found=f"changed since the image was built: {', '.join(changed)}",
-            remedy="pip install -r /etc/torchkiln/constraints.txt",
+            found=message("torch.differs", changes=listed(changed)),
+            remedy=message("torch.do"),
         )
-    guarded = "kept by PIP_CONSTRAINT" if os.environ.get("PIP_CONSTRAINT") else "PIP_CONSTRAINT is not set"
-    return Line(about="torch", state="ok", found=f"{image.torch} and its libraries as built; {guarded}")
+    key = "torch.guarded" if os.environ.get("PIP_CONSTRAINT") else "torch.unguarded"
+    return Line(about="torch", state="ok", found=message(key, version=image.torch))
 
 
 def _compiler() -> Line:
@@ -195,8 +186,8 @@ def _compiler() -> Line:
         return Line(
             about="compiler",
             state="problem",
-            found=f"cc does not work: {why}",
-            remedy="torch.compile and Triton need it; the usual reason is a /tmp mounted noexec",
+            found=message("compiler.broken", why=why),
+            remedy=message("compiler.do"),
         )
     return Line(about="compiler", state="ok", found=f"gcc {version.stdout.strip()}")
 
@@ -206,26 +197,24 @@ def _files(machine: Machine) -> Line:
         return Line(
             about="files",
             state="warning",
-            found=f"uid {os.getuid()} cannot write to {', '.join(machine.closed)}",
-            remedy="chown the folder on the host, or run with --user $(id -u):$(id -g)",
+            found=message("files.closed", uid=os.getuid(), folders=listed(list(machine.closed))),
+            remedy=message("files.do"),
         )
-    return Line(about="files", state="ok", found=f"can write to {', '.join(machine.writable)}")
+    return Line(about="files", state="ok", found=message("files", folders=listed(list(machine.writable))))
 
 
 def _user() -> Line:
-    uid = os.getuid()
+    uid, home = os.getuid(), os.environ.get("HOME", message("user.no-home"))
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
         return Line(
             about="user",
             state="warning",
-            found=f"uid {uid} has no name, home is {os.environ.get('HOME', 'not set')}",
-            remedy="run the command through the entrypoint: /opt/torchkiln/entrypoint COMMAND",
+            found=message("user.unknown", uid=uid, home=home),
+            remedy=message("user.do"),
         )
-    return Line(
-        about="user", state="ok", found=f"{name}, uid {uid}, home {os.environ.get('HOME', 'not set')}"
-    )
+    return Line(about="user", state="ok", found=message("user", name=name, uid=uid, home=home))
 
 
 def _services() -> Iterator[Line]:
@@ -233,26 +222,26 @@ def _services() -> Iterator[Line]:
     try:
         found = list(health.states(runtime_folder()))
     except FileNotFoundError:
-        yield Line(about="services", state="ok", found="none: this container runs a command")
+        yield Line(about="services", state="ok", found=message("services.none"))
         return
     for name in ("jupyter", "sshd"):
         if name not in dict(found):
-            yield Line(about=name, state="ok", found="off")
+            yield Line(about=name, state="ok", found=message("services.off"))
     for name, fault in found:
         state: State = "problem" if fault else "ok"
-        remedy = "see the container's log" if fault else ""
-        yield Line(about=name, state=state, found=fault or "running", remedy=remedy)
+        remedy = message("services.do") if fault else ""
+        yield Line(about=name, state=state, found=fault or message("services.running"), remedy=remedy)
 
 
 def _time() -> Line:
     """With a clock that is behind, TLS certificates are not yet valid."""
     now, built = datetime.now(timezone.utc), FACTS.stat().st_mtime
-    text = f"{now:%Y-%m-%d %H:%M:%S} UTC, zone {time.tzname[0]}"
+    text = message("time", now=f"{now:%Y-%m-%d %H:%M:%S}", zone=time.tzname[0])
     if now.timestamp() < built:
         return Line(
             about="time",
             state="problem",
-            found=f"{text}: earlier than the build of this image",
-            remedy="set the host's clock: TLS connections fail (certificate is not yet valid)",
+            found=message("time.behind", time=text),
+            remedy=message("time.do"),
         )
     return Line(about="time", state="ok", found=text)

@@ -1,11 +1,11 @@
-"""The commands: services, doctor, help, greeting, healthcheck."""
+"""The commands: services, doctor, help, greeting, healthcheck, gpus."""
 
 from __future__ import annotations
 
 import os
-import sys
 
-from workplace import doctor, greeting, health, helping, image, services
+from workplace import doctor, gpus, greeting, health, helping, image, messages, report, services
+from workplace.messages import message
 from workplace.settings import BadSettings, read
 
 USAGE = 2  # exit code for wrong usage or settings
@@ -13,6 +13,7 @@ USAGE = 2  # exit code for wrong usage or settings
 
 def main(arguments: list[str]) -> int:
     """Run the command that *arguments* name; return its exit code."""
+    messages.use(messages.language(os.environ))
     name, *rest = arguments or ["services"]
     if name == "healthcheck":
         return health.main()
@@ -24,14 +25,18 @@ def main(arguments: list[str]) -> int:
     if name == "greeting":
         print(greeting.text(image.load()))
         return 0
+    if name == "gpus":
+        return gpus.main(image.load(), os.environ)
     if name != "services":
-        print(f"torchkiln: no such command: {name!r}; run `help` for a list", file=sys.stderr)
+        report.say(message("command.unknown", name=name))
         return USAGE
     try:
         settings = read(os.environ, root=os.getuid() == 0)
     except BadSettings as error:
-        for fault in error.faults:
-            print(f"torchkiln: {fault}", file=sys.stderr)
-        print("torchkiln: nothing was started; `docker run IMAGE help` lists the settings", file=sys.stderr)
+        report.say(*error.faults, message("settings.help"))
         return USAGE
-    return services.run(settings, image.load())
+    this_image = image.load()
+    if not settings.any_gpu and (refusal := gpus.refusal(this_image)):
+        report.say(*refusal)
+        return gpus.REFUSED
+    return services.run(settings, this_image)

@@ -6,32 +6,17 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workplace.image import Image, serves
+from workplace.messages import listed, message
 
 PROBE = Path(__file__).with_name("driver_probe.py")
 LIMIT = 60.0  # seconds; eight GPUs without nvidia-persistenced take some twenty
-# Frequent results of cuInit (CUDA driver API, cudaError_enum): what they mean, and what to do.
-_CUINIT_ERRORS = {
-    100: (
-        "no CUDA-capable device is detected",
-        "start the container with the host's GPUs: --gpus all, or --device nvidia.com/gpu=all",
-    ),
-    101: ("invalid device ordinal", "CUDA_VISIBLE_DEVICES names a GPU that does not exist: unset it"),
-    222: ("unsupported PTX version", "update the driver, or use an image for an older CUDA"),
-    802: ("system not yet initialized", "start nvidia-fabricmanager on the host, in the driver's version"),
-    803: (
-        "driver and library version mismatch",
-        "the driver was updated: reboot the host, or load its new kernel module",
-    ),
-    804: (
-        "forward compatibility is not supported on this GPU",
-        "remove the cuda-compat libraries from LD_LIBRARY_PATH",
-    ),
-    999: ("unknown error", "see `dmesg` on the host; nvidia-modprobe or nvidia_uvm may be missing there"),
-}
+# Frequent results of cuInit (CUDA driver API, cudaError_enum); messages say what they mean, and what to do.
+_CUINIT_ERRORS = frozenset({100, 101, 222, 802, 803, 804, 999})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +26,9 @@ class Gpu:
     name: str
     capability: tuple[int, int]
     memory: int  # bytes
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.capability[0]}.{self.capability[1]})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,17 +52,14 @@ def ask(limit: float | None = None) -> Driver:
             argv, capture_output=True, encoding="utf-8", errors="replace", timeout=limit, check=False
         )
     except subprocess.TimeoutExpired:
-        return _broken(
-            f"the NVIDIA driver did not answer within {limit:.0f} s",
-            "see `dmesg` and `nvidia-smi` on the host",
-        )
+        return _broken(message("driver.silent", limit=limit), message("driver.silent.do"))
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        return _broken(f"the NVIDIA driver crashed ({name})", "see `dmesg` on the host; reinstall the driver")
+        return _broken(message("driver.crashed", signal=name), message("driver.crashed.do"))
     if done.returncode or not done.stdout.startswith("{"):
         why = done.stderr.strip().rpartition("\n")[2]
-        why = why or f"the NVIDIA driver gave no answer (exit status {done.returncode})"
-        return _broken(why, "reinstall the driver on the host")
+        why = why or message("driver.no-answer", status=done.returncode)
+        return _broken(why, message("driver.no-answer.do"))
     answer = json.loads(done.stdout)
     gpus = tuple(
         Gpu(name=gpu["name"], capability=(gpu["capability"][0], gpu["capability"][1]), memory=gpu["memory"])
@@ -99,8 +84,20 @@ def too_old(driver: Driver, needed: str) -> bool:
 
 
 def unserved(driver: Driver, image: Image) -> tuple[Gpu, ...]:
-    """The GPUs for which the image's torch has no code."""
-    return tuple(gpu for gpu in driver.gpus if not serves(image.archs, gpu.capability))
+    """The GPUs for which the image has no device code."""
+    return tuple(gpu for gpu in driver.gpus if not image.runs_on(gpu.capability))
+
+
+def another_image(image: Image, gpus: Sequence[Gpu]) -> str:
+    """Which image to use for *gpus*, for which *image* has no device code."""
+    if image.gpus and all(serves(image.wheel_archs, gpu.capability) for gpu in gpus):
+        return message("gpus.full-image", tag=image.full_tag)
+    return message("gpus.another-torch")
+
+
+def kinds(gpus: Sequence[Gpu]) -> str:
+    """`NVIDIA A100 (8.0), NVIDIA H100 (9.0)`: each kind once."""
+    return listed(sorted({str(gpu) for gpu in gpus}))
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -114,20 +111,16 @@ def _broken(fault: str, remedy: str) -> Driver:
 def _fault(answer: dict[str, object], passed: bool, found: bool) -> tuple[str, str]:
     """Why this container cannot use a GPU, and what to do; empty if it can."""
     if not passed:
-        return "no GPU was passed to this container", "add --gpus all, or --device nvidia.com/gpu=all"
+        return message("driver.not-passed"), message("driver.not-passed.do")
     if answer["libcuda"]:
-        return (
-            f"cannot load libcuda.so.1: {answer['libcuda']}",
-            "NVIDIA_DRIVER_CAPABILITIES must include compute; the container toolkit then mounts the library",
-        )
-    code = answer["init"]
+        return message("driver.not-loaded", error=answer["libcuda"]), message("driver.not-loaded.do")
+    code, visible = answer["init"], answer["visible"]
     if code != 0:
-        name, remedy = _CUINIT_ERRORS.get(
-            code if isinstance(code, int) else -1, ("", "see `dmesg` on the host")
-        )
-        if code == 100 and answer["visible"] is not None:
-            remedy = f"CUDA_VISIBLE_DEVICES={answer['visible']} hides the GPUs, or names others: unset it"
-        return f"cuInit failed: error {code}{f', {name}' if name else ''}", remedy
+        if code not in _CUINIT_ERRORS:
+            return message("cuinit", code=code), message("cuinit.do")
+        hidden = code == 100 and visible is not None
+        remedy = message("driver.hidden", visible=visible) if hidden else message(f"cuinit.{code}.do")
+        return message("cuinit.named", code=code, name=message(f"cuinit.{code}")), remedy
     if not found:
-        return "no CUDA-capable device is detected", "add --gpus all; CUDA_VISIBLE_DEVICES may hide the GPUs"
+        return message("driver.no-device"), message("driver.no-device.do")
     return "", ""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from workplace.messages import message
 from workplace.settings import runtime_folder
 from workplace.supervision import Service
 
@@ -40,7 +41,7 @@ def main() -> int:
     except FileNotFoundError:
         # The last argument of tini is the entrypoint only if the container has no command.
         command = Path("/proc/1/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        faults = ["the services have not been started yet"] if command[-1].decode() == _ENTRYPOINT else []
+        faults = [message("health.early")] if command[-1].decode() == _ENTRYPOINT else []
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0
@@ -51,10 +52,10 @@ def _fault(port: int, path: str | None) -> str:
     try:
         if path is None:
             with socket.create_connection(("127.0.0.1", port), TIMEOUT) as connection:
-                return "" if connection.recv(4) == b"SSH-" else f"port {port}: not an SSH server"
+                return "" if connection.recv(4) == b"SSH-" else message("health.not-ssh", port=port)
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)) as connection:
             connection.request("GET", path)
             status = connection.getresponse().status
-            return "" if status == 200 else f"port {port}: HTTP status {status}"
+            return "" if status == 200 else message("health.status", port=port, status=status)
     except (OSError, http.client.HTTPException) as error:
-        return f"port {port}: {error}"
+        return message("health.error", port=port, error=error)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 FACTS = Path("/etc/torchkiln/image.json")
+_CUT = re.compile(r"(-sm[0-9]+)+(-ownuse)?")  # in the tag of an image for some GPUs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +27,18 @@ class Image:
     full_driver: str
     archs: tuple[str, ...]  # ("sm_50", ..., "compute_120")
     wheels: tuple[tuple[str, str], ...]  # name, version
+    gpus: tuple[str, ...] = ()  # the only compute capabilities that it is for, ("9.0",); (): all of archs
+    wheel_archs: tuple[str, ...] = ()  # of torch's wheel, and so of the image for all GPUs
+
+    @property
+    def full_tag(self) -> str:
+        """The tag of the image that has all device code of this torch."""
+        return _CUT.sub("", self.tag)
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether it has code for a GPU of *capability*."""
+        kept = [f"sm_{gpu.replace('.', '')}" for gpu in self.gpus]
+        return serves(kept or self.archs, capability)
 
 
 def load(path: Path = FACTS) -> Image:
@@ -38,6 +52,8 @@ def load(path: Path = FACTS) -> Image:
         **{name: str(values[name] or "") for name in texts},
         archs=tuple(values["archs"]),
         wheels=tuple((wheel["name"], wheel["version"]) for wheel in values["wheels"]),
+        gpus=tuple(values.get("gpus", ())),
+        wheel_archs=tuple(values.get("wheel_archs", values["archs"])),
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from workplace import health, report, ssh
 from workplace.image import Image
+from workplace.messages import message
 from workplace.settings import Jupyter, Settings, TensorBoard, runtime_folder
 from workplace.supervision import Service, supervise
 
@@ -29,26 +30,27 @@ def run(settings: Settings, image: Image) -> int:
         if settings.sudo:
             _allow_sudo()
     except OSError as error:
-        report.say(f"{error.filename}: {error.strerror}; mount a tmpfs (--tmpfs /run --tmpfs /tmp:exec)")
+        report.say(message("start.folder", folder=error.filename, error=error.strerror))
         return 1
-    services, lines = [], [f"{image.tag}: torch {image.torch}, Python {image.python}"]
+    services = []
+    lines = [message("start.image", tag=image.tag, torch=image.torch, python=image.python)]
     if settings.jupyter:
         lab, line = jupyter(settings.jupyter, os.environ)
         services.append(lab)
         lines.append(line)
     else:
-        lines.append("Jupyter: off")
+        lines.append(message("jupyter.off"))
     sshd, more = _ssh(settings, folder)
     services += [sshd] if sshd else []
     lines += more
     if settings.tensorboard:
         services.append(tensorboard(settings.tensorboard, os.environ))
-        lines.append(f"TensorBoard: port {settings.tensorboard.port}, no login")
+        lines.append(message("tensorboard", port=settings.tensorboard.port))
     if fault := _conflict(settings, sshd is not None):
-        report.say(fault, "nothing was started")
+        report.say(fault, message("start.nothing"))
         return 2
     if not services:
-        report.say(*lines, "no service to run: pass a command, or an SSH key (SSH_PUBLIC_KEY)")
+        report.say(*lines, message("start.no-service"))
         return 1
     health.expect(folder, services)
     report.say(*lines)
@@ -78,9 +80,9 @@ def jupyter(settings: Jupyter, environ: Mapping[str, str]) -> tuple[Service, str
     # The token is passed in the environment: arguments are visible in the process list.
     variables = {**environ, "JUPYTER_TOKEN": token, "SHELL": "/bin/bash"}
     # The user knows a token that they set, so it is not written to the log.
-    login = "" if generated else "  (log in with your JUPYTER_TOKEN)"
+    login = "jupyter" if generated else "jupyter.own-token"
     if not token:
-        login = "  (no login: anyone who can reach this port can run programs here)"
+        login = "jupyter.no-login"
     return (
         Service(
             name="jupyter",
@@ -89,7 +91,7 @@ def jupyter(settings: Jupyter, environ: Mapping[str, str]) -> tuple[Service, str
             port=settings.port,
             path=f"{settings.base_url}api",  # returns Jupyter's version without a token
         ),
-        f"Jupyter: {settings.url(token if generated else '')}{login}",
+        message(login, url=settings.url(token if generated else "")),
     )
 
 
@@ -108,16 +110,16 @@ def tensorboard(settings: TensorBoard, environ: Mapping[str, str]) -> Service:
 def _ssh(settings: Settings, folder: Path) -> tuple[Service | None, list[str]]:
     """sshd if there is a public key, and its log lines."""
     if settings.ssh is None:
-        return None, ["SSH: off"]
+        return None, [message("ssh.off")]
     try:
         prepared = ssh.prepare(settings.ssh, os.environ, folder)
     except ssh.NoSsh as why:
-        return None, [f"SSH: off: {why}"]
-    port, ports = settings.ssh.ports[0], " and ".join(map(str, settings.ssh.ports))
-    logins = " or ".join(f"{name}@HOST" for name in reversed(prepared.users))
+        return None, [message("ssh.off-because", why=why)]
+    port, ports = settings.ssh.ports[0], message("ssh.and").join(map(str, settings.ssh.ports))
+    logins = message("ssh.or").join(f"{name}@HOST" for name in reversed(prepared.users))
     service = Service(name="sshd", command=prepared.command, environ=os.environ, port=port, path=None)
-    line = f"SSH: port {ports}: ssh -p PUBLISHED_PORT {logins}; host key {prepared.fingerprint}"
-    return service, [line, *(f"SSH: {note}" for note in prepared.notes)]
+    line = message("ssh", ports=ports, logins=logins, fingerprint=prepared.fingerprint)
+    return service, [line, *(message("ssh.note", note=note) for note in prepared.notes)]
 
 
 def _conflict(settings: Settings, with_ssh: bool) -> str:
@@ -129,9 +131,7 @@ def _conflict(settings: Settings, with_ssh: bool) -> str:
     for name, port in ports:
         other = taken.setdefault(port, name)
         if other != name:
-            return (
-                f"{other} and {name} are both {port}: address already in use; set one of them to another port"
-            )
+            return message("start.same-port", one=other, other=name, port=port)
     return ""
 
 
@@ -140,7 +140,7 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022 or folder.is_symlink():
-        raise OSError(1, "owned by another user, or writable by other users", str(folder))
+        raise OSError(1, message("start.not-private"), str(folder))
 
 
 def _allow_sudo() -> None:

@@ -9,28 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from workplace.messages import TEXTS, message
+
 MIN_TOKEN = 16  # characters; a shorter token can be guessed over the network
 MIN_DIFFERENT = 8  # different characters
 
-# (name, default, meaning); `help` prints it, docs/image.md shows it.
+# (name, default); `help` prints it with a meaning, docs/image.md shows it.
 SWITCHES = (
-    ("JUPYTER", "on", "off: no JupyterLab"),
-    ("JUPYTER_TOKEN", "generated", f"the login token, at least {MIN_TOKEN} characters"),
-    ("JUPYTER_TOKEN_FILE", "", "a file that contains the token, such as a mounted secret"),
-    ("JUPYTER_ALLOW_WEAK_TOKEN", "no", "yes: allow any token; an empty one disables the login"),
-    ("JUPYTER_PORT", "8888", "port of JupyterLab"),
-    ("JUPYTER_BASE_URL", "/", "URL path behind a reverse proxy"),
-    ("JUPYTER_ALLOW_ORIGIN", "", "allowed origin, for a proxy that does not forward the Host header"),
-    ("SSH", "on", "off: no SSH, even if there are keys"),
-    ("SSH_PUBLIC_KEY", "", "public keys that may log in, one per line; without a key SSH is off"),
-    ("SSH_PORT", "22", "port of sshd; 2222 in a container that does not run as root"),
-    ("SSH_HOST_KEYS", "/etc/ssh/host_keys", "folder of the host keys: mount a volume there to keep them"),
-    ("TENSORBOARD_LOGDIR", "", "start TensorBoard for this folder, without a login"),
-    ("TENSORBOARD_PORT", "6006", "port of TensorBoard"),
-    ("TORCHKILN_SUDO", "no", "yes: `user` may use sudo without a password"),
-    ("TORCHKILN_RESTART", "yes", "no: the container exits when one of its services exits"),
-    ("PIP_CONSTRAINT, UV_CONSTRAINT", "constraints.txt", "set them empty to let pip and uv replace torch"),
-    ("TZ", "UTC", "time zone, such as Europe/Berlin"),
+    ("JUPYTER", "on"),
+    ("JUPYTER_TOKEN", "generated"),
+    ("JUPYTER_TOKEN_FILE", ""),
+    ("JUPYTER_ALLOW_WEAK_TOKEN", "no"),
+    ("JUPYTER_PORT", "8888"),
+    ("JUPYTER_BASE_URL", "/"),
+    ("JUPYTER_ALLOW_ORIGIN", ""),
+    ("SSH", "on"),
+    ("SSH_PUBLIC_KEY", ""),
+    ("SSH_PORT", "22"),
+    ("SSH_HOST_KEYS", "/etc/ssh/host_keys"),
+    ("TENSORBOARD_LOGDIR", ""),
+    ("TENSORBOARD_PORT", "6006"),
+    ("TORCHKILN_SUDO", "no"),
+    ("TORCHKILN_RESTART", "yes"),
+    ("TORCHKILN_ANY_GPU", "no"),
+    ("PIP_CONSTRAINT, UV_CONSTRAINT", "constraints.txt"),
+    ("TZ", "UTC"),
 )
 
 # Kubernetes sets JUPYTER_PORT=tcp://10.0.0.1:8888 in every pod beside a service called "jupyter".
@@ -45,7 +48,18 @@ _WORDS = {
     "off": False,
     "0": False,
 }
+_ANY_GPU = "TORCHKILN_ANY_GPU"
 _PATH = re.compile(r"/(?:[A-Za-z0-9._~@-]+/)*[A-Za-z0-9._~@-]*")
+
+
+def switches() -> tuple[tuple[str, str, str], ...]:
+    """Each row of SWITCHES with its meaning: name, default, meaning."""
+    rows = []
+    for name, default in SWITCHES:
+        in_words = f"default.{name}" in TEXTS
+        meaning = message(f"setting.{name}", least=MIN_TOKEN)
+        rows.append((name, message(f"default.{name}") if in_words else default, meaning))
+    return tuple(rows)
 
 
 class BadSettings(Exception):
@@ -97,6 +111,7 @@ class Settings:
     tensorboard: TensorBoard | None
     sudo: bool
     restart: bool
+    any_gpu: bool  # start although the image has no device code for the GPUs
 
 
 def read(environ: Mapping[str, str], *, root: bool) -> Settings:
@@ -111,12 +126,25 @@ def read(environ: Mapping[str, str], *, root: bool) -> Settings:
         tensorboard=_tensorboard(reader),
         sudo=reader.switch("TORCHKILN_SUDO", False),
         restart=reader.switch("TORCHKILN_RESTART", True),
+        any_gpu=reader.switch(_ANY_GPU, False),
     )
     if settings.sudo and not root:
-        reader.faults.append("TORCHKILN_SUDO: only possible in a container that runs as root: remove --user")
+        reader.faults.append(message("settings.sudo"))
     if reader.faults:
         raise BadSettings(reader.faults)
     return settings
+
+
+def any_gpu(environ: Mapping[str, str]) -> bool:
+    """The setting of that name alone, for a container that runs a command.
+
+    :raises BadSettings: its value is invalid.
+    """
+    reader = _Reader(environ)
+    found = reader.switch(_ANY_GPU, False)
+    if reader.faults:
+        raise BadSettings(reader.faults)
+    return found
 
 
 class _Reader:
@@ -133,7 +161,7 @@ class _Reader:
     def switch(self, name: str, default: bool) -> bool:
         value = self.text(name)
         if value and value.lower() not in _WORDS:
-            self.faults.append(f"{name}={value[:40]!r}: must be yes or no")
+            self.faults.append(message("settings.switch", name=name, value=value[:40]))
         return _WORDS.get(value.lower(), default)
 
     def port(self, name: str, default: int) -> int:
@@ -141,14 +169,14 @@ class _Reader:
         # The length first: int() refuses thousands of digits by an exception.
         if value.isascii() and value.isdecimal() and len(value) <= 5 and 0 < int(value) < 1 << 16:
             return int(value)
-        self.faults.append(f"{name}={value[:40]!r}: a port is a number from 1 to 65535")
+        self.faults.append(message("settings.port", name=name, value=value[:40]))
         return default
 
 
 def _jupyter(reader: _Reader) -> Jupyter:
     base = reader.text("JUPYTER_BASE_URL", "/")
     if not _PATH.fullmatch(base):
-        reader.faults.append(f"JUPYTER_BASE_URL={base[:80]!r}: must be a URL path, such as /lab/anna/")
+        reader.faults.append(message("settings.path", value=base[:80]))
     return Jupyter(
         token=_token(reader),
         port=reader.port("JUPYTER_PORT", 8888),
@@ -166,18 +194,23 @@ def _token(reader: _Reader) -> str | None:
         try:
             token = Path(place).read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not a text file"
-            reader.faults.append(f"{name}: cannot read {place}: {why}")
+            why = error.strerror if isinstance(error, OSError) else message("settings.no-text")
+            reader.faults.append(message("settings.file", name=name, path=place, error=why))
             return None
     if token is None:
         return None
     if any(not "!" <= letter <= "~" for letter in token):
-        reader.faults.append(f"{name}: only printable ASCII characters without spaces are allowed")
+        reader.faults.append(message("settings.ascii", name=name))
     elif not weak and (len(token) < MIN_TOKEN or len(set(token)) < MIN_DIFFERENT):
         reader.faults.append(
-            f"{name}: too weak: {len(token)} characters, {len(set(token))} different; at least {MIN_TOKEN}"
-            f" with {MIN_DIFFERENT} different ones are required: the token gives access to this container."
-            " Unset it to have one generated, or allow it: -e JUPYTER_ALLOW_WEAK_TOKEN=yes"
+            message(
+                "settings.weak",
+                name=name,
+                count=len(token),
+                different=len(set(token)),
+                least=MIN_TOKEN,
+                least_different=MIN_DIFFERENT,
+            )
         )
     return token
 

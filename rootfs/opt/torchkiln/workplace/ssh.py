@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workplace import session
+from workplace.messages import listed, message
 from workplace.settings import Ssh
 
 KEYGEN = "/usr/bin/ssh-keygen"
@@ -41,9 +42,9 @@ def prepare(settings: Ssh, environ: Mapping[str, str], folder: Path) -> Prepared
     try:
         return _prepare(settings, environ, folder)
     except OSError as error:
-        raise NoSsh(f"{error.filename}: {error.strerror}") from error
+        raise NoSsh(message("ssh.file", path=error.filename, error=error.strerror)) from error
     except subprocess.CalledProcessError as error:
-        raise NoSsh(f"{KEYGEN}: exit status {error.returncode}") from error
+        raise NoSsh(message("ssh.keygen", program=KEYGEN, status=error.returncode)) from error
 
 
 def _prepare(settings: Ssh, environ: Mapping[str, str], folder: Path) -> Prepared:
@@ -52,7 +53,7 @@ def _prepare(settings: Ssh, environ: Mapping[str, str], folder: Path) -> Prepare
     faults = [fault for _, invalid in found.values() for fault in invalid]
     keys = {name: lines for name, (lines, _) in found.items() if lines}
     if not keys:
-        why = faults or ['no public key (-e SSH_PUBLIC_KEY="$(cat ~/.ssh/id_ed25519.pub)")']
+        why = faults or [message("ssh.no-key")]
         raise NoSsh("; ".join(dict.fromkeys(why)))
     allowed = folder / "authorized_keys"
     allowed.mkdir(mode=0o755, exist_ok=True)
@@ -61,7 +62,7 @@ def _prepare(settings: Ssh, environ: Mapping[str, str], folder: Path) -> Prepare
     host_keys, notes = _host_keys(settings.host_keys, folder / "host_keys")
     variables, broken = session.shared(environ)
     if broken:
-        notes.append(f"variables with line breaks are not set in SSH sessions: {', '.join(broken)}")
+        notes.append(message("ssh.line-breaks", names=listed(list(broken))))
     configuration = folder / "sshd_config"
     # 0600: it contains the container's variables, which may be secrets.
     _write(configuration, _configuration(settings, allowed, host_keys, variables), 0o600)
@@ -81,7 +82,7 @@ def _accounts() -> list[pwd.struct_passwd]:
         try:
             return [pwd.getpwuid(os.getuid())]
         except KeyError:
-            raise NoSsh(f"uid {os.getuid()} has no name: start the services through the entrypoint") from None
+            raise NoSsh(message("ssh.no-name", uid=os.getuid())) from None
     accounts = []
     for name in ("root", "user"):
         try:
@@ -105,7 +106,7 @@ def _keys(settings: Ssh, account: pwd.struct_passwd) -> tuple[list[str], list[st
     valid, invalid = [], []
     for where, text in sources:
         if "PRIVATE KEY-----" in text:
-            invalid.append(f"{where}: this is a private key; keep it secret, and use its .pub file")
+            invalid.append(message("ssh.private", where=where))
             continue
         for number, line in enumerate(text.splitlines(), start=1):
             if not line.strip() or line.lstrip().startswith("#"):
@@ -113,7 +114,7 @@ def _keys(settings: Ssh, account: pwd.struct_passwd) -> tuple[list[str], list[st
             if _is_key(line):
                 valid.append(line.strip())
             else:
-                invalid.append(f"{where}, line {number}: not an OpenSSH public key")
+                invalid.append(message("ssh.invalid", where=where, number=number))
     return list(dict.fromkeys(valid)), invalid
 
 
@@ -140,16 +141,13 @@ def _host_keys(volume: Path, used: Path) -> tuple[list[Path], list[str]]:
         if (text := _read(volume / name)) is not None:
             _write(place, text, 0o600)
             if not _is_private_key(place):
-                notes.append(f"{volume / name}: invalid private key; delete it to have a new one generated")
+                notes.append(message("ssh.invalid-host-key", path=volume / name))
                 continue
         elif not place.is_file():
             argv = [KEYGEN, "-q", "-t", kind, "-N", "", "-C", "", "-f", str(place)]
             subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
             if not _save(place, volume):
-                notes.append(
-                    f"cannot write to {volume}: the host keys are lost with this container"
-                    " (set SSH_HOST_KEYS to another folder)"
-                )
+                notes.append(message("ssh.host-keys-lost", folder=volume))
         keys.append(place)
     if not keys:
         raise NoSsh("; ".join(notes))

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from workplace.messages import message
+
 GRACE = 1.0  # seconds between SIGTERM and SIGKILL, well below the 10 of `docker stop`
 POLL = 0.2  # seconds
 MOST = 3  # exits of one service within WITHIN seconds, after which the container exits
@@ -46,13 +48,14 @@ def supervise(services: Sequence[Service], *, restart: bool, say: Callable[[str]
                 recent = [when for when in exits[name] if now - when < WITHIN] + [now]
                 exits[name] = recent
                 if not restart or len(recent) >= MOST:
-                    often = f", {len(recent)} times within {WITHIN:.0f} s" if len(recent) > 1 else ""
-                    say(f"{name} {_describe(status)}{often}: the container exits")
+                    key = "service.ends-often" if len(recent) > 1 else "service.ends"
+                    what = _describe(status)
+                    say(message(key, name=name, what=what, count=len(recent), seconds=WITHIN))
                     return _code(status)
-                say(f"{name} {_describe(status)}: restarting it")
+                say(message("service.restarts", name=name, what=_describe(status)))
                 running[name] = (service, _start(service))
     except _NotStarted as why:
-        say(f"{why}: the container exits")
+        say(str(why))
         return NOT_STARTED
     finally:
         _end([process for _, process in running.values()])
@@ -62,7 +65,10 @@ def _start(service: Service) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(service.command, env=dict(service.environ), stdin=subprocess.DEVNULL)
     except OSError as error:
-        raise _NotStarted(f"cannot start {service.name}: {service.command[0]}: {error.strerror}") from error
+        program = service.command[0]
+        raise _NotStarted(
+            message("service.not-started", name=service.name, program=program, error=error.strerror)
+        ) from error
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -79,10 +85,10 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def _describe(status: int) -> str:
     if status >= 0:
-        return f"exited with status {status}"
+        return message("exit.status", status=status)
     names = {known.value: known.name for known in signal.Signals}  # most real-time signals have no name
-    often = " (often: out of memory)" if -status == signal.SIGKILL else ""
-    return f"was killed by {names.get(-status, f'signal {-status}')}{often}"
+    key = "exit.memory" if -status == signal.SIGKILL else "exit.signal"
+    return message(key, signal=names.get(-status) or message("exit.number", number=-status))
 
 
 def _code(status: int) -> int:
