@@ -19,7 +19,7 @@ from torchkiln.publish.fetched import download, read_manifests
 from torchkiln.registry.reading import RepositoryReader
 from torchkiln.registry.referrers import listing
 
-NOT_VERIFIED = "signatures not verified: no trusted key or identity is named; add --key PUBLIC.pem"
+NOT_VERIFIED = "signatures not verified: no trusted key or identity given; add --key PUBLIC.pem"
 _MAX_DAMAGED = 20  # damaged statements after which the rest is not downloaded
 _MAX_SHOWN = 3  # retractions without a trusted signature
 

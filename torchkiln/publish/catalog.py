@@ -10,6 +10,8 @@ from torchkiln.attest.signers import OpenedStatement
 from torchkiln.attest.trust import Trust
 from torchkiln.errors import VerificationFailed
 from torchkiln.gate.clearance import CLEARANCE, decision_of, prevailing
+from torchkiln.matrix.tags import parse_name
+from torchkiln.model.device_code import Gpus
 from torchkiln.model.digest import Digest
 from torchkiln.publish.attached import AttachedStatements, attached
 from torchkiln.registry.reading import Document, RepositoryReader
@@ -32,6 +34,16 @@ class CatalogEntry:
     faults: tuple[str, ...]  # of its statements
     names: frozenset[str] | None = None  # under which it was published; None: not recorded
     untrusted_retractions: tuple[str, ...] = ()  # without a trusted signature: shown, ignored
+
+    @property
+    def only_for(self) -> Gpus:
+        """The capabilities whose device code a thin image keeps, by its version; empty: all."""
+        return parsed.gpus if (parsed := parse_name(self.version)) else ()
+
+    @property
+    def own_use(self) -> bool:
+        """Whether NVIDIA's libraries are changed, by its version."""
+        return (parsed := parse_name(self.version)) is not None and parsed.own_use
 
     @property
     def misnamed(self) -> tuple[str, ...]:

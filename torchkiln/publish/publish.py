@@ -2,7 +2,7 @@
 
 In this order: blobs, the manifest by its digest, the statements, the dated tag, the moving tags. An
 interrupted run leaves no incomplete image under a tag, and the next run completes it. The manifest is read
-once: the bytes whose digest was cleared get the tags.
+once: the tags are set for the bytes whose digest was cleared.
 """
 
 from __future__ import annotations

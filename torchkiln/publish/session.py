@@ -24,6 +24,7 @@ from torchkiln.model.lock import LockedCell
 from torchkiln.model.progress import Observer, Silent
 from torchkiln.oci.layout import ImageOnDisk
 from torchkiln.publish.connect import open_registry
+from torchkiln.publish.licence import demand_licence
 from torchkiln.publish.names import demand_same, names_of
 from torchkiln.publish.publish import PreparedImage, PublishedImage, publish
 from torchkiln.publish.source import source_of
@@ -58,7 +59,7 @@ class PublishListener(Protocol):
         """The image and all its tags are in the registry."""
 
     def failed(self, ref: str, error: KilnError) -> None:
-        """One of several images failed; the others go on."""
+        """One of several images failed; the others continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class PublishTarget:
     day: str  # the suffix of the dated tag
     names: tuple[str, ...] = ()  # tags instead of those that follow from the lock; for one image
     override: str | None = None  # the reason to publish although the gate refuses
+    licence_confirmed: bool = False  # the right to distribute NVIDIA's libraries with changes
     mount_from: tuple[str, ...] = ()  # repositories of the same registry to mount layers from
     plain_http: bool = False
     jobs: int = JOBS
@@ -149,10 +151,11 @@ class PublishSession:
         """Everything that needs no registry: tags, the gate's decision, statements.
 
         :raises ConfigError: no such image or lock, or an invalid tag.
-        :raises GateRefused: a requirement of the policy is not met.
+        :raises GateRefused: a requirement of the policy is not met, or the image is for own use only.
         """
         image, tag, locked = image_and_lock(ref, self.layout, self.images)
         demand_same(ref, tag, locked)
+        demand_licence(image, confirmed=target.licence_confirmed)
         names = names_of(image, locked, self.matrix, self.facts, day=target.day, requested=target.names)
         cleared = self._cleared(image, locked, target.override)
         statements = self._statements(image, locked, target.repository.name)
@@ -182,7 +185,7 @@ class PublishSession:
         result = self.inputs.judge(image, locked)
         self.listener.checked(result)
         if reason is None:
-            return clear(result)
+            return clear(result, self.inputs.options)
         cleared = override(result, reason)
         self.listener.overridden(cleared)
         return cleared

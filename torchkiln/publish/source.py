@@ -1,17 +1,20 @@
-"""The commit of torchkiln's checkout, and whether its files differ from that commit."""
+"""The source of torchkiln: the commit of its checkout and whether files differ from it, or the package."""
 
 from __future__ import annotations
 
 import subprocess
 
-from torchkiln.attest.provenance import SourceRevision
-from torchkiln.util.places import ROOT
+from torchkiln import __version__
+from torchkiln.attest.provenance import SourcePackage, SourceRevision
+from torchkiln.util.places import INSTALLED, ROOT
 
 _TIMEOUT = 20.0  # seconds
 
 
-def source_of() -> SourceRevision | None:
-    """The commit that git reports; None: no git, or no checkout."""
+def source_of() -> SourceRevision | SourcePackage | None:
+    """The installed package, or the commit that git reports; None: a checkout without git."""
+    if INSTALLED:  # git would report the repository around the environment
+        return SourcePackage(version=__version__)
     revision = _git("rev-parse", "--verify", "HEAD")
     if revision is None:
         return None

@@ -78,7 +78,7 @@ class Verified:
                         *(f"  {point.what}: {point.text}".replace("\n", "\n    ") for point in self.bad),
                     )
                 ),
-                hint="do not run it; report it to its publisher, or use another tag: see `torchkiln catalog`",
+                hint="do not run it; report it to its publisher, or use another tag: see `torchkiln ls`",
             )
 
 
@@ -133,7 +133,7 @@ class VerifySession:
         layout = image.manifest_path.parents[2]
         try:
             pulling.layers(reading, image, self.observer)
-            wrong = "\n".join(map(str, validate(layout, image.manifest)))
+            wrong = "\n".join(map(str, validate(layout, image.manifest, observer=self.observer)))
         except VerificationFailed as error:
             wrong = error.message
         if wrong:
@@ -143,7 +143,7 @@ class VerifySession:
         yield Point(
             what="layers", good=True, text=f"{len(image.layers)} layers, {total}, every file verified"
         )
-        evidence = read_evidence(image, Store(layout.with_name("cache")))  # an empty cache: nothing is reused
+        evidence = read_evidence(image, Store(layout.with_name("cache")), observer=self.observer)
         items = items_of(evidence)
         point = of_sboms(
             result.statements, lambda data, name: matches(data, image.manifest, items, where=name)
@@ -169,14 +169,16 @@ class VerifySession:
         return rebuild(reading, image, result.origin.locked, context)
 
 
-def verify_layout(folder: Path, ref: str | None) -> tuple[Mapping[str, Digest], Sequence[LayoutFault]]:
+def verify_layout(
+    folder: Path, ref: str | None, observer: Observer | None = None
+) -> tuple[Mapping[str, Digest], Sequence[LayoutFault]]:
     """The images of the layout *folder* by name, or only *ref*, and all faults; no image if there are faults.
 
     :raises ConfigError: the layout has no *ref*.
     """
     if ref is not None:
         _demand_ref(folder, ref)
-    if faults := validate(folder, ref):
+    if faults := validate(folder, ref, observer=observer):
         return {}, faults
     layout = open_layout(folder)
     return (layout.refs() if ref is None else {layout.image(ref).ref: layout.image(ref).manifest}), []

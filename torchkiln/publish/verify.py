@@ -144,7 +144,7 @@ def _origin(statements: AttachedStatements) -> tuple[Origin | None, Point]:
             candidate.source,
         ),
     )
-    source = f", source {provenance.source[:12]}" if provenance.source else ""
+    source = f", source {provenance.short_source}" if provenance.source else ""
     tag, wheels = tag_of(provenance.locked.resolution), len(provenance.locked.wheels)
     text = f"{tag}, {wheels} wheels{source}, by {provenance.builder}"
     return provenance, Point(what="provenance", good=True, text=text)
@@ -250,7 +250,7 @@ def _of_reports(
         suite = replace(suite, digest=decision.suite, checks=decision.checks)
         also = f", by another suite than this one ({decision.suite[:19]})"
     policy = criteria.policy.of(locked.resolution)
-    policy = replace(policy, signed=trust.verifies, strangers=not trust.verifies, report_age=0)
+    policy = replace(policy, signed=trust.verifies, accept_unsigned=not trust.verifies, report_age=0)
     result = judge(signed_reports, policy, locked, suite, image=image, at=criteria.at)
     wrong += [f"{what}: {why}" for what, why in result.missing]
     if decision and decision.override:

@@ -59,8 +59,7 @@ class WheelFile:
 
     def read(self, count: int) -> bytes:
         """The next bytes, at least one, at most *count* and never beyond the end."""
-        if self._cancelled():
-            raise Cancelled
+        self.check()
         count = min(count, self.size - self.position)
         self._await(self.position + min(count, 1))
         data = os.pread(self._file, min(count, self._arrived - self.position), self.position)
@@ -95,12 +94,18 @@ class WheelFile:
         same = os.pread(self._file, len(self._tail), self.size - len(self._tail)) == self._tail
         return self._hash.hexdigest() if same else ""
 
+    def check(self) -> None:
+        """Raise Cancelled if reading was cancelled."""
+        if self._cancelled():
+            raise Cancelled
+
     def at(self, offset: int, count: int) -> bytes:
-        """Bytes at any offset, not hashed."""
+        """Bytes at any offset, not hashed; waits until they have arrived."""
+        self.check()
         start = self.size - len(self._tail)
         if offset >= start:
             return self._tail[offset - start : offset - start + count]
-        self._await(self.size)
+        self._await(min(offset + count, self.size))
         return os.pread(self._file, count, offset)
 
     def _await(self, length: int) -> None:
@@ -111,6 +116,5 @@ class WheelFile:
                 self._pause()
 
     def _pause(self) -> None:
-        if self._cancelled():
-            raise Cancelled
+        self.check()
         time.sleep(_POLL)

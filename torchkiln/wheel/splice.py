@@ -10,7 +10,8 @@ many members. So each file of the wheel, in its order, becomes:
 One pass reads the wheel and computes three hashes: of the wheel, which must be locked, of the layer (its
 digest), and of its tar (the diff_id). The diff_id needs the inflated bytes, with which CRC-32, size and the
 hash in RECORD of each entry are checked. The files that an installer adds follow at the end: launchers,
-INSTALLER and RECORD stored, the .pyc files compressed by the pinned encoder.
+INSTALLER and RECORD stored, the .pyc files compressed by the pinned encoder. A library whose device code is
+cut (`Cut`) is compressed by that encoder, too, and has its own hash in RECORD.
 
 Everything is checked before the layer is used; a wheel with any fault gives none. Only a layer that the lock
 records is made without inflating (`LayerWriter`): its digest proves that the same wheel passed these checks.
@@ -23,19 +24,19 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from isal import igzip_lib, isal_zlib
-
 from torchkiln.errors import BadWheel
+from torchkiln.model.lock import LockedWheel
+from torchkiln.oci.encode import members
 from torchkiln.oci.layer import Collision, LayerWriter
 from torchkiln.wheel import fitness, install
 from torchkiln.wheel.bytecode import Code, cached_name
+from torchkiln.wheel.content import EntryReader, SecondRead, copied, inflate, whole
+from torchkiln.wheel.cut import Cut
 from torchkiln.wheel.directory import WheelEntry
-from torchkiln.wheel.entries import SCRIPT, data_offset, entries, skip_local_header
+from torchkiln.wheel.entries import SCRIPT, entries, skip_local_header
 from torchkiln.wheel.install import Row, Scheme, WheelName
 from torchkiln.wheel.source import WheelFile
 
-_READ = 1 << 18  # compressed bytes at a time
-_INFLATE = 1 << 20  # most bytes of one step; limits memory
 _MISMATCH = "hash mismatch: the lock has sha256:{}, the downloaded file has sha256:{}"
 
 Bytecode = Callable[[], Iterable[Code]]
@@ -46,9 +47,11 @@ SourceSink = Callable[[str, bytes], None]
 class _Installation:
     """The state of the installation of one wheel."""
 
+    name: str  # of the wheel, normalized
     wheel: WheelName
     scheme: Scheme
     info: str  # name of the .dist-info directory
+    cut: Cut | None
     rows: list[Row] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)  # entries
     entries: dict[str, WheelEntry] = field(default_factory=dict)
@@ -56,52 +59,57 @@ class _Installation:
     metadata: dict[str, bytes] = field(default_factory=dict)
     scripts: list[tuple[WheelEntry, bytes]] = field(default_factory=list)
     large_scripts: list[str] = field(default_factory=list)
+    changed: dict[str, Row] = field(default_factory=dict)  # entry → its line in the image's RECORD
 
 
 def splice(
     file: WheelFile,
-    filename: str,
-    sha256: str,
+    locked: LockedWheel,
     layer: LayerWriter,
     scheme: Scheme,
     *,
     source: SourceSink | None,
     bytecode: Bytecode,
+    cut: Cut | None = None,
 ) -> None:
-    """Install the wheel *filename* into *layer* under *scheme*.
+    """Install the wheel *locked* into *layer* under *scheme*.
 
-    :param sha256: of the wheel as locked, hex.
     :param source: called with each Python source (path in the image, bytes).
     :param bytecode: called once after the last source; returns the .pyc files.
+    :param cut: which device code its libraries keep; None: all.
     :raises BadWheel: the wheel has a fault; the layer must not be used.
     """
+    filename = locked.filename
     wheel = install.parse_name(filename)
     listed = entries(file, filename)
     names = {entry.name for entry in listed}
-    work = _Installation(wheel=wheel, scheme=scheme, info=install.dist_info(names, wheel))
+    work = _Installation(
+        name=locked.name, wheel=wheel, scheme=scheme, info=install.dist_info(names, wheel), cut=cut
+    )
     try:
         for entry in listed:
             if not _is_stale_bytecode(entry.name, names):
                 _install_file(file, entry, work, layer, source)
-        _check_hash(file, filename, sha256)
+        _check_hash(file, locked)
         record = _check(work, file)
         _finish(work, record, layer, bytecode())
     except Collision as error:
         raise BadWheel(filename, f"another wheel of the layer has a different file at {error}") from error
 
 
-def sources(file: WheelFile, filename: str, sha256: str, scheme: Scheme, sink: SourceSink) -> None:
+def sources(file: WheelFile, locked: LockedWheel, scheme: Scheme, sink: SourceSink) -> None:
     """Pass each Python source of the wheel to *sink*, as `splice` does.
 
     :raises BadWheel: it is not the locked wheel, or not a valid one.
     """
+    filename = locked.filename
     wheel = install.parse_name(filename)
     for entry in entries(file, filename):
         path = install.destination(entry.name, wheel, scheme)
         if _is_source(path, scheme):
             skip_local_header(file, entry, filename)
-            sink("/" + path, _whole(file, entry, filename))
-    _check_hash(file, filename, sha256)
+            sink("/" + path, whole(file, entry, filename))
+    _check_hash(file, locked)
 
 
 def _install_file(
@@ -116,18 +124,24 @@ def _install_file(
     top, _, name = entry.name.partition("/")
     in_info = top == work.info
     if (install.is_script(entry.name) and entry.size <= SCRIPT) or (in_info and name == "RECORD"):
-        data = _whole(file, entry, filename)
+        data = whole(file, entry, filename)
         work.hashes[entry.name] = (hashlib.sha256(data).digest(), len(data))
         if in_info:
             work.metadata[name] = data
         else:
             work.scripts.append((entry, data))
         return
+    reader: EntryReader = file
+    if work.cut and work.cut.concerns(work.name, entry):
+        if dead := work.cut.dead_ranges(file, entry, filename):
+            _install_cut(entry, path, work.cut.pieces(file, entry, dead), work, layer)
+            return
+        reader = SecondRead(file, entry)
     is_source = source is not None and _is_source(path, work.scheme)
     keep = is_source or (in_info and name in ("METADATA", "WHEEL", "entry_points.txt"))
     kept: list[bytes] = []
     mode = 0o755 if entry.executable else 0o644
-    pieces = _inflate(file, entry, filename) if keep or not layer.recorded else _copied(file, entry)
+    pieces = inflate(reader, entry, filename) if keep or not layer.recorded else copied(reader, entry)
     with layer.entry(path, mode, size=entry.size, crc=entry.crc) as member:
         for deflate, content in pieces:
             if not entry.deflated:
@@ -146,60 +160,44 @@ def _install_file(
         work.metadata[name] = b"".join(kept)
 
 
+def _install_cut(
+    entry: WheelEntry,
+    path: str,
+    pieces: Iterator[tuple[bytes, bytes]],
+    work: _Installation,
+    layer: LayerWriter,
+) -> None:
+    """Install the library *entry*, of which *pieces* has the original and the cut bytes."""
+    original = hashlib.sha256()
+
+    def cut() -> Iterator[bytes]:
+        for before, after in pieces:
+            if not layer.recorded:
+                original.update(before)
+            yield after
+
+    mode = 0o755 if entry.executable else 0o644
+    with layer.entry(path, mode, size=entry.size, crc=entry.crc) as member:
+        for content, packed in members(cut()):
+            member.packed(packed, content)
+    if not layer.recorded:
+        work.hashes[entry.name] = (original.digest(), entry.size)
+    work.changed[entry.name] = Row(
+        path=install.record_path(path, work.scheme),
+        hash=install.urlsafe_sha256(member.sha256.digest()),
+        size=str(entry.size),
+    )
+    if install.is_script(entry.name):
+        work.large_scripts.append(path)
+
+
 def _is_source(path: str, scheme: Scheme) -> bool:
     return path.endswith(".py") and path.startswith(scheme.site + "/")
 
 
-def _whole(file: WheelFile, entry: WheelEntry, filename: str) -> bytes:
-    return b"".join(content for _, content in _inflate(file, entry, filename))
-
-
-def _check_hash(file: WheelFile, filename: str, sha256: str) -> None:
-    if (found := file.sha256()) != sha256:
-        raise BadWheel(filename, _MISMATCH.format(sha256, found))
-
-
-def _inflate(
-    file: WheelFile | _SecondRead, entry: WheelEntry, filename: str
-) -> Iterator[tuple[bytes, bytes]]:
-    """The bytes of the entry as (deflate stream, content) pieces; each piece of the stream occurs once.
-
-    Checks size and CRC-32, and that the stream ends where the entry ends: trailing bytes could be a gzip
-    member of their own.
-    """
-    left, produced, crc = entry.compressed, 0, 0
-    inflater = isal_zlib.decompressobj(-15) if entry.deflated else None
-    while left:
-        piece = file.read_exactly(min(left, _READ))
-        left -= len(piece)
-        pending, more = piece, True
-        while more:
-            try:
-                content = inflater.decompress(pending, _INFLATE) if inflater else piece
-            except igzip_lib.IsalError as error:  # type: ignore[misc]  # the stub is wrong
-                raise BadWheel(filename, f"entry {entry.name!r}: invalid compressed data: {error}") from error
-            produced += len(content)
-            if produced > entry.size:
-                raise BadWheel(filename, f"entry {entry.name!r} inflates to more than its {entry.size} bytes")
-            crc = isal_zlib.crc32(content, crc)
-            yield piece, content
-            piece, pending = b"", inflater.unconsumed_tail if inflater else b""
-            more = inflater is not None and not inflater.eof and bool(pending or len(content) == _INFLATE)
-        if inflater and inflater.eof and (left or inflater.unused_data):
-            raise BadWheel(filename, f"entry {entry.name!r}: trailing data after its deflate stream")
-    if inflater and not inflater.eof:
-        raise BadWheel(filename, f"entry {entry.name!r}: unexpected end of its deflate stream")
-    if (produced, crc) != (entry.size, entry.crc):
-        raise BadWheel(filename, f"entry {entry.name!r}: bad CRC-32 or size")
-
-
-def _copied(file: WheelFile, entry: WheelEntry) -> Iterator[tuple[bytes, bytes]]:
-    """`_inflate` for a recorded layer: the bytes unchanged, the content only of stored entries."""
-    left = entry.compressed
-    while left:
-        piece = file.read_exactly(min(left, _READ))
-        left -= len(piece)
-        yield piece, b"" if entry.deflated else piece
+def _check_hash(file: WheelFile, locked: LockedWheel) -> None:
+    if (found := file.sha256()) != locked.sha256:
+        raise BadWheel(locked.filename, _MISMATCH.format(locked.sha256, found))
 
 
 def _check(work: _Installation, file: WheelFile) -> dict[str, tuple[str, str]]:
@@ -238,7 +236,7 @@ def _recorded_hash(hash_: str, file: WheelFile, entry: WheelEntry, filename: str
     if algorithm == "sha256":
         return install.urlsafe_sha256(sha256)
     hasher, check = hashlib.new(algorithm), hashlib.sha256()
-    for _, content in _inflate(_SecondRead(file, entry), entry, filename):
+    for _, content in inflate(SecondRead(file, entry), entry, filename):
         hasher.update(content)
         check.update(content)
     if check.digest() != sha256:
@@ -246,22 +244,8 @@ def _recorded_hash(hash_: str, file: WheelFile, entry: WheelEntry, filename: str
     return install.urlsafe(algorithm, hasher.digest())
 
 
-class _SecondRead:
-    """Reads one entry of a completely read file again."""
-
-    def __init__(self, file: WheelFile, entry: WheelEntry) -> None:
-        self._file, self._position = file, data_offset(file, entry)
-
-    def read_exactly(self, count: int) -> bytes:
-        data = self._file.at(self._position, count)
-        if len(data) < count:
-            raise EOFError(f"unexpected end of file: {count} bytes at {self._position}")
-        self._position += count
-        return data
-
-
 def _unhashed(info: str) -> frozenset[str]:
-    """The files without a hash in RECORD: itself and its signatures."""
+    """The files without a hash in RECORD: RECORD itself and its signatures."""
     return frozenset(f"{info}/{name}" for name in ("RECORD", "RECORD.jws", "RECORD.p7s"))
 
 
@@ -274,7 +258,6 @@ def _finish(
     points = work.metadata.get("entry_points.txt", b"")
     launchers = install.launchers(points, wheel, scheme)
     named = install.launcher_names(points, wheel)
-    changed = {}
     for path in work.large_scripts:
         if path in launchers or install.is_old_launcher(path, named):
             raise BadWheel(wheel.filename, f"a script and an entry point have the same path: {path}")
@@ -287,9 +270,9 @@ def _finish(
         rewritten = install.with_interpreter(data, scheme)
         layer.file(path, 0o755 if entry.executable else 0o644, rewritten)
         if rewritten != data:
-            changed[entry.name] = install.row(path, rewritten, scheme)
+            work.changed[entry.name] = install.row(path, rewritten, scheme)
     rows = [
-        changed.get(name)
+        work.changed.get(name)
         or Row(
             path=install.record_path(install.destination(name, wheel, scheme), scheme),
             hash=hash_,

@@ -1,0 +1,29 @@
+"""Defines a range of bytes of a file, and the refusal of a file whose device code is not understood."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """The bytes from *start* up to, without, *stop*."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class UnknownDeviceCode(Exception):
+    """The message says what is not understood, and at which byte; such a file is left as it is."""
+
+    def __init__(self, what: str, at: int) -> None:
+        self.what = what
+        self.at = at
+        super().__init__(f"at byte {at:#x}: {what}")
+
+    def __reduce__(self) -> tuple[type[UnknownDeviceCode], tuple[str, int]]:  # pickled between processes
+        return UnknownDeviceCode, (self.what, self.at)
