@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from torchkiln.matrix.matrix import Matrix
 from torchkiln.matrix.tags import tag_of
 from torchkiln.model.layer_format import DEFAULT_FORMAT, LayerFormat
 from torchkiln.model.lock import LockedCell
+from torchkiln.model.plan import ImagePlan
+from torchkiln.model.recipe import DEVICE_CODE_RULE
 from torchkiln.model.untrusted import USES, is_untrusted
 from torchkiln.plan.load import plan_locked
 
@@ -24,7 +27,7 @@ class BuildOptions:
     """How to build; only `layer_format` changes an image's bytes, but not its files."""
 
     sources: BaseSources = field(default_factory=BaseSources)  # of base and tools
-    refs: tuple[str, ...] = ()  # names in the layout; default: the plan's tag
+    refs: tuple[str, ...] = ()  # names in the layout; default: the plan's tag and aliases
     layer_format: LayerFormat = DEFAULT_FORMAT
     foreign: bool = False  # the lock is not the user's own: its base only runs in a sandbox
 
@@ -41,9 +44,26 @@ def build(
     """Plan, provide base and tools, and build into *layout* with the embedded engine.
 
     The cache remembers the layout.
+
+    :raises BuildFailed: the lock is untrusted and *options* refuse that, or it cuts device code by another
+        rule; or a step failed.
     """
+    return build_planned(locked, matrix, facts, layout, environment, options=options)[0]
+
+
+def build_planned(
+    locked: LockedCell,
+    matrix: Matrix,
+    facts: Facts,
+    layout: Path,
+    environment: Environment,
+    *,
+    options: BuildOptions,
+) -> tuple[image_build.BuildResult, ImagePlan]:
+    """`build`, and the plan that was built, whose base may be newer than that of *locked*."""
     check_trusted(locked, options.sources)
-    store = environment.store
+    _check_rule(locked)
+    started, store = time.monotonic(), environment.store
     store.sweep()
     with ready(
         locked,
@@ -52,17 +72,25 @@ def build(
         options.sources,
         what=f"builds {tag_of(locked.resolution)}",
     ) as (plan, moved):
+        prepared = time.monotonic() - started
         remember_layout(store, layout)
         built = image_build.build(
             plan,
             layout,
             environment,
-            refs=options.refs,
+            refs=options.refs or (plan.tag, *plan.aliases),
             layer_format=options.layer_format,
             foreign=options.foreign,
         )
         remember_image(store, built.image, plan, built.reused)
-    return replace(built, image=replace(built.image, base_moved=moved))
+    image = replace(built.image, base_moved=moved)
+    return replace(built, image=image, seconds=after(prepared, built.seconds)), plan
+
+
+def after(prepared: float, stages: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
+    """Seconds by stage of a build: *prepared* for base and tools, then *stages*; last the total."""
+    *steps, (total, seconds) = stages
+    return (("prepare", prepared), *steps, (total, prepared + seconds))
 
 
 def check_trusted(locked: LockedCell, sources: BaseSources) -> None:
@@ -71,4 +99,14 @@ def check_trusted(locked: LockedCell, sources: BaseSources) -> None:
         raise BuildFailed(
             f"the lock of {tag_of(locked.resolution)} {USES}",
             hint="lock it again with sources that you trust, or build without --locked",
+        )
+
+
+def _check_rule(locked: LockedCell) -> None:
+    """Refuse a thin image of another rule: its bytes would not be those that its lock stands for."""
+    if locked.device_code and locked.device_code.rule != DEVICE_CODE_RULE:
+        raise BuildFailed(
+            f"the lock of {tag_of(locked.resolution)} cuts device code by rule {locked.device_code.rule}, and"
+            f" this torchkiln by rule {DEVICE_CODE_RULE}",
+            hint="lock the cell again, or build it with the torchkiln that made the lock",
         )

@@ -12,19 +12,21 @@ from collections.abc import Iterable
 from typing import Any
 
 from torchkiln.cuda.tree import RULE
+from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.digest import Digest
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import MadeLayer, ProgramLayer, ToolkitLayer, WheelLayer
 from torchkiln.model.recipe import PREFIX, RECIPE
 from torchkiln.oci.compression import TARGETS
 from torchkiln.oci.encode import ENCODER
+from torchkiln.util import codec
 
 
 def key_of(layer: MadeLayer) -> str:
     """The key of *layer* in the cache."""
     match layer:
         case WheelLayer():
-            return layer_key(layer.wheels, layer.python)
+            return layer_key(layer.wheels, layer.python, layer.device_code)
         case ToolkitLayer():
             return _key(
                 archives=[archive.sha256 for archive in layer.archives],
@@ -41,9 +43,10 @@ def key_of(layer: MadeLayer) -> str:
             )
 
 
-def layer_key(wheels: Iterable[LockedWheel], python: str) -> str:
+def layer_key(wheels: Iterable[LockedWheel], python: str, device_code: DeviceCode | None = None) -> str:
     """The key of a wheel layer, or of the byte-code of one wheel; *python* is a full version."""
-    return _key(wheels=[wheel.sha256 for wheel in wheels], python=python, prefix=PREFIX)
+    cut = {"device_code": codec.plain(device_code)} if device_code else {}
+    return _key(wheels=[wheel.sha256 for wheel in wheels], python=python, prefix=PREFIX, **cut)
 
 
 def _key(**inputs: Any) -> str:

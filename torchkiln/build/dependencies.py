@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchkiln.errors import BadWheel, BuildFailed
@@ -22,10 +23,12 @@ _RULES = 1  # raise it when the check changes
 _SHOWN = 5
 
 
-def check_metadata(locked: LockedCell, store: Store) -> None:
+def check_metadata(locked: LockedCell, store: Store, further: Sequence[str] = ()) -> None:
     """Check name, version and requirements of each wheel of *locked* that is in *store*.
 
     A pruned wheel was checked when its layer was made.
+
+    :param further: requirements beside those of *locked*, which may have extras.
 
     :raises BuildFailed: a requirement is not locked, or in another version; the message names the wheel.
     :raises BadWheel: METADATA cannot be read.
@@ -35,6 +38,7 @@ def check_metadata(locked: LockedCell, store: Store) -> None:
     requested = (
         *resolution.requirements,
         *(text for component in resolution.components for text in component.requires),
+        *further,
     )
     inputs = {
         "rules": _RULES,

@@ -57,9 +57,9 @@ def build(
     target = TARGETS.get(layer_format)
     # Converted layers are reported instead.
     quiet = replace(environment, on_layer=lambda _: None) if target else environment
-    layers, reused, seconds = _layers(plan, quiet, foreign=foreign)
+    layers, reused, seconds = make_layers(plan, quiet, foreign=foreign)
     _compare_with_lock(layers, plan)
-    check_metadata(plan.locked, store)
+    check_metadata(plan.locked, store, plan.requested)
     with ExitStack() as claims:
         if target:
             from torchkiln.build.layer_formats import (
@@ -87,7 +87,7 @@ def build(
     )
 
 
-def _layers(
+def make_layers(
     plan: ImagePlan, environment: Environment, *, foreign: bool
 ) -> tuple[tuple[ImageLayer, ...], list[str], dict[str, float]]:
     """All layers of *plan*, with their blobs in the store; the titles of reused ones; seconds by stage."""

@@ -15,6 +15,7 @@ from torchkiln.model.plan import (
     OverlayLayer,
     PlannedLayer,
     ProgramLayer,
+    RemovalLayer,
     ToolkitLayer,
     WheelLayer,
 )
@@ -23,11 +24,11 @@ from torchkiln.store.store import Store
 
 
 def known_blob(spec: PlannedLayer, plan: ImagePlan, store: Store) -> Blob | None:
-    """The blob of *spec* if it need not be made: base, tools, overlay, or a cached layer."""
+    """The blob of *spec* if it need not be made: base, tools, overlay, removal, or a cached layer."""
     match spec:
         case ArtefactLayer():
             return spec.blob
-        case OverlayLayer():
+        case OverlayLayer() | RemovalLayer():
             return _overlay(spec, plan.epoch, store)
     record = cached_record(spec, store)
     if record is None:
@@ -37,7 +38,7 @@ def known_blob(spec: PlannedLayer, plan: ImagePlan, store: Store) -> Blob | None
     return record.blob if trusted else None
 
 
-def _overlay(spec: OverlayLayer, epoch: int, store: Store) -> Blob:
+def _overlay(spec: OverlayLayer | RemovalLayer, epoch: int, store: Store) -> Blob:
     """A few small files, encoded each time: faster than looking for a cached blob."""
     data, blob = encoded(spec, epoch)
     if not store.has_blob(blob.digest, blob.size):
@@ -56,7 +57,7 @@ def forecast(plan: ImagePlan, store: Store) -> dict[str, Any]:
         match spec:
             case ArtefactLayer():
                 cached = store.has_blob(spec.artefact.digest, spec.artefact.size)
-            case OverlayLayer():
+            case OverlayLayer() | RemovalLayer():
                 cached = False
             case WheelLayer() | ToolkitLayer() | ProgramLayer():
                 cached = known_blob(spec, plan, store) is not None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torchkiln.model.digest import Digest
 from torchkiln.model.layer import Blob, ImageLayer
-from torchkiln.model.plan import ArtefactLayer, ImagePlan, OverlayLayer, PlannedLayer
+from torchkiln.model.plan import ArtefactLayer, ImagePlan, OverlayLayer, PlannedLayer, RemovalLayer
 from torchkiln.oci import tar
 from torchkiln.oci.encode import encode_bytes
 from torchkiln.oci.image import describe
@@ -29,15 +29,16 @@ def predicted_blobs(plan: ImagePlan) -> list[Blob | None]:
 
 
 def _blob(layer: PlannedLayer, plan: ImagePlan, recorded: Mapping[str, Blob]) -> Blob | None:
-    """The recorded blob; overlays are small and encoded here."""
+    """The recorded blob; overlays and removals are small and encoded here."""
     match layer:
         case ArtefactLayer():
             return layer.blob
-        case OverlayLayer():
+        case OverlayLayer() | RemovalLayer():
             return encoded(layer, plan.epoch)[1]
     return recorded.get(layer.title)
 
 
-def encoded(layer: OverlayLayer, epoch: int) -> tuple[bytes, Blob]:
+def encoded(layer: OverlayLayer | RemovalLayer, epoch: int) -> tuple[bytes, Blob]:
     """The blob of *layer* and its description."""
-    return encode_bytes(tar.archive((*layer.files, *layer.links), mtime=epoch))
+    links = layer.links if isinstance(layer, OverlayLayer) else ()
+    return encode_bytes(tar.archive((*layer.files, *links), mtime=epoch))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from torchkiln.build.records import record_of
+from torchkiln.model.cell import Source
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.plan import ImagePlan, WheelLayer
 from torchkiln.model.progress import Fetcher
@@ -21,14 +22,35 @@ _STREAMS = 6
 
 def missing_wheels(plan: ImagePlan, store: Store) -> tuple[LockedWheel, ...]:
     """The wheels of known size that are neither in *store* nor in a cached layer."""
+    return tuple(wheel for wheel in _missing(plan, store) if wheel.size)
+
+
+def _missing(plan: ImagePlan, store: Store) -> Iterator[LockedWheel]:
     layers = (layer for layer in plan.made if record_of(layer, store) is None)
     wheels = (source for layer in layers for source in layer.inputs if isinstance(source, LockedWheel))
-    return tuple(wheel for wheel in wheels if wheel.size and not store.has_wheel(wheel))
+    return (wheel for wheel in wheels if not store.has_wheel(wheel))
+
+
+def demand_reachable(plan: ImagePlan, store: Store, fetcher: Fetcher) -> None:
+    """Request the last byte of the smallest missing wheel of each index; nothing if no wheel is missing.
+
+    A base is built for minutes before the first wheel is needed.
+
+    :raises BuildFailed: an index cannot be reached, or no longer has the file.
+    """
+    probes: dict[tuple[Source, str], LockedWheel] = {}
+    for wheel in sorted(_missing(plan, store), key=lambda wheel: wheel.size):
+        probes.setdefault((wheel.index, wheel.name if wheel.index is Source.OWN else ""), wheel)
+    for wheel in probes.values():
+        if wheel.size:
+            fetcher.tail(wheel, 1)
+        else:
+            fetcher.size(wheel)
 
 
 @contextmanager
 def fetching(wheels: Iterable[LockedWheel], store: Store, fetcher: Fetcher) -> Iterator[None]:
-    """Download *wheels*, the largest first, until the context ends; the build resumes partial downloads.
+    """Download *wheels*, the largest first, until the context ends; the build resumes them.
 
     Nothing is verified and no error reported here: the build does both.
     """

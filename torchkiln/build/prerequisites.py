@@ -11,9 +11,10 @@ from torchkiln.base import artefact, tools
 from torchkiln.build.cache_claims import build_needs
 from torchkiln.build.cuda_layers import missing_archives
 from torchkiln.build.environment import Environment
-from torchkiln.build.prefetch import fetching, measured, missing_wheels
+from torchkiln.build.prefetch import demand_reachable, fetching, measured, missing_wheels
 from torchkiln.model.lock import LockedCell
 from torchkiln.model.plan import ImagePlan
+from torchkiln.model.progress import Reporting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,16 +61,21 @@ def provide(
 ) -> tuple[LockedCell, tuple[str, ...]]:
     """The lock with the base and tools that are in the cache afterwards, and their package differences.
 
-    Wheels are downloaded while base or tools are built.
+    Wheels are downloaded while base or tools are built. Before that one file is requested from each index.
 
-    :raises KilnError: as `artefact.ensure` and `tools.ensure` do.
+    :raises KilnError: as `artefact.ensure` and `tools.ensure` do, or an index cannot be reached.
     """
     locked, store = plan.locked, environment.store
+    report = Reporting(say=environment.say, observer=environment.observer)
     has_base = sources.base_file or store.has_blob(locked.base.digest, locked.base.size)
     complete = has_base and (
         locked.tools is None or sources.tools_file or store.has_blob(locked.tools.digest, locked.tools.size)
     )
-    with fetching(() if complete else missing_wheels(plan, store), store, environment.fetcher):
+    wheels = () if complete else missing_wheels(plan, store)
+    if not complete:
+        demand_reachable(plan, store, environment.fetcher)
+        environment.archives.demand_reachable(missing_archives(plan, store))
+    with fetching(wheels, store, environment.fetcher):
         base, changes = artefact.ensure(
             locked.base,
             store,
@@ -77,7 +83,7 @@ def provide(
             base_file=sources.base_file,
             locked_only=sources.locked_only,
             environ=environment.environ,
-            say=environment.say,
+            report=report,
         )
         found = replace(locked, base=base, layers=()) if changes else locked
         if locked.tools is None:
@@ -89,6 +95,6 @@ def provide(
             file=sources.tools_file,
             locked_only=sources.locked_only,
             environ=environment.environ,
-            say=environment.say,
+            report=report,
         )
     return replace(found, tools=found_tools), (*changes, *tool_changes)

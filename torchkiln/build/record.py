@@ -1,4 +1,4 @@
-"""Records the layers that were built from a lock in the lock; later builds must give the same."""
+"""Records the layers that were built from a lock in the lock; later builds must produce the same layers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 
 from torchkiln.build.known import known_layers
 from torchkiln.lock.lock import load_locked, save
+from torchkiln.plan.layers import made_layers
 from torchkiln.store.store import Store
 
 
@@ -19,6 +20,7 @@ def record_layers(images: Path, tag: str, store: Store) -> Literal["recorded", "
     locked = load_locked(images, tag)
     layers = known_layers(locked, store)
     if layers is None:
-        return "already" if locked.layers else "not built"
+        recorded = {layer.title for layer in locked.layers}
+        return "already" if all(spec.title in recorded for spec in made_layers(locked)) else "not built"
     save(images, replace(locked, layers=layers))
     return "recorded"

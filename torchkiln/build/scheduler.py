@@ -23,6 +23,7 @@ from types import TracebackType
 from torchkiln.build.environment import Environment
 from torchkiln.build.worker import Task, WheelInput, compile_wheel, cores, make_layer, start_worker
 from torchkiln.errors import BadWheel, BuildFailed
+from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.progress import Work
@@ -46,6 +47,7 @@ class Job:
     title: str
     wheels: tuple[LockedWheel, ...]
     recorded: Blob | None = None
+    device_code: DeviceCode | None = None  # that its libraries keep; None: all
 
     @property
     def size(self) -> int:
@@ -223,6 +225,7 @@ class Scheduler:
             interpreter=self._interpreter,
             out=out,
             recorded=job.recorded,
+            device_code=job.device_code,
         )
         future = self._workers.submit(make_layer, conversion)
         future.add_done_callback(lambda _: self._done("convert", job.title, started))

@@ -47,7 +47,13 @@ def make_wheel_layers(
                 environment.on_layer(made[spec])
             else:
                 jobs.append(
-                    Job(key=key, title=spec.title, wheels=spec.wheels, recorded=recorded.get(spec.title))
+                    Job(
+                        key=key,
+                        title=spec.title,
+                        wheels=spec.wheels,
+                        recorded=recorded.get(spec.title),
+                        device_code=spec.device_code,
+                    )
                 )
         argv = _interpreter(plan.locked.base, environment, foreign=foreign) if jobs else ()
         with Scheduler(environment, python=plan.locked.base.python, interpreter=argv) as scheduler:

@@ -10,20 +10,25 @@ from __future__ import annotations
 import io
 import os
 import signal
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 from torchkiln.build.bytecode import Bytecode
+from torchkiln.model.device_code import DeviceCode
 from torchkiln.model.layer import Blob
 from torchkiln.model.lock import LockedWheel
 from torchkiln.model.recipe import PREFIX, WHEEL_EPOCH, minor
 from torchkiln.oci.layer import LayerWriter
 from torchkiln.store.store import Store
 from torchkiln.util.page_cache import PassingFile
+from torchkiln.wheel.cut import Cut
 from torchkiln.wheel.install import Scheme
 from torchkiln.wheel.source import WheelFile
 from torchkiln.wheel.splice import sources, splice
@@ -45,7 +50,7 @@ class WheelInput:
 class Task:
     """A layer to make. `python` is the base's full version, `interpreter` the command that starts it.
 
-    `recorded` is the blob in the lock.
+    `recorded` is the blob in the lock, `device_code` what the libraries of the wheels that it names keep.
     """
 
     slot: int
@@ -55,6 +60,7 @@ class Task:
     interpreter: tuple[str, ...]
     out: Path
     recorded: Blob | None = None
+    device_code: DeviceCode | None = None
 
 
 def start_worker(cancelled: Event, progress: Any, parent: int) -> None:
@@ -84,14 +90,24 @@ def make_layer(task: Task) -> Blob:
 
 def _write(task: Task, recorded: Blob | None) -> Blob:
     scheme = Scheme(prefix=PREFIX, python=minor(task.python))
-    with io.BufferedWriter(PassingFile(task.out, "wb"), 1 << 20) as out:
+    with io.BufferedWriter(PassingFile(task.out, "wb"), 1 << 20) as out, _cut(task) as cut:
         layer = LayerWriter(out, mtime=WHEEL_EPOCH, recorded=recorded)
         for item in task.inputs:
-            _add(item, layer, scheme, task)
+            _add(item, layer, scheme, task, cut)
         return layer.finish()
 
 
-def _add(item: WheelInput, layer: LayerWriter, scheme: Scheme, task: Task) -> None:
+@contextmanager
+def _cut(task: Task) -> Iterator[Cut | None]:
+    """What the task cuts, with a temporary file that has no name."""
+    if task.device_code is None:
+        yield None
+        return
+    with tempfile.TemporaryFile(dir=Store(task.cache).temporary("library").parent) as scratch:
+        yield Cut(device_code=task.device_code, scratch=scratch)
+
+
+def _add(item: WheelInput, layer: LayerWriter, scheme: Scheme, task: Task, cut: Cut | None) -> None:
     def advanced(count: int) -> None:
         _progress[task.slot] += count
 
@@ -102,12 +118,12 @@ def _add(item: WheelInput, layer: LayerWriter, scheme: Scheme, task: Task) -> No
         ) as file:
             splice(
                 file,
-                item.wheel.filename,
-                item.wheel.sha256,
+                item.wheel,
                 layer,
                 scheme,
                 source=None if bytecode.cached is not None else bytecode.source,
                 bytecode=bytecode.result,
+                cut=cut,
             )
     finally:
         bytecode.close()
@@ -124,7 +140,7 @@ def compile_wheel(item: WheelInput, cache: Path, python: str, interpreter: tuple
     try:
         if bytecode.cached is None:
             with WheelFile(item.path, wheel.size, cancelled=_cancelled.is_set) as file:
-                sources(file, wheel.filename, wheel.sha256, scheme, bytecode.source)
+                sources(file, wheel, scheme, bytecode.source)
             bytecode.result()
     finally:
         bytecode.close()

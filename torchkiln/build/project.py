@@ -1,0 +1,154 @@
+"""Builds the image of a project on the image of its cell, which is built first."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from torchkiln.build import image as image_build
+from torchkiln.build.build import BuildOptions, build_planned
+from torchkiln.build.cache_claims import build_needs, remember_image
+from torchkiln.build.environment import Environment
+from torchkiln.errors import Stale
+from torchkiln.lock.lock import lock_digest
+from torchkiln.matrix.facts import Facts
+from torchkiln.matrix.matrix import Matrix
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.layer import Blob
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.plan import ImagePlan, WheelLayer
+from torchkiln.model.project import ProjectLock
+from torchkiln.model.recipe import PREFIX, minor
+from torchkiln.project.code import ProjectCode
+from torchkiln.project.effect import Effect, effect_of
+from torchkiln.project.file import FILE
+from torchkiln.project.fixed import fixed_wheels
+from torchkiln.project.installed import Files, files_in_layer, files_of_wheel
+from torchkiln.project.name import demand_own_name
+from torchkiln.project.plan import Parent, at_start, plan_project
+from torchkiln.store.store import Store
+from torchkiln.wheel.install import Scheme
+
+_RECORDS = "effects"
+_RULES = 1  # raise it when `effect_of` decides otherwise, or returns more
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectSource:
+    """A project, and the lock of the cell on whose image it is built."""
+
+    cell: LockedCell
+    lock: ProjectLock
+    code: ProjectCode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltProject:
+    """The image of a project, that of its parent, and what its packages change in it."""
+
+    built: image_build.BuildResult
+    parent: image_build.BuildResult
+    plan: ImagePlan
+    effect: Effect
+    at_start: tuple[str, ...]  # what Python runs at each start because of the project
+
+
+def build_project(
+    source: ProjectSource,
+    matrix: Matrix,
+    facts: Facts,
+    layout: Path,
+    environment: Environment,
+    options: BuildOptions,
+) -> BuiltProject:
+    """Build the cell's image into *layout*, then that of the project on it, under the project's name.
+
+    :raises Stale: the project was locked for another lock of the cell.
+    :raises BuildFailed: as `image.build`, or a package of the project changes what the image's proof covers.
+    :raises ConfigError: the code hides a package of the image.
+    """
+    locked, project, code = source.cell, source.lock, source.code
+    if project.parent_lock != lock_digest(locked):
+        raise Stale(
+            f"{FILE} was made for another lock of {project.parent}", hint="run: torchkiln lock --project DIR"
+        )
+    demand_own_name(project.name, tag_of(locked.resolution), matrix)
+    below, plan = build_planned(locked, matrix, facts, layout, environment, options=options)
+    started, store = time.monotonic(), environment.store
+    parent = Parent(plan=plan, manifest=below.image.manifest)
+    draft = plan_project(parent, project, code, Effect())
+    with store.claim(f"builds {project.name}", build_needs(draft)):
+        effect, made = _effect(parent, project, draft, environment, foreign=options.foreign)
+        final = plan_project(parent, project, code, effect)
+        built = image_build.build(
+            final,
+            layout,
+            environment,
+            refs=(project.name,),
+            layer_format=options.layer_format,
+            foreign=options.foreign,
+        )
+        reused = tuple(title for title in built.reused if title not in made)
+        remember_image(store, built.image, final, reused)
+    own = time.monotonic() - started
+    seconds = (*below.seconds[:-1], ("project", own), ("total", below.seconds[-1][1] + own))
+    image = replace(built.image, base_moved=below.image.base_moved)
+    return BuiltProject(
+        built=replace(built, image=image, seconds=seconds, reused=reused),
+        parent=below,
+        plan=final,
+        effect=effect,
+        at_start=at_start(code, effect),
+    )
+
+
+def _effect(
+    parent: Parent, project: ProjectLock, draft: ImagePlan, environment: Environment, *, foreign: bool
+) -> tuple[Effect, frozenset[str]]:
+    """The effect of the project's packages, and the titles of layers that were made to find it.
+
+    It is known for the same wheels, else read from layers and wheels.
+    """
+    store, locked = environment.store, parent.plan.locked
+    inputs = {
+        "rules": _RULES,
+        "parent": [wheel.sha256 for wheel in locked.wheels],
+        "project": [wheel.sha256 for wheel in project.wheels],
+        "python": locked.base.python,
+    }
+    key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    if record := store.record(_RECORDS, key):
+        return Effect(**{name: tuple(record[name]) for name in asdict(Effect())}), frozenset()
+    layers, reused, _ = image_build.make_layers(draft, environment, foreign=foreign)
+    blobs = {spec: layer.blob for spec, layer in zip(draft.layers, layers, strict=True)}
+    scheme = Scheme(prefix=PREFIX, python=minor(locked.base.python))
+    names = {wheel.name for wheel in project.wheels} | set(project.removed)
+    installed: dict[str, Files] = {}
+    replaced: dict[str, Files] = {}
+    for spec in parent.plan.of(WheelLayer):
+        exact = any(wheel.name in names for wheel in spec.wheels)  # with byte-code
+        found = _installed(spec, blobs[spec], store, scheme, exact=exact)
+        replaced |= {name: files for name, files in found.items() if name in names}
+        installed |= {name: files for name, files in found.items() if name not in names}
+    added: dict[str, Files] = {}
+    for spec in draft.of(WheelLayer)[len(parent.plan.of(WheelLayer)) :]:
+        added |= _installed(spec, blobs[spec], store, scheme, exact=False)
+    effect = effect_of(installed, replaced, added, fixed_wheels(locked.wheels).keys(), scheme)
+    store.put_record(_RECORDS, key, asdict(effect))
+    return effect, frozenset(layer.title for layer in layers) - set(reused)
+
+
+def _installed(
+    spec: WheelLayer, blob: Blob, store: Store, scheme: Scheme, *, exact: bool
+) -> Mapping[str, Files]:
+    """The files of the packages in the layer *spec*.
+
+    :param exact: with byte-code: the layer is read; else the wheels, which is faster, if the store has all.
+    """
+    if exact or not all(map(store.has_wheel, spec.wheels)):
+        return files_in_layer(store.blob(blob.digest), scheme)
+    return {wheel.name: files_of_wheel(store.wheel(wheel), wheel, scheme) for wheel in spec.wheels}

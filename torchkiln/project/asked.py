@@ -1,0 +1,50 @@
+"""Defines what a project requires, as it is written in its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """One requirement or constraint of a project."""
+
+    text: str  # PEP 508, "datasets>=4"
+    where: str  # "requirements.txt:3"
+    hashes: tuple[str, ...] = ()  # hex sha256 of the files that may be used; (): every file
+    by_name: bool = True  # False: a lock file pins it, and it may be a dependency of another package
+
+    @property
+    def requirement(self) -> Requirement:
+        """The parsed text."""
+        return Requirement(self.text)
+
+    @property
+    def name(self) -> str:
+        """The normalized name of the package."""
+        return canonicalize_name(self.requirement.name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectNeeds:
+    """What a project requires of the environment in which it runs."""
+
+    name: str  # normalized
+    source: str  # the file that was used, "uv.lock"
+    requirements: tuple[Asked, ...]
+    constraints: tuple[Asked, ...] = ()
+    requires_python: str = ""  # ">=3.10"; "": any
+    is_lock: bool = False  # the source pins every package, also dependencies
+
+
+def hashes_of(asked: Iterable[Asked]) -> dict[str, frozenset[str]]:
+    """The hashes that are allowed for each package for which *asked* lists some."""
+    found: dict[str, frozenset[str]] = {}
+    for one in asked:
+        if one.hashes:
+            found[one.name] = found.get(one.name, frozenset()) | set(one.hashes)
+    return found

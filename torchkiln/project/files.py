@@ -1,0 +1,47 @@
+"""Reads the untrusted files of a project's folder, and nothing outside it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from torchkiln.util.strict_json import read_file
+
+LIMIT = 8 << 20  # bytes of one file; a uv.lock of 200 packages has 1,000,000
+_QUOTED = re.compile(r"([\"'])(.*?)\1")
+
+
+def read_inside(root: Path, path: Path, limit: int = LIMIT) -> bytes:
+    """The bytes of the file *path*, which may be a link to another file in *root*.
+
+    :raises ValueError: it cannot be read, is longer than *limit*, or is not in *root*.
+    """
+    try:
+        target = path.resolve(strict=True)
+        if not target.is_relative_to(root.resolve()):
+            raise ValueError("not a file in the project's folder")
+        return read_file(target, limit, follow=False)
+    except OSError as error:
+        raise ValueError(error.strerror or "cannot be read") from None
+    except RuntimeError:  # Python 3.10 to 3.12: links that lead to each other
+        raise ValueError("a link to itself") from None
+
+
+class Lines:
+    """Finds the lines of the file *name* with the contents *text*, for messages."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self._name = name
+        self._numbers: dict[str, int] = {}  # a line, or a text in quotes -> its first line
+        for number, line in enumerate(text.splitlines(), 1):
+            for words in (line.strip(), *(found[2] for found in _QUOTED.finditer(line))):
+                self._numbers.setdefault(words, number)
+
+    def quoted(self, words: str) -> str:
+        """`name:number` of the first line with the string *words*, or *name*."""
+        number = self._numbers.get(words)
+        return f"{self._name}:{number}" if number else self._name
+
+    def package(self, package: str) -> str:
+        """`name:number` of the entry of *package* in a lock file in TOML, or *name*."""
+        return self.quoted(f'name = "{package}"')

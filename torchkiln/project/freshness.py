@@ -1,0 +1,40 @@
+"""Decides whether a project's lock still belongs to the project's files and to the image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchkiln.errors import Stale
+from torchkiln.lock.file import lock_digest
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.project import ProjectLock
+from torchkiln.project.asked import ProjectNeeds
+from torchkiln.project.file import FILE
+from torchkiln.project.fixed import fixed_wheels
+from torchkiln.project.inputs import inputs_digest
+
+
+def outdated(lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> str:
+    """How *lock* differs from what *needs* and *parent* would give, as a phrase; empty: it does not."""
+    tag = tag_of(parent.resolution)
+    if lock.parent != tag:
+        return f"made for {lock.parent}, not for {tag}"
+    if lock.parent_lock != lock_digest(parent):
+        return f"made for another lock of {tag}"
+    if lock.inputs != inputs_digest(needs, parent):
+        return f"made from other requirements than {needs.source} has now"
+    before = {wheel.name: wheel.version for wheel in parent.wheels}
+    names = {wheel.name for wheel in lock.wheels}
+    if fixed := sorted(names & fixed_wheels(parent.wheels).keys()):
+        return f"replaces packages that are fixed in {tag}: {', '.join(fixed)}"
+    return "" if {*lock.removed} == names & before.keys() else f"replaces other packages than {tag} has"
+
+
+def require_fresh_project(folder: Path, lock: ProjectLock, needs: ProjectNeeds, parent: LockedCell) -> None:
+    """Check *lock*, which is in the project's *folder*, by `outdated`.
+
+    :raises Stale: it is outdated.
+    """
+    if why := outdated(lock, needs, parent):
+        raise Stale(f"{folder / FILE}: {why}", hint=f"run: torchkiln lock --project {folder}")

@@ -1,0 +1,28 @@
+"""Computes the digest of what determines a project's lock, by which a stale lock is detected."""
+
+from __future__ import annotations
+
+from torchkiln.lock.file import lock_digest
+from torchkiln.model.digest import Digest, digest_of_json
+from torchkiln.model.lock import LockedCell
+from torchkiln.project.asked import Asked, ProjectNeeds
+
+RULES = 1  # increase it when the same inputs result in other wheels
+
+
+def inputs_digest(needs: ProjectNeeds, cell: LockedCell) -> Digest:
+    """The digest of what the project's files, the image and the rules determine."""
+
+    def form(asked: Asked) -> list[object]:
+        return [asked.text, sorted(asked.hashes)]
+
+    return digest_of_json(
+        {
+            "rules": RULES,
+            "name": needs.name,
+            "requirements": [form(asked) for asked in needs.requirements],
+            "constraints": [form(asked) for asked in needs.constraints],
+            "requires_python": needs.requires_python,
+            "parent": lock_digest(cell),
+        }
+    )

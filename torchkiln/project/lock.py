@@ -1,0 +1,197 @@
+"""Locks the packages of a project for the image of one cell.
+
+The image's torch, CUDA libraries and what is built for them are fixed. Its other packages keep their versions
+where the project's requirements allow that; new packages are as new as if all of these could move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from packaging.specifiers import SpecifierSet
+
+from torchkiln.errors import BuildFailed, ConfigError, Unresolvable
+from torchkiln.index.uv import Pin
+from torchkiln.lock.file import lock_digest
+from torchkiln.lock.request import kept_versions
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Source
+from torchkiln.model.index import IndexRequest, KnownWheel
+from torchkiln.model.lock import LockedCell, LockedWheel
+from torchkiln.model.operating_system import operating_system
+from torchkiln.model.project import ProjectLock
+from torchkiln.project.asked import Asked, ProjectNeeds, hashes_of
+from torchkiln.project.fixed import constraints_of, fixed_wheels, movable
+from torchkiln.project.inputs import inputs_digest
+from torchkiln.project.moves import Move, moves_of
+from torchkiln.project.settle import Behind, Resolver, Settler, newest_possible, without
+from torchkiln.project.target import applies, environment_of
+
+
+class ProjectIndex(Resolver, Protocol):
+    """The package indexes."""
+
+    def locked(self, pins: Iterable[Pin], wanted: IndexRequest) -> tuple[LockedWheel, ...]:
+        """The wheels of *pins*, a part of `pins(wanted)`, with their sizes.
+
+        :raises Unresolvable: a release has no wheel for the image.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parent:
+    """The image on which a project goes.
+
+    `bound`: the packages that the matrix binds to PyTorch's own index; `known`: wheels for which no index is
+    queried; `torches`: the releases of torch that the matrix has with this CUDA.
+    """
+
+    lock: LockedCell
+    bound: tuple[str, ...] = ()
+    known: tuple[KnownWheel, ...] = ()
+    torches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectVersions:
+    """The versions that a project's lock may use; `as_of`, `previous` and `upgrade` as in `lock.Versions`."""
+
+    as_of: str
+    previous: ProjectLock | None = None
+    upgrade: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """The version of each package of the previous lock that is not upgraded."""
+        return kept_versions(self.previous, self.upgrade)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LockedProject:
+    """A lock, and what people should know before it is used."""
+
+    lock: ProjectLock
+    source: str  # the file with the requirements
+    moves: tuple[Move, ...]
+    behind: tuple[Behind, ...] = ()
+    yanked: tuple[tuple[str, str, str], ...] = ()  # name, version and reason of yanked wheels
+
+
+def lock_project(
+    needs: ProjectNeeds,
+    parent: Parent,
+    index: ProjectIndex,
+    versions: ProjectVersions,
+    *,
+    untrusted: Collection[Source] = (),
+) -> LockedProject:
+    """The lock of the project with *needs* on the image *parent*.
+
+    :param untrusted: the untrusted indexes; the lock is marked if it uses one.
+    :raises ConfigError: the project excludes the image's Python or one of its fixed packages.
+    :raises Unresolvable: its requirements conflict with each other or with the fixed packages.
+    :raises BuildFailed: an index is at fault, or a file has another hash than the project requires.
+    """
+    cell, tag = parent.lock, tag_of(parent.lock.resolution)
+    _require_python(needs, cell)
+    fixed = fixed_wheels(cell.wheels)
+    requirements, ignored = movable(needs, _applying(needs.requirements, cell), fixed, parent.torches)
+    constraints, more = movable(needs, _applying(needs.constraints, cell), fixed, parent.torches)
+    wanted = _request(requirements, constraints, parent, versions.as_of)
+    own = tuple(asked.text for asked in requirements)
+    settler = Settler(index=index, parent=cell, own=own, kept=versions.kept)
+    try:
+        pins = settler.settled(wanted)
+        old: tuple[Behind, ...] = ()
+        if not needs.is_lock:
+            pins, old = newest_possible(requirements, pins, wanted, settler)
+        before = {wheel.name: wheel for wheel in cell.wheels}
+        moved = [pin for pin in pins if pin.name not in before or before[pin.name].version != pin.version]
+        if wrong := sorted(pin.name for pin in moved if pin.name in fixed):
+            raise BuildFailed(f"{tag}: the resolver replaced fixed packages: {', '.join(wrong)}")
+        wheels = index.locked(moved, wanted)
+    except Unresolvable as error:
+        raise Unresolvable(
+            f"{needs.name}: {needs.source} cannot be installed in {tag}: {error.message}",
+            hint=f"change the requirements in {needs.source}, or choose another --torch; a package without"
+            " wheels needs one on the package index",
+        ) from error
+    now = before | {wheel.name: wheel for wheel in wheels}
+    _require_hashes(requirements, now)
+    lock = ProjectLock(
+        name=needs.name,
+        parent=tag,
+        parent_lock=lock_digest(cell),
+        as_of=versions.as_of,
+        inputs=inputs_digest(needs, cell),
+        requirements=tuple(asked.text for asked in needs.requirements),
+        wheels=tuple(sorted(wheels, key=lambda wheel: wheel.name)),
+        removed=tuple(sorted(wheel.name for wheel in wheels if wheel.name in before)),
+        untrusted=bool({wheel.index for wheel in wheels} & {*untrusted}),
+    )
+    via = {pin.name: pin.via for pin in pins}
+    return LockedProject(
+        lock=lock,
+        source=needs.source,
+        moves=moves_of(lock, cell.wheels, asked=requirements, via=via, ignored=(*ignored, *more)),
+        behind=old,
+    )
+
+
+def _require_python(needs: ProjectNeeds, cell: LockedCell) -> None:
+    """:raises ConfigError: the project excludes the image's Python."""
+    python = cell.base.python
+    if not SpecifierSet(needs.requires_python).contains(python, prereleases=True):
+        raise ConfigError(
+            f"{needs.name}: requires Python {needs.requires_python}, but the image"
+            f" {tag_of(cell.resolution)} has {python}",
+            hint="change requires-python, or choose another --os",
+        )
+
+
+def _applying(asked: Iterable[Asked], cell: LockedCell) -> tuple[Asked, ...]:
+    environment = environment_of(cell.base.python)
+    return tuple(one for one in asked if applies(one.requirement, environment))
+
+
+def _request(
+    requirements: Iterable[Asked], constraints: Iterable[Asked], parent: Parent, as_of: str
+) -> IndexRequest:
+    """The request for one environment with the packages of *parent* and of the project.
+
+    The project's come first: uv chooses versions in that order. All packages of the image are required, as
+    those that nothing needs any more stay in it.
+    """
+    resolution, known = parent.lock.resolution, {wheel.name for wheel in parent.known}
+    components = (text for part in resolution.components for text in part.requires)
+    names = (wheel.name for wheel in parent.lock.wheels)
+    own = (asked.text for asked in requirements)
+    listed = dict.fromkeys((*own, *resolution.requirements, *components, *names))
+    bounds = (*(bound.requirement for bound in resolution.constraints), *constraints_of(parent.lock.wheels))
+    of_pytorch = resolution.build is not None and resolution.build.source is Source.PYTORCH
+    return IndexRequest(
+        requirements=without(known, listed),
+        constraints=without(known, (*bounds, *(asked.text for asked in constraints))),
+        python=resolution.cell.python,
+        glibc=operating_system(resolution.cell.os).glibc,
+        as_of=as_of,
+        keep=(),
+        bound=parent.bound if of_pytorch and not parent.lock.by_record else (),
+        known=parent.known,
+    )
+
+
+def _require_hashes(asked: Iterable[Asked], wheels: Mapping[str, LockedWheel]) -> None:
+    """:raises BuildFailed: a wheel has another hash than the project requires."""
+    allowed = hashes_of(asked)
+    for name, wheel in sorted(wheels.items()):
+        if name in allowed and wheel.sha256 not in allowed[name]:
+            raise BuildFailed(
+                f"{wheel.filename}: checksum mismatch: its sha256 {wheel.sha256} is none of those that the"
+                " project allows",
+                hint="the index, or the image, has another file than the one that the project was locked"
+                " with: compare both, or make the project's lock again",
+            )

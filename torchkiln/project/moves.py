@@ -1,0 +1,71 @@
+"""Lists what a project changes in its image: added and replaced packages, and ignored pins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torchkiln.model.lock import LockedWheel
+from torchkiln.model.project import ProjectLock
+from torchkiln.project.asked import Asked
+from torchkiln.project.fixed import Ignored
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """One package of a project that is not in its image, or not in this version."""
+
+    name: str
+    before: str  # the image's version; "": it has none
+    after: str  # the version with the project
+    asked: tuple[str, ...] = ()  # where the project asks for it, "requirements.txt:3"
+    via: tuple[str, ...] = ()  # the packages that require it
+    ignored: str = ""  # the version that a lock file pins; the image's is kept
+
+    @property
+    def why(self) -> str:
+        """Who requires it, for people."""
+        if self.ignored:
+            return f"{', '.join(self.asked)} has {self.ignored}, ignored"
+        return ", ".join((*self.asked, *self.via)) or "the image's own packages"
+
+
+def moves_of(
+    lock: ProjectLock,
+    parent: Iterable[LockedWheel],
+    *,
+    asked: Iterable[Asked] = (),
+    via: Mapping[str, tuple[str, ...]] | None = None,
+    ignored: Iterable[Ignored] = (),
+) -> tuple[Move, ...]:
+    """What *lock* changes in an image with the wheels *parent*: replaced, added and ignored, each by name."""
+    before = {wheel.name: wheel.version for wheel in parent}
+    edges = via or {}
+    places: dict[str, tuple[str, ...]] = {}
+    for one in asked:
+        if one.by_name or not edges.get(one.name):
+            places[one.name] = (*places.get(one.name, ()), one.where)
+    found = [
+        Move(
+            name=wheel.name,
+            before=before.get(wheel.name, ""),
+            after=wheel.version,
+            asked=places.get(wheel.name, ()),
+            via=edges.get(wheel.name, ()),
+        )
+        for wheel in lock.wheels
+    ]
+    kept = [
+        Move(
+            name=pin.name,
+            before=before.get(pin.name, ""),
+            after=before.get(pin.name, ""),
+            asked=(pin.where,),
+            ignored=pin.version or "another version",
+        )
+        for pin in ignored
+    ]
+    return (
+        *sorted(found, key=lambda move: (not move.before, move.name)),
+        *sorted(kept, key=lambda move: move.name),
+    )

@@ -1,0 +1,146 @@
+"""Plans the image of a project: the parent's layers, then its packages, then its code. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchkiln.errors import ConfigError
+from torchkiln.model.digest import Digest
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.plan import (
+    ImageConfig,
+    ImagePlan,
+    OverlayFile,
+    OverlayLayer,
+    OverlayLink,
+    PlannedLayer,
+    RemovalLayer,
+)
+from torchkiln.model.project import LABEL, PARENT_LABEL, ProjectLock
+from torchkiln.plan.layers import project_layers
+from torchkiln.project.code import ProjectCode
+from torchkiln.project.effect import Effect, runs_at_start, shadowing
+from torchkiln.util.files import pretty_json
+
+APP = "app"  # where the code is, relative to /
+PROJECT_JSON = "etc/torchkiln/project.json"
+SCHEMA = 1  # of project.json
+_NAMED = 5  # more packages are counted in a title, not named
+_VERSION = "org.opencontainers.image.version"
+_TITLE = "org.opencontainers.image.title"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parent:
+    """The image of a cell, as it was built."""
+
+    plan: ImagePlan
+    manifest: Digest
+
+
+def plan_project(parent: Parent, project: ProjectLock, code: ProjectCode, effect: Effect) -> ImagePlan:
+    """The plan of *project* on *parent*, whose layers are the lowest ones.
+
+    :raises ConfigError: the code would be imported in place of torch or another protected package.
+    :raises BuildFailed: a wheel is too large for a layer.
+    """
+    roots = _roots(code)
+    if hidden := shadowing((*code.files, *code.links), roots, effect.modules):
+        raise ConfigError(
+            f"the code has {', '.join(hidden[:_NAMED])}, which hides a package of the image from imports",
+            hint="rename it",
+        )
+    below = parent.plan
+    layers: tuple[PlannedLayer, ...] = below.layers
+    if effect.removed:
+        layers += (RemovalLayer(title=_removal_title(below.locked, project), paths=effect.removed),)
+    layers += project_layers(project.wheels, python=below.locked.base.python)
+    facts = pretty_json(_facts(parent, project, at_start(code, effect)))
+    count = len(code.files) + len(code.links)
+    top = OverlayLayer(
+        title=f"code of {project.name} ({count} file{'' if count == 1 else 's'})",
+        files=(
+            *(replace(file, path=f"{APP}/{file.path}") for file in code.files),
+            OverlayFile(path=PROJECT_JSON, mode=0o644, data=facts),
+        ),
+        links=tuple(OverlayLink(path=f"{APP}/{link.path}", target=link.target) for link in code.links),
+    )
+    return replace(
+        below,
+        locked=union(below.locked, project),
+        tag=project.name,
+        aliases=(),
+        layers=(*layers, top),
+        config=_config(parent, project, tuple(f"/{APP}/{root}".rstrip("/") for root in roots)),
+        requested=project.requirements,
+    )
+
+
+def union(locked: LockedCell, project: ProjectLock) -> LockedCell:
+    """The lock of the parent with the wheels that the image of *project* has: `pip check` compares them."""
+    gone = {*project.removed, *(wheel.name for wheel in project.wheels)}
+    kept = (wheel for wheel in locked.wheels if wheel.name not in gone)
+    return replace(
+        locked,
+        wheels=tuple(sorted((*kept, *project.wheels), key=lambda wheel: wheel.name)),
+        untrusted=locked.untrusted or project.untrusted,
+    )
+
+
+def _roots(code: ProjectCode) -> tuple[str, ...]:
+    """The folders of the code on PYTHONPATH."""
+    return ("", "src/") if any(file.path.startswith("src/") for file in code.files) else ("",)
+
+
+def at_start(code: ProjectCode, effect: Effect) -> tuple[str, ...]:
+    """What Python runs at each start in the image because of the project."""
+    roots = _roots(code)
+    own = (
+        f"{APP}/{file.path}"
+        for file in code.files
+        for root in roots
+        if file.path.startswith(root) and runs_at_start(file.path.removeprefix(root))
+    )
+    return (*effect.at_start, *own)
+
+
+def _removal_title(locked: LockedCell, project: ProjectLock) -> str:
+    """`"without fsspec 2026.9.0"`."""
+    gone = [f"{wheel.name} {wheel.version}" for wheel in locked.wheels if wheel.name in project.removed]
+    return f"without {', '.join(gone)}" if len(gone) <= _NAMED else f"without {len(gone)} packages"
+
+
+def _config(parent: Parent, project: ProjectLock, path: tuple[str, ...]) -> ImageConfig:
+    config = parent.plan.config
+    labels = dict(config.labels) | {
+        _TITLE: project.name,
+        _VERSION: project.name,
+        LABEL: project.name,
+        PARENT_LABEL: f"{parent.plan.tag}@{parent.manifest}",
+    }
+    if project.untrusted:
+        labels["torchkiln.untrusted"] = "true"
+    return replace(
+        config,
+        env=(*config.env, ("PYTHONPATH", ":".join(path))),
+        workdir=f"/{APP}",
+        labels=tuple(sorted(labels.items())),
+    )
+
+
+def _facts(parent: Parent, project: ProjectLock, started: tuple[str, ...]) -> Mapping[str, Any]:
+    """The contents of /etc/torchkiln/project.json: what the image has beside its parent."""
+    return {
+        "schema": SCHEMA,
+        "name": project.name,
+        "parent": {"tag": parent.plan.tag, "manifest": parent.manifest, "lock": project.parent_lock},
+        "as_of": project.as_of,
+        "requirements": list(project.requirements),
+        "wheels": [
+            {"name": wheel.name, "version": wheel.version, "sha256": wheel.sha256} for wheel in project.wheels
+        ],
+        "removed": list(project.removed),
+        "at_start": list(started),
+    }

@@ -1,0 +1,89 @@
+"""Reads pylock.toml (PEP 751): the packages that it pins for an image, all of which must have wheels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
+from packaging.pylock import Package, Pylock, PylockUnsupportedVersionError, PylockValidationError
+
+from torchkiln.errors import ConfigError
+from torchkiln.project.asked import Asked, ProjectNeeds
+from torchkiln.project.files import Lines
+from torchkiln.util.toml import toml_of
+
+FILE = "pylock.toml"
+_MOST = 5_000  # packages
+_HINT = "build a wheel of each (python -m pip wheel --no-deps), put it on a package index, and lock again"
+
+
+def needs_of_pylock(
+    lock: bytes, name: str, by_name: frozenset[str], environment: Mapping[str, str]
+) -> ProjectNeeds:
+    """The packages that *lock* pins for an image with *environment*.
+
+    :param by_name: the packages that pyproject.toml names; empty: not known.
+    :raises ConfigError: the lock is invalid, or has packages without wheels; lists all.
+    """
+    try:
+        found = Pylock.from_dict(toml_of(lock))
+        packages = [package for package in found.packages if _applies(package, found, environment)]
+    except (
+        ValueError,
+        PylockValidationError,
+        PylockUnsupportedVersionError,
+        UndefinedComparison,
+        UndefinedEnvironmentName,
+    ) as error:
+        raise ConfigError(f"{FILE}: {error}", hint="make it again with the tool that wrote it") from None
+    lines = Lines(FILE, lock.decode())
+    faults: list[str] = []
+    requirements: list[Asked] = []
+    for package in packages[:_MOST]:
+        where = lines.package(package.name)
+        hashes = tuple(
+            wheel.hashes["sha256"].lower() for wheel in package.wheels or () if "sha256" in wheel.hashes
+        )
+        if why := _unfit(package):
+            faults.append(f"{where}: {package.name}: {why}")
+        elif not hashes:
+            faults.append(f"{where}: {package.name}: its wheels have no sha256")
+        else:
+            text_of_pin = f"{package.name}=={package.version}"
+            known = not by_name or package.name in by_name
+            requirements.append(Asked(text=text_of_pin, where=where, hashes=hashes, by_name=known))
+    if len(packages) > _MOST:
+        faults.append(f"{FILE}: more than {_MOST} packages")
+    if faults:
+        raise ConfigError.of(faults, hint=_HINT)
+    return ProjectNeeds(
+        name=name,
+        source=FILE,
+        requirements=tuple(requirements),
+        requires_python=str(found.requires_python or ""),
+        is_lock=True,
+    )
+
+
+def _applies(package: Package, lock: Pylock, environment: Mapping[str, str]) -> bool:
+    """Whether *package* is installed without extras and with the default groups."""
+    if package.marker is None:
+        return True
+    groups = frozenset(lock.default_groups or ())
+    values = {key: value for key, value in environment.items() if key != "extra"}
+    return package.marker.evaluate(
+        {**values, "extras": frozenset[str](), "dependency_groups": groups}, context="lock_file"
+    )
+
+
+def _unfit(package: Package) -> str:
+    """Why *package* cannot be locked; "" if it can."""
+    if package.vcs:
+        return "source code of a repository cannot be locked"
+    if package.directory:
+        return "local folders cannot be locked"
+    if package.archive:
+        return "files at an address cannot be locked"
+    if not package.wheels:
+        return "it has no wheel, only source code, which is not built here"
+    return "" if package.version else "it has no version"

@@ -1,0 +1,161 @@
+"""Reads the dependencies of pyproject.toml, and of uv.lock beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from torchkiln.errors import ConfigError, Stale
+from torchkiln.project.asked import ProjectNeeds
+from torchkiln.project.files import Lines
+from torchkiln.project.requirements_file import RequirementLines, logical_lines
+from torchkiln.util.toml import toml_of
+
+FILE, LOCK = "pyproject.toml", "uv.lock"
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+def project_table(text: bytes) -> Mapping[str, Any]:
+    """The table [project] of pyproject.toml; empty if there is none.
+
+    :raises ConfigError: *text* is not TOML, or the table has values of the wrong type.
+    """
+    try:
+        table = toml_of(text).get("project", {})
+    except ValueError as error:
+        raise ConfigError(f"{FILE}: {error}") from None
+    kinds = {"name": str, "requires-python": str, "dependencies": list, "dynamic": list}
+    if not isinstance(table, dict):
+        raise ConfigError(f"{FILE}: [project] must be a table")
+    wrong = [key for key, kind in kinds.items() if not isinstance(table.get(key, kind()), kind)]
+    if wrong or not all(isinstance(text, str) for text in table.get("dependencies", ())):
+        raise ConfigError(
+            f"{FILE}: [project] {', '.join(wrong) or 'dependencies'}: the value has the wrong type"
+        )
+    return table
+
+
+def has_dependencies(table: Mapping[str, Any]) -> bool:
+    """Whether [project] itself lists dependencies."""
+    return "dependencies" in table
+
+
+def name_of(table: Mapping[str, Any], folder: str) -> str:
+    """The name in [project], or that of the *folder*, normalized.
+
+    :raises ConfigError: neither can be the name of an image.
+    """
+    name = canonicalize_name(table.get("name") or re.sub(r"[^A-Za-z0-9._-]+", "-", folder)).strip("-")
+    if not _NAME.fullmatch(name) or len(name) > 128:
+        where = f"{FILE}: [project] name" if "name" in table else "the folder's name"
+        raise ConfigError(
+            f"{where}: {table.get('name', folder)[:200]!r} cannot be the name of an image",
+            hint=f'set a name of letters, digits and hyphens: [project] name = "my-project" in {FILE}',
+        )
+    return name
+
+
+def needs_of_pyproject(table: Mapping[str, Any], text: str, name: str) -> ProjectNeeds:
+    """The dependencies in [project].
+
+    :raises ConfigError: some are wrong or not supported; lists all.
+    """
+    found, lines = RequirementLines(), Lines(FILE, text)
+    for dependency in table.get("dependencies", ()):
+        found.add(dependency, lines.quoted(dependency))
+    found.require_sound()
+    return ProjectNeeds(
+        name=name,
+        source=FILE,
+        requirements=tuple(found.requirements),
+        requires_python=requires_python(table),
+    )
+
+
+def needs_of_uv_lock(
+    project: ProjectNeeds, lock: bytes, exported: Callable[[str, bytes], str]
+) -> ProjectNeeds:
+    """The packages that uv.lock pins for *project*, whose own dependencies are known.
+
+    :param exported: lists the packages of a lock that the project with this name needs.
+    :raises ConfigError: the lock is invalid, or has packages that are not supported; lists all.
+    :raises Stale: pyproject.toml has other dependencies than the lock.
+    """
+    try:
+        document, lines = toml_of(lock), Lines(LOCK, lock.decode())
+    except ValueError as error:
+        raise ConfigError(f"{LOCK}: {error}", hint="make it again: uv lock") from None
+    manifest = document.get("manifest")
+    members = manifest.get("members") if isinstance(manifest, dict) else None
+    if isinstance(members, list) and len(members) > 1:
+        raise ConfigError(
+            f"{LOCK}: a workspace with {len(members)} members is not supported",
+            hint="build wheels of the other members, put them on a package index, and lock the project alone",
+        )
+    _require_current(project, document)
+    named = {asked.name for asked in project.requirements}
+    found = RequirementLines()
+    for _, line in logical_lines(exported(project.name, lock)):
+        package = re.split(r"[\s=@;\[]", line.removeprefix("-e "), maxsplit=1)[0]
+        where = lines.package(package)
+        if line.startswith("-"):
+            found.refuse(f"{where}: {line[:200]}: editable packages cannot be locked")
+            continue
+        found.add(line, where, by_name=canonicalize_name(package) in named)
+    found.require_sound()
+    return ProjectNeeds(
+        name=project.name,
+        source=LOCK,
+        requirements=tuple(found.requirements),
+        requires_python=project.requires_python,
+        is_lock=True,
+    )
+
+
+def requires_python(table: Mapping[str, Any]) -> str:
+    """The versions of Python in [project].
+
+    :raises ConfigError: they are not a version specifier.
+    """
+    text: str = table.get("requires-python", "")
+    try:
+        return str(SpecifierSet(text))
+    except InvalidSpecifier:
+        raise ConfigError(f"{FILE}: requires-python: {text[:100]!r} is not a version specifier") from None
+
+
+def _require_current(project: ProjectNeeds, document: Mapping[str, Any]) -> None:
+    """:raises Stale: the lock was made from other dependencies than those of *project*."""
+    packages = document.get("package")
+    for package in packages if isinstance(packages, list) else ():
+        if not isinstance(package, dict) or package.get("name") != project.name:
+            continue
+        metadata = package.get("metadata")
+        listed = metadata.get("requires-dist", []) if isinstance(metadata, dict) else []
+        locked = {_locked_form(entry) for entry in listed if isinstance(entry, dict)}
+        asked = {_form(one.requirement) for one in project.requirements}
+        if missing := sorted(name for name, _ in asked - locked):
+            raise Stale(
+                f"{LOCK}: made from other dependencies than {FILE} has: {', '.join(missing)}",
+                hint="run: uv lock",
+            )
+        return
+
+
+def _form(requirement: Requirement) -> tuple[str, str]:
+    return canonicalize_name(requirement.name), str(requirement.specifier)
+
+
+def _locked_form(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """`_form` of an entry of uv.lock's requires-dist."""
+    try:
+        return canonicalize_name(str(entry.get("name", ""))), str(
+            SpecifierSet(str(entry.get("specifier", "")))
+        )
+    except (InvalidSpecifier, InvalidRequirement):
+        return "", ""

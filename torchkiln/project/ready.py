@@ -1,0 +1,78 @@
+"""Provides the locks for the image of a project: its own, and that of its cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchkiln.lock.folder import LockFolder
+from torchkiln.lock.freshness import require_fresh
+from torchkiln.model.cell import Cell
+from torchkiln.model.lock import LockedCell
+from torchkiln.model.project import ProjectLock
+from torchkiln.project.asked import ProjectNeeds
+from torchkiln.project.file import load_project
+from torchkiln.project.freshness import require_fresh_project
+from torchkiln.project.read import read_project
+from torchkiln.project.target import environment_of
+from torchkiln.store.store import Store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProjectRequest:
+    """The project in `folder` on the image of `cell`; `as_of` and `upgrade` as in `LockRequest`."""
+
+    folder: Path
+    cell: Cell
+    as_of: str | None = None
+    upgrade: tuple[str, ...] = ()
+
+
+def ready_project(
+    request: ProjectRequest,
+    locks: LockFolder,
+    store: Store,
+    *,
+    environ: Mapping[str, str],
+    lock: Callable[[], ProjectLock],
+) -> tuple[ProjectLock, LockedCell]:
+    """The lock of the project and that of its cell; both are fresh.
+
+    :param lock: makes that of the project; called if there is none.
+    :raises ConfigError: the project's files are wrong.
+    :raises Stale: a lock is outdated.
+    """
+    parent, present = fresh_parent(locks, request.cell, environ), load_project(request.folder)
+    if present is None:
+        return lock(), parent
+    require_fresh_project(request.folder, present, needs_of(request.folder, parent, store), parent)
+    return present, parent
+
+
+def needs_of(folder: Path, parent: LockedCell, store: Store) -> ProjectNeeds:
+    """What the project in *folder* requires in the image of *parent*.
+
+    :raises ConfigError: a file is wrong, or has requirements that cannot be locked; lists all faults.
+    :raises Stale: uv.lock was made from another pyproject.toml.
+    """
+
+    def by_uv(name: str, lock: bytes) -> str:
+        from torchkiln.index.uv_lock import exported  # imported here because it loads slowly
+
+        return exported(name, lock, store)
+
+    return read_project(folder, environment_of(parent.base.python), by_uv)
+
+
+def fresh_parent(locks: LockFolder, cell: Cell, environ: Mapping[str, str]) -> LockedCell:
+    """The lock of *cell*, made from the present matrix and facts.
+
+    :raises Unresolvable: the cell is unavailable, or *environ* does not set the index that it needs.
+    :raises Stale: the lock is missing, invalid, or made from another matrix or other facts.
+    """
+    locked = locks.load(cell)
+    if not locked.by_record:
+        return locks.fresh(cell, environ)
+    require_fresh(locked, locks.resolution(cell), locks.bound)
+    return locked

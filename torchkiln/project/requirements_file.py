@@ -1,0 +1,216 @@
+"""Reads requirements.txt by pip's rules, strictly: what a lock cannot represent is an error with its line.
+
+Files are untrusted: size, number and depth are limited, and nested files must be in the project's folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from torchkiln.errors import ConfigError
+from torchkiln.index.settings import redact_text
+from torchkiln.project.asked import Asked
+from torchkiln.project.files import read_inside
+from torchkiln.util.strict_json import text_of
+
+_FILES = 50
+_DEPTH = 10  # files that name each other
+_MOST = 5_000  # requirements of all files
+_LONGEST = 4_000  # characters of a requirement without its hashes
+_COMMENT = re.compile(r"(^|(?<!\s)\s+)#.*$")  # linear, also in a line of spaces
+_COMMENT_LINE = re.compile(r"\s*#")
+_VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
+_HASH = re.compile(r"\s--hash[=\s]\s*(\S+)")
+_SHA256 = re.compile(r"sha256:([0-9a-f]{64})")
+_OPTION = re.compile(r"(--?[A-Za-z][\w-]*)[=\s]?\s*(.*)", re.DOTALL)
+_SHORT = re.compile(r"(-[rceif])(\S.*)")
+_PATH = re.compile(r"(\.|/|~|file:)|.*(\.whl|\.tar\.gz|\.zip)(\[.*\])?\s*$|[^\s;@<>=!~]*/", re.IGNORECASE)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+_BUILD = (
+    "build a wheel of source code (python -m pip wheel --no-deps), put it on a package index, and require it"
+    " by name"
+)
+_INDEX = "the index is that of pip's or uv's configuration: PIP_INDEX_URL or UV_DEFAULT_INDEX"
+_CORRECT = "correct the lines"
+# option -> what is wrong with it, and what to do
+_REFUSED = {
+    **dict.fromkeys(("-e", "--editable"), ("editable packages cannot be locked", _BUILD)),
+    **dict.fromkeys(
+        ("-i", "--index-url", "--extra-index-url", "--no-index", "--trusted-host"),
+        ("a project cannot choose the index", _INDEX),
+    ),
+    **dict.fromkeys(("-f", "--find-links"), ("folders of wheels are not used", _INDEX)),
+    "--pre": ("pre-releases are not used", "name a pre-release in its requirement: NAME==2.0rc1"),
+    "--no-binary": ("only wheels can be locked", _CORRECT),
+}
+_IGNORED = frozenset({"--prefer-binary", "--only-binary", "--require-hashes", "--use-feature"})
+_NESTED = {"-r": False, "--requirement": False, "-c": True, "--constraint": True}
+
+
+@dataclass(kw_only=True, slots=True)
+class RequirementLines:
+    """The requirements and constraints of several files, and the faults in them."""
+
+    requirements: list[Asked] = field(default_factory=list)
+    constraints: list[Asked] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+    def refuse(self, fault: str, advice: str = _CORRECT) -> None:
+        """Add a fault, and what to do about it."""
+        self.faults.append(fault)
+        self.advice.append(advice)
+
+    def add(self, text: str, where: str, *, constraint: bool = False, by_name: bool = True) -> None:
+        """Add the requirement *text*, which may have hashes, or its fault."""
+        hashes = _HASH.findall(text)
+        text = _HASH.sub("", text).strip()
+        try:
+            wrong = [value for value in hashes if not _SHA256.fullmatch(value)]
+            if wrong and len(wrong) == len(hashes):
+                raise _Unsupported(f"{wrong[0][:80]}: only sha256:<64 hex digits> is supported as hash")
+            requirement = _requirement(text, constraint=constraint)
+        except _Unsupported as error:
+            self.refuse(f"{where}: {redact_text(str(error))}", error.advice)
+            return
+        kept = tuple(found[1] for value in hashes if (found := _SHA256.fullmatch(value)))
+        asked = Asked(text=str(requirement), where=where, hashes=kept, by_name=by_name)
+        (self.constraints if constraint else self.requirements).append(asked)
+
+    def require_sound(self) -> None:
+        """:raises ConfigError: there are faults; lists all of them."""
+        if len(self.requirements) + len(self.constraints) > _MOST:
+            self.refuse(f"more than {_MOST} requirements", "require fewer")
+        if self.faults:
+            raise ConfigError.of(self.faults, hint="; ".join(dict.fromkeys(self.advice)))
+
+
+def read_requirements(folder: Path, name: str = "requirements.txt") -> RequirementLines:
+    """The requirements in the file *name* in *folder*, and in the files that it names.
+
+    :raises ConfigError: a file cannot be read, or has lines that are wrong or not supported; lists all.
+    """
+    found = RequirementLines()
+    _Reader(folder.resolve(), found).read(folder / name, (), constraint=False)
+    found.require_sound()
+    return found
+
+
+def logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines of *text* with their numbers, continuation lines joined, without comments; as pip does it."""
+    first, parts = 0, list[str]()
+    for number, line in enumerate((*text.splitlines(), None), 1):
+        if line is not None and line.endswith("\\") and not _COMMENT_LINE.match(line):
+            first = first if parts else number
+            parts.append(line.strip("\\"))
+            continue
+        first = first if parts else number
+        # The space keeps a comment apart from the line before it.
+        parts.append("" if line is None else f" {line}" if _COMMENT_LINE.match(line) else line)
+        if joined := _COMMENT.sub("", "".join(parts)).strip():
+            yield first, joined
+        parts = []
+
+
+@dataclass(slots=True)
+class _Reader:
+    root: Path
+    found: RequirementLines
+    files: int = 0
+
+    def read(self, path: Path, above: tuple[Path, ...], *, constraint: bool, where: str = "") -> None:
+        """Read *path*, which the last file of *above* names at *where*."""
+        where = where or path.name
+        self.files += 1
+        if self.files > _FILES or len(above) >= _DEPTH:
+            self.found.refuse(f"{where}: more than {_FILES} files, or {_DEPTH} levels of them")
+            return
+        try:
+            text = text_of(read_inside(self.root, path)).removeprefix("\ufeff")
+        except ValueError as error:
+            self.found.refuse(f"{where}: {error}")
+            return
+        for number, line in logical_lines(text):
+            place = f"{self._shown(path)}:{number}"
+            if line.startswith("-"):
+                self._option(line, place, (*above, path.resolve()), constraint=constraint)
+            else:
+                self.found.add(line, place, constraint=constraint)
+
+    def _option(self, line: str, where: str, above: tuple[Path, ...], *, constraint: bool) -> None:
+        match = _SHORT.fullmatch(line) or _OPTION.fullmatch(line)
+        option, value = (match[1], match[2].strip()) if match else (line, "")
+        shown = f"{where}: {redact_text(line[:200])}"
+        if option in _NESTED and value:
+            self._nested(value, shown, above, constraint=constraint or _NESTED[option])
+        elif option not in _IGNORED:
+            why, advice = _REFUSED.get(option, ("this option is not supported", _CORRECT))
+            self.found.refuse(f"{shown}: {why}", advice)
+
+    def _nested(self, value: str, where: str, above: tuple[Path, ...], *, constraint: bool) -> None:
+        path = above[-1].parent / value
+        try:
+            target = path.resolve()
+        except (OSError, ValueError, RuntimeError):
+            self.found.refuse(f"{where}: not a path")
+            return
+        if _URL.match(value):
+            self.found.refuse(f"{where}: not a file in the project's folder")
+        elif target in above:
+            self.found.refuse(f"{where}: this file is being read already")
+        else:
+            self.read(path, above, constraint=constraint, where=where)
+
+    def _shown(self, path: Path) -> str:
+        """*path* for messages: below the project's folder."""
+        try:
+            return str(path.resolve().relative_to(self.root))
+        except (OSError, ValueError, RuntimeError):
+            return path.name
+
+
+class _Unsupported(ValueError):
+    """A line that cannot be locked, and what to do."""
+
+    def __init__(self, message: str, advice: str = _CORRECT) -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
+def _requirement(text: str, *, constraint: bool) -> Requirement:
+    """*text*, parsed.
+
+    :raises _Unsupported: it is not a requirement of a package on an index.
+    """
+    shown = text[:200]
+    if len(text) > _LONGEST:
+        raise _Unsupported(f"{shown}…: longer than {_LONGEST} characters")
+    if _VARIABLE.search(text):
+        raise _Unsupported(f"{shown}: environment variables are not replaced")
+    if re.search(r"\s--?[A-Za-z]", text):
+        raise _Unsupported(f"{shown}: of the options of a requirement only --hash is supported")
+    if _URL.match(text):
+        raise _Unsupported(f"{shown}: {_kind(text)} cannot be locked", _BUILD)
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        if _PATH.match(text):
+            raise _Unsupported(f"{shown}: local files cannot be locked", _BUILD) from None
+        raise _Unsupported(f"{shown}: not a requirement: {str(error).splitlines()[0][:200]}") from None
+    if requirement.url:
+        raise _Unsupported(f"{shown}: {_kind(requirement.url)} cannot be locked", _BUILD)
+    if constraint and requirement.extras:
+        extras = ", ".join(sorted(requirement.extras))
+        raise _Unsupported(f"{shown}: a constraint cannot have extras: remove [{extras}]")
+    return requirement
+
+
+def _kind(url: str) -> str:
+    is_repository = url.lower().startswith(("git+", "hg+", "svn+", "bzr+"))
+    return "source code of a repository" if is_repository else "files at an address"

@@ -1,0 +1,90 @@
+"""Runs `lock --project`: reads a project's folder, and locks it on the lock of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torchkiln.errors import Stale
+from torchkiln.index.package_index import PackageIndex, open_index
+from torchkiln.lock.choice import record_of
+from torchkiln.lock.folder import LockFolder
+from torchkiln.lock.session import date_of
+from torchkiln.matrix.tags import tag_of
+from torchkiln.model.cell import Cell, Resolution
+from torchkiln.model.index import KnownWheel
+from torchkiln.model.project import ProjectLock
+from torchkiln.project.file import load_project
+from torchkiln.project.inputs import inputs_digest
+from torchkiln.project.lock import LockedProject, Parent, ProjectVersions, lock_project
+from torchkiln.project.name import demand_own_name
+from torchkiln.project.ready import ProjectRequest, fresh_parent, needs_of
+from torchkiln.store.store import Store
+
+
+def lock_folder(
+    request: ProjectRequest, locks: LockFolder, store: Store, *, environ: Mapping[str, str]
+) -> LockedProject:
+    """Lock a project; nothing is written. Versions of its present lock are kept unless upgraded.
+
+    :raises ConfigError: the project's files are wrong, exclude the image's Python or torch, or its name is
+        that of another image.
+    :raises Stale: the cell is not locked, or its lock is stale; or uv.lock is.
+    :raises Unresolvable: the requirements conflict.
+    """
+    resolution = locks.resolution(request.cell)
+    parent = fresh_parent(locks, request.cell, environ)
+    needs = needs_of(request.folder, parent, store)
+    demand_own_name(needs.name, tag_of(resolution), locks.matrix)
+    index = open_index(environ, store)
+    previous = _previous(request)
+    unchanged = previous and previous.inputs == inputs_digest(needs, parent) and not request.upgrade
+    date = previous.as_of if previous and unchanged and request.as_of is None else date_of(request.as_of)
+    settings = index.pages.settings
+    record = record_of(
+        resolution, locks.facts, by_record=bool(parent.by_record), pytorch_url=settings.pytorch_url
+    )
+    found = lock_project(
+        needs,
+        Parent(
+            lock=parent,
+            bound=locks.bound,
+            known=(*record.known, *_own_wheels(resolution, index)),
+            torches=_torches(locks, request.cell),
+        ),
+        index,
+        ProjectVersions(as_of=date, previous=previous, upgrade=request.upgrade),
+        untrusted=settings.untrusted,
+    )
+    versions = [(wheel.name, wheel.version) for wheel in found.lock.wheels]
+    yanked = tuple((*one, index.yanked[one]) for one in versions if one in index.yanked)
+    return replace(found, yanked=yanked)
+
+
+def _previous(request: ProjectRequest) -> ProjectLock | None:
+    """The present lock; None: there is none, or it is invalid and will be replaced."""
+    try:
+        return load_project(request.folder)
+    except Stale:
+        return None
+
+
+def _own_wheels(resolution: Resolution, index: PackageIndex) -> tuple[KnownWheel, ...]:
+    """The wheels of the image's components that are on no index."""
+    wheels = [index.own(file) for component in resolution.components for file in component.wheels]
+    return tuple(
+        KnownWheel(
+            name=wheel.name,
+            version=wheel.version,
+            filename=wheel.filename,
+            sha256=wheel.sha256,
+            requires=index.requires(wheel),
+        )
+        for wheel in wheels
+    )
+
+
+def _torches(locks: LockFolder, cell: Cell) -> tuple[str, ...]:
+    """The releases of torch that the matrix has for the CUDA, flavor and system of *cell*."""
+    names = (torch for torch, cuda in locks.matrix.pairs if cuda == cell.cuda)
+    return tuple(torch for torch in names if locks.resolution(replace(cell, torch=torch)).build is not None)
